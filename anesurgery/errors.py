@@ -1,0 +1,47 @@
+"""The errors of the library: what happened, where, and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SurgeryError(Exception):
+    """Parent of every error that this library raises on purpose."""
+
+
+class LoadError(SurgeryError):
+    """A model cannot be read, or cannot be written."""
+
+
+class PatternError(SurgeryError):
+    """A pattern is written in a way that cannot match."""
+
+
+class PassError(SurgeryError):
+    """A pass raised, or left an invalid program; names the pass and the op."""
+
+
+class InterfaceError(SurgeryError):
+    """A pass changed the interface of a model without declaring it."""
+
+
+class InterpretError(SurgeryError):
+    """The interpreter cannot run a program on the given inputs."""
+
+
+class ProofError(SurgeryError):
+    """The numbers after a rewrite are outside the promised tolerance."""
+
+
+class UnknownName(SurgeryError):  # noqa: N818 - reads as a statement, like KeyError's siblings
+    """A pass, recipe, option or input that does not exist; lists near matches."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else (
+            f"known: {', '.join(known)}" if known else "there are none"
+        )
+        super().__init__(f"unknown {kind} {name!r}; {hint}")
+        self.kind, self.name, self.near = kind, name, tuple(near)

@@ -1,0 +1,188 @@
+"""The one typed door to coremltools' MIL: its types, its builder, and small readers.
+
+coremltools ships no type information, so the few members that this project uses are declared here;
+everywhere else a `Var` is a `Var` and not `Any`.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@contextmanager
+def quiet_host() -> Iterator[None]:
+    """Silence what coremltools prints about the platform and untested versions of its neighbours."""
+    logger = logging.getLogger("coremltools")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+with quiet_host():
+    import coremltools as ct
+    from coremltools.converters.mil import mil as _mil
+    from coremltools.converters.mil.mil import types
+    from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
+
+if TYPE_CHECKING:
+
+    class Var:
+        """A value of the program: one output of one op, or an input of a block (then `op` is None)."""
+
+        name: str
+        op: Operation | None
+        val: Any
+        sym_val: Any
+        sym_type: Any
+        dtype: Any
+        shape: tuple[Any, ...]
+        rank: int
+        child_ops: list[Operation]
+        consuming_blocks: list[Block]
+
+    class Operation:
+        """One op: its type, name, inputs by parameter name, outputs and nested blocks."""
+
+        op_type: str
+        name: str
+        inputs: dict[str, Any]
+        outputs: list[Var]
+        blocks: list[Block]
+        enclosing_block: Block | None
+        opset_version: Any
+        scopes: dict[Any, Any]
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    class Block:
+        """A list of ops with inputs and outputs; a function is a block too."""
+
+        name: str
+        inputs: Any
+        outputs: list[Var]
+        operations: Sequence[Operation]
+        outer_op: Operation | None
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    class Function(Block):
+        """A top-level block with named inputs and an opset."""
+
+        opset_version: Any
+
+    class Program:
+        """A MIL program: functions by name."""
+
+        functions: dict[str, Function]
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Var, Operation, Block, Function, Program = (
+        _mil.Var,
+        _mil.Operation,
+        _mil.Block,
+        _mil.Function,
+        _mil.Program,
+    )
+
+mb: Any = _mil.Builder
+"""coremltools' own builder, for programs written by hand (tests and `example()`)."""
+
+__all__ = [
+    "Array", "Block", "Function", "Operation", "Program", "Var", "any_symbolic", "blocks", "constant",
+    "consumers", "ct", "dtype_name", "is_constant", "is_output", "is_symbolic", "mb", "np_dtype",
+    "operands", "producer", "quiet_host", "static_shape", "types", "walk_ops",
+]  # fmt: skip
+
+
+def walk_ops(block: Program | Block) -> Iterator[Operation]:
+    """Every op of a block or program in file order, nested blocks included (outer op first)."""
+    if isinstance(block, Program):
+        for function in block.functions.values():
+            yield from walk_ops(function)
+        return
+    for op in list(block.operations):
+        yield op
+        for nested in op.blocks:
+            yield from walk_ops(nested)
+
+
+def blocks(program: Program) -> Iterator[Block]:
+    """Every block: the functions, and the blocks nested in control flow."""
+    for function in program.functions.values():
+        yield function
+        for op in walk_ops(function):
+            yield from op.blocks
+
+
+def producer(var: Var | None, *op_types: str) -> Operation | None:
+    """The op that makes `var`, if there is one and (when given) its type is among `op_types`."""
+    op = var.op if var is not None else None
+    return op if op is not None and (not op_types or op.op_type in op_types) else None
+
+
+def consumers(var: Var) -> list[Operation]:
+    """The ops that read `var`, each once, in the order in which they were added."""
+    return list(dict.fromkeys(var.child_ops))
+
+
+def operands(op: Operation) -> Iterator[tuple[str, Var]]:
+    """The (parameter, var) pairs of an op's inputs; a tuple input gives one pair for each element."""
+    for name, value in op.inputs.items():
+        for var in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(var, Var):
+                yield name, var
+
+
+def is_output(var: Var) -> bool:
+    """Does a block return this value?"""
+    return bool(var.consuming_blocks)
+
+
+def constant(var: Var | None) -> Any:
+    """The compile-time value of `var` (array, numpy scalar, bool or string), or None.
+
+    Only constants (`const`) count: what could be computed from constants is an op of the program.
+    """
+    op = producer(var, "const")
+    return None if op is None else cast(Var, var).val
+
+
+def is_constant(var: Var | None, value: float, rtol: float = 1e-6) -> bool:
+    """Is `var` a constant equal everywhere to `value`, relatively (`value` 0 must be met exactly)?"""
+    found = constant(var)
+    if found is None or isinstance(found, str):
+        return False
+    return bool(np.all(np.abs(np.asarray(found, np.float64) - value) <= rtol * abs(value)))
+
+
+def static_shape(var: Var) -> tuple[int, ...] | None:
+    """The shape as integers, or None when a dimension is symbolic."""
+    shape = tuple(var.shape or ())
+    return None if any_symbolic(shape) else tuple(int(d) for d in shape)
+
+
+def dtype_name(var: Var) -> str:
+    """The element type as MIL prints it: "fp16", "int32", "bool"."""
+    return str(types.builtin_to_string(var.dtype))
+
+
+def np_dtype(var: Var) -> np.dtype[Any]:
+    """The element type as numpy's."""
+    return np.dtype(types.nptype_from_builtin(var.dtype))
+

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,6 +80,8 @@ if TYPE_CHECKING:
         operations: Sequence[Operation]
         outer_op: Operation | None
 
+        def __enter__(self) -> Self: ...
+        def __exit__(self, *error: object) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
 
     class Function(Block):
@@ -104,9 +109,10 @@ mb: Any = _mil.Builder
 """coremltools' own builder, for programs written by hand (tests and `example()`)."""
 
 __all__ = [
-    "Array", "Block", "Function", "Operation", "Program", "Var", "any_symbolic", "blocks", "constant",
-    "consumers", "ct", "dtype_name", "is_constant", "is_output", "is_symbolic", "mb", "np_dtype",
-    "operands", "producer", "quiet_host", "static_shape", "types", "walk_ops",
+    "Array", "Block", "Function", "Operation", "Program", "Var", "add_input", "any_symbolic", "blocks",
+    "constant", "consumers", "ct", "dtype_name", "is_constant", "is_output", "is_symbolic", "mb",
+    "np_dtype", "operands", "producer", "quiet_host", "remove_dead", "remove_input", "static_shape",
+    "types", "walk_ops",
 ]  # fmt: skip
 
 
@@ -186,3 +192,43 @@ def np_dtype(var: Var) -> np.dtype[Any]:
     """The element type as numpy's."""
     return np.dtype(types.nptype_from_builtin(var.dtype))
 
+
+def add_input(function: Function, name: str, shape: Sequence[int], dtype: Any) -> Var:
+    """A new tensor input at the end of a function's inputs; `dtype` is one of `types` (`types.fp16`)."""
+    placeholder = mb.placeholder(shape=tuple(shape), dtype=dtype, name=name)
+    var = placeholder.outputs[0]
+    var.name = name
+    function._input_dict[name] = var
+    function.placeholder_inputs[name] = placeholder
+    return cast(Var, var)
+
+
+def remove_input(function: Function, name: str) -> None:
+    """Take away an input that nothing reads."""
+    var = function._input_dict.pop(name)
+    if var.child_ops or var.consuming_blocks:
+        raise ValueError(f"%{name} is still read")
+    function.placeholder_inputs.pop(name, None)
+
+
+IMPURE = frozenset(
+    {"coreml_update_state", "write_state", "while_loop", "cond", "random_normal", "random_uniform"}
+)
+"""Ops that are never removed as dead: they act on state, or may."""
+
+
+def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
+    """Remove those of `ops` that nobody reads, then what only they read; the removed ops, in that order."""
+    queue, removed = list(ops), []
+    while queue:
+        op = queue.pop()
+        block = op.enclosing_block
+        if block is None or op.op_type in IMPURE or op.blocks:
+            continue
+        if any(v.child_ops or v.consuming_blocks for v in op.outputs):
+            continue
+        sources = [v.op for _, v in operands(op) if v.op is not None]
+        block.remove_ops([op])
+        removed.append(op)
+        queue += sources
+    return removed

@@ -1,0 +1,103 @@
+"""What a rewrite builds with: coremltools' builder, with a place, a record, names and scopes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.adapter import InterfaceChange
+from anesurgery.mil import Array, Function, Operation, Var, operands
+
+if TYPE_CHECKING:
+    from anesurgery.surgery import Session
+
+
+class Builder:
+    """`mb.add(x=..., y=...)` makes an op right before the root of the match; everything made is recorded."""
+
+    def __init__(
+        self, session: Session, function: Function, pass_name: str, root: Operation
+    ) -> None:
+        self._session, self._function = session, function
+        self._pass_name, self._root, self._before = pass_name, root, root
+        self.made: list[Operation] = []
+        """The ops made so far, constants included, in the order in which they can run."""
+
+    def before(self, op: Operation) -> Builder:
+        """A builder that makes its ops right before another op of the same block."""
+        other = Builder(self._session, self._function, self._pass_name, self._root)
+        other._before, other.made = op, self.made
+        return other
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        """The builder of one op type; takes the MIL inputs by name, `name=` is optional."""
+        make = getattr(mil.mb, op_type)
+
+        def build(**inputs: Any) -> Any:
+            wish = inputs.pop("name", None) or f"{self._root.name}_{self._pass_name}_{op_type}"
+            name = self._session.fresh_name(self._function, wish)
+            made = make(before_op=self._before, name=name, **inputs)
+            self._record(made[0] if isinstance(made, (tuple, list)) else made)
+            return made
+
+        return build
+
+    def shared(self, key: tuple[Any, ...], make: Callable[[], Array], name: str) -> Var:
+        """One constant for all edits that ask with the same key; it stands at the head of the function.
+
+        Args:
+            key: all that the content depends on (for content derived from a weight: the weight's var).
+            make: computes the content, called for a new key only.
+            name: the wish for a name.
+        """
+        full_key = (self._function, *key)
+        found = self._session.shared.get(full_key)
+        if found is None or found.op is None or found.op.enclosing_block is None:
+            fresh = self._session.fresh_name(self._function, name)
+            with self._function:
+                first = self._function.operations[0]
+                found = mil.mb.const(val=np.ascontiguousarray(make()), name=fresh, before_op=first)
+            self._session.shared[full_key] = found
+        assert found.op is not None
+        if found.op not in self.made:
+            self._stamp(found.op)
+            self.made.append(found.op)
+        return found
+
+    def add_input(self, shape: Sequence[int], dtype: Any, change: InterfaceChange) -> Var:
+        """A new input of the function, declared by `change` (its first name is the input's); once per name."""
+        name = change.names[0]
+        if name in self._function.inputs:
+            var: Var = self._function.inputs[name]
+            return var
+        self.declare(change)
+        self._session.fresh_name(self._function, name)
+        return mil.add_input(self._function, name, shape, dtype)
+
+    def drop_input(self, name: str) -> None:
+        """Take an input away after the edit, when nothing reads it any more; declare the change as well."""
+        self._session.dropped_inputs.append((self._function, name))
+
+    def declare(self, change: InterfaceChange) -> None:
+        """Declare a change of the model's interface that this rewrite makes on purpose."""
+        self._session.contract.append(change)
+
+    def _record(self, made: Var) -> None:
+        """Note the new op and the constants that coremltools made for its literals."""
+        op = made.op
+        assert op is not None
+        literals = [
+            v.op for _, v in operands(op)
+            if v.op is not None and v.op.op_type == "const" and v.op.name.startswith(f"{op.name}_")
+        ]  # fmt: skip
+        for new in (*literals, op):
+            if new not in self.made:
+                self._stamp(new)
+                self.made.append(new)
+
+    def _stamp(self, op: Operation) -> None:
+        """Give a new op the scopes of the op it replaces, so that its origin stays known."""
+        op.scopes = dict(self._root.scopes)

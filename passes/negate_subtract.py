@@ -1,0 +1,78 @@
+"""Write a subtraction as the addition of the negated operand.
+
+Before::
+
+    main(%a: 2x3, %b: 1x3) {
+      %y: 2x3 = sub(x=%a, y=%b)
+      return %y
+    }
+
+After::
+
+    main(%a: 2x3, %b: 1x3) {
+      %y_negate_subtract_mul: 1x3 = mul(x=%b, y=-1)
+      %y: 2x3 = add(x=%a, y=%y_negate_subtract_mul)
+      return %y
+    }
+
+A constant `y` is negated itself, so that one op stays one op. Integers stay integers.
+
+Refuses when the operands are neither float nor int32, or when a constant holds the most negative integer, whose
+negation does not exist.
+
+Why it helps: the legacy NeuralNetwork form has no plain subtraction (Apple documents `subtractBroadcastable` as
+its layer, reported off the ANE on iOS 12 to 15). In ML Programs `sub` itself is legal on the ANE (measured:
+M4, macOS 27), so for them this is a normal form and no speed-up: not measured elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.builder import Builder
+from anesurgery.mil import Program, Var, constant, mb, np_dtype
+from anesurgery.pattern import Match, OpPattern, Ops, Refusal, var
+from anesurgery.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class NegateSubtract(Rewrite):
+    """`sub(x, y)` becomes `add(x, -y)`: exact for floats and for integers."""
+
+    name: ClassVar[str] = "negate_subtract"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every subtraction."""
+        return op.sub(x=var("x"), y=var("y"))
+
+    def check(self, m: Match) -> Match | Refusal:
+        """Floats and int32 only; a constant must have a negation."""
+        dtype = np_dtype(m.y)
+        if dtype.kind != "f" and dtype != np.int32:
+            return Refusal(f"the operands are {dtype}, whose negation may not exist", m.root)
+        value = constant(m.y)
+        if value is not None and dtype.kind == "i" and np.min(value) == np.iinfo(dtype).min:
+            return Refusal(
+                f"the constant holds {np.iinfo(dtype).min}, which has no negation", m.root
+            )
+        return m
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Negate the constant, or multiply by -1; then add."""
+        value = constant(m.y)
+        minus_one = np_dtype(m.y).type(-1)
+        negated = mb.mul(x=m.y, y=minus_one) if value is None else mb.const(val=np.negative(value))
+        return mb.add(x=m.x, y=negated)
+
+
+def example() -> Program:
+    """A row subtracted from a matrix."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3)), mb.TensorSpec((1, 3))])
+    def program(a: Var, b: Var) -> Var:
+        return mb.sub(x=a, y=b, name="y")
+
+    return program

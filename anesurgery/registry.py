@@ -1,0 +1,169 @@
+"""Names of passes and recipes, found without importing them, and their bridge to coremltools.
+
+A pass lives in `passes/<name>.py`, a recipe in a file of `recipes/`; `register` adds a user's own pass. Listing
+reads the files' docstrings, so it needs neither coremltools nor torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from anesurgery.errors import SurgeryError, UnknownName
+
+if TYPE_CHECKING:
+    from anesurgery.recipe import Recipe
+    from anesurgery.surgery import Pass
+
+NAMESPACE = "anesurgery"
+ROOT = Path(__file__).resolve().parent
+
+_OWN: dict[str, type[Pass]] = {}
+"""Passes that users registered."""
+
+P = TypeVar("P", bound="type[Pass]")
+
+
+@cache
+def _files(room: str) -> dict[str, Path]:
+    return {p.stem: p for p in sorted((ROOT / room).glob("*.py")) if not p.stem.startswith("_")}
+
+
+def pass_names() -> list[str]:
+    """The names of all passes, the library's first."""
+    return [*_files("passes"), *_OWN]
+
+
+def recipe_names() -> list[str]:
+    """The names of all recipes."""
+    return list(_recipe_files())
+
+
+@cache
+def _recipe_files() -> dict[str, Path]:
+    """Recipe name -> file: the top-level names that a recipe file assigns `Recipe(...)` to."""
+    found = {}
+    for path in _files("recipes").values():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Call):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                if isinstance(target, ast.Name) and getattr(node.value.func, "id", "") == "Recipe":
+                    found[target.id] = path
+    return found
+
+
+def summary(name: str) -> str:
+    """The first sentence about a pass or recipe."""
+    return documentation(name).strip().split("\n\n")[0].replace("\n", " ")
+
+
+def documentation(name: str) -> str:
+    """The whole docstring of the file that holds a pass or recipe.
+
+    Raises:
+        UnknownName: there is neither a pass nor a recipe of that name.
+    """
+    if name in _OWN:
+        return _OWN[name].__doc__ or ""
+    path = _files("passes").get(name) or _recipe_files().get(name)
+    if path is None:
+        raise UnknownName("pass or recipe", name, [*pass_names(), *recipe_names()])
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def pass_class(name: str) -> type[Pass]:
+    """The class of a pass.
+
+    Raises:
+        UnknownName: no such pass; near matches are listed.
+    """
+    if name in _OWN:
+        return _OWN[name]
+    if name not in _files("passes"):
+        raise UnknownName("pass", name, pass_names())
+    module = importlib.import_module(f"anesurgery.passes.{name}")
+    cls: type[Pass] = getattr(module, camel(name))
+    return cls
+
+
+def camel(name: str) -> str:
+    """`pad_last_axis` -> `PadLastAxis`."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def make_pass(name: str, **options: Any) -> Pass:
+    """A pass with options.
+
+    Raises:
+        UnknownName: no such pass or no such option.
+    """
+    cls = pass_class(name)
+    check_options(name, options, [f.name for f in dataclasses.fields(cls)])
+    return cls(**options)
+
+
+def check_options(owner: str, options: dict[str, Any], known: list[str]) -> None:
+    """Refuse options that do not exist.
+
+    Raises:
+        UnknownName: with near matches.
+    """
+    for option in options:
+        if option not in known:
+            raise UnknownName(f"option of {owner}:", option, known)
+
+
+def recipe(name: str) -> Recipe:
+    """A recipe by name.
+
+    Raises:
+        UnknownName: no such recipe; near matches are listed.
+    """
+    if name not in _recipe_files():
+        raise UnknownName("recipe", name, recipe_names())
+    module = importlib.import_module(f"anesurgery.recipes.{_recipe_files()[name].stem}")
+    found: Recipe = getattr(module, name)
+    return found
+
+
+def register(cls: P) -> P:
+    """Make a user's own pass known by name, here and to coremltools; doing it again replaces it.
+
+    Raises:
+        SurgeryError: the name belongs to a pass of the library.
+    """
+    if cls.name in _files("passes"):
+        hint = "import it as anesurgery.passes (not plain passes), or choose another name"
+        raise SurgeryError(f"pass {cls.name!r} is already registered by the library; {hint}")
+    _OWN[cls.name] = cls
+    register_with_coremltools()
+    return cls
+
+
+def register_with_coremltools() -> None:
+    """Put every pass into coremltools' PASS_REGISTRY as `anesurgery::<name>`; harmless when done twice."""
+    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+    for name in pass_names():
+        PASS_REGISTRY.add(NAMESPACE, _bridge(name), override=True, name=name)
+
+
+def _bridge(name: str) -> Any:
+    """A coremltools graph pass whose attributes are the options of ours."""
+    from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
+
+    cls = pass_class(name)
+    fields = [f.name for f in dataclasses.fields(cls)]
+
+    def apply(self: Any, program: Any) -> None:
+        from anesurgery.surgery import Session, run_pass
+
+        run_pass(cls(**{field: getattr(self, field) for field in fields}), program, Session())
+
+    body: dict[str, Any] = {"apply": apply, "__doc__": cls.__doc__, "__str__": lambda self: name}
+    body |= dict(cls().options())
+    return type(name, (AbstractGraphPass,), body)

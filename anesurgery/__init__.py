@@ -1,1 +1,56 @@
-"""See, fix and prove Core ML models for the Apple Neural Engine, before you own a Mac."""
+"""See, fix and prove Core ML models for the Apple Neural Engine, before you own a Mac.
+
+::
+
+    import anesurgery as ane
+    from anesurgery import recipes
+
+    recipes.gpt2_ane("gpt2.mlpackage").save("gpt2_ane.mlpackage")
+
+Importing this module loads neither torch nor coremltools; each name loads what it needs when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anesurgery import passes, recipes
+    from anesurgery.comparison import Comparison, compare
+    from anesurgery.errors import SurgeryError
+    from anesurgery.interpret import run
+    from anesurgery.operate import Surgery, apply
+    from anesurgery.pattern import Refusal
+    from anesurgery.program import load, save
+    from anesurgery.recipe import Recipe
+    from anesurgery.registry import register
+    from anesurgery.rewrite import Rewrite
+    from anesurgery.surgery import Pass, Pipeline
+    from anesurgery.text import to_text
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Comparison": "comparison", "Pass": "surgery", "Pipeline": "surgery", "Recipe": "recipe",
+    "Refusal": "pattern", "Rewrite": "rewrite", "Surgery": "operate", "SurgeryError": "errors",
+    "apply": "operate", "compare": "comparison", "load": "program", "register": "registry",
+    "run": "interpret", "save": "program", "to_text": "text",
+}  # fmt: skip
+
+__all__ = [
+    "Comparison", "Pass", "Pipeline", "Recipe", "Refusal", "Rewrite", "Surgery", "SurgeryError",
+    "apply", "compare", "load", "passes", "recipes", "register", "run", "save", "to_text",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("passes", "recipes"):
+        return importlib.import_module(f"anesurgery.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"anesurgery.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'anesurgery' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

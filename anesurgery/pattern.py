@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from anesurgery.errors import PatternError
 from anesurgery.mil import Block, Operation, Var
@@ -88,7 +88,7 @@ class AnyOf:
     alternatives: tuple[Pattern, ...]
 
 
-Pattern = Union[AnyVar, OpPattern, AnyOf]
+Pattern: TypeAlias = "AnyVar | OpPattern | AnyOf"
 
 
 def var(name: str) -> AnyVar:

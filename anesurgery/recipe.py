@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anesurgery import registry
 from anesurgery.errors import UnknownName
 from anesurgery.mil import Program
 from anesurgery.pattern import Refusal
 from anesurgery.surgery import Pass, Pipeline
-
-if TYPE_CHECKING:
-    from anesurgery.surgery import Surgery
 
 
 @dataclass(frozen=True)

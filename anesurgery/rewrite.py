@@ -170,7 +170,8 @@ class _Driver:
             same = tuple(old.shape or ()) == tuple(new.shape or ()) and old.dtype == new.dtype
             if not same and not (old.name in declared and not old.child_ops):
                 raise PassError(
-                    f"pass {self.step.name} at {m.root.name}: %{old.name} is {type_text(old)} and its replacement is {type_text(new)}"
+                    f"pass {self.step.name} at {m.root.name}: %{old.name} is {type_text(old)}, "
+                    f"its replacement {type_text(new)}"
                 )
         return pairs
 

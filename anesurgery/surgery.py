@@ -17,7 +17,7 @@ import numpy as np
 
 from anesurgery.adapter import InterfaceChange
 from anesurgery.errors import PassError, SurgeryError
-from anesurgery.mil import Function, Program, Var, quiet_host, walk_ops
+from anesurgery.mil import Array, Function, Program, Var, quiet_host, walk_ops
 from anesurgery.pattern import Refusal
 from anesurgery.proof import EXACT, SiteProof, Tolerance
 
@@ -50,6 +50,8 @@ class Session:
     changes: list[Change] = field(default_factory=list)
     refusals: list[tuple[str, Refusal]] = field(default_factory=list)
     contract: list[InterfaceChange] = field(default_factory=list)
+    artifacts: dict[str, Array] = field(default_factory=dict)
+    """Arrays that left the model and are written beside it, by name."""
     timings: dict[str, float] = field(default_factory=dict)
     proof_seconds: float = 0.0
     names: dict[Function, set[str]] = field(default_factory=dict)

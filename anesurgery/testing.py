@@ -84,8 +84,11 @@ def assert_same_numbers(
     """Both programs give the same outputs by the interpreter, within `rtol` of the largest magnitude.
 
     Args:
+        before: the program as it was.
+        after: the program as it is now.
         inputs: of `before`; random ones by default.
         rtol: 0 demands equality of every element (NaN equals NaN).
+        precision: the arithmetic, "fp32" or "fp16".
         session: of the pass, when it declared interface changes: inputs and outputs are adapted.
     """
     from anesurgery.interpret import run

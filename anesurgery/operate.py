@@ -1,0 +1,206 @@
+"""Apply passes or a recipe to a model, prove the result, and save it: `apply` and `Surgery`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from anesurgery import report
+from anesurgery.adapter import InterfaceChange
+from anesurgery.comparison import Comparison, compare
+from anesurgery.contract import Interface
+from anesurgery.errors import InterfaceError, ProofError, SurgeryError
+from anesurgery.mil import Array, Program, walk_ops
+from anesurgery.pattern import Refusal
+from anesurgery.program import Loaded, clone, interface, load, save, to_mlmodel
+from anesurgery.recipe import Recipe, steps_of
+from anesurgery.surgery import PROOFS, Change, Pass, Session, run_pass
+
+OPTIONS = ("target", "prove", "inputs", "quiet", "seed")
+"""Options of `apply`; every other option of a recipe's call goes to its steps."""
+
+
+@dataclass
+class Surgery:
+    """The result of `apply`: the changed program, what was done to it, and the proof."""
+
+    loaded: Loaded
+    steps: tuple[Pass, ...]
+    changes: list[Change]
+    refusals: list[tuple[str, Refusal]]
+    contract: list[InterfaceChange]
+    before: dict[str, int]
+    """Number of ops by type in the model as it came."""
+    after: dict[str, int]
+    target: str | None = None
+    proof: Comparison | None = None
+    """The comparison of whole models, when it was asked for."""
+    artifacts: dict[str, Array] = field(default_factory=dict)
+    """Arrays that left the model and are written beside it on `save`, by file name."""
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds by step."""
+
+    @property
+    def program(self) -> Program:
+        """The changed MIL program."""
+        return self.loaded.program
+
+    @property
+    def model(self) -> Any:
+        """The changed model as a coremltools MLModel in a temporary package; made anew on each use."""
+        return to_mlmodel(self.loaded)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the package, whole or not at all, and the artifacts beside it.
+
+        Raises:
+            LoadError: the path exists, is the input, or cannot be written.
+        """
+        written = save(self.loaded, path, overwrite=overwrite)
+        for name, array in self.artifacts.items():
+            _write_array(written.with_name(f"{written.stem}.{name}.npy"), array)
+        return written
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: what `--json` prints."""
+        return report.surgery_json(self)
+
+    def __str__(self) -> str:
+        return report.surgery_text(self)
+
+    def __repr__(self) -> str:
+        return report.surgery_text(self)
+
+    def _repr_html_(self) -> str:
+        return report.surgery_html(self)
+
+
+def apply(
+    model: Any, passes: Any, *, target: str | None = None, prove: str | None = "sites",
+    inputs: Mapping[str, Array] | None = None, quiet: bool = False, seed: int = 0,
+) -> Surgery:  # fmt: skip
+    """Apply passes to a model; the model given is not changed.
+
+    Args:
+        model: path of a package, MLModel, or MIL Program.
+        passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these.
+        target: chip and OS the model is meant for ("M1/macOS 14"); recorded.
+        prove: "sites" runs both sides of every edit on random numbers, "model" compares whole models in the
+            arithmetic as stored (fp16), "both", or None.
+        inputs: for the comparison of whole models; sampled by default.
+        quiet: no progress bar (it vanishes by itself when the output is no terminal).
+        seed: of all random numbers.
+
+    Raises:
+        LoadError: the model cannot be read.
+        UnknownName: no such pass or recipe.
+        PassError: a pass raised or left an invalid program.
+        ProofError: the numbers after are outside what was promised.
+        SurgeryError: a recipe that is not for this model changed nothing.
+    """
+    if prove not in PROOFS:
+        raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
+    recipe = _recipe(passes)
+    steps = tuple(steps_of(recipe if recipe is not None else passes))
+    started = time.perf_counter()
+    loaded = clone(load(model)) if isinstance(model, (Program, Loaded)) else load(model)
+    session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed)
+    session.timings["load"] = time.perf_counter() - started
+    misfit = recipe.applies_to(loaded.program) if recipe is not None else None
+    if recipe is not None and misfit is not None:
+        session.refusals.append((recipe.name, misfit))
+    before, ops = interface(loaded), op_counts(loaded.program)
+    for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
+        run_pass(step, loaded.program, session)
+    check_interface(before, interface(loaded), session)
+    if misfit is not None and not session.changes:
+        raise SurgeryError(_nothing_applied(recipe, misfit, session))
+    surgery = Surgery(
+        loaded, steps, session.changes, session.refusals, session.contract, ops,
+        op_counts(loaded.program), target, artifacts=session.artifacts, timings=session.timings,
+    )  # fmt: skip
+    if prove in ("model", "both"):
+        gate = recipe.psnr if recipe is not None else 60.0
+        surgery.proof = _prove_model(model, surgery, inputs, gate, seed)
+    return surgery
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of `apply`, and options for the steps of a recipe."""
+    ours = {k: v for k, v in options.items() if k in OPTIONS}
+    return ours, {k: v for k, v in options.items() if k not in OPTIONS}
+
+
+def op_counts(program: Program) -> dict[str, int]:
+    """Number of ops by type, constants left out, the most frequent first."""
+    found: dict[str, int] = {}
+    for op in walk_ops(program):
+        if op.op_type != "const":
+            found[op.op_type] = found.get(op.op_type, 0) + 1
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def check_interface(before: Interface, after: Interface, session: Session) -> None:
+    """What goes in comes out, but for what was declared.
+
+    Raises:
+        InterfaceError: an undeclared difference, in words.
+    """
+    declared = {name for change in session.contract for name in change.names}
+    if difference := before.difference(after, ignore=declared):
+        raise InterfaceError(f"the interface changed without being declared: {difference}")
+
+
+def _recipe(passes: Any) -> Recipe | None:
+    from anesurgery import registry
+
+    if isinstance(passes, str) and passes in registry.recipe_names():
+        return registry.recipe(passes)
+    return passes if isinstance(passes, Recipe) else None
+
+
+def _nothing_applied(recipe: Recipe | None, misfit: Refusal, session: Session) -> str:
+    assert recipe is not None
+    reasons = report.refusal_lines(session.refusals)
+    return f"{recipe.name} changed nothing: {misfit}\n" + "\n".join(f"  {line}" for line in reasons)
+
+
+def _prove_model(
+    model: Any, surgery: Surgery, inputs: Mapping[str, Array] | None, gate: float, seed: int
+) -> Comparison:
+    started = time.perf_counter()
+    result = compare(
+        model,
+        surgery.program,
+        inputs,
+        precision="fp16",
+        contract=surgery.contract,
+        gate=gate,
+        seed=seed,
+    )
+    surgery.timings["prove model"] = time.perf_counter() - started
+    if not result.ok:
+        raise ProofError(
+            f"the outputs differ: PSNR {result.psnr:.1f} dB, promised {gate:g} dB; "
+            f"first at {result.first_divergence}"
+        )
+    return result
+
+
+def _write_array(path: Path, array: Array) -> None:
+    """Write an .npy file, whole or not at all."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as file:
+        try:
+            np.save(file, array)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    os.replace(file.name, path)

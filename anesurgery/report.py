@@ -1,0 +1,170 @@
+"""Show the result of a surgery or a comparison: terminal tables (rich), HTML, plain data."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from anesurgery.pattern import Refusal
+from anesurgery.surgery import Change, counts, grouped_refusals
+
+if TYPE_CHECKING:
+    from anesurgery.comparison import Comparison
+    from anesurgery.operate import Surgery
+
+WIDTH = 100
+
+
+def refusal_lines(refusals: Sequence[tuple[str, Refusal]]) -> list[str]:
+    """One line for each distinct reason: ``pass: reason (3 times, first at op)``."""
+    lines = []
+    for name, reason, times, where in grouped_refusals(refusals):
+        at = f" ({'at' if times == 1 else f'{times} times, first at'} {where})" if where else ""
+        lines.append(f"{name}: {reason}{at}")
+    return lines
+
+
+def site_summary(changes: Sequence[Change]) -> str:
+    """What the site proofs of some edits say together."""
+    proofs = [c.proof for c in changes if c.proof is not None]
+    unproven = Counter(c.unproven for c in changes if c.unproven)
+    if not proofs and not unproven:
+        return "not run"
+    worst = max((p.max_rel for p in proofs), default=0.0)
+    exact = sum(p.max_abs == 0 for p in proofs)
+    said = [f"{exact} bit-exact"] if exact else []
+    if exact < len(proofs):
+        said.append(f"{len(proofs) - exact} within {worst:.1e}")
+    said += [f"{n} not by itself: {why}" for why, n in unproven.items()]
+    return ", ".join(said)
+
+
+def _steps_table(surgery: Surgery) -> Table:
+    table = Table("step", "edits", "proof of each edit in fp32", "seconds", box=box.SIMPLE_HEAD)
+    made = counts(surgery.changes)
+    for step in surgery.steps:
+        own = [c for c in surgery.changes if c.pass_name == step.name]
+        seconds = surgery.timings.get(step.name)
+        table.add_row(
+            str(step), str(made.get(step.name, 0)), site_summary(own) if own else "",
+            "" if seconds is None else f"{seconds:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def _ops_line(surgery: Surgery) -> str:
+    kinds = sorted(set(surgery.before) | set(surgery.after))
+    moved = [
+        f"{kind} {surgery.before.get(kind, 0)} -> {surgery.after.get(kind, 0)}"
+        for kind in kinds
+        if surgery.before.get(kind, 0) != surgery.after.get(kind, 0)
+    ]
+    total = f"ops {sum(surgery.before.values())} -> {sum(surgery.after.values())}"
+    return f"{total}: {', '.join(moved)}" if moved else f"{total}: unchanged"
+
+
+def _surgery_parts(surgery: Surgery) -> list[Any]:
+    parts: list[Any] = [_steps_table(surgery), Text(_ops_line(surgery))]
+    if not surgery.changes:
+        parts.append(Text("nothing to change: no step found a site", style="yellow"))
+    parts += [Text(f"interface: {change.words}", style="cyan") for change in surgery.contract]
+    parts += [Text(f"left alone: {line}", style="dim") for line in refusal_lines(surgery.refusals)]
+    if surgery.proof is not None:
+        parts += [
+            Text(f"whole model, {surgery.proof.precision} arithmetic"),
+            _comparison_table(surgery.proof),
+        ]
+    return parts
+
+
+def _comparison_table(comparison: Comparison) -> Table:
+    table = Table(
+        "output",
+        "shape",
+        "PSNR dB",
+        "max abs",
+        "max rel",
+        "KL",
+        "top-1 in top-5",
+        box=box.SIMPLE_HEAD,
+    )
+    for o in comparison.outputs:
+        table.add_row(
+            o.name, "x".join(map(str, o.shape)), f"{o.psnr:.1f}", f"{o.max_abs:.3g}", f"{o.max_rel:.2g}",
+            "" if o.kl is None else f"{o.kl:.2g}", "" if o.top_k is None else f"{o.top_k:.1%}",
+        )  # fmt: skip
+    return table
+
+
+def comparison_group(comparison: Comparison) -> Group:
+    """A comparison as a table and a verdict."""
+    said = "ok" if comparison.ok else "FAILED"
+    verdict = f"{said}: worst PSNR {comparison.psnr:.1f} dB, gate {comparison.gate:g} dB"
+    parts: list[Any] = [
+        _comparison_table(comparison),
+        Text(f"{verdict} ({comparison.precision} arithmetic)"),
+    ]
+    if comparison.first_divergence:
+        parts.append(Text(f"first diverging op: {comparison.first_divergence}"))
+    return Group(*parts)
+
+
+def surgery_group(surgery: Surgery) -> Group:
+    """A surgery as a table and lines, for a rich console."""
+    return Group(*_surgery_parts(surgery))
+
+
+def surgery_text(surgery: Surgery) -> str:
+    """A surgery as plain text."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    console.print(surgery_group(surgery))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().rstrip()
+
+
+def surgery_html(surgery: Surgery) -> str:
+    """A surgery for a notebook cell."""
+    console = Console(file=io.StringIO(), width=WIDTH, record=True, force_jupyter=False)
+    console.print(surgery_group(surgery))
+    return console.export_html(
+        inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>"
+    )
+
+
+def surgery_json(surgery: Surgery) -> dict[str, Any]:
+    """A surgery as plain data."""
+    return {
+        "target": surgery.target,
+        "steps": [
+            {"name": s.name, "options": {k: _plain(v) for k, v in s.options().items()}}
+            for s in surgery.steps
+        ],
+        "edits": counts(surgery.changes),
+        "changes": [_change_json(c) for c in surgery.changes],
+        "refusals": [
+            {"step": name, "reason": reason, "count": count, "first_at": where}
+            for name, reason, count, where in grouped_refusals(surgery.refusals)
+        ],
+        "interface_changes": [change.words for change in surgery.contract],
+        "ops": {"before": surgery.before, "after": surgery.after},
+        "proof": None if surgery.proof is None else surgery.proof.to_json(),
+        "seconds": {name: round(spent, 3) for name, spent in surgery.timings.items()},
+    }
+
+
+def _change_json(change: Change) -> dict[str, Any]:
+    return {
+        "pass": change.pass_name, "at": change.where, "before": list(change.before), "after": list(change.after),
+        "proof": None if change.proof is None else vars(change.proof), "unproven": change.unproven,
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)

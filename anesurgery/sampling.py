@@ -1,0 +1,92 @@
+"""Make inputs for a program that it can run on: ids inside their table, masks that mask the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from anesurgery.errors import UnknownName
+from anesurgery.mil import Array, Function, Program, Var, consumers, is_symbolic, np_dtype
+
+LOOKUPS = {
+    "gather": ("indices", "x"),
+    "gather_along_axis": ("indices", "x"),
+    "gather_nd": ("indices", "x"),
+}
+KEEPS_INDEX = frozenset(
+    {"cast", "add", "select", "reshape", "expand_dims", "squeeze", "identity", "transpose", "sub"}
+    | {"slice_by_index", "concat", "tile", "maximum", "minimum", "clip"}
+)
+"""Ops through which an id is followed to the table that it indexes (guards included)."""
+
+
+def sample_inputs(
+    program: Program, *, function: str | None = None, seed: int = 0, length: int = 4,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, Array]:  # fmt: skip
+    """Inputs for one function of a program.
+
+    Floats are standard normal. An integer input that indexes a constant table is drawn from the table's
+    range; any other integer is 1 for the first part of its last axis and 0 after it, as a mask of padded text.
+
+    Args:
+        program: the program.
+        function: its function; the only or first one by default.
+        seed: of the random numbers.
+        length: what a symbolic dimension becomes.
+        shapes: shapes by input name, in place of the declared ones.
+    """
+    rng = np.random.default_rng(seed)
+    made = {}
+    for name, var in function_of(program, function).inputs.items():
+        declared = tuple(length if is_symbolic(d) else int(d) for d in var.shape or ())
+        made[name] = _draw(var, (shapes or {}).get(name, declared), rng)
+    return made
+
+
+def function_of(program: Program, name: str | None) -> Function:
+    """A function by name; without one: `main`, or the first.
+
+    Raises:
+        UnknownName: no such function.
+    """
+    functions = program.functions
+    if name is None:
+        return functions["main"] if "main" in functions else next(iter(functions.values()))
+    if name not in functions:
+        raise UnknownName("function", name, functions)
+    return functions[name]
+
+
+def _draw(var: Var, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    dtype = np_dtype(var)
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if (rows := index_range(var)) is not None:
+        return rng.integers(0, rows, shape).astype(dtype)
+    mask = np.ones(shape, dtype)
+    if shape:
+        mask[..., shape[-1] - shape[-1] // 4 :] = 0
+    return mask
+
+
+def index_range(var: Var) -> int | None:
+    """The number of rows of the smallest constant table that a value indexes, or None."""
+    seen, stack, rows = {var}, [var], []
+    while stack:
+        value = stack.pop()
+        for op in consumers(value):
+            if op.op_type in LOOKUPS:
+                index, table = (op.inputs[k] for k in LOOKUPS[op.op_type])
+                if index is value and table.shape and table.op is not None:
+                    axis = op.inputs.get("axis")
+                    size = table.shape[int(axis.val) if axis is not None else 0]
+                    rows += [] if is_symbolic(size) else [int(size)]
+            elif op.op_type in KEEPS_INDEX:
+                fresh = [v for v in op.outputs if v not in seen]
+                seen.update(fresh)
+                stack += fresh
+    return min(rows, default=None)

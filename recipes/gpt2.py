@@ -1,0 +1,75 @@
+"""GPT-2 and its relatives: one causal decoder with a vocabulary head.
+
+`gpt2_ane` runs six passes. The order matters:
+
+1. `select_last_token` first: everything behind it, the padded head included, then works on one row.
+2. `causal_mask_tensor` before `negate_subtract` and `explicit_broadcast`, which would rewrite the
+   spellings of a mask that it knows.
+3. `embedding_matmul` before `pad_last_axis`: both pad the token table to a multiple of 64 rows, so a tied head
+   keeps sharing it.
+4. `pad_last_axis` while the subtractions and broadcasts still have the form that the front end gave them.
+5. `negate_subtract` behind the passes that may still make a subtraction.
+6. `explicit_broadcast` last: it also aligns what the others made.
+"""
+
+from __future__ import annotations
+
+from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
+from anesurgery.passes.embedding_matmul import EmbeddingMatmul
+from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
+from anesurgery.passes.pad_last_axis import PadLastAxis
+from anesurgery.passes.select_last_token import SelectLastToken
+
+from anesurgery.mil import Operation, Program, Var, consumers, producer, walk_ops
+from anesurgery.passes.negate_subtract import NegateSubtract
+from anesurgery.pattern import Refusal
+from anesurgery.recipe import Recipe
+
+ON_SCORES = frozenset({"add", "sub", "mul", "real_div", "select", "cast", "reshape", "maximum"})
+"""Ops that may stand between the product of queries and keys and the softmax."""
+
+
+def has_attention(program: Program) -> Refusal | None:
+    """Refuse programs without attention: no fused op, and no softmax between two matmuls."""
+    for op in walk_ops(program):
+        if op.op_type == "scaled_dot_product_attention" or _is_attention(op):
+            return None
+    return Refusal("the model has no attention (no softmax between two matrix products)")
+
+
+def _is_attention(op: Operation) -> bool:
+    if op.op_type != "softmax":
+        return False
+    return _reaches_matmul(op.x) and any(_leads_to_matmul(v) for v in op.outputs)
+
+
+def _reaches_matmul(scores: Var) -> bool:
+    op = producer(scores)
+    while op is not None and op.op_type in ON_SCORES:
+        sides = [op.inputs.get(k) for k in ("x", "a", "y", "b")]
+        inner = [v for v in sides if isinstance(v, Var) and producer(v, "matmul", *ON_SCORES)]
+        op = producer(inner[0]) if inner else None
+    return op is not None and op.op_type == "matmul"
+
+
+def _leads_to_matmul(weights: Var) -> bool:
+    return any(
+        op.op_type == "matmul"
+        or (op.op_type in ("cast", "reshape", "identity") and _leads_to_matmul(op.outputs[0]))
+        for op in consumers(weights)
+    )
+
+
+gpt2_ane = Recipe(
+    name="gpt2_ane",
+    steps=(
+        SelectLastToken(),
+        CausalMaskTensor(),
+        EmbeddingMatmul(),
+        PadLastAxis(),
+        NegateSubtract(),
+        ExplicitBroadcast(),
+    ),
+    applies_to=has_attention,
+    psnr=60.0,
+)

@@ -40,8 +40,10 @@ class UnknownName(SurgeryError):  # noqa: N818 - reads as a statement, like KeyE
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else (
-            f"known: {', '.join(known)}" if known else "there are none"
+        hint = (
+            f"did you mean {' or '.join(repr(n) for n in near)}?"
+            if near
+            else (f"known: {', '.join(known)}" if known else "there are none")
         )
         super().__init__(f"unknown {kind} {name!r}; {hint}")
         self.kind, self.name, self.near = kind, name, tuple(near)

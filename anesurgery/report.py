@@ -161,9 +161,13 @@ def surgery_json(surgery: Surgery) -> dict[str, Any]:
 
 def _change_json(change: Change) -> dict[str, Any]:
     return {
-        "pass": change.pass_name, "at": change.where, "before": list(change.before), "after": list(change.after),
-        "proof": None if change.proof is None else vars(change.proof), "unproven": change.unproven,
-    }  # fmt: skip
+        "pass": change.pass_name,
+        "at": change.where,
+        "before": list(change.before),
+        "after": list(change.after),
+        "proof": None if change.proof is None else vars(change.proof),
+        "unproven": change.unproven,
+    }
 
 
 def _plain(value: Any) -> Any:

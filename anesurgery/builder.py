@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -76,6 +76,23 @@ class Builder:
         self.declare(change)
         self._session.fresh_name(self._function, name)
         return mil.add_input(self._function, name, shape, dtype)
+
+    def input_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """What an input must hold that is read as `dtype`: inputs can be fp16 from iOS 16 on."""
+        old = self._function.opset_version < mil.ct.target.iOS16
+        return np.dtype(np.float32) if old and dtype == np.float16 else dtype
+
+    def add_float_input(
+        self, shape: Sequence[int], dtype: np.dtype[Any], change: InterfaceChange
+    ) -> Var:
+        """A new float input, read as `dtype` (through a cast where inputs cannot be fp16)."""
+        held = self.input_dtype(dtype)
+        var = self.add_input(shape, mil.types.numpy_type_to_builtin_type(held.type), change)
+        return var if held == dtype else cast(Var, self.cast(x=var, dtype="fp16"))
+
+    def leave_beside(self, name: str, array: Array) -> None:
+        """Have an array written beside the package when it is saved, as `<package>.<name>.npy`."""
+        self._session.artifacts[name] = array
 
     def drop_input(self, name: str) -> None:
         """Take an input away after the edit, when nothing reads it any more; declare the change as well."""

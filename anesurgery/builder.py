@@ -9,6 +9,7 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.adapter import InterfaceChange
+from anesurgery.errors import PassError
 from anesurgery.mil import Array, Function, Operation, Var, operands
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Builder:
         """A new input of the function, declared by `change` (its first name is the input's); once per name."""
         name = change.names[0]
         if name in self._function.inputs:
+            if not any(name in declared.names for declared in self._session.contract):
+                raise PassError(f"pass {self._pass_name}: there is an input named {name} already")
             var: Var = self._function.inputs[name]
             return var
         self.declare(change)
@@ -90,9 +93,14 @@ class Builder:
         var = self.add_input(shape, mil.types.numpy_type_to_builtin_type(held.type), change)
         return var if held == dtype else cast(Var, self.cast(x=var, dtype="fp16"))
 
-    def leave_beside(self, name: str, array: Array) -> None:
-        """Have an array written beside the package when it is saved, as `<package>.<name>.npy`."""
-        self._session.artifacts[name] = array
+    def leave_beside(self, wish: str, array: Array) -> str:
+        """Have an array written beside the package when it is saved; its name, in `<package>.<name>.npy`."""
+        left, name, n = self._session.artifacts, wish, 0
+        while name in left and not (left[name] is array or np.array_equal(left[name], array)):
+            n += 1
+            name = f"{wish}_{n}"
+        left[name] = array
+        return name
 
     def drop_input(self, name: str) -> None:
         """Take an input away after the edit, when nothing reads it any more; declare the change as well."""

@@ -1,0 +1,242 @@
+"""Look rows of a constant table up by multiplying one-hot rows with the table.
+
+Before::
+
+    main(%ids: 1x5xint32) {
+      %y: 1x5x4 = gather(x=const<2500x4>, indices=%ids)
+      return %y
+    }
+
+After::
+
+    main(%ids: 1x5xint32) {
+      %y_embedding_matmul_floor_div: 1x5xint32 = floor_div(x=%ids, y=64)
+      %y_embedding_matmul_cast: 1x5 = cast(x=%y_embedding_matmul_floor_div, dtype="fp32")
+      %y_embedding_matmul_mod: 1x5xint32 = mod(x=%ids, y=64)
+      %y_embedding_matmul_cast_1: 1x5 = cast(x=%y_embedding_matmul_mod, dtype="fp32")
+      %y_embedding_matmul_expand_dims: 1x5x1x1 = expand_dims(x=%y_embedding_matmul_cast, axes=[-2, -1])
+      %y_embedding_matmul_expand_dims_1: 1x5x1x1 = expand_dims(x=%y_embedding_matmul_cast_1, axes=[-2, -1])
+      %y_embedding_matmul_equal: 1x5x1x64xbool = equal(x=%y_embedding_matmul_expand_dims_1, y=const<1x1x1x64>)
+      %y_embedding_matmul_cast_2: 1x5x1x64 = cast(x=%y_embedding_matmul_equal, dtype="fp32")
+      %y_embedding_matmul_equal_1: 1x5x40x1xbool = equal(x=%y_embedding_matmul_expand_dims, y=const<1x1x40x1>)
+      %y_embedding_matmul_cast_3: 1x5x40x1 = cast(x=%y_embedding_matmul_equal_1, dtype="fp32")
+      %y_embedding_matmul_mul: 1x5x40x64 = mul(x=%y_embedding_matmul_cast_3, y=%y_embedding_matmul_cast_2)
+      %y_embedding_matmul_reshape: 1x5x2560 = reshape(x=%y_embedding_matmul_mul, shape=[1, 5, 2560])
+      %y: 1x5x4 = matmul(x=%y_embedding_matmul_reshape, y=const<2560x4>)
+      return %y
+    }
+
+fp16 holds integers exactly only up to 2048, so an id is first split, as an integer, into two digits that fp16
+holds; its one-hot row is the outer product of the one-hot rows of the digits. Tables of up to 2048 rows need
+no digits. Each sum has one non-zero term, so the rows are those of the table, bit for bit (but -0.0 may
+become 0.0); an id outside the table gives zeros. A table with more than `max_inner` rows is read in pieces,
+and the products are added.
+
+A table that a tied head reads too stays as it is, or is read as `pad_last_axis` padded it before: it is never
+stored twice. The guard that lets negative ids count from the end stays, and a gather that counts so by itself
+(before iOS 17) is given one, unless the ids cannot be negative: by proof, or by `nonnegative_ids=True`.
+
+`mode="input"` takes the lookup out of the model: the rows become an input, named `<ids>_embeds`, and the
+table is written beside the package as `<package>.<ids>_embeds.npy`.
+
+Refuses when the table is compressed, not float, not of rank 2, has more than 2048² rows, or holds infinities
+or NaN (zero times these is NaN); when the lookup is not along axis 0 or has batch dimensions; when the ids
+have a symbolic shape or not rank 1 to 3; in mode "input", when the ids are computed.
+
+Why it helps: a gather with run-time int32 indices never runs on the ANE, and neither does its guard
+(measured: M4, macOS 27; other chips by other sources); equal, cast, mul and matmul do. The inner axis of a
+matmul is limited to 16384 (reported: M1 to M3) or 32768 (measured: M4). The product costs rows x width
+multiplications for each id, 20 G for 512 ids of GPT-2; whether that beats a lookup on the CPU was not
+measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.adapter import InterfaceChange, Values
+from anesurgery.builder import Builder
+from anesurgery.errors import PassError
+from anesurgery.ids import behind_casts, behind_guard, never_negative, serves_only
+from anesurgery.mil import (
+    Array,
+    Function,
+    Program,
+    Var,
+    constant,
+    consumers,
+    ct,
+    mb,
+    np_dtype,
+    static_shape,
+    types,
+)
+from anesurgery.onehot import EXACT_IDS, one_hot_pieces, one_hot_width
+from anesurgery.pattern import Match, OpPattern, Ops, Refusal, var
+from anesurgery.rewrite import Rewrite
+
+CHUNK = 1024
+"""Rows of a table that are looked at together."""
+
+
+@dataclass(frozen=True)
+class EmbeddingMatmul(Rewrite):
+    """A gather from a constant table by run-time ids becomes one-hot rows times the table: exact."""
+
+    name: ClassVar[str] = "embedding_matmul"
+    mode: str = "matmul"
+    """Either "matmul", or "input": the caller looks the rows up."""
+    max_inner: int = 16384
+    """Most rows that one matmul reads; at least 2048."""
+    nonnegative_ids: bool = False
+    """Does the caller promise that no id is negative?"""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("matmul", "input"):
+            raise PassError(f'{self.name}: mode={self.mode!r}; it may be "matmul" or "input"')
+        if self.max_inner < EXACT_IDS:
+            raise PassError(f"{self.name}: max_inner={self.max_inner} is below {EXACT_IDS}")
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every gather."""
+        return op.gather(x=var("table"), indices=var("indices"))
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """A finite float table of rank 2, read along axis 0 by ids that are known only at run time."""
+        made_by = m.table.op.op_type if m.table.op is not None else "an input"
+        if m.indices.val is not None or not (made_by == "const" or "constexpr" in made_by):
+            return None
+        if (reason := _unfit(m, made_by)) is not None:
+            return Refusal(reason, m.root)
+        ids, wraps = self.ids(m, m.table.shape[0])
+        if self.mode == "input":
+            known = m.block.inputs if isinstance(m.block, Function) else {}
+            if known.get(ids.name) is not ids:
+                return Refusal(f"the ids %{ids.name} are computed, not an input", m.root)
+        elif not _finite(constant(m.table)):
+            return Refusal("the table holds infinities or NaN, which poison every sum", m.root)
+        return m.bind(ids=ids, wraps=wraps)
+
+    def ids(self, m: Match, rows: int) -> tuple[Var, bool]:
+        """The ids as close to their source as is sound, and whether negative ones must still be wrapped."""
+        trusted = self.nonnegative_ids or self.mode == "input"
+        counts_back = m.root.opset_version < ct.target.iOS17 and not trusted
+        ids = behind_casts(m.indices, -rows if counts_back else 0, rows)
+        raw = behind_guard(ids, rows)
+        if raw is not None and (trusted or never_negative(raw)):
+            return behind_casts(raw, 0, rows), False
+        return ids, counts_back and raw is None and not never_negative(ids)
+
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+        """Ids of the table; in mode "input", the rows that belong to the ids."""
+        rows = int(m.table.shape[0])
+        if self.mode == "input":
+            ids = np.random.default_rng(0).integers(0, rows, m.ids.shape)
+            values: Array = ids if var is m.ids else constant(m.table)[ids]
+            return values.astype(np_dtype(var))
+        if var is not m.ids:
+            return None
+        return rng.integers(-rows if m.wraps else 0, rows, var.shape).astype(np_dtype(var))
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """One-hot rows, piece by piece, each times its part of the table; or an input."""
+        if self.mode == "input":
+            return _rows_as_input(mb, m)
+        rows = int(m.table.shape[0])
+        ids = m.ids if np_dtype(m.ids) == np.int32 else mb.cast(x=m.ids, dtype="int32")
+        if m.wraps:
+            inside = mb.greater_equal(x=ids, y=np.int32(0))
+            ids = mb.select(cond=inside, a=ids, b=mb.add(x=ids, y=np.int32(rows)))
+        table = _table(mb, m.table, one_hot_width(rows))
+        total: Var | None = None
+        for start, one_hot in one_hot_pieces(mb, ids, rows, np_dtype(m.table), self.max_inner):
+            product = _product(mb, one_hot, table, start)
+            total = product if total is None else mb.add(x=total, y=product)
+        assert total is not None
+        return total
+
+
+def _unfit(m: Match, made_by: str) -> str | None:
+    """Why this lookup is of another kind, or None."""
+    table, ids = m.table, m.indices
+    axis, batch_dims = constant(m.root.axis), constant(m.root.inputs.get("batch_dims"))
+    reasons = {
+        f"the table is compressed ({made_by})": made_by != "const",
+        f"the table holds {np_dtype(table)}": np_dtype(table).kind != "f",
+        f"the table has rank {table.rank}, not 2": table.rank != 2,
+        f"the lookup is along axis {axis}, not 0": axis not in (0, -table.rank),
+        f"the lookup has {batch_dims} batch dimensions": bool(batch_dims),
+        f"the ids have the symbolic shape {tuple(ids.shape)}": static_shape(ids) is None,
+        f"the ids have rank {ids.rank}, not 1 to 3": not 1 <= ids.rank <= 3,
+        f"{table.shape[0]} rows are too many for two digits": table.shape[0] > EXACT_IDS**2,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _finite(table: Array) -> bool:
+    """Is every element finite? Looks at the exponents, chunk by chunk: a mapped table stays mapped."""
+    word = np.dtype(f"u{table.dtype.itemsize}")
+    infinity = np.array(np.inf, table.dtype).view(word)
+    sign_off = word.type(np.iinfo(word).max >> 1)
+    chunks = (table[i : i + CHUNK].view(word) & sign_off for i in range(0, len(table), CHUNK))
+    return all(bool(chunk.max(initial=0) < infinity) for chunk in chunks)
+
+
+def _table(mb: Builder, table: Var, rows: int) -> Var:
+    """The table padded to `rows` rows, unless that would store it twice."""
+    if table.shape[0] == rows or any(op.op_type != "gather" for op in consumers(table)):
+        return table
+    value = constant(table)
+
+    def padded() -> Array:
+        return np.pad(value, ((0, rows - len(value)), (0, 0)))
+
+    return mb.shared(("padded", table, 0, rows), padded, f"{table.name}_padded")
+
+
+def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:
+    """The one-hot columns from `start` on, as far as the table reaches, times the table's rows."""
+    rows, width = table.shape
+    stop = min(start + one_hot.shape[-1], rows)
+    if stop - start < one_hot.shape[-1]:
+        shape = [*one_hot.shape[:-1], stop - start]
+        one_hot = mb.slice_by_index(x=one_hot, begin=[0] * one_hot.rank, end=shape)
+    if stop - start < rows:
+        table = mb.slice_by_index(x=table, begin=[start, 0], end=[stop, width])
+    product: Var = mb.matmul(x=one_hot, y=table)
+    return product
+
+
+def _rows_as_input(mb: Builder, m: Match) -> Var:
+    """Declare the rows as an input, drop the ids where nothing else reads them, leave the table beside."""
+    table, old = constant(m.table), m.ids.name
+    name = mb.leave_beside(f"{old}_embeds", table)
+    held, dropped = mb.input_dtype(table.dtype), serves_only(m.ids, m.root)
+
+    def look_up(values: Values) -> Values:
+        rest = {k: v for k, v in values.items() if k != old or not dropped}
+        return {**rest, name: table[np.asarray(values[old]).astype(np.int64)].astype(held)}
+
+    instead = f" in place of {old}" if dropped else ""
+    words = f"give {name}{instead}: the rows of <package>.{name}.npy at the ids ({held})"
+    change = InterfaceChange(words, (name, old) if dropped else (name,), inputs=look_up)
+    rows = mb.add_float_input(m.root.outputs[0].shape, table.dtype, change)
+    if dropped:
+        mb.drop_input(old)
+    return rows
+
+
+def example() -> Program:
+    """A table of 2500 rows, more than fp16 can count."""
+    table = np.arange(2500 * 4, dtype=np.float32).reshape(2500, 4)
+
+    ids_type = mb.TensorSpec((1, 5), dtype=types.int32)
+
+    @mb.program(input_specs=[ids_type], opset_version=ct.target.iOS17)
+    def program(ids: Var) -> Var:
+        return mb.gather(x=table, indices=ids, axis=0, name="y")
+
+    return program

@@ -1,0 +1,218 @@
+"""Select the hidden state of one position before the final norm and the head.
+
+Before::
+
+    main(%x: 1x4x2, %h: 1x4x2) {
+      %stream: 1x4x2 = add(x=%x, y=%h)
+      %normed: 1x4x2 = layer_norm(x=%stream, axes=[-1], epsilon=1e-05)
+      %logits: 1x4x6 = linear(x=%normed, weight=const<6x2>)
+      return %logits
+    }
+
+After::
+
+    main(%x: 1x4x2, %h: 1x4x2) {
+      %stream: 1x4x2 = add(x=%x, y=%h)
+      %stream_last: 1x1x2 = slice_by_index(x=%stream, begin=[0, 3, 0], end=[1, 4, 2])
+      %normed_row: 1x1x2 = layer_norm(x=%stream_last, axes=[-1], epsilon=1e-05)
+      %logits: 1x1x6 = linear(x=%normed_row, weight=const<6x2>)
+      return %logits
+    }
+
+The logits become one row, which the contract of the result says. `position="last"` takes the last position,
+by a slice with constant bounds and never a gather. `position="input"` adds a one-hot float input,
+`position_one_hot`, that picks the position by a matmul (exact: one non-zero term; all hidden states must be
+finite), so a prompt may be padded on either side.
+
+The cut lies at the last value that alone carries what the norm and the head read, usually the residual
+stream; everything behind it must treat each position alike. `depth="block"` goes on through what else is
+row-wise: the last MLP, as a rule. The logits are the widest output of rank 3 that a head (a linear, or a
+matmul with a constant) leads to, or the one that `output` names. Other outputs stay as they are.
+
+Refuses when no head leads to the output, when a value between the head and the output mixes positions or is
+read elsewhere, and, for `position="input"`, when the length is symbolic.
+
+Why it helps: the head is the largest product of a small language model and all rows but one are thrown away.
+GPT-2 medium 95 to 52 ms, GPT-2 XL 30 % less (measured by more-ane-transformers: M1 Max, macOS 13 to 14); there,
+`x[:, [-1], :]` became a gather and left the ANE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.adapter import InterfaceChange, Values
+from anesurgery.builder import Builder
+from anesurgery.errors import PassError, UnknownName
+from anesurgery.mil import (
+    Function,
+    Program,
+    Var,
+    any_symbolic,
+    is_output,
+    is_symbolic,
+    mb,
+    np_dtype,
+)
+from anesurgery.pattern import Match, OpPattern, Ops, Refusal
+from anesurgery.rewrite import Rewrite
+from anesurgery.rowwise import RULES, Tail, rebuild, row_tail
+
+
+@dataclass(frozen=True)
+class SelectLastToken(Rewrite):
+    """One position of the hidden state is selected before the final norm and the head."""
+
+    name: ClassVar[str] = "select_last_token"
+    position: str = "last"
+    """Either "last", or "input": a one-hot float input picks the position."""
+    depth: str = "norm"
+    """Either "norm": select before the final norm, or "block": as early as it is sound."""
+    output: str | None = None
+    """The name of the logits; by default the widest output that a head leads to."""
+    input_name: str = "position_one_hot"
+    """The name of the input that picks the position."""
+
+    def __post_init__(self) -> None:
+        for option, known in (("position", ("last", "input")), ("depth", ("norm", "block"))):
+            if getattr(self, option) not in known:
+                said = f"{option}={getattr(self, option)!r}"
+                raise PassError(f"{self.name}: {said}; it may be {' or '.join(map(repr, known))}")
+
+    def requires(self, program: Program) -> Refusal | None:
+        """An output that is asked for must exist.
+
+        Raises:
+            UnknownName: it does not; near matches are listed.
+        """
+        known = [v.name for function in program.functions.values() for v in function.outputs]
+        if self.output is not None and self.output not in known:
+            raise UnknownName("output", self.output, known)
+        return None
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Whatever may be the last op before an output."""
+        return op.any(*sorted(RULES))()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """The root must make the logits: the widest rank-3 output with a head."""
+        logits = m.root.outputs[0]
+        if not isinstance(m.block, Function) or not self.may_be_logits(logits):
+            return None
+        tails = {v: self.tail(v) for v in m.block.outputs if self.may_be_logits(v)}
+        found = [v for v, tail in tails.items() if isinstance(tail, Tail)]
+        if found and logits is not max(found, key=lambda v: v.shape[-1]):
+            return None
+        tail = tails[logits]
+        if isinstance(tail, Refusal):
+            return tail
+        reason = self.unpickable(m.block, tail) if self.position == "input" else None
+        return m.bind(tail=tail) if reason is None else Refusal(reason, m.root)
+
+    def may_be_logits(self, var: Var) -> bool:
+        """An output of rank 3 with more than one position that is the one asked for, if any was."""
+        named = self.output is None or var.name == self.output
+        made = var.op is not None and len(var.op.outputs) == 1
+        shaped = var.rank == 3 and var.shape[1] != 1 and not is_symbolic(var.shape[2])
+        return named and made and is_output(var) and shaped
+
+    def tail(self, logits: Var) -> Tail | Refusal:
+        """The row-wise ops before an output, from the value that is to be selected."""
+        if logits.child_ops:
+            return Refusal(f"%{logits.name} is read inside the model too", logits.op)
+        return row_tail(logits, 1, deep=self.depth == "block")
+
+    def unpickable(self, function: Function, tail: Tail) -> str | None:
+        """Why a one-hot row cannot pick a position of this value, or None."""
+        if self.input_name in function.inputs:
+            return f"there is an input named {self.input_name} already"
+        if any_symbolic(tail.source.shape):
+            return f"%{tail.source.name} has the symbolic shape {tuple(tail.source.shape)}"
+        if tail.axis != tail.source.rank - 2 or tail.source.rank > 3:
+            return (
+                f"%{tail.source.name} holds its positions on axis {tail.axis} of {tail.source.rank}"
+            )
+        if np_dtype(tail.source).kind != "f":
+            return f"%{tail.source.name} holds {np_dtype(tail.source)}"
+        return None
+
+    def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
+        """Select, then run the rest on one row."""
+        logits: Var = m.root.outputs[0]
+        if self.position == "input":
+            return {logits: rebuild(mb, m.tail, self.picked(mb, logits, m.tail))}
+        words = f"{logits.name} holds the last position alone, as {_one_row(logits)}"
+        mb.declare(InterfaceChange(words, (logits.name,), outputs=_select(logits.name)))
+        return {logits: rebuild(mb, m.tail, _last(mb, m.tail))}
+
+    def picked(self, mb: Builder, logits: Var, tail: Tail) -> Var:
+        """The position that the one-hot input picks: a sum with one non-zero term."""
+        source, name = tail.source, self.input_name
+        shape = (*(source.shape[:-2] or (1,)), source.shape[-2])
+        held = mb.input_dtype(np_dtype(source))
+        words = (
+            f"{logits.name} holds one position, as {_one_row(logits)}; give {name} "
+            f"({'x'.join(map(str, shape))}, {held}): 1 at that position, 0 elsewhere"
+        )
+
+        def last_unless_given(values: Values) -> Values:
+            default = np.zeros(shape, held)
+            default[:, -1] = 1
+            return {name: default, **values}
+
+        change = InterfaceChange(
+            words, (name, logits.name), last_unless_given, _select(logits.name, name)
+        )
+        one_hot = mb.add_float_input(shape, np_dtype(source), change)
+        if source.rank == 3:
+            one_hot = mb.expand_dims(x=one_hot, axes=[1])
+        row: Var = mb.matmul(x=one_hot, y=source, name=f"{source.name}_picked")
+        return row
+
+
+def _one_row(logits: Var) -> str:
+    return "x".join(map(str, (logits.shape[0], 1, logits.shape[2])))
+
+
+def _select(name: str, one_hot: str = "") -> Callable[[Values, Values], Values]:
+    """The row of an output that the one-hot input picks, the last one where there is no such input."""
+
+    def select(outputs: Values, inputs: Values) -> Values:
+        rows = np.asarray(outputs[name])
+        chosen = np.argmax(inputs[one_hot], axis=-1) if one_hot in inputs else rows.shape[1] - 1
+        at = np.broadcast_to(np.reshape(chosen, (-1, 1, 1)), (rows.shape[0], 1, 1))
+        return {**outputs, name: np.take_along_axis(rows, at, axis=1)}
+
+    return select
+
+
+def _last(mb: Builder, tail: Tail) -> Var:
+    """The last position, by a slice that is known before the model runs."""
+    axis, shape = tail.axis, tail.source.shape
+    here = [a == axis for a in range(len(shape))]
+    if any_symbolic(shape):
+        begin, others = [-1 if h else 0 for h in here], [not h for h in here]
+        ends = {"end": [0] * len(shape), "begin_mask": others, "end_mask": [True] * len(shape)}
+    else:
+        begin, ends = [shape[axis] - 1 if h else 0 for h in here], {"end": list(shape)}
+    name = f"{tail.source.name}_last"
+    row: Var = mb.slice_by_index(x=tail.source, begin=begin, name=name, **ends)
+    return row
+
+
+def example() -> Program:
+    """A layer norm and a head of 6 words over 4 positions."""
+    weight = np.arange(12, dtype=np.float32).reshape(6, 2)
+    tokens, mask = mb.TensorSpec((1, 4, 2)), mb.TensorSpec((1, 4, 2))
+
+    @mb.program(input_specs=[tokens, mask])
+    def program(x: Var, h: Var) -> Var:
+        stream = mb.add(x=x, y=h, name="stream")
+        normed = mb.layer_norm(x=stream, axes=[-1], name="normed")
+        return mb.linear(x=normed, weight=weight, name="logits")
+
+    return program

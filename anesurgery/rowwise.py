@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from anesurgery.builder import Builder
 from anesurgery.mil import (
     Operation,
     Var,
+    any_symbolic,
     constant,
     consumers,
     is_output,
@@ -175,7 +178,7 @@ RULES: dict[str, Callable[[Operation, int], Rows | None]] = {
 
 @dataclass(frozen=True)
 class Tail:
-    """The row-wise ops that lead from one value to another, with a weighted op among them."""
+    """The row-wise ops that lead from one value to another."""
 
     source: Var
     axis: int
@@ -184,16 +187,24 @@ class Tail:
     """In the order in which they run, each with the axis of the positions in its result."""
 
 
-def row_tail(result: Var, axis: int, *, deep: bool = False) -> Tail | Refusal:
+def row_tail(
+    result: Var, axis: int, *, deep: bool = False, behind_head: bool = False
+) -> Tail | Refusal:
     """The longest row-wise way from one value through a head (linear, matmul with a constant) to `result`.
 
     Before the head it goes through norms only, or (`deep`) through everything that is row-wise. It ends at the
     last value that alone carries all that the rest reads, and before a value that is read elsewhere.
+
+    Args:
+        result: a value whose rows are wanted.
+        axis: the axis of the rows.
+        deep: go on through the body.
+        behind_head: a head comes after `result`, so there is none to pass (and the way may be empty).
     """
     block = result.op.enclosing_block if result.op is not None else None
     place = {op: i for i, op in enumerate(block.operations if block is not None else ())}
     wanted: dict[Var, int] = {result: axis}
-    heads: dict[Var, int] = {result: 0}
+    heads: dict[Var, int] = {result: int(behind_head)}
     taken: dict[Operation, int] = {}
     best: Tail | None = None
     while True:
@@ -247,7 +258,7 @@ def rebuild(mb: Builder, tail: Tail, row: Var) -> Var:
         if op.op_type == "slice_by_index":
             inputs |= _all_of(op, axis)
         new[op.outputs[0]] = getattr(mb, op.op_type)(**inputs, name=f"{op.name}_row")
-    return new[tail.ops[-1][0].outputs[0]]
+    return new[tail.ops[-1][0].outputs[0]] if tail.ops else row
 
 
 def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:
@@ -256,3 +267,50 @@ def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:
         name: [bool(m) or a == axis for a, m in enumerate(_per_axis(op, name, False))]
         for name in ("begin_mask", "end_mask")
     }
+
+
+def last_row(mb: Builder, value: Var, axis: int) -> Var:
+    """The last position of an axis, by a slice whose bounds are known before the model runs."""
+    shape = list(value.shape)
+    here = [a == axis for a in range(len(shape))]
+    if any_symbolic(shape):
+        begin, others = [-1 if h else 0 for h in here], [not h for h in here]
+        ends = {"end": [0] * len(shape), "begin_mask": others, "end_mask": [True] * len(shape)}
+    else:
+        begin, ends = [shape[axis] - 1 if h else 0 for h in here], {"end": shape}
+    row: Var = mb.slice_by_index(x=value, begin=begin, name=f"{value.name}_last", **ends)
+    return row
+
+
+def takes_last(op: Operation, axis: int) -> bool:
+    """Is this a gather or a slice that takes all of the last position of an axis, and nothing else?"""
+    if op.op_type not in ("gather", "slice_by_index") or op.x.val is not None:
+        return False
+    x, shape = op.x, list(op.outputs[0].shape)
+    if x.rank <= axis or x.shape[axis] == 1:
+        return False
+    rest = [d for a, d in enumerate(x.shape) if a != axis]
+    if shape not in (rest, [*rest[:axis], 1, *rest[axis:]]):
+        return False
+    last = (-1,) if any_symbolic(x.shape) else (-1, x.shape[axis] - 1)
+    if op.op_type == "gather":
+        index = constant(op.indices)
+        along = constant(op.axis) in (axis, axis - x.rank)
+        return along and index is not None and np.size(index) == 1 and int(np.max(index)) in last
+    begin, masked = constant(op.begin), _per_axis(op, "begin_mask", False)
+    straight = all(int(s) == 1 for s in _per_axis(op, "stride", 1))
+    return straight and begin is not None and not masked[axis] and int(begin[axis]) in last
+
+
+def leads_to_weights(value: Var) -> bool:
+    """Is there a linear, or another product with a constant, among the ops that depend on a value?"""
+    seen: set[Operation] = set()
+    queue = consumers(value)
+    while queue:
+        op = queue.pop()
+        if op.op_type in WEIGHTED:
+            return True
+        if op not in seen:
+            seen.add(op)
+            queue += [reader for v in op.outputs for reader in consumers(v)]
+    return False

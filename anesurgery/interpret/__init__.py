@@ -1,0 +1,18 @@
+"""The interpreter: MIL programs as numbers, on any machine with torch."""
+
+from anesurgery.interpret import (  # noqa: F401 - importing them fills the table
+    attention,
+    conv,
+    elementwise,
+    indexing,
+    linear,
+    normalization,
+    recurrent,
+    reduction,
+    tensor,
+)
+from anesurgery.interpret.core import Executable, evaluate, run
+from anesurgery.interpret.listener import Listener
+from anesurgery.interpret.table import TABLE, Unsupported, impl
+
+__all__ = ["TABLE", "Executable", "Listener", "Unsupported", "evaluate", "impl", "run"]

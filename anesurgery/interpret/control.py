@@ -1,0 +1,94 @@
+"""Control flow and lists: ops that run blocks, and the lists that loops fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anesurgery.errors import InterpretError
+from anesurgery.interpret.table import impl, ints
+from anesurgery.mil import Operation
+
+LOOP_LIMIT = 100_000
+"""Rounds after which a `while_loop` is taken for endless."""
+
+
+def _block(
+    plan: Any, block: Any, values: list[Any], env: dict[Any, Any], listener: Any
+) -> list[Any]:
+    """Run a nested block on the values of its inputs; it sees the values outside."""
+    inner = {**env, **dict(zip(block.inputs, values, strict=True))}
+    nested = plan.blocks[block]
+    nested.run(inner, listener)
+    return [nested.value(inner, v) for v in block.outputs]
+
+
+def while_loop(plan: Any, op: Operation, arguments: dict[str, Any], env: Any, listener: Any) -> Any:
+    """Run the second block as long as the first gives true."""
+    condition, body = op.blocks
+    values = list(arguments["loop_vars"])
+    for _ in range(LOOP_LIMIT):
+        if not bool(_block(plan, condition, values, env, listener)[0]):
+            return values
+        values = _block(plan, body, values, env, listener)
+    raise InterpretError(f"op {op.name}: the loop still runs after {LOOP_LIMIT} rounds")
+
+
+def cond(plan: Any, op: Operation, arguments: dict[str, Any], env: Any, listener: Any) -> Any:
+    """Run one of two blocks."""
+    block = op.blocks[0] if bool(arguments["pred"]) else op.blocks[1]
+    return _block(plan, block, [], env, listener)
+
+
+TABLE: dict[str, Callable[..., Any]] = {"while_loop": while_loop, "cond": cond}
+"""Op type -> function of (plan, op, arguments, environment, listener)."""
+
+
+@impl("make_list")
+def make_list(init_length: Any = 1, elem_shape: Any = (), **_: Any) -> list[Any]:
+    """A list of zeros; elements of unknown shape stay empty until they are written."""
+    length = 1 if init_length is None else ints(init_length)[0]
+    return [None] * length
+
+
+@impl("list_write")
+def list_write(ls: list[Any], index: Any, value: torch.Tensor) -> list[Any]:
+    """A list with one element replaced; it grows when the index is behind its end."""
+    at = ints(index)[0]
+    return [*(ls + [None] * (at + 1 - len(ls)))[:at], value, *ls[at + 1 :]]
+
+
+@impl("list_read")
+def list_read(ls: list[Any], index: Any) -> torch.Tensor:
+    """One element."""
+    return _written(ls, ints(index))[0]
+
+
+@impl("list_gather")
+def list_gather(ls: list[Any], indices: Any) -> torch.Tensor:
+    """Some elements, stacked along a new first axis."""
+    return torch.stack(_written(ls, ints(indices)))
+
+
+@impl("list_scatter")
+def list_scatter(ls: list[Any], indices: Any, value: torch.Tensor) -> list[Any]:
+    """A list with some elements replaced by the rows of `value`."""
+    for at, row in zip(ints(indices), value, strict=True):
+        ls = list_write(ls, at, row)
+    return ls
+
+
+@impl("list_length")
+def list_length(ls: list[Any]) -> torch.Tensor:
+    """The number of elements."""
+    return torch.tensor(len(ls), dtype=torch.int32)
+
+
+def _written(ls: list[Any], at: list[int]) -> list[torch.Tensor]:
+    """Elements, those never written as zeros of the shape of a written one."""
+    like = next((v for v in ls if v is not None), None)
+    if like is None:
+        raise InterpretError("the list is read before anything was written to it")
+    return [torch.zeros_like(like) if ls[i] is None else ls[i] for i in at]

@@ -1,0 +1,272 @@
+"""Run a program: plan once which function computes each op, then evaluate the ops in order.
+
+A value is freed after its last use. Constants are views of the stored weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.errors import InterpretError, SurgeryError
+from anesurgery.interpret import constexpr, control, inputs, state
+from anesurgery.interpret import precision as dtypes
+from anesurgery.interpret.listener import Listener, Probe
+from anesurgery.interpret.table import TABLE, Unsupported
+from anesurgery.mil import Array, Block, Operation, Program, Var, operands
+from anesurgery.sampling import function_of
+from anesurgery.text import to_text
+
+Env = dict[Var, Any]
+
+
+@dataclass
+class Step:
+    """One op, ready to run."""
+
+    op: Operation
+    function: Any
+    """From the table; None for control flow, which runs blocks."""
+    fixed: dict[str, Any]
+    """Inputs that are constants."""
+    reads: list[tuple[str, Any]]
+    """Inputs that are values: (parameter, Var or tuple of Vars)."""
+    wide: list[str]
+    """Parameters whose stored fp16 constants must be widened for this op."""
+    outs: list[tuple[Var, torch.dtype | None, bool]]
+    dead: list[Var]
+
+
+class Plan:
+    """The steps of a list of ops, and of the blocks nested in them."""
+
+    def __init__(self, ops: Iterable[Operation], keep: Iterable[Var], arithmetic: str) -> None:
+        self.arithmetic = dtypes.check(arithmetic)
+        self.constants: Env = {}
+        self.steps: list[Step] = []
+        self.blocks: dict[Block, Plan] = {}
+        ops = [op for op in ops if not self._constant(op)]
+        last = _last_uses(ops, set(keep))
+        for i, op in enumerate(ops):
+            self.steps.append(self._step(op, last.get(i, [])))
+
+    def _constant(self, op: Operation) -> bool:
+        if op.op_type == "const":
+            return True
+        if op.op_type.startswith("constexpr_"):
+            self.constants[op.outputs[0]] = dtypes.as_tensor(constexpr.decompress(op))
+            return True
+        return False
+
+    def _step(self, op: Operation, dead: list[Var]) -> Step:
+        if op.blocks:
+            if op.op_type not in control.TABLE:
+                raise Unsupported(f"op {op.name}: the interpreter does not know {op.op_type!r}")
+            for block in op.blocks:
+                self.blocks[block] = Plan(block.operations, block.outputs, self.arithmetic)
+        elif op.op_type not in TABLE:
+            raise Unsupported(
+                f"op {op.name}: the interpreter does not know {op.op_type!r}; "
+                "add a meaning with @impl (anesurgery.interpret.table)"
+            )
+        meaning = None if op.blocks else TABLE[op.op_type]
+        fixed, reads, wide = self._inputs(op, moves=meaning is not None and meaning.moves)
+        outs = [(v, dtypes.run_dtype(v), dtypes.rounds(v, self.arithmetic)) for v in op.outputs]
+        return Step(op, meaning and meaning.function, fixed, reads, wide, outs, dead)
+
+    def _inputs(
+        self, op: Operation, moves: bool
+    ) -> tuple[dict[str, Any], list[tuple[str, Any]], list[str]]:
+        fixed: dict[str, Any] = {}
+        reads: list[tuple[str, Any]] = []
+        for name, value in op.inputs.items():
+            if value is None or name.startswith("_"):
+                continue
+            if isinstance(value, (list, tuple)):
+                self.constants |= {v: self._fixed(op, name, v) for v in value if _is_const(v)}
+                reads.append((name, tuple(value)))
+            elif _is_const(value):
+                fixed[name] = self._fixed(op, name, value)
+            elif value in self.constants:
+                fixed[name] = self.constants[value]
+            else:
+                reads.append((name, value))
+        half = [
+            k for k, v in fixed.items() if isinstance(v, torch.Tensor) and v.dtype == torch.float16
+        ]
+        return fixed, reads, [] if moves else half
+
+    def _fixed(self, op: Operation, name: str, var: Var) -> Any:
+        """A constant operand: tensors for what an op computes with, plain Python for what describes it."""
+        value = var.val
+        described = getattr(op.input_spec.input_types.get(name), "const", False)
+        if isinstance(value, (np.ndarray, np.generic)):
+            if described and (value.ndim == 0 or value.dtype.kind not in "f"):
+                return value.tolist()
+            return dtypes.as_tensor(value)
+        if described or isinstance(value, str) or not isinstance(value, (bool, int, float)):
+            return value
+        return dtypes.as_tensor(
+            np.asarray(value, np.float32) if isinstance(value, float) else value
+        )
+
+    def run(self, env: Env, listener: Listener | None) -> None:
+        """Evaluate the steps; `env` holds the values and loses those that are no longer needed."""
+        for step in self.steps:
+            arguments = {**step.fixed, **{k: self._read(env, v) for k, v in step.reads}}
+            for name in step.wide:
+                arguments[name] = arguments[name].float()
+            if listener is not None:
+                listener.before(step.op, arguments)
+            made = self._compute(step, arguments, env, listener)
+            for (var, dtype, rounded), value in zip(step.outs, made, strict=True):
+                env[var] = dtypes.finish(value, dtype, rounded)
+            if listener is not None:
+                listener.after(step.op, [env[var] for var, _, _ in step.outs])
+            for var in step.dead:
+                env.pop(var, None)
+
+    def _compute(
+        self, step: Step, arguments: dict[str, Any], env: Env, listener: Listener | None
+    ) -> Any:
+        try:
+            if step.function is None:
+                return control.TABLE[step.op.op_type](self, step.op, arguments, env, listener)
+            made = step.function(**arguments)
+        except SurgeryError:
+            raise
+        except Exception as error:
+            raise InterpretError(
+                f"op {step.op.name} failed: {type(error).__name__}: {error}\n  {to_text(step.op).strip()}\n"
+                f"  on {', '.join(f'{k}={inputs.describe(v)}' for k, v in arguments.items())}"
+            ) from error
+        return made if isinstance(made, (tuple, list)) and len(step.outs) > 1 else (made,)
+
+    def _read(self, env: Env, wanted: Any) -> Any:
+        if isinstance(wanted, tuple):
+            return [dtypes.widen(self.value(env, v)) for v in wanted]
+        return env[wanted]
+
+    def value(self, env: Env, var: Var) -> Any:
+        """The value of a var: computed, or a constant."""
+        if var in env:
+            return env[var]
+        if var not in self.constants:
+            if not _is_const(var):
+                raise InterpretError(f"%{var.name} has no value here")
+            self.constants[var] = dtypes.as_tensor(var.val)
+        return self.constants[var]
+
+
+def _is_const(var: Any) -> bool:
+    return isinstance(var, Var) and var.op is not None and var.op.op_type == "const"
+
+
+def _last_uses(ops: list[Operation], keep: set[Var]) -> dict[int, list[Var]]:
+    """Index of an op -> the values made by `ops` that nobody needs after it."""
+    last: dict[Var, int] = {}
+    for i, op in enumerate(ops):
+        last |= dict.fromkeys(op.outputs, i)
+        last |= {v: i for v in _deep_reads(op) if v in last}
+    found: dict[int, list[Var]] = {}
+    for var, i in last.items():
+        if var not in keep:
+            found.setdefault(i, []).append(var)
+    return found
+
+
+def _deep_reads(op: Operation) -> list[Var]:
+    found = [v for _, v in operands(op)]
+    for block in op.blocks:
+        found += [v for nested in block.operations for v in _deep_reads(nested)] + list(
+            block.outputs
+        )
+    return found
+
+
+class Executable:
+    """A function of a program, planned once and called many times."""
+
+    def __init__(
+        self, program: Program, *, function: str | None = None, precision: str = "fp32"
+    ) -> None:
+        self.function = function_of(program, function)
+        self.plan = Plan(self.function.operations, self.function.outputs, precision)
+
+    def __call__(
+        self, values: Mapping[str, Any], *, listener: Listener | None = None,
+        state: state.States | None = None,
+    ) -> dict[str, Array]:  # fmt: skip
+        """The outputs by name, as numpy arrays.
+
+        Args:
+            values: numpy arrays or tensors by input name.
+            listener: told about each op.
+            state: states that live on between calls (`make_state`); fresh ones, all zero, when absent.
+
+        Raises:
+            InterpretError: inputs that do not fit, or an op that fails.
+        """
+        env = inputs.bind(self.function, values, state)
+        with torch.inference_mode():
+            self.plan.run(env, listener)
+            outputs = {v.name: self.plan.value(env, v) for v in self.function.outputs}
+        arithmetic = self.plan.arithmetic
+        return {
+            v.name: dtypes.to_numpy(outputs[v.name], v, arithmetic) for v in self.function.outputs
+        }
+
+    def make_state(self) -> state.States:
+        """States of this function, all zero."""
+        return state.make(self.function)
+
+
+def evaluate(
+    ops: Sequence[Operation], bindings: Mapping[Var, torch.Tensor], wanted: Sequence[Var],
+    precision: str = "fp32",
+) -> list[torch.Tensor]:  # fmt: skip
+    """The values of some vars after running a list of ops of one block.
+
+    Args:
+        ops: in an order in which they can run.
+        bindings: the values that they read from outside; constants are read by themselves.
+        wanted: vars made by `ops`, bound, or constant.
+        precision: the arithmetic.
+    """
+    plan = Plan(ops, wanted, precision)
+    env: Env = {v: dtypes.finish(t, dtypes.run_dtype(v), False) for v, t in bindings.items()}
+    with torch.inference_mode():
+        plan.run(env, None)
+        return [dtypes.widen(plan.value(env, v)) for v in wanted]
+
+
+def run(
+    model: Any, values: Mapping[str, Any], *, precision: str = "fp32", function: str | None = None,
+    outputs: Sequence[str] | None = None, listener: Listener | None = None,
+) -> dict[str, Array]:  # fmt: skip
+    """Run a model once: numbers, on any machine.
+
+    Args:
+        model: path of a package, MLModel, or MIL program.
+        values: inputs by name, numpy arrays or tensors.
+        precision: "fp32" computes fp16 programs exactly in fp32; "fp16" rounds as stored.
+        function: which one; `main` or the first by default.
+        outputs: names of outputs, or of any other value of the function; all outputs by default.
+        listener: told about each op.
+
+    Raises:
+        InterpretError: inputs that do not fit, an op that is not known or fails.
+        UnknownName: no such function or value.
+    """
+    from anesurgery.program import load
+
+    executable = Executable(load(model).program, function=function, precision=precision)
+    if outputs is None:
+        return executable(values, listener=listener)
+    probe = Probe(executable.function, outputs, precision, listener)
+    made = executable(values, listener=probe)
+    return {name: probe.found[name] if name in probe.found else made[name] for name in outputs}

@@ -1,0 +1,173 @@
+"""Ops that work on each element by itself: arithmetic, comparisons, functions, activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+
+from anesurgery.interpret.table import TABLE, Meaning, impl
+
+Tensor = torch.Tensor
+
+
+def _floor_div(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(x, y, rounding_mode="floor")
+
+
+BINARY: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "real_div": torch.true_divide,
+    "floor_div": _floor_div, "mod": torch.remainder, "pow": torch.pow,
+    "maximum": torch.maximum, "minimum": torch.minimum,
+    "equal": torch.eq, "not_equal": torch.ne, "greater": torch.gt, "greater_equal": torch.ge,
+    "less": torch.lt, "less_equal": torch.le,
+    "logical_and": torch.logical_and, "logical_or": torch.logical_or, "logical_xor": torch.logical_xor,
+}  # fmt: skip
+"""Op type -> function of (x, y), which broadcast."""
+
+UNARY: dict[str, Callable[..., Tensor]] = {
+    "abs": torch.abs, "acos": torch.acos, "asin": torch.asin, "atan": torch.atan, "atanh": torch.atanh,
+    "ceil": torch.ceil, "cos": torch.cos, "cosh": torch.cosh, "erf": torch.erf, "exp": torch.exp,
+    "exp2": torch.exp2, "floor": torch.floor, "logical_not": torch.logical_not, "round": torch.round,
+    "sign": torch.sign, "sin": torch.sin, "sinh": torch.sinh, "sqrt": torch.sqrt, "square": torch.square,
+    "tan": torch.tan, "tanh": torch.tanh, "relu": torch.relu, "relu6": F.relu6,
+    "sigmoid": torch.sigmoid, "silu": F.silu, "softplus": F.softplus, "softsign": F.softsign,
+}  # fmt: skip
+"""Op type -> function of x."""
+
+
+def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, y: function(x, y)
+
+
+def _unary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x: function(x)
+
+
+TABLE.update({name: Meaning(_binary(f), False) for name, f in BINARY.items()})
+TABLE.update({name: Meaning(_unary(f), False) for name, f in UNARY.items()})
+
+
+@impl("inverse")
+def inverse(x: Tensor, epsilon: float = 1e-4) -> Tensor:
+    """1 / (x + epsilon)."""
+    return 1 / (x + epsilon)
+
+
+@impl("log")
+def log(x: Tensor, epsilon: float = 1e-45) -> Tensor:
+    """The natural logarithm of x + epsilon."""
+    return torch.log(x + epsilon)
+
+
+@impl("rsqrt")
+def rsqrt(x: Tensor, epsilon: float = 1e-12) -> Tensor:
+    """1 / sqrt(x + epsilon)."""
+    return torch.rsqrt(x + epsilon)
+
+
+@impl("clip")
+def clip(x: Tensor, alpha: float, beta: float) -> Tensor:
+    """X limited to [alpha, beta]."""
+    return torch.clamp(x, alpha, beta)
+
+
+@impl("threshold")
+def threshold(x: Tensor, alpha: float) -> Tensor:
+    """The larger of x and alpha."""
+    return torch.clamp(x, min=alpha)
+
+
+@impl("cast")
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """X in another dtype; floats are truncated toward zero."""
+    if dtype == "bool":
+        return x != 0
+    if not dtype.startswith(("int", "uint")):
+        return x.float()
+    bits, unsigned = int("".join(filter(str.isdigit, dtype))), dtype.startswith("u")
+    whole = x.to(torch.int64)
+    if bits < 32:
+        span = 1 << bits
+        whole = whole % span
+        whole = whole if unsigned else torch.where(whole >= span // 2, whole - span, whole)
+    return whole.to(torch.int32)
+
+
+@impl("select")
+def select(cond: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A where the condition holds, else b."""
+    return torch.where(cond.bool(), a, b)
+
+
+@impl("identity", moves=True)
+def identity(x: Any) -> Any:
+    """X itself."""
+    return x
+
+
+@impl("gelu")
+def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
+    """Gaussian error linear unit, exact or in one of its two approximations."""
+    if mode == "SIGMOID_APPROXIMATION":
+        return x * torch.sigmoid(1.702 * x)
+    return F.gelu(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
+
+
+@impl("elu")
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """X above zero, alpha (exp(x) - 1) below."""
+    return F.elu(x, alpha)
+
+
+@impl("leaky_relu")
+def leaky_relu(x: Tensor, alpha: float = 0.01) -> Tensor:
+    """X above zero, alpha x below."""
+    return F.leaky_relu(x, alpha)
+
+
+@impl("clamped_relu")
+def clamped_relu(x: Tensor, alpha: float, beta: float) -> Tensor:
+    """The smaller of beta and leaky_relu(x, alpha)."""
+    return torch.clamp(F.leaky_relu(x, alpha), max=beta)
+
+
+@impl("linear_activation")
+def linear_activation(x: Tensor, alpha: float, beta: float = 0.0) -> Tensor:
+    """Alpha x + beta."""
+    return alpha * x + beta
+
+
+@impl("prelu")
+def prelu(x: Tensor, alpha: Tensor) -> Tensor:
+    """X above zero, alpha x below, with one alpha for each channel (axis 1)."""
+    return F.prelu(x, torch.as_tensor(alpha).float().reshape(-1))
+
+
+@impl("scaled_tanh")
+def scaled_tanh(x: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    """Alpha tanh(beta x)."""
+    return alpha * torch.tanh(beta * x)
+
+
+@impl("sigmoid_hard")
+def sigmoid_hard(x: Tensor, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    """Alpha x + beta, limited to [0, 1]."""
+    return torch.clamp(alpha * x + beta, 0, 1)
+
+
+@impl("softplus_parametric")
+def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """Alpha log(1 + exp(beta x)), with one alpha and beta for each channel (axis 1)."""
+    shape = (1, -1, *(1,) * (x.ndim - 2))
+    a, b = (torch.as_tensor(v).float().reshape(shape) for v in (alpha, beta))
+    return a * F.softplus(b * x, threshold=math.inf)
+
+
+@impl("thresholded_relu")
+def thresholded_relu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """X from alpha on, 0 below."""
+    return torch.where(x >= alpha, x, torch.zeros_like(x))

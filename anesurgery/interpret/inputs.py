@@ -1,0 +1,70 @@
+"""Check the inputs of a function and bring them into the form in which it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.errors import InterpretError, UnknownName
+from anesurgery.interpret import precision, state
+from anesurgery.mil import Function, Var, is_symbolic, np_dtype, types
+
+
+def describe(value: Any) -> str:
+    """Shape and dtype of a value, for messages."""
+    if isinstance(value, torch.Tensor):
+        return f"{'x'.join(map(str, value.shape)) or 'scalar'} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+        return f"[{', '.join(map(describe, value))}]"
+    return repr(value)
+
+
+def bind(
+    function: Function, values: Mapping[str, Any], states: state.States | None
+) -> dict[Var, Any]:
+    """The first environment of a run.
+
+    Raises:
+        InterpretError: an input is missing, has a wrong shape or dtype.
+        UnknownName: an input that the function does not have.
+    """
+    wanted = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
+    for name in values:
+        if name not in wanted:
+            raise UnknownName("input", name, wanted)
+    if missing := [n for n in wanted if n not in values]:
+        raise InterpretError(
+            f"missing inputs: {', '.join(missing)}; the model takes {', '.join(wanted)}"
+        )
+    env: dict[Var, Any] = dict(state.bind(function, states))
+    symbols: dict[Any, int] = {}
+    for name, var in wanted.items():
+        env[var] = _input(name, var, values[name], symbols)
+    return env
+
+
+def _input(name: str, var: Var, value: Any, symbols: dict[Any, int]) -> torch.Tensor:
+    array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    shape = tuple(var.shape or ())
+    if array.ndim != len(shape) or not all(
+        _fits(d, n, symbols) for d, n in zip(shape, array.shape, strict=True)
+    ):
+        raise InterpretError(f"input {name!r} has shape {array.shape}, expected {shape}")
+    dtype = np_dtype(var)
+    if dtype.kind in "iu" and array.dtype.kind not in "iub":
+        raise InterpretError(f"input {name!r} holds {array.dtype}, expected {dtype}")
+    if dtype.kind == "f" and array.dtype.kind not in "fiub":
+        raise InterpretError(f"input {name!r} holds {array.dtype}, expected {dtype}")
+    cast = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise InterpretError(f"input {name!r} holds numbers that do not fit into {dtype}")
+    return precision.finish(precision.as_tensor(cast), precision.run_dtype(var), False)
+
+
+def _fits(dimension: Any, size: int, symbols: dict[Any, int]) -> bool:
+    if not is_symbolic(dimension):
+        return int(dimension) == size
+    return symbols.setdefault(dimension, size) == size

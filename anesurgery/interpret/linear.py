@@ -1,0 +1,37 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+
+from anesurgery.interpret.table import impl
+
+Tensor = torch.Tensor
+
+
+@impl("linear")
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """X times the transposed weight [out, in], plus the bias."""
+    if x.dtype == torch.int32:
+        product = (x.double() @ weight.double().T).to(torch.int32)
+        return product if bias is None else product + bias
+    return F.linear(x, weight.reshape(weight.shape), bias)
+
+
+@impl("matmul")
+def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Tensor:
+    """The matrix product over the last two axes, each side transposed on request."""
+    x = x.transpose(-1, -2) if transpose_x and x.ndim > 1 else x
+    y = y.transpose(-1, -2) if transpose_y and y.ndim > 1 else y
+    if x.dtype == torch.int32 and y.dtype == torch.int32:
+        return torch.matmul(x.double(), y.double()).to(torch.int32)
+    return torch.matmul(x.to(torch.float32), y.to(torch.float32))
+
+
+@impl("einsum")
+def einsum(values: list[Tensor], equation: Any) -> Tensor:
+    """Sum of products over named axes."""
+    return torch.einsum(str(equation), *values)

@@ -1,0 +1,93 @@
+"""Ops that reduce axes to one number each, and the softmax and running sum beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anesurgery.interpret.table import TABLE, Meaning, impl, ints
+
+Tensor = torch.Tensor
+
+
+def _all_min(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return torch.amin(x, dim=axes, keepdim=keep)
+
+
+def _all_max(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return torch.amax(x, dim=axes, keepdim=keep)
+
+
+def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return torch.sum(x, dim=axes, keepdim=keep)
+
+
+def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return torch.mean(x.float(), dim=axes, keepdim=keep)
+
+
+def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    for axis in sorted((a % x.ndim for a in axes), reverse=True):
+        x = torch.prod(x, dim=axis, keepdim=keep)
+    return x
+
+
+REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
+    "reduce_sum": _sum,
+    "reduce_mean": _mean,
+    "reduce_max": _all_max,
+    "reduce_min": _all_min,
+    "reduce_prod": _prod,
+    "reduce_l1_norm": lambda x, axes, keep: _sum(x.abs(), axes, keep),
+    "reduce_l2_norm": lambda x, axes, keep: torch.sqrt(_sum(x * x, axes, keep)),
+    "reduce_sum_square": lambda x, axes, keep: _sum(x * x, axes, keep),
+    "reduce_log_sum": lambda x, axes, keep: torch.log(_sum(x, axes, keep)),
+    "reduce_log_sum_exp": lambda x, axes, keep: torch.logsumexp(x, axes, keep),
+}
+"""Op type -> function of (x, axes, keep_dims)."""
+
+
+def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Tensor]:
+    def reduce(x: Tensor, axes: Any = None, keep_dims: bool = False) -> Tensor:
+        chosen = list(range(x.ndim)) if axes is None else ints(axes)
+        return (
+            function(x, chosen, bool(keep_dims)) if x.ndim else function(x.reshape(1), [0], False)
+        )
+
+    return reduce
+
+
+TABLE.update({name: Meaning(_reduction(f), False) for name, f in REDUCTIONS.items()})
+
+
+@impl("reduce_argmax")
+def reduce_argmax(
+    x: Tensor, axis: int = -1, keep_dims: bool = False, output_dtype: str = ""
+) -> Tensor:
+    """Where the largest element of an axis is (the first of equals)."""
+    return torch.argmax(x, dim=axis, keepdim=keep_dims)
+
+
+@impl("reduce_argmin")
+def reduce_argmin(
+    x: Tensor, axis: int = -1, keep_dims: bool = False, output_dtype: str = ""
+) -> Tensor:
+    """Where the smallest element of an axis is (the first of equals)."""
+    return torch.argmin(x, dim=axis, keepdim=keep_dims)
+
+
+@impl("softmax")
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """exp(x) over its sum along an axis; the maximum is subtracted first."""
+    return torch.softmax(x, dim=int(axis))
+
+
+@impl("cumsum")
+def cumsum(x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """The running sum along an axis, from either end, with or without the element itself."""
+    x = x.flip(axis) if reverse else x
+    total = torch.cumsum(x, dim=axis).to(x.dtype)
+    total = total - x if exclusive else total
+    return total.flip(axis) if reverse else total

@@ -1,0 +1,46 @@
+"""The table of meanings: op type -> a function whose parameters are the op's MIL inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from anesurgery.errors import InterpretError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """How an op type is computed."""
+
+    function: Callable[..., Any]
+    moves: bool
+    """It only moves data: stored fp16 weights are handed in as they are, and only the result is widened."""
+
+
+TABLE: dict[str, Meaning] = {}
+"""Op type -> meaning. Control flow is not here: see `anesurgery.interpret.control`."""
+
+
+class Unsupported(InterpretError):  # noqa: N818 - reads as a statement
+    """An op type or a form of one that the interpreter does not know."""
+
+
+def impl(*op_types: str, moves: bool = False) -> Callable[[F], F]:
+    """Enter a function into the table for some op types."""
+
+    def enter(function: F) -> F:
+        for op_type in op_types:
+            TABLE[op_type] = Meaning(function, moves)
+        return function
+
+    return enter
+
+
+def ints(value: Any) -> list[int]:
+    """Integers from what an op may be given: a list, a number, an array or a tensor."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]

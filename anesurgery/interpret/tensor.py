@@ -1,0 +1,264 @@
+"""Ops that move, select or make elements: shapes, slices, joins, fills, ranges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+
+from anesurgery.interpret.table import Unsupported, impl, ints
+
+Tensor = torch.Tensor
+
+
+@impl("reshape", moves=True)
+def reshape(x: Tensor, shape: Any) -> Tensor:
+    """Another shape: -1 is what is left, 0 keeps the length of x at that place."""
+    return x.reshape([x.shape[i] if d == 0 and x.numel() else d for i, d in enumerate(ints(shape))])
+
+
+@impl("reshape_like", moves=True)
+def reshape_like(
+    x: Tensor, ref_tensors: list[Tensor], begins: Any, ends: Any, end_masks: Any
+) -> Tensor:
+    """The shape put together from pieces of other tensors' shapes."""
+    shape: list[int] = []
+    for ref, b, e, whole in zip(ref_tensors, ints(begins), ints(ends), end_masks, strict=True):
+        shape += ref.shape[b:] if whole else ref.shape[b:e]
+    return x.reshape(shape)
+
+
+@impl("expand_dims", moves=True)
+def expand_dims(x: Tensor, axes: Any) -> Tensor:
+    """New axes of length 1, numbered in the result."""
+    chosen = ints(axes)
+    for axis in sorted(a % (x.ndim + len(chosen)) for a in chosen):
+        x = x.unsqueeze(axis)
+    return x
+
+
+@impl("squeeze", moves=True)
+def squeeze(x: Tensor, axes: Any = None) -> Tensor:
+    """Without some axes of length 1 (all of them by default)."""
+    return x.squeeze() if axes is None else x.squeeze(tuple(ints(axes)))
+
+
+@impl("transpose", moves=True)
+def transpose(x: Tensor, perm: Any) -> Tensor:
+    """Axes in another order."""
+    return x.permute(ints(perm))
+
+
+@impl("flatten2d", moves=True)
+def flatten2d(x: Tensor, axis: int = 1) -> Tensor:
+    """Two axes: those before `axis`, and the rest."""
+    axis = axis + x.ndim if axis < 0 else axis
+    return x.reshape(math.prod(x.shape[:axis]), -1)
+
+
+@impl("concat")
+def concat(values: list[Tensor], axis: int = 0, interleave: bool = False) -> Tensor:
+    """Tensors joined along an axis, one after the other or element by element."""
+    if not interleave:
+        return torch.cat(list(values), dim=int(axis))
+    axis = int(axis) % values[0].ndim
+    shape = list(values[0].shape)
+    shape[axis] *= len(values)
+    return torch.stack(list(values), dim=axis + 1).reshape(shape)
+
+
+@impl("stack")
+def stack(values: list[Tensor], axis: int = 0) -> Tensor:
+    """Tensors joined along a new axis."""
+    return torch.stack(list(values), dim=int(axis))
+
+
+@impl("split", moves=True)
+def split(x: Tensor, axis: int, num_splits: int | None = None, split_sizes: Any = None) -> Any:
+    """Pieces along an axis, of equal or of given lengths."""
+    sizes = (
+        ints(split_sizes)
+        if split_sizes is not None
+        else [x.shape[axis] // int(num_splits or 1)] * int(num_splits or 1)
+    )
+    parts = torch.split(x, sizes, dim=int(axis))
+    return parts if len(parts) > 1 else parts[0]
+
+
+@impl("tile", moves=True)
+def tile(x: Tensor, reps: Any) -> Tensor:
+    """X repeated along its axes."""
+    return x.repeat(ints(reps))
+
+
+@impl("reverse", moves=True)
+def reverse(x: Tensor, axes: Any = None) -> Tensor:
+    """X backward along some axes (all by default)."""
+    return x.flip(list(range(x.ndim)) if axes is None else ints(axes))
+
+
+@impl("pad", moves=True)
+def pad(x: Tensor, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Tensor:
+    """X with more elements at the ends of its last axes: a value, a mirror, or the edge repeated."""
+    amounts = ints(pad)
+    order = [p for i in range(len(amounts) - 2, -1, -2) for p in amounts[i : i + 2]]
+    if mode == "constant":
+        return F.pad(x, order, value=float(constant_val))
+    name = {"reflect": "reflect", "replicate": "replicate"}.get(mode)
+    if name is None:
+        raise Unsupported(f"pad mode {mode!r} is not known")
+    while len(order) >= 2 and order[-2:] == [0, 0]:
+        order = order[:-2]
+    lead = x.shape[: x.ndim - max(len(order) // 2, 1)]
+    flat = x.float().reshape(1, -1, *x.shape[len(lead) :])
+    out = F.pad(flat, order, mode=name)
+    return out.reshape(*lead, *out.shape[2:])
+
+
+def _mask(mask: Any, rank: int) -> list[bool]:
+    return [bool(m) for m in mask] if mask is not None else [False] * rank
+
+
+@impl("slice_by_index", moves=True)
+def slice_by_index(
+    x: Tensor, begin: Any, end: Any, stride: Any = None, begin_mask: Any = None, end_mask: Any = None,
+    squeeze_mask: Any = None,
+) -> Tensor:  # fmt: skip
+    """Python slices along each axis; a masked begin or end is the axis's own, a squeezed axis is dropped."""
+    b, e, s = ints(begin), ints(end), ints(stride) if stride is not None else [1] * x.ndim
+    no_begin, no_end, drop = (_mask(m, x.ndim) for m in (begin_mask, end_mask, squeeze_mask))
+    for axis in range(x.ndim):
+        if drop[axis]:
+            x = x.narrow(axis, b[axis] % x.shape[axis], 1)
+            continue
+        chosen = range(x.shape[axis])[
+            slice(None if no_begin[axis] else b[axis], None if no_end[axis] else e[axis], s[axis])
+        ]
+        if s[axis] > 0:
+            x = x[
+                (slice(None),) * axis
+                + (slice(chosen.start, max(chosen.stop, chosen.start), s[axis]),)
+            ]
+        else:
+            x = x.index_select(axis, torch.tensor(list(chosen), dtype=torch.int64))
+    return x.squeeze(tuple(a for a in range(x.ndim) if drop[a])) if any(drop) else x
+
+
+@impl("slice_by_size", moves=True)
+def slice_by_size(x: Tensor, begin: Any, size: Any) -> Tensor:
+    """Blocks that start at `begin`; size -1 reaches to the end."""
+    for axis, (b, n) in enumerate(zip(ints(begin), ints(size), strict=True)):
+        b = b % x.shape[axis] if b < 0 else b
+        x = x.narrow(axis, b, x.shape[axis] - b if n == -1 else n)
+    return x
+
+
+@impl("slice_update")
+def slice_update(
+    x: Tensor, update: Tensor, begin: Any, end: Any, stride: Any = None, begin_mask: Any = None,
+    end_mask: Any = None, squeeze_mask: Any = None,
+) -> Tensor:  # fmt: skip
+    """X with a slice replaced."""
+    where = torch.arange(x.numel()).reshape(x.shape)
+    at = slice_by_index(where, begin, end, stride, begin_mask, end_mask, squeeze_mask)
+    made = x.clone().reshape(-1)
+    made[at.reshape(-1)] = update.to(x.dtype).expand(at.shape).reshape(-1)
+    return made.reshape(x.shape)
+
+
+@impl("band_part")
+def band_part(x: Tensor, lower: int = -1, upper: int = -1) -> Tensor:
+    """The diagonals from `lower` below to `upper` above the main one, the rest zero; -1 keeps all."""
+    y = x if int(upper) < 0 else torch.tril(x, int(upper))
+    return y if int(lower) < 0 else torch.triu(y, -int(lower))
+
+
+@impl("range_1d")
+def range_1d(start: Any, end: Any, step: Any) -> Tensor:
+    """start, start + step, ... up to but without end."""
+    a, b, c = (v.item() if isinstance(v, Tensor) else v for v in (start, end, step))
+    whole = all(isinstance(v, int) for v in (a, b, c))
+    return torch.arange(a, b, c, dtype=torch.int32 if whole else torch.float32)
+
+
+@impl("fill")
+def fill(shape: Any, value: Any = 0.0) -> Tensor:
+    """One value everywhere."""
+    return torch.full(ints(shape), value.item() if isinstance(value, Tensor) else value)
+
+
+@impl("fill_like")
+def fill_like(ref_tensor: Tensor, value: Any = 0.0) -> Tensor:
+    """One value everywhere, in the shape of another tensor."""
+    return torch.full(ref_tensor.shape, value.item() if isinstance(value, Tensor) else value)
+
+
+@impl("shape")
+def shape(x: Tensor) -> Tensor:
+    """The lengths of the axes."""
+    return torch.tensor(x.shape, dtype=torch.int32)
+
+
+@impl("one_hot")
+def one_hot(
+    indices: Tensor, one_hot_vector_size: Any, axis: int = -1, on_value: Any = 1, off_value: Any = 0
+) -> Tensor:
+    """A new axis that holds `on_value` at the index and `off_value` elsewhere; outside, only the latter."""
+    size = ints(one_hot_vector_size)[0]
+    hit = indices.unsqueeze(-1) == torch.arange(size)
+    made = torch.where(hit, torch.as_tensor(on_value), torch.as_tensor(off_value))
+    return made.movedim(-1, int(axis))
+
+
+@impl("topk")
+def topk(
+    x: Tensor, k: Any = 1, axis: int = -1, ascending: bool = False, sort: bool = True,
+    return_indices: bool = True, output_indices_dtype: str = "",
+) -> Any:  # fmt: skip
+    """The k largest (or smallest) elements of an axis, and where they are."""
+    values, indices = torch.topk(x, ints(k)[0], dim=int(axis), largest=not ascending)
+    return (values, indices) if return_indices else values
+
+
+@impl("argsort")
+def argsort(x: Tensor, axis: int = -1, ascending: bool = False) -> Tensor:
+    """The order that sorts an axis."""
+    return torch.argsort(x, dim=int(axis), descending=not ascending, stable=True)
+
+
+@impl("non_zero")
+def non_zero(x: Tensor) -> Tensor:
+    """The places of the elements that are not zero, a row each."""
+    return torch.nonzero(x)
+
+
+@impl("depth_to_space", moves=True)
+def depth_to_space(x: Tensor, block_size: int) -> Tensor:
+    """Channels spread over blocks of height and width (channel order: block, then channel)."""
+    n, c, h, w = x.shape
+    b = int(block_size)
+    y = x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2)
+    return y.reshape(n, c // (b * b), h * b, w * b)
+
+
+@impl("space_to_depth", moves=True)
+def space_to_depth(x: Tensor, block_size: int) -> Tensor:
+    """Blocks of height and width gathered into channels (channel order: block, then channel)."""
+    n, c, h, w = x.shape
+    b = int(block_size)
+    y = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
+    return y.reshape(n, c * b * b, h // b, w // b)
+
+
+@impl("pixel_shuffle", moves=True)
+def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
+    """Channels spread over blocks of height and width (channel order: channel, then block)."""
+    return F.pixel_shuffle(x, int(upscale_factor))
+
+
+@impl("pixel_unshuffle", moves=True)
+def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
+    """Blocks of height and width gathered into channels (channel order: channel, then block)."""
+    return F.pixel_unshuffle(x, int(downscale_factor))

@@ -133,13 +133,14 @@ class EmbeddingMatmul(Rewrite):
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
         """Ids of the table; in mode "input", the rows that belong to the ids."""
         rows = int(m.table.shape[0])
+        most = min(rows, int(np.iinfo(np_dtype(m.ids)).max) + 1)
         if self.mode == "input":
-            ids = np.random.default_rng(0).integers(0, rows, m.ids.shape)
+            ids = np.random.default_rng(0).integers(0, most, m.ids.shape)
             values: Array = ids if var is m.ids else constant(m.table)[ids]
             return values.astype(np_dtype(var))
         if var is not m.ids:
             return None
-        return rng.integers(-rows if m.wraps else 0, rows, var.shape).astype(np_dtype(var))
+        return rng.integers(-most if m.wraps else 0, most, var.shape).astype(np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """One-hot rows, piece by piece, each times its part of the table; or an input."""

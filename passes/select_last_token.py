@@ -119,6 +119,8 @@ class SelectLastToken(Rewrite):
             return None
         tails = {v: self.tail(v) for v in m.block.outputs if self.may_be_logits(v)}
         found = [v for v, tail in tails.items() if isinstance(tail, Tail)]
+        if (done := self.wider(m.block, logits)) is not None:
+            return Refusal(f"%{done.name} is wider and has one position already", m.root)
         if found and logits is not max(found, key=lambda v: v.shape[-1]):
             return None
         tail = tails[logits]
@@ -145,6 +147,12 @@ class SelectLastToken(Rewrite):
         made = var.op is not None and len(var.op.outputs) == 1
         shaped = var.rank == 3 and var.shape[1] != 1 and not is_symbolic(var.shape[2])
         return named and made and is_output(var) and shaped
+
+    def wider(self, function: Function, logits: Var) -> Var | None:
+        """An output of one position that must be the logits, since it is wider."""
+        single = [v for v in function.outputs if v.rank == 3 and v.shape[1] == 1]
+        wider = [v for v in single if not is_symbolic(v.shape[2]) and v.shape[2] >= logits.shape[2]]
+        return wider[0] if wider and self.output is None else None
 
     def tail(self, logits: Var) -> Tail | Refusal:
         """The row-wise ops before an output, from the value that is to be selected."""

@@ -1,1 +1,159 @@
-"""Give both operands of an elementwise op the same rank, and where it is asked for the same shape."""
+"""Give the operands of an elementwise op one rank, and where it is asked for one shape.
+
+Before::
+
+    main(%x: 2x3x4, %row: 3x4) {
+      %s: 2x3x4 = add(x=%x, y=%row)
+      %y: 2x3x4 = mul(x=%s, y=[1, 2, 3, 4])
+      return %y
+    }
+
+After::
+
+    main(%x: 2x3x4, %row: 3x4) {
+      %s_explicit_broadcast_expand_dims: 1x3x4 = expand_dims(x=%row, axes=[0])
+      %s: 2x3x4 = add(x=%x, y=%s_explicit_broadcast_expand_dims)
+      %y: 2x3x4 = mul(x=%s, y=[[[1, 2, 3, 4]]])
+      return %y
+    }
+
+A constant is reshaped once for all ops that read it in that rank; a run-time value gets an `expand_dims`.
+Repeating values to the full shape is left to options, since it costs memory: GPT-2's 768 biases would become
+512x768 at each of 24 places. Constant scalars stay, since even the legacy layers multiply and add scalars.
+With ranks above `max_rank`, or with `rank4`, the pass `rerank` does its part of the work.
+
+Refuses when a shape is symbolic, when an operand of `select` is wider than the result, or when the repeated
+constant is larger than `materialize_limit`.
+
+Why it helps: the legacy NeuralNetwork layers that broadcast or take any rank were reported off the ANE
+(iOS 13 to 15; obsolete for ML Programs). In ML Programs every kind of broadcast is legal (measured: M4,
+macOS 27), so one rank is a normal form and no speed-up there; the full shapes are for the legacy form. Rank above 5 does
+leave the ANE (measured, all chips).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.axes import BROADCASTING
+from anesurgery.builder import Builder
+from anesurgery.mil import Operation, Program, Var, constant, mb, static_shape
+from anesurgery.passes.rerank import Rerank
+from anesurgery.pattern import Match, OpPattern, Ops, Refusal
+from anesurgery.rewrite import Rewrite
+from anesurgery.surgery import Session
+
+
+@dataclass(frozen=True)
+class ExplicitBroadcast(Rewrite):
+    """Elementwise operands get the rank of the result; on request its shape, and rank 4 everywhere."""
+
+    name: ClassVar[str] = "explicit_broadcast"
+    materialize_limit: int = 0
+    """Constants are repeated to the full shape when that has at most so many elements."""
+    tile: bool = False
+    """Repeat values of the run time to the full shape as well (`tile`)?"""
+    scalars: bool = False
+    """Treat scalars like other operands? They keep rank 0 otherwise."""
+    rank4: bool = False
+    """Bring float ops of lower rank to rank 4, by `expand_dims` and `squeeze` at the edges of their regions?"""
+    max_rank: int = 5
+    """Ops of more axes are brought down to this rank."""
+
+    def run(self, program: Program, session: Session) -> None:
+        """Ranks down, operands aligned, ranks up."""
+        Rerank(at_most=self.max_rank).run(program, session)
+        super().run(program, session)
+        if self.rank4:
+            Rerank(at_most=self.max_rank, at_least=4).run(program, session)
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every op that broadcasts."""
+        return op.any(*BROADCASTING)()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Which operands need another shape?"""
+        operands = _operands(m.root)
+        out, shapes = static_shape(m.root.outputs[0]), [static_shape(v) for v in operands.values()]
+        if out is None or None in shapes:
+            return self._symbolic(m)
+        if np.broadcast_shapes(*(s for s in shapes if s is not None)) != out:
+            return Refusal(f"an operand is wider than the result {_shape(out)}", m.root)
+        wanted = {k: self.shape_for(v, out) for k, v in operands.items()}
+        changes = {k: shape for k, shape in wanted.items() if shape != tuple(operands[k].shape)}
+        if changes:
+            return m.bind(changes=changes)
+        return self._above_limit(m, out)
+
+    def shape_for(self, var: Var, out: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that an operand should have."""
+        shape = tuple(int(d) for d in var.shape or ())
+        if shape == out or (not shape and not self.scalars):
+            return shape
+        fixed = constant(var) is not None
+        full = math.prod(out) <= self.materialize_limit if fixed else self.tile
+        return out if full else (1,) * (len(out) - len(shape)) + shape
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The same op on operands of the right shapes."""
+        inputs: dict[str, Any] = dict(_operands(m.root))
+        for name, shape in m.changes.items():
+            inputs[name] = _in_shape(mb, inputs[name], shape)
+        return getattr(mb, m.root.op_type)(**inputs)
+
+    def _symbolic(self, m: Match) -> Refusal | None:
+        ranks = {len(v.shape or ()) for v in _operands(m.root).values() if v.shape or self.scalars}
+        if len(ranks) < 2 and not self.tile:
+            return None
+        shapes = ", ".join(_shape(v.shape or ()) for v in _operands(m.root).values())
+        return Refusal(f"a shape is symbolic: {shapes}", m.root)
+
+    def _above_limit(self, m: Match, out: tuple[int, ...]) -> Refusal | None:
+        """A constant that stays narrow is worth a word when repeating was asked for."""
+        narrow = [
+            v for v in _operands(m.root).values()
+            if v.shape and tuple(v.shape) != out and constant(v) is not None
+        ]  # fmt: skip
+        if not narrow or not self.materialize_limit:
+            return None
+        return Refusal(
+            f"%{narrow[0].name} as {_shape(out)} has {math.prod(out)} elements, above "
+            f"materialize_limit={self.materialize_limit}", m.root,
+        )  # fmt: skip
+
+
+def _operands(op: Operation) -> dict[str, Var]:
+    return {k: op.inputs[k] for k in ("cond", "a", "b", "x", "y") if op.inputs.get(k) is not None}
+
+
+def _in_shape(mb: Builder, var: Var, shape: tuple[int, ...]) -> Var:
+    """The operand with leading axes of length 1, repeated where it is still too short."""
+    value = constant(var)
+    if value is not None:
+        key = ("explicit_broadcast", var, shape)
+        return mb.shared(key, lambda: np.broadcast_to(value, shape), f"{var.name}_broadcast")
+    new = len(shape) - len(var.shape or ())
+    if new:
+        var = mb.expand_dims(x=var, axes=list(range(new)))
+    repeats = [to // int(now) for to, now in zip(shape, var.shape, strict=True)]
+    return var if set(repeats) == {1} else mb.tile(x=var, reps=repeats)
+
+
+def _shape(shape: Sequence[Any]) -> str:
+    return "x".join(str(d) for d in shape) or "scalar"
+
+
+def example() -> Program:
+    """A run-time matrix and a constant row meet a tensor of rank 3."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3, 4)), mb.TensorSpec((3, 4))])
+    def program(x: Var, row: Var) -> Var:
+        s = mb.add(x=x, y=row, name="s")
+        return mb.mul(x=s, y=np.arange(1, 5, dtype=np.float32), name="y")
+
+    return program

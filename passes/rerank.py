@@ -1,0 +1,133 @@
+"""An op of too many axes, or of too few, works on another view of them.
+
+Before::
+
+    main(%x: 2x2x3x4x5x6) {
+      %y: 2x2x3x4x5x6 = relu(x=%x)
+      %z: 2x2x3x4x1x6 = reduce_max(x=%y, axes=[4], keep_dims=True)
+      return %z
+    }
+
+After::
+
+    main(%x: 2x2x3x4x5x6) {
+      %y_rerank_reshape: 4x3x4x5x6 = reshape(x=%x, shape=[4, 3, 4, 5, 6])
+      %y_rerank_relu: 4x3x4x5x6 = relu(x=%y_rerank_reshape)
+      %z_rerank_reduce_max: 4x3x4x1x6 = reduce_max(x=%y_rerank_relu, axes=[3], keep_dims=True)
+      %z: 2x2x3x4x1x6 = reshape(x=%z_rerank_reduce_max, shape=[2, 2, 3, 4, 1, 6])
+      return %z
+    }
+
+Above `at_most` axes, neighbours that travel together are merged: those that are broadcast alike, reduced alike,
+or stay neighbours in a transposition (one that keeps none becomes several exchanges of rank 4). Below
+`at_least` axes, new ones of length 1 are put in front, for float ops only: integers of few axes are indices and shapes.
+Views of views are skipped, so that the changes of rank stand at the edge of a region and not around each op.
+
+Refuses when a shape is symbolic, when no merge that the op allows brings the rank down, or when a slice starts
+or ends where only the run time knows. Ops of a kind that it does not know, with too many axes, are reported.
+
+Why it helps: more than five axes cannot be converted, or run on the CPU (measured, all chips: "rank > 5").
+The rank-4 forms are those of the legacy NeuralNetwork layers, whose ND kinds were reported off the ANE on
+iOS 13 to 15; for ML Programs they are not needed (measured: M4, macOS 27), so `at_least` is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anesurgery.axes import FRAMES, VIEWS, Frame, frame, seen_as, tensors, transpose_by_blocks
+from anesurgery.builder import Builder
+from anesurgery.mil import Operation, Program, Var, mb, np_dtype, producer, static_shape, walk_ops
+from anesurgery.pattern import Match, OpPattern, Ops, Refusal
+from anesurgery.proof import REASSOCIATED, Tolerance
+from anesurgery.rewrite import Rewrite
+from anesurgery.surgery import Session
+
+
+@dataclass(frozen=True)
+class Rerank(Rewrite):
+    """Ops of more than `at_most` or fewer than `at_least` axes get that many.
+
+    Sums keep their terms; a kernel may add them in another order when their axes are merged.
+    """
+
+    name: ClassVar[str] = "rerank"
+    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    at_most: int = 5
+    """Largest rank; axes are merged above it."""
+    at_least: int = 0
+    """Smallest rank of float ops; axes of length 1 are put in front below it."""
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every op whose axes are known."""
+        return op.any(*FRAMES, *VIEWS)()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Is the rank wrong, and is there a view of the right rank?"""
+        op = m.root
+        ranks = [len(v.shape or ()) for v in tensors(op)]
+        high, low = max(ranks) > self.at_most, 0 < max(ranks) < self.at_least
+        if not high and not (low and _computes(op)):
+            return None
+        if any(static_shape(v) is None for v in tensors(op)):
+            return Refusal(f"a shape is symbolic: {', '.join(map(_shape, tensors(op)))}", op)
+        if op.op_type in VIEWS:
+            return self.check_view(m) if high else None
+        found = frame(op)
+        if not isinstance(found, Frame):
+            return Refusal(f"{op.op_type} of rank {max(ranks)}: {found}", op)
+        groups = found.merged(self.at_most) if high else found.lifted(self.at_least)
+        if groups is None and op.op_type != "transpose":
+            return Refusal(
+                f"{op.op_type} of {' and '.join(map(_shape, tensors(op)))} cannot be brought to rank "
+                f"{self.at_most}: no neighbours among its axes travel together", op,
+            )  # fmt: skip
+        return m.bind(frame=found, groups=groups)
+
+    def check_view(self, m: Match) -> Match | None:
+        """A view of a view whose middle has too many axes: the middle can be skipped."""
+        source = m.root.x
+        while (view := producer(source, *VIEWS)) is not None and static_shape(view.x):
+            source = view.x
+        skips = len(m.root.x.shape) > self.at_most >= len(source.shape)
+        return m.bind(source=source) if skips else None
+
+    def rewrite(self, mb: Builder, m: Match) -> Mapping[Var, Var]:
+        """The op on the view, and its results seen in the old shapes."""
+        outs = m.root.outputs
+        if m.root.op_type in VIEWS:
+            return {outs[0]: seen_as(mb, m.source, outs[0].shape)}
+        by_blocks = m.groups is None
+        made = [transpose_by_blocks(mb, m.root)] if by_blocks else m.frame.build(mb, m.groups)
+        return {old: seen_as(mb, new, old.shape) for old, new in zip(outs, made, strict=True)}
+
+    def run(self, program: Program, session: Session) -> None:
+        """Apply it, then report what still has too many axes."""
+        super().run(program, session)
+        for op in walk_ops(program):
+            if op.op_type not in (*FRAMES, *VIEWS, "const") and not op.blocks:
+                high = [v for v in op.outputs if len(v.shape or ()) > self.at_most]
+                if high:
+                    reason = f"{op.op_type} makes rank {len(high[0].shape)} ({_shape(high[0])})"
+                    session.refusals.append((self.name, Refusal(reason, op)))
+
+
+def _computes(op: Operation) -> bool:
+    return any(np_dtype(v).kind == "f" for v in tensors(op))
+
+
+def _shape(v: Var) -> str:
+    return "x".join(str(d) for d in v.shape or ()) or "scalar"
+
+
+def example() -> Program:
+    """An activation and a maximum of rank 6."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 2, 3, 4, 5, 6))])
+    def program(x: Var) -> Var:
+        y = mb.relu(x=x, name="y")
+        return mb.reduce_max(x=y, axes=[4], keep_dims=True, name="z")
+
+    return program

@@ -9,7 +9,7 @@
 
 fp32 is not written; every other element type is. Constants of up to eight elements stand inline, larger ones
 as ``const<2x4xfp16>``, with their name in front when more than one op reads them. Optional inputs that
-hold the op's default are left out.
+hold the op's default are left out. A dimension that is known only at run time is ``?``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Block, Operation, Program, Var, dtype_name, types
+from anesurgery.mil import Block, Operation, Program, Var, dtype_name, is_symbolic, types
 
 INLINE = 8
 """Largest number of elements of a constant that is written out."""
@@ -42,7 +42,7 @@ def type_text(var: Var) -> str:
         shape, dtype = wrapped.get_shape(), types.builtin_to_string(wrapped.get_primitive())
         return f"state<{'x'.join([*map(str, shape), dtype])}>"
     dtype = dtype_name(var)
-    dims = [str(d) for d in var.shape or ()]
+    dims = ["?" if is_symbolic(d) else str(d) for d in var.shape or ()]
     return "x".join(dims if dtype == "fp32" and dims else [*dims, dtype])
 
 

@@ -1,0 +1,107 @@
+"""The interface of a model: what a caller sees, compared before and after surgery."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from anesurgery.mil import Function, Program, Var, dtype_name, is_symbolic, types
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input, output or state."""
+
+    name: str
+    kind: str
+    """Element type as MIL prints it, with "state" or "list" in front where it is one."""
+    shape: tuple[int | None, ...]
+    """None for a flexible dimension."""
+
+    def __str__(self) -> str:
+        dims = "x".join("?" if d is None else str(d) for d in self.shape)
+        return f"{self.name} ({dims or 'scalar'} {self.kind})"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs (states included) and outputs of a function, in order."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Everything of a model that its callers depend on."""
+
+    functions: dict[str, Signature]
+    description: bytes = b""
+    """The description of the package (feature types, metadata, labels, defaults), serialized, if any."""
+    specification_version: int = 0
+
+    def difference(self, other: Interface, ignore: Collection[str] = ()) -> str:
+        """What differs in `other`, in words; "" when nothing does.
+
+        Args:
+            other: the interface after.
+            ignore: names of inputs and outputs that may differ.
+        """
+        found = [
+            f"function {name!r} {'is gone' if name in self.functions else 'is new'}"
+            for name in sorted(self.functions.keys() ^ other.functions.keys())
+        ]
+        for name in self.functions.keys() & other.functions.keys():
+            a, b = self.functions[name], other.functions[name]
+            found += _ports("input", a.inputs, b.inputs, ignore)
+            found += _ports("output", a.outputs, b.outputs, ignore)
+        if (
+            self.description
+            and other.description
+            and self.description != other.description
+            and not ignore
+        ):
+            found.append("the description of the package differs")
+        if self.specification_version != other.specification_version:
+            found.append(
+                f"specification version {self.specification_version} became {other.specification_version}"
+            )
+        return "; ".join(found)
+
+
+def _ports(
+    word: str, a: tuple[Port, ...], b: tuple[Port, ...], ignore: Collection[str]
+) -> list[str]:
+    old = {p.name: p for p in a if p.name not in ignore}
+    new = {p.name: p for p in b if p.name not in ignore}
+    found = [f"{word} {p} is gone" for n, p in old.items() if n not in new]
+    found += [f"{word} {p} is new" for n, p in new.items() if n not in old]
+    found += [f"{word} {old[n]} became {new[n]}" for n in old if n in new and old[n] != new[n]]
+    if not found and list(old) != list(new):
+        found.append(f"the order of {word}s {', '.join(old)} became {', '.join(new)}")
+    return found
+
+
+def signatures(program: Program) -> dict[str, Signature]:
+    """The signature of every function."""
+    return {name: _signature(f) for name, f in program.functions.items()}
+
+
+def _signature(function: Function) -> Signature:
+    inputs = tuple(port(name, var) for name, var in function.inputs.items())
+    return Signature(inputs, tuple(port(v.name, v) for v in function.outputs))
+
+
+def port(name: str, var: Var) -> Port:
+    """A value as a caller sees it."""
+    if types.is_state(var.sym_type):
+        wrapped = var.sym_type.wrapped_type()
+        kind = f"state {types.builtin_to_string(wrapped.get_primitive())}"
+        return Port(name, kind, _dims(wrapped.get_shape()))
+    if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
+        return Port(name, str(var.sym_type.__type_info__()), ())
+    return Port(name, dtype_name(var), _dims(var.shape or ()))
+
+
+def _dims(shape: tuple[object, ...]) -> tuple[int | None, ...]:
+    return tuple(None if is_symbolic(d) else int(str(d)) for d in shape)

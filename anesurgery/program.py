@@ -1,0 +1,332 @@
+"""Load, copy and save models: `.mlpackage`, MLModel or MIL program <-> `Loaded`.
+
+Loading maps the weight file and reads no weight; saving copies untouched weights file to file. A package is
+built beside its place and moved there when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anesurgery import transcribe
+from anesurgery.contract import Interface, port, signatures
+from anesurgery.errors import LoadError, UnknownName
+from anesurgery.mil import Array, Program, Var, ct, quiet_host, types
+from anesurgery.transcribe import proto
+from anesurgery.weights import WeightFile, WeightWriter
+
+MODEL = Path("com.apple.CoreML") / "model.mlmodel"
+WEIGHTS = Path("com.apple.CoreML") / "weights"
+AUTHOR = "com.apple.CoreML"
+
+
+@dataclass
+class Loaded:
+    """A model in the form that passes work on, with what is needed to write it back."""
+
+    program: Program
+    spec: Any = None
+    """Model protobuf as it came, ML Program included (it stays as the source of what is kept); None for a
+    bare program."""
+    source: Path | None = None
+    """The package, which is never written to."""
+    weights: WeightFile | None = None
+    compute_units: Any = None
+
+    @property
+    def version(self) -> int:
+        """The specification version to write."""
+        least = transcribe.version_of(self.program)
+        return least if self.spec is None else max(int(self.spec.specificationVersion), 6)
+
+
+def load(model: Any, *, compute_units: Any = None) -> Loaded:
+    """Read a model.
+
+    Args:
+        model: path of an .mlpackage (or .mlmodel that holds an ML Program), MLModel, MIL program, or Loaded.
+        compute_units: `ct.ComputeUnit` for the MLModel that comes out; that of a given MLModel by default.
+
+    Raises:
+        LoadError: it does not exist, is damaged, or is no ML Program.
+    """
+    if isinstance(model, Loaded):
+        return model
+    if isinstance(model, Program):
+        return Loaded(model, compute_units=compute_units)
+    if isinstance(model, ct.models.MLModel):
+        path = model.package_path
+        if path is None:
+            raise LoadError(_not_a_program("this MLModel", model.get_spec().WhichOneof("Type")))
+        return load(path, compute_units=compute_units or model.compute_unit)
+    if not isinstance(model, (str, os.PathLike)):
+        raise LoadError(
+            f"cannot load a {type(model).__name__}; give a path, an MLModel or a MIL Program"
+        )
+    return _load_path(Path(model).expanduser(), compute_units)
+
+
+def _load_path(path: Path, compute_units: Any) -> Loaded:
+    file, weights = _locate(path)
+    spec = _read_spec(file)
+    kind = spec.WhichOneof("Type")
+    if kind != "mlProgram":
+        raise LoadError(_not_a_program(str(path), kind))
+    store = WeightFile(weights) if weights is not None else None
+
+    def fetch(offset: int, element: Any, shape: tuple[int, ...]) -> Array:
+        if store is None:
+            raise LoadError(
+                f"{path} has no weights/weight.bin, but its program needs it; copy the package again"
+            )
+        if types.is_sub_byte(element):
+            return _unpack(store, offset, element, shape)
+        return store.array(offset, transcribe.numpy_type(element), shape)
+
+    program = transcribe.from_proto(spec.mlProgram, spec.specificationVersion, fetch)
+    return Loaded(program, spec, path.resolve(), store, compute_units)
+
+
+def _locate(path: Path) -> tuple[Path, Path | None]:
+    """The specification file and the weight file of a model on disk."""
+    if not path.exists():
+        raise LoadError(_missing(path))
+    if path.is_file():
+        return path, None
+    if path.suffix == ".mlmodelc" or (path / "coremldata.bin").exists():
+        raise LoadError(
+            f"{path} is a compiled model; give the .mlpackage that it was compiled from"
+        )
+    if not (path / "Manifest.json").is_file():
+        raise LoadError(
+            f"{path} is a folder without a Manifest.json; give the .mlpackage folder itself"
+        )
+    try:
+        manifest = json.loads((path / "Manifest.json").read_text(encoding="utf-8"))
+        items = manifest["itemInfoEntries"]
+        spec = path / "Data" / items[manifest["rootModelIdentifier"]]["path"]
+        folders = [path / "Data" / i["path"] for i in items.values() if i.get("name") == "weights"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"{path / 'Manifest.json'} cannot be understood: {error!r}") from error
+    if not spec.is_file():
+        raise LoadError(
+            f"{path} lacks its specification {spec.relative_to(path)}; copy the package again"
+        )
+    files = [f / "weight.bin" for f in folders if (f / "weight.bin").is_file()]
+    return spec, files[0] if files else None
+
+
+def _missing(path: Path) -> str:
+    near = sorted(p.name for p in path.parent.glob("*.ml*")) if path.parent.is_dir() else []
+    return f"{path} does not exist" + (f"; in its folder: {', '.join(near[:8])}" if near else "")
+
+
+def _read_spec(file: Path) -> Any:
+    spec = proto.Model_pb2.Model()
+    try:
+        spec.ParseFromString(file.read_bytes())
+        kind = spec.WhichOneof("Type")
+    except Exception as error:
+        raise LoadError(f"{file} is no Core ML specification, or is damaged: {error}") from error
+    if kind is None:
+        raise LoadError(
+            f"{file} holds no model, or one damaged or newer than this coremltools; convert it again"
+        )
+    return spec
+
+
+def _not_a_program(what: str, kind: str) -> str:
+    how = "convert it with minimum_deployment_target=ct.target.iOS15 or later"
+    return f"{what} is a {kind}, not an ML Program; {how}"
+
+
+def _unpack(store: WeightFile, offset: int, element: Any, shape: tuple[int, ...]) -> Array:
+    """A weight of less than a byte per element, unpacked by coremltools."""
+    from coremltools.libmilstoragepython import _BlobStorageReader
+
+    store.blob(offset)
+    name = types.builtin_to_string(element)
+    values = getattr(_BlobStorageReader(str(store.path)), f"read_{name}_data")(offset)
+    return np.asarray(values).astype(transcribe.numpy_type(element)).reshape(shape)
+
+
+def clone(model: Any) -> Loaded:
+    """A copy whose program can be edited without touching the original; weights are shared."""
+    loaded = load(model)
+    return replace(loaded, program=transcribe.copy_program(loaded.program))
+
+
+def interface(model: Any) -> Interface:
+    """The interface of a model."""
+    loaded = load(model)
+    description = (
+        b""
+        if loaded.spec is None
+        else loaded.spec.description.SerializeToString(deterministic=True)
+    )
+    return Interface(signatures(loaded.program), description, loaded.version)
+
+
+def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write a package: whole, or not at all.
+
+    Args:
+        loaded: the model.
+        path: ends in .mlpackage.
+        overwrite: may an existing package be replaced?
+
+    Raises:
+        LoadError: the path exists, is the input, has another suffix, or cannot be written.
+    """
+    target = Path(path).expanduser().absolute()
+    _check_target(loaded, target, overwrite)
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise LoadError(
+            f"cannot write into {target.parent}: {error.strerror}; choose another folder"
+        ) from error
+    try:
+        package = scratch / "new.mlpackage"
+        write_package(loaded, package)
+        if target.exists():
+            target.rename(scratch / "old.mlpackage")
+        package.rename(target)
+    except OSError as error:
+        raise LoadError(
+            f"{target} was not written: {error.strerror}; nothing was changed"
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _check_target(loaded: Loaded, target: Path, overwrite: bool) -> None:
+    if target.suffix != ".mlpackage":
+        raise LoadError(f"{target.name!r} is no package name; let it end in .mlpackage")
+    if not target.parent.is_dir():
+        raise LoadError(f"the folder {target.parent} does not exist; make it first")
+    if loaded.source is not None and target.resolve() == loaded.source:
+        raise LoadError(f"{target} is the input, which is never changed; choose another name")
+    if target.exists() and not overwrite:
+        raise LoadError(f"{target} exists; choose another name, or overwrite=True")
+
+
+def write_package(loaded: Loaded, package: Path) -> None:
+    """Write the files of a package into a new folder."""
+    weights = package / "Data" / WEIGHTS
+    weights.mkdir(parents=True)
+    if loaded.spec is None:
+        loaded = with_description(loaded)
+    spec = proto.Model_pb2.Model()
+    for field, value in loaded.spec.ListFields():
+        if field.name != "mlProgram":
+            _assign(spec, field, value)
+    with (weights / "weight.bin").open("w+b") as file:
+        writer = WeightWriter(file, loaded.weights, package / "scratch.bin")
+        program = transcribe.to_proto(
+            loaded.program, loaded.version, writer.add, loaded.spec.mlProgram
+        )
+        writer.finish()
+    spec.mlProgram.CopyFrom(program)
+    describe(spec, loaded.program)
+    (package / "Data" / MODEL).write_bytes(spec.SerializeToString())
+    (package / "Manifest.json").write_text(json.dumps(_manifest(), indent=4), encoding="utf-8")
+
+
+def _assign(message: Any, field: Any, value: Any) -> None:
+    if field.message_type is not None:
+        getattr(message, field.name).CopyFrom(value)
+    else:
+        setattr(message, field.name, value)
+
+
+def _manifest() -> dict[str, Any]:
+    model, weights = str(uuid.uuid4()), str(uuid.uuid4())
+    items = {
+        model: {"author": AUTHOR, "description": "CoreML Model Specification", "name": "model.mlmodel",
+                "path": MODEL.as_posix()},
+        weights: {"author": AUTHOR, "description": "CoreML Model Weights", "name": "weights",
+                  "path": WEIGHTS.as_posix()},
+    }  # fmt: skip
+    return {"fileFormatVersion": "1.0.0", "itemInfoEntries": items, "rootModelIdentifier": model}
+
+
+def with_description(loaded: Loaded) -> Loaded:
+    """A bare program with the specification that coremltools makes for it; the program stays as it is."""
+    from coremltools.converters.mil.converter import mil_convert
+
+    copy = transcribe.copy_program(loaded.program)
+    for name, function in loaded.program.functions.items():
+        copy.functions[name].input_types = function.input_types
+        copy.functions[name].output_types = function.output_types
+    with quiet_host():
+        model = mil_convert(
+            copy, convert_to="mlprogram", convert_from="milinternal", skip_model_load=True,
+            specification_version=loaded.version, pass_pipeline=ct.PassPipeline.EMPTY,
+        )  # fmt: skip
+    spec = model.get_spec()
+    return replace(loaded, spec=spec)
+
+
+FEATURE_TYPES = {"fp16": "FLOAT16", "fp32": "FLOAT32", "int32": "INT32", "int8": "INT8"}
+
+
+def describe(spec: Any, program: Program) -> None:
+    """Bring the description of a package up to date with a program whose interface was changed on purpose."""
+    description = spec.description
+    described = {f.name: f for f in description.functions}
+    for name, function in program.functions.items():
+        place = described.get(name, description)
+        inputs = [v for v in function.inputs.items() if not types.is_state(v[1].sym_type)]
+        _features(place.input, inputs)
+        _features(place.output, [(v.name, v) for v in function.outputs])
+
+
+def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
+    """Drop, change and add the entries of a list of features; those that fit stay as they are."""
+    names = {name for name, _ in wanted}
+    for feature in [f for f in features if f.name not in names]:
+        features.remove(feature)
+    known = {f.name: f for f in features}
+    for name, var in wanted:
+        if name in known and known[name].type.WhichOneof("Type") != "multiArrayType":
+            continue
+        if name not in known:
+            known[name] = features.add(name=name)
+            known[name].type.multiArrayType.dataType = _feature_type(var)
+            known[name].type.multiArrayType.shape.extend(d or 1 for d in port(name, var).shape)
+        array = known[name].type.multiArrayType
+        shape = port(name, var).shape
+        fixed = array.shape and array.WhichOneof("ShapeFlexibility") is None and None not in shape
+        if fixed and list(array.shape) != list(shape):
+            array.shape[:] = [int(d or 1) for d in shape]
+
+
+def _feature_type(var: Var) -> int:
+    name = types.builtin_to_string(var.dtype)
+    if name not in FEATURE_TYPES:
+        raise UnknownName("type of an input or output", name, FEATURE_TYPES)
+    return int(proto.FeatureTypes_pb2.ArrayFeatureType.ArrayDataType.Value(FEATURE_TYPES[name]))
+
+
+def to_mlmodel(loaded: Loaded) -> Any:
+    """The model as an MLModel in a temporary package that goes away with it."""
+    package = Path(tempfile.mkdtemp(prefix="anesurgery-")) / "model.mlpackage"
+    write_package(loaded, package)
+    from coremltools.models.utils import _is_macos
+
+    units = loaded.compute_units or ct.ComputeUnit.ALL
+    with quiet_host():
+        return ct.models.MLModel(
+            str(package), is_temp_package=True, compute_units=units, skip_model_load=not _is_macos()
+        )

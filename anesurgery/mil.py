@@ -88,6 +88,8 @@ if TYPE_CHECKING:
         """A top-level block with named inputs and an opset."""
 
         opset_version: Any
+        input_types: Any
+        output_types: Any
 
     class Program:
         """A MIL program: functions by name."""

@@ -65,7 +65,9 @@ class WeightFile:
         """
         if offset + METADATA.size > self._map.size:
             raise LoadError(self._short(offset))
-        sentinel, code, size, data, padding = METADATA.unpack_from(self._map, offset)
+        sentinel, code, size, data, padding = METADATA.unpack(
+            self._map[offset : offset + METADATA.size].tobytes()
+        )
         if sentinel != SENTINEL:
             raise LoadError(
                 f"{self.path} holds no weight at offset {offset}; the file is damaged, copy it again"
@@ -123,7 +125,7 @@ class WeightWriter:
         if array.dtype.name not in STORED or _packed(var):
             return self._by_host(var)
         array = np.ascontiguousarray(array)
-        raw = memoryview(array.reshape(-1).view(np.uint8))
+        raw: Any = array.reshape(-1).view(np.uint8)  # numpy's buffers are not typed as such
         key = (
             STORED[array.dtype.name],
             array.nbytes,

@@ -13,6 +13,7 @@ from anesurgery.errors import PassError
 from anesurgery.interpret import run
 from anesurgery.mil import Array, Program, constant, ct, mb, types, walk_ops
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul, example
+from anesurgery.program import clone
 from anesurgery.surgery import Session
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
@@ -262,7 +263,6 @@ def test_two_lookups_two_readers_and_a_nested_block() -> None:
 @pytest.mark.parametrize("rows", [300, 5003, 40000])
 @pytest.mark.parametrize("ios", [15, 17])
 def test_the_default_pipeline_brings_no_gather_back(rows: int, ios: int) -> None:
-    from anesurgery.program import clone
     from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
     table = numbers(rows)

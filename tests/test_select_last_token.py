@@ -13,6 +13,7 @@ from anesurgery.errors import PassError, UnknownName
 from anesurgery.interpret import run
 from anesurgery.mil import Array, Program, ct, mb, static_shape, types, walk_ops
 from anesurgery.passes.select_last_token import SelectLastToken, example
+from anesurgery.program import clone
 from anesurgery.surgery import Session
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 
@@ -360,7 +361,6 @@ def test_any_shape(
 
 @pytest.mark.parametrize("position", ["last", "input"])
 def test_stays_as_it_is_in_the_default_pipeline(position: str) -> None:
-    from anesurgery.program import clone
     from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
     program = model(rms_norm, HEADS["capped"])

@@ -58,7 +58,7 @@ class Frame:
 
     def merged(self, most: int) -> list[tuple[int, ...]] | None:
         """A view of at most `most` axes, shortest products first (long axes leave the ANE), or None."""
-        groups = [(axis,) for axis in range(len(self.sizes))]
+        groups: list[tuple[int, ...]] = [(axis,) for axis in range(len(self.sizes))]
         while len(groups) > most:
             pairs = [
                 (math.prod(self.sizes[a] for a in (*groups[i], *groups[i + 1])), i)

@@ -20,8 +20,9 @@ After::
 
 Above `at_most` axes, neighbours that travel together are merged: those that are broadcast alike, reduced alike,
 or stay neighbours in a transposition (one that keeps none becomes several exchanges of rank 4). Below
-`at_least` axes, new ones of length 1 are put in front, for float ops only: integers of few axes are indices and shapes.
-Views of views are skipped, so that the changes of rank stand at the edge of a region and not around each op.
+`at_least` axes, new ones of length 1 are put in front, for float ops only: integers of few axes are indices
+and shapes. Views of views are skipped, so that the changes of rank stand at the edge of a region and not around
+each op.
 
 Refuses when a shape is symbolic, when no merge that the op allows brings the rank down, or when a slice starts
 or ends where only the run time knows. Ops of a kind that it does not know, with too many axes, are reported.

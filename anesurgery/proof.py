@@ -133,11 +133,14 @@ def prove_site(
 def _compare(
     replaced: Sequence[tuple[Var, Var]], old_ops: list[Operation], new_ops: list[Operation],
     bindings: dict[Var, torch.Tensor], carried: list[Var],
-) -> SiteProof:  # fmt: skip
-    from anesurgery.interpret import evaluate
+) -> SiteProof | str:  # fmt: skip
+    from anesurgery.interpret import Unsupported, evaluate
 
     olds = [old for old, _ in replaced]
-    old_values = evaluate(old_ops, bindings, [*olds, *carried])
+    try:
+        old_values = evaluate(old_ops, bindings, [*olds, *carried])
+    except Unsupported as reason:
+        return str(reason)
     bindings = {**bindings, **dict(zip(carried, old_values[len(olds) :], strict=True))}
     new_values = evaluate(new_ops, bindings, [new for _, new in replaced])
     parts = [_difference(o, n) for o, n in zip(old_values[: len(olds)], new_values, strict=True)]

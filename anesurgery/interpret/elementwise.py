@@ -14,13 +14,22 @@ from anesurgery.interpret.table import TABLE, Meaning, impl
 Tensor = torch.Tensor
 
 
+def _divisor(y: Tensor) -> Tensor:
+    """Integers divided by zero are undefined, not an error: 1 stands for the zero."""
+    return y if y.is_floating_point() else torch.where(y == 0, 1, y)
+
+
 def _floor_div(x: Tensor, y: Tensor) -> Tensor:
-    return torch.div(x, y, rounding_mode="floor")
+    return torch.div(x, _divisor(y), rounding_mode="floor")
+
+
+def _mod(x: Tensor, y: Tensor) -> Tensor:
+    return torch.remainder(x, _divisor(y))
 
 
 BINARY: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "real_div": torch.true_divide,
-    "floor_div": _floor_div, "mod": torch.remainder, "pow": torch.pow,
+    "floor_div": _floor_div, "mod": _mod, "pow": torch.pow,
     "maximum": torch.maximum, "minimum": torch.minimum,
     "equal": torch.eq, "not_equal": torch.ne, "greater": torch.gt, "greater_equal": torch.ge,
     "less": torch.lt, "less_equal": torch.le,

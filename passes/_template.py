@@ -1,0 +1,68 @@
+"""One sentence: what becomes what.
+
+(A template: copy it to passes/<name>.py, rename the class, and write tests/test_<name>.py.)
+
+Before::
+
+    main(%x: 2x3) {
+      %r: 2x3 = relu(x=%x)
+      %y: 2x3 = relu(x=%r)
+      return %y
+    }
+
+After::
+
+    main(%x: 2x3) {
+      %y: 2x3 = relu(x=%x)
+      return %y
+    }
+
+Refuses when ... (every guard below, in words; what else reads an inner value is the engine's guard).
+
+Why it helps: what was measured on which chip and OS, by whom; or "not measured".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anesurgery.builder import Builder
+from anesurgery.mil import Program, Var, mb, static_shape
+from anesurgery.pattern import Match, OpPattern, Ops, Refusal, var
+from anesurgery.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class Template(Rewrite):
+    """`relu(relu(x))` becomes `relu(x)`."""
+
+    name: ClassVar[str] = "template"  # the name of the file
+    most_axes: int = 5
+    """Options are fields, each with a default and a line about it."""
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """What to look for; the outermost op is the root."""
+        return op.relu(x=op.relu(x=var("x"), as_="inner"))
+
+    def check(self, m: Match) -> Match | Refusal:
+        """Guards, each with the value that it found; return `m.bind(...)` to hand something on."""
+        if (shape := static_shape(m.x)) is None:
+            return Refusal(f"%{m.x.name} has a symbolic shape", m.root)
+        if len(shape) > self.most_axes:
+            return Refusal(f"%{m.x.name} has {len(shape)} axes, above {self.most_axes}", m.root)
+        return m
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Build the new ops, and return what stands for the root's output."""
+        return mb.relu(x=m.x)
+
+
+def example() -> Program:
+    """The smallest program on which the pass acts: the sketch above is its text."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
+    def program(x: Var) -> Var:
+        return mb.relu(x=mb.relu(x=x, name="r"), name="y")
+
+    return program

@@ -1,0 +1,207 @@
+"""The promises of the layout: what a reader may rely on without looking."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anesurgery import registry
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover - Python 3.10
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGINE = ROOT / "anesurgery"
+PASSES, RECIPES, TESTS = ROOT / "passes", ROOT / "recipes", ROOT / "tests"
+
+LINES = {"passes": 250, "recipes": 250, "anesurgery": 400}
+"""Ceiling of a file, by room. Raising one is a visible commit."""
+FUNCTION_LINES = 40
+
+
+def sources() -> list[Path]:
+    """Our Python files, each once (the links in `anesurgery/` lead to the same files)."""
+    engine = [
+        p
+        for p in ENGINE.rglob("*.py")
+        if p.relative_to(ENGINE).parts[0] not in ("passes", "recipes")
+    ]
+    return sorted([*engine, *PASSES.glob("*.py"), *RECIPES.glob("*.py")])
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def imported(path: Path) -> Iterator[tuple[str, int]]:
+    """The modules that a file imports, and the number of leading dots."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node.level
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints, on both channels."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", sources(), ids=ids)
+def test_files_stay_short_and_say_what_they_are(path: Path) -> None:
+    ceiling = LINES[path.relative_to(ROOT).parts[0]]
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= ceiling, f"{ids(path)} has {lines} lines, the ceiling is {ceiling}"
+    assert ast.get_docstring(tree(path)), f"{ids(path)} has no docstring"
+
+
+@pytest.mark.parametrize("path", sources(), ids=ids)
+def test_functions_stay_short(path: Path) -> None:
+    """The docstring is not counted: it is the documentation of the options."""
+    for function in functions(path):
+        said = function.body[0] if ast.get_docstring(function) else None
+        spoken = (said.end_lineno or 0) - said.lineno + 1 if said is not None else 0
+        length = (function.end_lineno or 0) - function.lineno + 1 - spoken
+        assert length <= FUNCTION_LINES, f"{ids(path)}:{function.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", sources(), ids=ids)
+def test_public_things_have_docstrings(path: Path) -> None:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if path.name == "mil.py":
+                continue  # the typed face of coremltools: its members are coremltools'
+            assert ast.get_docstring(node), f"{ids(path)}: class {node.name}"
+    for top in tree(path).body:
+        if isinstance(top, ast.FunctionDef) and not top.name.startswith("_"):
+            if any(isinstance(d, ast.Name) and d.id == "overload" for d in top.decorator_list):
+                continue
+            assert ast.get_docstring(top), f"{ids(path)}: {top.name}"
+
+
+@pytest.mark.parametrize("path", [p for p in sources() if p.name != "__init__.py"], ids=ids)
+def test_imports_are_absolute_and_through_the_package(path: Path) -> None:
+    for module, level in imported(path):
+        assert level == 0, f"{ids(path)} imports relatively"
+        assert module.split(".")[0] not in ("passes", "recipes"), f"{ids(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", [*TESTS.rglob("*.py")], ids=ids)
+def test_tests_import_through_the_package_too(path: Path) -> None:
+    assert not {m.split(".")[0] for m, _ in imported(path)} & {"passes", "recipes"}
+
+
+@pytest.mark.parametrize("path", [p for p in sources() if p.is_relative_to(ENGINE)], ids=ids)
+def test_the_engine_knows_no_pass(path: Path) -> None:
+    """Only the registry and the command line reach for passes and recipes, by name."""
+    if path.name in ("registry.py", "cli.py"):
+        return
+    for module, _ in imported(path):
+        assert not re.match(r"anesurgery\.(passes|recipes)", module), (
+            f"{ids(path)} imports {module}"
+        )
+
+
+@pytest.mark.parametrize("name", [*registry.pass_names(), "_template"])
+def test_a_pass_file_is_one_pass(name: str) -> None:
+    path = PASSES / f"{name}.py"
+    classes = [n.name for n in tree(path).body if isinstance(n, ast.ClassDef)]
+    public = [c for c in classes if not c.startswith("_")]
+    assert public == [registry.camel(name.lstrip("_"))]
+    words = ast.get_docstring(tree(path)) or ""
+    for word in ("Before::", "After::", "Refuses when", "Why it helps"):
+        assert word in words, f"{name}: the docstring has no {word!r}"
+    assert any(isinstance(n, ast.FunctionDef) and n.name == "example" for n in tree(path).body)
+
+
+@pytest.mark.parametrize("name", registry.pass_names())
+def test_a_pass_has_a_test_file(name: str) -> None:
+    assert (TESTS / f"test_{name}.py").is_file()
+
+
+@pytest.mark.parametrize("name", registry.recipe_names())
+def test_recipes_name_registered_passes(name: str) -> None:
+    recipe = registry.recipe(name)
+    assert recipe.name == name
+    for step in recipe.steps:
+        assert step.name in registry.pass_names()
+        assert type(step) is registry.pass_class(step.name)
+
+
+def test_the_package_list_is_the_folders_on_disk() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = settings["tool"]["setuptools"]["packages"]
+    folders = ["anesurgery", "anesurgery.passes", "anesurgery.recipes"]
+    for init in ENGINE.rglob("__init__.py"):
+        parts = init.parent.relative_to(ROOT).parts
+        if len(parts) > 1 and parts[1] not in ("passes", "recipes"):
+            folders.append(".".join(parts))
+    assert sorted(listed) == sorted(folders)
+    assert settings["tool"]["setuptools"]["package-dir"] == {
+        "anesurgery": "anesurgery", "anesurgery.passes": "passes", "anesurgery.recipes": "recipes"
+    }  # fmt: skip
+    assert (ENGINE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("room", ["passes", "recipes"])
+def test_the_links_point_right(room: str) -> None:
+    link = ENGINE / room
+    assert link.is_symlink()
+    assert str(link.readlink()) == f"../{room}"
+    assert (ROOT / room / "__init__.py").is_file()
+
+
+def test_importing_is_silent_and_light() -> None:
+    code = (
+        "import sys, anesurgery; print(*(m for m in ('torch', 'coremltools') if m in sys.modules))"
+    )
+    assert python(code).strip() == ""
+
+
+def test_the_door_to_coremltools_is_silent() -> None:
+    assert python("import anesurgery.mil, anesurgery.interpret") == ""
+
+
+def test_listing_needs_neither_coremltools_nor_torch() -> None:
+    names = python(
+        "import sys\n"
+        "sys.modules['coremltools'] = sys.modules['torch'] = None\n"  # importing either now raises
+        "from anesurgery import registry\n"
+        "for name in [*registry.pass_names(), *registry.recipe_names()]:\n"
+        "    print(name, '|', registry.summary(name))\n"
+    ).splitlines()
+    assert len(names) == len(registry.pass_names()) + len(registry.recipe_names())
+    assert all(re.fullmatch(r"\w+ \| .+\.", line) for line in names), names
+
+
+def test_every_public_name_exists() -> None:
+    import anesurgery
+
+    for name in anesurgery.__all__:
+        assert getattr(anesurgery, name) is not None
+
+
+def test_no_test_folder_is_a_package() -> None:
+    assert not list(TESTS.rglob("__init__.py"))

@@ -64,7 +64,7 @@ class Builder:
             self._session.shared[full_key] = found
         assert found.op is not None
         if found.op not in self.made:
-            self._stamp(found.op)
+            mil.stamp(found.op, self._root)
             self.made.append(found.op)
         return found
 
@@ -120,9 +120,5 @@ class Builder:
         ]  # fmt: skip
         for new in (*literals, op):
             if new not in self.made:
-                self._stamp(new)
+                mil.stamp(new, self._root)
                 self.made.append(new)
-
-    def _stamp(self, op: Operation) -> None:
-        """Give a new op the scopes of the op it replaces, so that its origin stays known."""
-        op.scopes = dict(self._root.scopes)

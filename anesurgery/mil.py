@@ -39,6 +39,7 @@ with quiet_host():
     import coremltools as ct
     from coremltools.converters.mil import mil as _mil
     from coremltools.converters.mil.mil import types
+    from coremltools.converters.mil.mil.scope import VALID_OPS_TO_COPY_SCOPE_INFO
     from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ mb: Any = _mil.Builder
 __all__ = [
     "Array", "Block", "Function", "Operation", "Program", "Var", "add_input", "any_symbolic", "blocks",
     "constant", "consumers", "ct", "dtype_name", "is_constant", "is_output", "is_symbolic", "mb",
-    "np_dtype", "operands", "producer", "quiet_host", "remove_dead", "remove_input", "static_shape",
-    "types", "walk_ops",
+    "np_dtype", "operands", "producer", "quiet_host", "remove_dead", "remove_input", "stamp",
+    "static_shape", "types", "walk_ops",
 ]  # fmt: skip
 
 
@@ -211,6 +212,13 @@ def remove_input(function: Function, name: str) -> None:
     if var.child_ops or var.consuming_blocks:
         raise ValueError(f"%{name} is still read")
     function.placeholder_inputs.pop(name, None)
+
+
+def stamp(op: Operation, origin: Operation) -> None:
+    """Give a new op the scopes of the op it stands for; coremltools, in a pass of its own, then leaves them."""
+    op.scopes = dict(origin.scopes)
+    for waiting in VALID_OPS_TO_COPY_SCOPE_INFO:
+        waiting.discard(op)
 
 
 IMPURE = frozenset(

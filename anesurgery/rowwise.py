@@ -84,9 +84,9 @@ def _matmul(op: Operation, axis: int) -> Rows | None:
 
 
 def is_weight(var: Var) -> bool:
-    """Is it a constant, compressed or not?"""
-    op = var.op
-    return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
+    """Is it known before the model runs, compressed or not?"""
+    made_by = var.op.op_type if var.op is not None else ""
+    return var.val is not None or made_by.startswith("constexpr_")
 
 
 def _over_axes(op: Operation, axis: int) -> Rows | None:

@@ -218,6 +218,8 @@ def _rows_as_input(mb: Builder, m: Match) -> Var:
     held, dropped = mb.input_dtype(table.dtype), serves_only(m.ids, m.root)
 
     def look_up(values: Values) -> Values:
+        if old not in values:  # another function of the model has said the same
+            return values
         rest = {k: v for k, v in values.items() if k != old or not dropped}
         return {**rest, name: table[np.asarray(values[old]).astype(np.int64)].astype(held)}
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from anesurgery.bridge import pass_pipeline
+from anesurgery.interpret import run
 from anesurgery.mil import Program, ct, quiet_host, walk_ops
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.passes.select_last_token import SelectLastToken
@@ -113,6 +115,30 @@ def test_a_gpt_that_selects_by_itself(how: str, ios: int) -> None:
     after, _ = once(SelectLastToken(), program)
     assert_same_numbers(program, after, inputs_of(program), rtol=1e-5)
     assert norms(after) == [(1, 8, 16), (1, 1, 16)]
+
+
+@pytest.mark.parametrize("ios", [15, 18])
+def test_both_at_conversion_time(ios: int) -> None:
+    """Inside coremltools' own pipeline, where scopes are kept by coremltools."""
+    pipeline = pass_pipeline([SelectLastToken(), EmbeddingMatmul()])
+    torch.manual_seed(0)
+    module, ids = Gpt(selects=False).eval(), torch.zeros(1, 8, dtype=torch.int64)
+    with quiet_host():
+        made = ct.convert(
+            torch.jit.trace(module, ids),  # type: ignore[no-untyped-call]
+            inputs=[ct.TensorType("ids", (1, 8), dtype=np.int32)],
+            minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
+            pass_pipeline=pipeline,
+            skip_model_load=True,
+        )
+    after = made._mil_program
+    assert norms(after) == [(1, 8, 16), (1, 1, 16)]
+    assert "gather" not in [op.op_type for op in walk_ops(after)]
+    inputs = inputs_of(converted("trace", ios, "FLOAT16"))
+    expected = run(converted("trace", ios, "FLOAT16"), inputs)
+    (found,) = run(after, inputs).values()
+    (whole,) = expected.values()
+    np.testing.assert_allclose(found, whole[:, -1:], rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
 def norms(program: Program) -> list[tuple[int, ...]]:

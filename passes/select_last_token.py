@@ -220,8 +220,9 @@ def _select(name: str, one_hot: str = "") -> Callable[[Values, Values], Values]:
 
     def select(outputs: Values, inputs: Values) -> Values:
         rows = np.asarray(outputs[name])
-        chosen = np.argmax(inputs[one_hot], axis=-1) if one_hot in inputs else rows.shape[1] - 1
-        at = np.broadcast_to(np.reshape(chosen, (-1, 1, 1)), (rows.shape[0], 1, 1))
+        last = rows.shape[1] - 1  # 0 when another function of the model has selected already
+        chosen = np.argmax(inputs[one_hot], axis=-1) if one_hot in inputs else last
+        at = np.broadcast_to(np.reshape(np.minimum(chosen, last), (-1, 1, 1)), (len(rows), 1, 1))
         return {**outputs, name: np.take_along_axis(rows, at, axis=1)}
 
     return select

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anesurgery.adapter import adapt_inputs
 from anesurgery.errors import PassError
 from anesurgery.interpret import run
 from anesurgery.mil import Array, Program, constant, ct, mb, types, walk_ops
@@ -304,6 +305,20 @@ def test_refuses(program: Program, reason: str) -> None:
     assert_refuses(EmbeddingMatmul(), program, reason)
 
 
+def test_refuses_a_compressed_table() -> None:
+    data = np.arange(66, dtype=np.int8).reshape(11, 6)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)], opset_version=IOS[16])
+    def program(ids: Any) -> Any:
+        table = mb.constexpr_affine_dequantize(
+            quantized_data=data, zero_point=np.int8(0), scale=np.float32(0.1), axis=np.int32(0)
+        )
+        return mb.gather(x=table, indices=ids, axis=0)
+
+    reason = "the table is compressed (constexpr_affine_dequantize)"
+    assert_refuses(EmbeddingMatmul(), program, reason)
+
+
 def test_refuses_symbolic_ids() -> None:
     from coremltools.converters.mil.mil import get_new_symbol
 
@@ -345,6 +360,21 @@ def test_the_rows_as_an_input(ios: int, held: Any) -> None:
     )
     np.testing.assert_array_equal(session.artifacts["ids_embeds"], table)
     assert "give ids_embeds in place of ids" in session.contract[0].words
+
+
+def test_two_functions_agree_about_the_input() -> None:
+    table = numbers(300)
+    program = Program()
+    for name, length in (("main", 1), ("prefill", 4)):
+        one = lookup(table, (1, length)).functions["main"]
+        program.add_function(name, one)
+    after, session = rewritten(EmbeddingMatmul(mode="input"), program)
+    assert list(session.artifacts) == ["ids_embeds"]
+    for name, length in (("main", 1), ("prefill", 4)):
+        ids = np.full((1, length), 299, np.int32)
+        given = adapt_inputs(session.contract, {"ids": ids})
+        found = run(after, given, function=name)["y"]
+        np.testing.assert_array_equal(found, table[ids])
 
 
 def test_ids_that_something_else_reads_stay_an_input() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anesurgery.adapter import adapt_outputs
 from anesurgery.errors import PassError, UnknownName
 from anesurgery.interpret import run
 from anesurgery.mil import Array, Program, ct, mb, static_shape, types, walk_ops
@@ -69,12 +70,21 @@ def capped(x: Any) -> Any:
     return mb.mul(x=mb.tanh(x=mb.real_div(x=scores, y=3.0)), y=3.0, name="logits")
 
 
+def compressed() -> Any:
+    data = np.arange(66, dtype=np.int8).reshape(11, 6)
+    scale, zero = np.float32(0.05), np.int8(30)
+    return mb.constexpr_affine_dequantize(
+        quantized_data=data, zero_point=zero, scale=scale, axis=np.int32(0)
+    )
+
+
 HEADS = {
     "linear": lambda x: mb.linear(x=x, weight=WEIGHT, bias=np.arange(11.0, dtype=np.float32)),
     "matmul": lambda x: mb.matmul(x=x, y=WEIGHT, transpose_y=True),
     "matmul_bias": lambda x: mb.add(
         x=mb.matmul(x=x, y=WEIGHT.T.copy()), y=np.ones((1, 1, 11), "f")
     ),
+    "compressed": lambda x: mb.linear(x=x, weight=compressed()),
     "flat": head_2d,
     "capped": capped,
     "cast": lambda x: mb.cast(
@@ -171,6 +181,19 @@ def test_the_contract_says_how_the_output_changed() -> None:
     _, session = selected(SelectLastToken(), model())
     assert [c.words for c in session.contract] == ["y holds the last position alone, as 1x1x11"]
     assert [c.names for c in session.contract] == [("y",)]
+
+
+def test_each_function_has_logits_of_its_own() -> None:
+    program = Program()
+    program.add_function("main", model().functions["main"])
+    program.add_function("other", model(rms_norm, HEADS["capped"]).functions["main"])
+    after, session = selected(SelectLastToken(), program)
+    inputs = random_inputs(program)
+    for name in ("main", "other"):
+        whole = np.asarray(run(program, inputs, function=name)["y"])
+        found = np.asarray(run(after, inputs, function=name)["y"])
+        expected = adapt_outputs(session.contract, {"y": whole}, inputs)["y"]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE * np.abs(whole).max())
 
 
 def test_depth_block_also_saves_the_last_mlp() -> None:

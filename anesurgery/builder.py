@@ -68,6 +68,27 @@ class Builder:
             self.made.append(found.op)
         return found
 
+    def shared_value(
+        self, key: tuple[Any, ...], after: Operation, build: Callable[[Builder], Var]
+    ) -> Var:
+        """One computed value for all edits that ask with the same key; its ops stand right behind `after`.
+
+        Args:
+            key: all that the value depends on.
+            after: an op of the same block, behind which everything that the value reads is known.
+            build: makes the value with the builder given, called for a new key only.
+        """
+        full_key = (self._function, *key)
+        known = self._session.shared.get(full_key)
+        if known is None or known.op is None or known.op.enclosing_block is None:
+            maker = self.before(mil.next_op(after))
+            maker.made = []
+            known = build(maker)
+            self._session.shared[full_key] = known
+            self._session.shared_ops[full_key] = maker.made
+        self.made += [op for op in self._session.shared_ops[full_key] if op not in self.made]
+        return known
+
     def add_input(self, shape: Sequence[int], dtype: Any, change: InterfaceChange) -> Var:
         """A new input of the function, declared by `change` (its first name is the input's); once per name."""
         name = change.names[0]

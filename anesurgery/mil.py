@@ -114,7 +114,7 @@ mb: Any = _mil.Builder
 __all__ = [
     "Array", "Block", "Function", "Operation", "Program", "Var", "add_input", "any_symbolic", "blocks",
     "constant", "consumers", "ct", "dtype_name", "is_constant", "is_output", "is_symbolic", "mb",
-    "np_dtype", "operands", "producer", "quiet_host", "remove_dead", "remove_input", "stamp",
+    "next_op", "np_dtype", "operands", "producer", "quiet_host", "remove_dead", "remove_input", "stamp",
     "static_shape", "types", "walk_ops",
 ]  # fmt: skip
 
@@ -242,3 +242,16 @@ def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
         removed.append(op)
         queue += sources
     return removed
+
+
+def next_op(op: Operation) -> Operation:
+    """The op behind another one in its block.
+
+    Raises:
+        ValueError: it is the last.
+    """
+    assert op.enclosing_block is not None
+    node = op.enclosing_block.operations._get_node_from_op(op).next  # type: ignore[attr-defined]
+    if node is None:
+        raise ValueError(f"{op.name} is the last op of its block")
+    return cast("Operation", node.op)

@@ -17,7 +17,7 @@ import numpy as np
 
 from anesurgery.adapter import InterfaceChange
 from anesurgery.errors import PassError, SurgeryError
-from anesurgery.mil import Array, Function, Program, Var, quiet_host, walk_ops
+from anesurgery.mil import Array, Function, Operation, Program, Var, quiet_host, walk_ops
 from anesurgery.pattern import Refusal
 from anesurgery.proof import EXACT, SiteProof, Tolerance
 
@@ -57,7 +57,9 @@ class Session:
     names: dict[Function, set[str]] = field(default_factory=dict)
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)
     shared: dict[tuple[Any, ...], Var] = field(default_factory=dict)
-    """Constants that several edits use, by function and key."""
+    """Constants and values that several edits use, by function and key."""
+    shared_ops: dict[tuple[Any, ...], list[Operation]] = field(default_factory=dict)
+    """The ops that make the shared values."""
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)

@@ -272,6 +272,7 @@ def with_description(loaded: Loaded) -> Loaded:
     with quiet_host():
         model = mil_convert(
             copy, convert_to="mlprogram", convert_from="milinternal", skip_model_load=True,
+            compute_units=ct.ComputeUnit.ALL,
             specification_version=loaded.version, pass_pipeline=ct.PassPipeline.EMPTY,
         )  # fmt: skip
     spec = model.get_spec()

@@ -100,7 +100,7 @@ def _reads(op: Operation) -> list[Var]:
 
 def prove_site(
     replaced: Sequence[tuple[Var, Var]], new_ops: Sequence[Operation], sample: Sampler,
-    rng: np.random.Generator,
+    rng: np.random.Generator, matched: Sequence[Operation] = (),
 ) -> SiteProof | str:  # fmt: skip
     """Compare each old value with its replacement; a string says why this edit cannot be compared.
 
@@ -109,12 +109,18 @@ def prove_site(
         new_ops: the ops that the rewrite made, in order.
         sample: gives values for a boundary var whose range matters (ids), or None for the default.
         rng: the source of randomness.
+        matched: the ops of the match; what they make is computed, even where the new side reads it.
     """
     made = {v for op in new_ops for v in op.outputs}
     outside = {v for op in new_ops for v in _reads(op) if v not in made}
     outside |= {new for _, new in replaced if new not in made}
     boundary = {v for v in outside if v.op is None or v.op.op_type != "const"}
-    old_ops = slice_back([old for old, _ in replaced], boundary)
+    known = {v for op in matched for v in op.outputs}
+    stop = boundary - known
+    if stop != boundary:
+        edge = {v for op in matched for v in _reads(op)} - known
+        stop = stop | edge if stop <= edge else stop
+    old_ops = slice_back([old for old, _ in replaced] + [v for v in boundary if v in known], stop)
     if len(old_ops) > LARGEST_SITE:
         return f"depends on {len(old_ops)} ops"
     inner = {v for op in old_ops for v in op.outputs}

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.builder import Builder
-from anesurgery.errors import PassError, ProofError
+from anesurgery.errors import PassError, ProofError, SurgeryError
 from anesurgery.mil import (
     Array,
     Block,
@@ -26,6 +26,7 @@ from anesurgery.mil import (
     Var,
     consumers,
     is_output,
+    operands,
     remove_dead,
     remove_input,
     static_shape,
@@ -95,17 +96,36 @@ class _Driver:
             left = EDITS_PER_OP * len(ops) + 8
             while queue:
                 root = queue.popleft()
-                m = self.accept(root) if root.enclosing_block is not None else None
-                if m is None:
-                    continue
-                if (left := left - 1) < 0:
-                    raise PassError(
-                        f"pass {self.step.name} reaches no fixed point; last edit at {root.name}"
-                    )
-                queue.extend(op for op in self.edit(m) if op.op_type in self.pattern.op_types)
+                if root.enclosing_block is not block:
+                    continue  # removed meanwhile, or in a nested block, which is visited later
+                found = self.visit(root, left)
+                left -= bool(found)
+                queue.extend(op for op in found if op.op_type in self.pattern.op_types)
             for op in list(block.operations):
                 for nested in op.blocks:
                     self.visit_block(nested)
+
+    def visit(self, root: Operation, left: int) -> list[Operation]:
+        """Edit at one root, if it matches; the ops that are worth another look.
+
+        Raises:
+            PassError: the pass raised (the cause is chained), or there are no edits left.
+        """
+        where = f"pass {self.step.name} at {root.name}"
+        try:
+            m = self.accept(root)
+            if m is not None and not left:
+                raise PassError(
+                    f"pass {self.step.name} reaches no fixed point; last edit at {root.name}"
+                )
+            return [] if m is None else self.edit(m)
+        except SurgeryError:
+            raise
+        except Exception as error:
+            raise PassError(
+                f"{where} ({root.op_type}) failed: {type(error).__name__}: {error}; "
+                "the model given to it is unchanged"
+            ) from error
 
     def accept(self, root: Operation) -> Match | None:
         """The match at one root, if every guard and the pass's own check agree; refusals are recorded."""
@@ -137,6 +157,7 @@ class _Driver:
         """Build, prove, replace, clean up; the ops that are worth another look."""
         builder = Builder(self.session, self.function, self.step.name, m.root)
         pairs = self.pairs(m, self.step.rewrite(builder, m))
+        self.refuse_loops(m, pairs, builder.made)
         proof, unproven = self.prove(m, pairs, builder.made)
         readers = [op for old, _ in pairs for op in consumers(old)]
         for old, new in pairs:
@@ -164,9 +185,19 @@ class _Driver:
             pairs = list(result.items())
         else:
             news = list(result) if isinstance(result, (tuple, list)) else [result]
+            if len(news) != len(m.root.outputs):
+                raise PassError(
+                    f"pass {self.step.name} at {m.root.name}: `rewrite` returned {len(news)} values "
+                    f"for {len(m.root.outputs)}"
+                )
             pairs = list(zip(m.root.outputs, news, strict=True))
         declared = {name for change in self.session.contract for name in change.names}
         for old, new in pairs:
+            if not isinstance(new, Var):
+                raise PassError(
+                    f"pass {self.step.name} at {m.root.name}: `rewrite` returned {new!r} for "
+                    f"%{old.name}, not a value"
+                )
             same = tuple(old.shape or ()) == tuple(new.shape or ()) and old.dtype == new.dtype
             if not same and not (old.name in declared and not old.child_ops):
                 raise PassError(
@@ -174,6 +205,16 @@ class _Driver:
                     f"its replacement {type_text(new)}"
                 )
         return pairs
+
+    def refuse_loops(self, m: Match, pairs: list[tuple[Var, Var]], made: list[Operation]) -> None:
+        """All readers of an old value will read the new one: a new op must not be among them."""
+        olds = {old for old, _ in pairs}
+        for op in made:
+            for v in (v for _, v in operands(op) if v in olds):
+                raise PassError(
+                    f"pass {self.step.name} at {m.root.name}: the new {op.op_type} reads %{v.name}, "
+                    "which it replaces"
+                )
 
     def prove(
         self, m: Match, pairs: list[tuple[Var, Var]], made: list[Operation]
@@ -192,7 +233,7 @@ class _Driver:
             return None, "the shape changes on purpose; the comparison of whole models covers it"
         started = time.perf_counter()
         proof = prove_site(
-            comparable, made, lambda v, rng: self.step.sample(m, v, rng), self.session.rng
+            comparable, made, lambda v, rng: self.step.sample(m, v, rng), self.session.rng, m.ops
         )
         self.session.proof_seconds += time.perf_counter() - started
         if isinstance(proof, str):

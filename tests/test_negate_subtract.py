@@ -115,7 +115,7 @@ def test_infinities_zeros_and_the_edges_of_integers() -> None:
     program = difference((5,), (5,))
     after = check(program)
     for a in edge:
-        inputs = {"a": np.full(5, a, np.float32), "b": edge}
+        inputs: dict[str, Any] = {"a": np.full(5, a, np.float32), "b": edge}
         assert_same_numbers(program, after, inputs)
     program = difference((3,), (3,), types.int32)
     ends = np.array([-(2**31), 2**31 - 1, 0], np.int32)
@@ -238,9 +238,11 @@ def test_a_converted_program(precision: str) -> None:
     import torch
 
     class Subtracts(torch.nn.Module):
+        row: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
-            self.row = torch.nn.Buffer(torch.arange(1.0, 7.0))
+            self.register_buffer("row", torch.arange(1.0, 7.0))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             centred = x - x.mean(-1, keepdim=True)

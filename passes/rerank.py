@@ -27,7 +27,8 @@ each op.
 Refuses when a shape is symbolic, when no merge that the op allows brings the rank down, or when a slice starts
 or ends where only the run time knows. Ops of a kind that it does not know, with too many axes, are reported.
 
-Why it helps: more than five axes cannot be converted, or run on the CPU (measured, all chips: "rank > 5").
+Why it helps: more than five axes cannot be converted (coremltools refuses to write them: as a pass of the
+conversion this one makes such models convertible), or run on the CPU (measured, all chips).
 The rank-4 forms are those of the legacy NeuralNetwork layers, whose ND kinds were reported off the ANE on
 iOS 13 to 15; for ML Programs they are not needed (measured: M4, macOS 27), so `at_least` is 0.
 """

@@ -160,7 +160,7 @@ def _difference(old: torch.Tensor, new: torch.Tensor) -> tuple[float, float, int
         return float("inf"), float("inf"), 0
     defined = ~torch.isnan(old.double())
     a, b = old.double()[defined], new.double()[defined]
-    apart = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(float("inf"))  # inf == inf agrees
+    apart = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(torch.inf, torch.inf)  # inf == inf agrees
     largest = float(apart.max()) if apart.numel() else 0.0
     finite = a[torch.isfinite(a)].abs()
     scale = float(finite.max()) if finite.numel() else 0.0

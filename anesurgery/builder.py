@@ -27,6 +27,12 @@ class Builder:
         self.made: list[Operation] = []
         """The ops made so far, constants included, in the order in which they can run."""
 
+    @property
+    def block(self) -> mil.Block:
+        """The block of the root op."""
+        assert self._root.enclosing_block is not None
+        return self._root.enclosing_block
+
     def before(self, op: Operation) -> Builder:
         """A builder that makes its ops right before another op of the same block."""
         other = Builder(self._session, self._function, self._pass_name, self._root)

@@ -162,7 +162,7 @@ class _Driver:
         readers = [op for old, _ in pairs for op in consumers(old)]
         for old, new in pairs:
             self.replace(builder, old, new)
-        dead = remove_dead([old.op for old, _ in pairs if old.op is not None])
+        dead = remove_dead([*m.ops, *(old.op for old, _ in pairs if old.op is not None)])
         unused = remove_dead(builder.made)
         self.separate_names([old for old, _ in pairs])
         new_ops = [op for op in builder.made if op not in unused]

@@ -10,11 +10,10 @@ if TYPE_CHECKING:
     from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
     from anesurgery.passes.embedding_matmul import EmbeddingMatmul
     from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
+    from anesurgery.passes.negate_subtract import NegateSubtract
     from anesurgery.passes.pad_last_axis import PadLastAxis
     from anesurgery.passes.rerank import Rerank
     from anesurgery.passes.select_last_token import SelectLastToken
-
-    from anesurgery.passes.negate_subtract import NegateSubtract
 
     __all__ = [
         "CausalMaskTensor", "EmbeddingMatmul", "ExplicitBroadcast", "NegateSubtract", "PadLastAxis",

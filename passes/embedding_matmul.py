@@ -32,8 +32,8 @@ no digits. Each sum has one non-zero term, so the rows are those of the table, b
 become 0.0); an id outside the table gives zeros. A table with more than `max_inner` rows is read in pieces,
 and the products are added.
 
-A table that a tied head reads too stays as it is, or is read as `pad_last_axis` padded it before: it is never
-stored twice. The guard that lets negative ids count from the end stays, and a gather that counts so by itself
+A table that a tied head reads too stays as it is, so that it is not stored twice; with `pad_tied=True` it is
+padded as `pad_last_axis` will pad the head's behind this pass, and both read one constant. The guard that lets negative ids count from the end stays, and a gather that counts so by itself
 (before iOS 17) is given one, unless the ids cannot be negative: by proof, or by `nonnegative_ids=True`.
 
 `mode="input"` takes the lookup out of the model: the rows become an input, named `<ids>_embeds`, and the
@@ -75,6 +75,7 @@ from anesurgery.mil import (
     types,
 )
 from anesurgery.onehot import EXACT_IDS, one_hot_pieces, one_hot_width
+from anesurgery.padding import padded_constant
 from anesurgery.pattern import Match, OpPattern, Ops, Refusal, var
 from anesurgery.rewrite import Rewrite
 
@@ -93,6 +94,8 @@ class EmbeddingMatmul(Rewrite):
     """Most rows that one matmul reads; at least 2048."""
     nonnegative_ids: bool = False
     """Does the caller promise that no id is negative?"""
+    pad_tied: bool = False
+    """Pad also a table that a head reads; right when `pad_last_axis` runs behind, which pads the head's."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("matmul", "input"):
@@ -151,7 +154,7 @@ class EmbeddingMatmul(Rewrite):
         if m.wraps:
             inside = mb.greater_equal(x=ids, y=np.int32(0))
             ids = mb.select(cond=inside, a=ids, b=mb.add(x=ids, y=np.int32(rows)))
-        table = _table(mb, m.table, one_hot_width(rows))
+        table = _table(mb, m.table, one_hot_width(rows), self.pad_tied)
         total: Var | None = None
         for start, one_hot in one_hot_pieces(mb, ids, rows, np_dtype(m.table), self.max_inner):
             product = _product(mb, one_hot, table, start)
@@ -186,16 +189,10 @@ def _finite(table: Array) -> bool:
     return all(bool(chunk.max(initial=0) < infinity) for chunk in chunks)
 
 
-def _table(mb: Builder, table: Var, rows: int) -> Var:
+def _table(mb: Builder, table: Var, rows: int, shared: bool) -> Var:
     """The table padded to `rows` rows, unless that would store it twice."""
-    if table.shape[0] == rows or any(op.op_type != "gather" for op in consumers(table)):
-        return table
-    value = constant(table)
-
-    def padded() -> Array:
-        return np.pad(value, ((0, rows - len(value)), (0, 0)))
-
-    return mb.shared(("padded", table, 0, rows), padded, f"{table.name}_padded")
+    others = any(op.op_type != "gather" for op in consumers(table))
+    return table if others and not shared else padded_constant(mb, table, 0, rows)
 
 
 def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:

@@ -14,14 +14,13 @@
 
 from __future__ import annotations
 
+from anesurgery.mil import Operation, Program, Var, consumers, producer, walk_ops
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
+from anesurgery.passes.negate_subtract import NegateSubtract
 from anesurgery.passes.pad_last_axis import PadLastAxis
 from anesurgery.passes.select_last_token import SelectLastToken
-
-from anesurgery.mil import Operation, Program, Var, consumers, producer, walk_ops
-from anesurgery.passes.negate_subtract import NegateSubtract
 from anesurgery.pattern import Refusal
 from anesurgery.recipe import Recipe
 
@@ -65,7 +64,7 @@ gpt2_ane = Recipe(
     steps=(
         SelectLastToken(),
         CausalMaskTensor(),
-        EmbeddingMatmul(),
+        EmbeddingMatmul(pad_tied=True),
         PadLastAxis(),
         NegateSubtract(),
         ExplicitBroadcast(),

@@ -1,0 +1,114 @@
+"""Pad the last axis of products with constant weights to a multiple, and cut it once where the region ends.
+
+Before::
+
+    main(%x: 1x4) {
+      %h: 1x37 = linear(x=%x, weight=const<37x4>, bias=const<37>)
+      %g: 1x37 = gelu(x=%h)
+      %y: 1x64 = linear(x=%g, weight=const<64x37>, bias=const<64>)
+      %z: 1x37 = softmax(x=%g)
+      return %y, %z
+    }
+
+After::
+
+    main(%x: 1x4) {
+      %h_pad_last_axis_linear: 1x64 = linear(x=%x, weight=const<64x4>, bias=const<64>)
+      %h_pad_last_axis_gelu: 1x64 = gelu(x=%h_pad_last_axis_linear)
+      %g: 1x37 = slice_by_index(x=%h_pad_last_axis_gelu, begin=[0, 0], end=[1, 37])
+      %y: 1x64 = linear(x=%h_pad_last_axis_gelu, weight=const<64x64>, bias=const<64>)
+      %z: 1x37 = softmax(x=%g)
+      return %y, %z
+    }
+
+The weight of the first product is padded with zeros, elementwise ops carry the padding, a product that sums
+over the axis takes it up (its weight has zeros there), and what else reads a value gets it cut, once for each
+value. A chain of 1x1 convolutions is padded along its width, at its start, and cut at its end.
+
+Refuses when the axis is symbolic or has length 1 (padding would multiply it), when the weight is compressed,
+and for a 1x1 convolution that stands alone. A carrier that would make lanes infinite or NaN ends the region.
+
+Why it helps: rows are stored in units of 64 bytes, 32 fp16 elements (documented by Apple, all chips); a unit
+of 64 elements is reported and covers both. What it gains was not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.builder import Builder
+from anesurgery.errors import PassError
+from anesurgery.mil import Program, Var, mb, static_shape
+from anesurgery.padding import Region, build, is_pointwise_conv, product_axis
+from anesurgery.pattern import Match, OpPattern, Ops, Refusal
+from anesurgery.proof import REASSOCIATED, Tolerance
+from anesurgery.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class PadLastAxis(Rewrite):
+    """Padding made by weights, carried by elementwise ops, cut once."""
+
+    name: ClassVar[str] = "pad_last_axis"
+    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    shares_inner: ClassVar[bool] = True
+    multiple: int = 64
+    """Length that the last axis becomes a multiple of (Apple's own rule for fp16 is 32)."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.multiple, int) or self.multiple < 1:
+            raise PassError(
+                f"{self.name}: multiple={self.multiple!r}; it must be a positive integer"
+            )
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every product."""
+        return op.any("linear", "matmul", "conv")()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """A product with a constant weight whose result does not fit; then the region behind it."""
+        weight = m.root.inputs["y" if m.root.op_type == "matmul" else "weight"]
+        if weight.op is not None and weight.op.op_type.startswith("constexpr_"):
+            return Refusal(f"the weight is compressed ({weight.op.op_type})", m.root)
+        if product_axis(m.root) is None and not is_pointwise_conv(m.root):
+            return None
+        out = m.root.outputs[0]
+        if static_shape(out) is None:
+            return Refusal(f"the result has the symbolic shape {tuple(out.shape)}", m.root)
+        length = out.shape[-1] if out.rank else self.multiple
+        if length % self.multiple == 0:
+            return None
+        if length == 1:
+            grown = f"padding makes it {self.multiple} times as long"
+            return Refusal(f"the last axis has length 1; {grown}", m.root)
+        region = Region(length, -(-length // self.multiple) * self.multiple)
+        region.grow(m.root)
+        convolutions = [v for v in region.lanes if v.op is not None and v.op.op_type == "conv"]
+        if region.entries and len(convolutions) < 2:
+            return Refusal("one convolution alone would get a pad and a cut of its own", m.root)
+        ops = [v.op for v in region.lanes if v.op is not None and v not in region.entries]
+        return m.bind(ops=(*ops, *region.taken_up), region=region)
+
+    def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
+        """Build the region anew."""
+        return build(mb, m.region)
+
+
+def example() -> Program:
+    """A hidden layer of odd width that a product and a softmax read."""
+    rng = np.random.default_rng(0)
+    shapes = ((37, 4), (37,), (64, 37), (64,))
+    first, bias, second, bias_2 = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))])
+    def program(x: Var) -> tuple[Var, Var]:
+        h = mb.linear(x=x, weight=first, bias=bias, name="h")
+        g = mb.gelu(x=h, mode="EXACT", name="g")
+        return mb.linear(x=g, weight=second, bias=bias_2, name="y"), mb.softmax(
+            x=g, axis=-1, name="z"
+        )
+
+    return program

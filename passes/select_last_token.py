@@ -73,6 +73,9 @@ from anesurgery.rowwise import (
     takes_last,
 )
 
+MOVES = frozenset({"slice_by_index", "cast", "identity", "reshape"})
+"""Ops that do not work: selecting before them saves nothing."""
+
 
 @dataclass(frozen=True)
 class SelectLastToken(Rewrite):
@@ -139,7 +142,8 @@ class SelectLastToken(Rewrite):
         tail = row_tail(value, 1, deep=self.depth == "block", behind_head=behind) if alone else None
         if not isinstance(tail, Tail):
             tail = Tail(value, 1, ())
-        return m.bind(tail=tail, selects=True) if tail.ops or m.root.op_type == "gather" else None
+        saves = any(op.op_type not in MOVES for op in tail.ops)  # else moving it again gains nothing
+        return m.bind(tail=tail, selects=True) if saves or m.root.op_type == "gather" else None
 
     def may_be_logits(self, var: Var) -> bool:
         """An output of rank 3 with more than one position that is the one asked for, if any was."""

@@ -69,14 +69,14 @@ class Rerank(Rewrite):
     def check(self, m: Match) -> Match | Refusal | None:
         """Is the rank wrong, and is there a view of the right rank?"""
         op = m.root
+        if op.op_type in VIEWS:
+            return self.check_view(m)
         ranks = [len(v.shape or ()) for v in tensors(op)]
         high, low = max(ranks) > self.at_most, 0 < max(ranks) < self.at_least
         if not high and not (low and _computes(op)):
             return None
         if any(static_shape(v) is None for v in tensors(op)):
             return Refusal(f"a shape is symbolic: {', '.join(map(_shape, tensors(op)))}", op)
-        if op.op_type in VIEWS:
-            return self.check_view(m) if high else None
         found = frame(op)
         if not isinstance(found, Frame):
             return Refusal(f"{op.op_type} of rank {max(ranks)}: {found}", op)
@@ -89,12 +89,13 @@ class Rerank(Rewrite):
         return m.bind(frame=found, groups=groups)
 
     def check_view(self, m: Match) -> Match | None:
-        """A view of a view whose middle has too many axes: the middle can be skipped."""
+        """A view of a view whose middle has another rank than it should: the middle can be skipped."""
         source = m.root.x
         while (view := producer(source, *VIEWS)) is not None and static_shape(view.x):
             source = view.x
-        skips = len(m.root.x.shape) > self.at_most >= len(source.shape)
-        return m.bind(source=source) if skips else None
+        middle, first = len(m.root.x.shape or ()), len(source.shape or ())
+        skips = middle > self.at_most >= first or middle < self.at_least <= first <= self.at_most
+        return m.bind(source=source) if skips and static_shape(m.root.outputs[0]) else None
 
     def rewrite(self, mb: Builder, m: Match) -> Mapping[Var, Var]:
         """The op on the view, and its results seen in the old shapes."""

@@ -135,6 +135,14 @@ def test_a_constant_is_made_once_for_all_its_readers(dtype: Any) -> None:
         assert all(v.dtype == dtype for op in broadcasting(after) for v in op.outputs)
 
 
+def test_one_rank_copies_no_weight() -> None:
+    table = np.ones((500, 9), np.float32)
+    program = program_of(lambda a: mb.add(x=a, y=table), (1, 500, 9))
+    (aligned,) = [v for op in broadcasting(check(ExplicitBroadcast(), program)) for v in [op.y]]
+    (given,) = [op.y for op in broadcasting(program)]
+    assert np.shares_memory(aligned.val, given.val)
+
+
 def test_a_run_time_scalar() -> None:
     program = program_of(
         lambda a, b: mb.add(x=a, y=mb.reduce_max(x=b, keep_dims=False)), (2, 3), (5,)

@@ -148,6 +148,17 @@ def test_a_reshape_of_a_reshape_loses_the_high_middle() -> None:
     assert all(len(v.shape) <= 5 for op in walk_ops(after) for v in op.outputs), to_text(after)
 
 
+def test_a_reshape_of_a_squeeze_loses_the_low_middle() -> None:
+    def body(a: Var) -> Any:
+        x = mb.layer_norm(x=a, axes=[-1], epsilon=1e-3)
+        heads = mb.reshape(x=x, shape=[2, 4, 1, 3])
+        return mb.transpose(x=heads, perm=[0, 2, 1, 3])
+
+    after = check(Rerank(at_least=4), program_of(body, (2, 4, 3)), 1e-6)
+    kinds = [op.op_type for op in walk_ops(after) if op.op_type != "const"]
+    assert kinds == ["expand_dims", "layer_norm", "reshape", "transpose"], to_text(after)
+
+
 def test_two_readers_and_an_output_keep_the_high_value() -> None:
     def body(a: Var) -> Any:
         x = mb.relu(x=a, name="kept")

@@ -443,6 +443,32 @@ def test_a_region_with_two_results() -> None:
     assert_same_numbers(program, after, rtol=1e-5)
 
 
+def test_two_outputs_that_become_one_value_keep_both_names() -> None:
+    @dataclass(frozen=True)
+    class Same(Rewrite):
+        name: ClassVar[str] = "same"
+
+        def pattern(self, op: Ops) -> OpPattern:
+            return op.relu(x=op.relu(x=var("x"), as_="inner"))
+
+        shares_inner: ClassVar[bool] = True
+
+        def rewrite(self, mb: Builder, m: Match) -> Any:
+            new = mb.before(m.inner).maximum(x=m.x, y=np.float32(0))
+            return {m.inner.outputs[0]: new, m.root.outputs[0]: new}
+
+    def body(x: Var) -> Any:
+        inner = mb.relu(x=x, name="first")
+        return inner, mb.relu(x=inner, name="second"), mb.exp(x=inner, name="third")
+
+    program = one_input(body)
+    after, _ = apply_pass(Same(), program)
+    assert outputs(after) == ["first", "second", "third"]
+    assert len(set(after.functions["main"].outputs)) == 3
+    assert_unique_names(after)
+    assert_same_numbers(program, after)
+
+
 # Names, scopes, constants
 
 

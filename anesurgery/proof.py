@@ -6,12 +6,13 @@ not of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anesurgery.fingerprint import fingerprint
 from anesurgery.mil import (
     Array,
     Operation,
@@ -101,6 +102,7 @@ def _reads(op: Operation) -> list[Var]:
 def prove_site(
     replaced: Sequence[tuple[Var, Var]], new_ops: Sequence[Operation], sample: Sampler,
     rng: np.random.Generator, matched: Sequence[Operation] = (),
+    proven: dict[Hashable, SiteProof | str] | None = None,
 ) -> SiteProof | str:  # fmt: skip
     """Compare each old value with its replacement; a string says why this edit cannot be compared.
 
@@ -110,6 +112,7 @@ def prove_site(
         sample: gives values for a boundary var whose range matters (ids), or None for the default.
         rng: the source of randomness.
         matched: the ops of the match; what they make is computed, even where the new side reads it.
+        proven: proofs of this pass by fingerprint; an edit that is the same computation is not run again.
     """
     made = {v for op in new_ops for v in op.outputs}
     outside = {v for op in new_ops for v in _reads(op) if v not in made}
@@ -129,11 +132,16 @@ def prove_site(
     drawn = [
         v for v in inputs if v not in inner and not (v.op is not None and v.op.op_type == "const")
     ]
-    try:
-        bindings = {v: draw(v, sample, rng) for v in drawn}
-    except ValueError as reason:
-        return str(reason)
-    return _compare(replaced, old_ops, list(new_ops), bindings, [v for v in boundary if v in inner])
+    proven = {} if proven is None else proven
+    key = fingerprint(replaced, old_ops, new_ops)
+    if key not in proven:
+        try:
+            bindings = {v: draw(v, sample, rng) for v in drawn}
+        except ValueError as reason:
+            return str(reason)
+        carried = [v for v in boundary if v in inner]
+        proven[key] = _compare(replaced, old_ops, list(new_ops), bindings, carried)
+    return proven[key]
 
 
 def _compare(
@@ -158,9 +166,13 @@ def _difference(old: torch.Tensor, new: torch.Tensor) -> tuple[float, float, int
 
     if tuple(old.shape) != tuple(new.shape):
         return float("inf"), float("inf"), 0
+    if torch.equal(old, new):
+        return 0.0, 0.0, old.numel()
     defined = ~torch.isnan(old.double())
     a, b = old.double()[defined], new.double()[defined]
-    apart = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(torch.inf, torch.inf)  # inf == inf agrees
+    apart = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(
+        torch.inf, torch.inf
+    )  # inf == inf agrees
     largest = float(apart.max()) if apart.numel() else 0.0
     finite = a[torch.isfinite(a)].abs()
     scale = float(finite.max()) if finite.numel() else 0.0

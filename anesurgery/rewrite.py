@@ -232,8 +232,14 @@ class _Driver:
         if not comparable:
             return None, "the shape changes on purpose; the comparison of whole models covers it"
         started = time.perf_counter()
+        known = self.session.proven.setdefault(str(self.step), {})
         proof = prove_site(
-            comparable, made, lambda v, rng: self.step.sample(m, v, rng), self.session.rng, m.ops
+            comparable,
+            made,
+            lambda v, rng: self.step.sample(m, v, rng),
+            self.session.rng,
+            m.ops,
+            known,
         )
         self.session.proof_seconds += time.perf_counter() - started
         if isinstance(proof, str):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -54,6 +54,8 @@ class Session:
     """Arrays that left the model and are written beside it, by name."""
     timings: dict[str, float] = field(default_factory=dict)
     proof_seconds: float = 0.0
+    proven: dict[str, dict[Hashable, SiteProof | str]] = field(default_factory=dict)
+    """Site proofs by step and fingerprint: the same computation is run once."""
     names: dict[Function, set[str]] = field(default_factory=dict)
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)
     shared: dict[tuple[Any, ...], Var] = field(default_factory=dict)

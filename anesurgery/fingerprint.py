@@ -1,0 +1,48 @@
+"""Tell whether two edits are the same computation: same ops, same shapes, same constants, wired alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Operation, Var, constant
+from anesurgery.text import type_text
+
+INLINE = 4096
+"""Constants of up to this many elements are compared by content, larger ones by identity."""
+
+
+def fingerprint(
+    replaced: Sequence[tuple[Var, Var]], old: Sequence[Operation], new: Sequence[Operation]
+) -> Hashable:
+    """Equal for edits whose proofs are the same computation (names do not matter)."""
+    numbers: dict[Var, int] = {}
+
+    def known(var: Any) -> Hashable:
+        if isinstance(var, (list, tuple)):
+            return tuple(known(v) for v in var)
+        if not isinstance(var, Var):
+            return repr(var)
+        value = constant(var)
+        if value is not None:
+            array = np.asarray(value)
+            if array.size > INLINE:
+                return ("constant", id(var))
+            return ("constant", array.dtype.str, array.shape, array.tobytes())
+        return (numbers.setdefault(var, len(numbers)), type_text(var))
+
+    def written(op: Operation) -> Hashable:
+        inputs = tuple((k, known(v)) for k, v in op.inputs.items() if v is not None)
+        nested = tuple(id(block) for block in op.blocks)
+        return (
+            op.op_type,
+            str(op.opset_version),
+            inputs,
+            nested,
+            tuple(known(v) for v in op.outputs),
+        )
+
+    sides = tuple(tuple(written(op) for op in ops if op.op_type != "const") for ops in (old, new))
+    return (sides, tuple((known(a), known(b)) for a, b in replaced))

@@ -188,7 +188,7 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
         LoadError: the path exists, is the input, has another suffix, or cannot be written.
     """
     target = Path(path).expanduser().absolute()
-    _check_target(loaded, target, overwrite)
+    check_target(loaded.source, target, overwrite)
     try:
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
@@ -210,15 +210,22 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
     return target
 
 
-def _check_target(loaded: Loaded, target: Path, overwrite: bool) -> None:
+def check_target(source: Path | None, target: Path, overwrite: bool) -> None:
+    """Refuse a place that a package cannot be written to, before any work is done.
+
+    Raises:
+        LoadError: wrong suffix, no such folder, the input itself, or something is there already.
+    """
     if target.suffix != ".mlpackage":
         raise LoadError(f"{target.name!r} is no package name; let it end in .mlpackage")
     if not target.parent.is_dir():
         raise LoadError(f"the folder {target.parent} does not exist; make it first")
-    if loaded.source is not None and target.resolve() == loaded.source:
+    if not os.access(target.parent, os.W_OK):
+        raise LoadError(f"cannot write into {target.parent}; choose another folder")
+    if source is not None and target.resolve() == source.resolve():
         raise LoadError(f"{target} is the input, which is never changed; choose another name")
     if target.exists() and not overwrite:
-        raise LoadError(f"{target} exists; choose another name, or overwrite=True")
+        raise LoadError(f"{target} exists; choose another name, or overwrite it on request")
 
 
 def write_package(loaded: Loaded, package: Path) -> None:

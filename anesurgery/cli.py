@@ -1,0 +1,225 @@
+"""The command line: list, explain, apply, compare, diff.
+
+Exit codes: 0 all is well; 1 a promise was not kept, or two models differ; 2 bad usage or bad input.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from anesurgery import registry
+from anesurgery.errors import ProofError, SurgeryError, UnknownName
+
+app = typer.Typer(
+    help="Rewrite Core ML models for the Apple Neural Engine, and prove it on any machine.\n\n"
+    "Exit codes: 0 all is well; 1 a promise was not kept or two models differ; 2 bad usage or input.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Model = Annotated[str, typer.Argument(help="An .mlpackage.", show_default=False)]
+
+
+def main() -> None:
+    """Run the command line; errors of the library are one line on stderr and exit code 1 or 2."""
+    try:
+        app()
+    except SurgeryError as error:
+        print(f"anesurgery: {error}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, ProofError) else 2)
+
+
+def _show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print(json.dumps(plain, indent=2))
+    elif not quiet:
+        Console().print(shown)
+
+
+@app.command("list")
+def list_(as_json: Json = False, quiet: Quiet = False) -> None:
+    """All recipes and passes with a sentence each."""
+    rows = [("recipe", n) for n in registry.recipe_names()] + [
+        ("pass", n) for n in registry.pass_names()
+    ]
+    table = Table("name", "kind", "what it does", box=None)
+    for kind, name in rows:
+        table.add_row(name, kind, registry.summary(name))
+    _show(
+        [{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows],
+        table,
+        as_json,
+        quiet,
+    )
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(help="A pass or recipe.", show_default=False)],
+    as_json: Json = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """What a pass or recipe does, when it refuses, its evidence and its options."""
+    text = registry.documentation(name)
+    steps = (
+        registry.recipe(name).steps
+        if name in registry.recipe_names()
+        else (registry.make_pass(name),)
+    )
+    options = {step.name: {k: _plain(v) for k, v in step.options().items()} for step in steps}
+    lines = [
+        f"  {step}.{key} = {value!r}"
+        for step, opts in options.items()
+        for key, value in opts.items()
+    ]
+    shown = "\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines])
+    if as_json or quiet:
+        _show({"name": name, "documentation": text, "options": options}, shown, as_json, quiet)
+    else:
+        print(shown)
+
+
+@app.command()
+def apply(
+    steps: Annotated[str, typer.Argument(help="A recipe, or passes with commas.", show_default=False)],
+    source: Model,
+    target_path: Annotated[
+        str | None, typer.Argument(metavar="OUT", help="The package to write.", show_default=False)
+    ] = None,
+    target: Annotated[str | None, typer.Option(help='Chip and OS, as "M1/macOS 14".')] = None,
+    prove: Annotated[str, typer.Option(help="sites, model, both or none.")] = "sites",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of a step: multiple=32, embedding_matmul.mode=input; STEP=false."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+    as_json: Json = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Apply a recipe or passes to a model and write the result."""
+    if target_path is None and not dry_run:
+        raise SurgeryError("OUT is missing; name the package to write, or use --dry-run")
+    chosen = _steps(steps, option or [])
+    from anesurgery import report
+    from anesurgery.operate import apply as operate
+    from anesurgery.program import check_target, load
+
+    if target_path is not None and not dry_run:
+        check_target(Path(source), Path(target_path), overwrite)
+    surgery = operate(
+        load(source),
+        chosen,
+        target=target,
+        prove=None if prove == "none" else prove,
+        quiet=quiet or as_json,
+    )
+    if target_path is not None and not dry_run:
+        surgery.save(target_path, overwrite=overwrite)
+    _show(surgery.to_json(), report.surgery_group(surgery), as_json, quiet)
+
+
+@app.command()
+def compare(
+    a: Model, b: Model,
+    precision: Annotated[str, typer.Option(help="fp32, or fp16 for the arithmetic as stored.")] = "fp16",
+    gate: Annotated[float, typer.Option(help="PSNR in dB that every output must reach.")] = 60.0,
+    function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
+    as_json: Json = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Run two models on the same inputs and measure how far apart they are."""
+    from anesurgery import report
+    from anesurgery.comparison import compare as run
+
+    found = run(a, b, precision=precision, gate=gate, function=function, seed=seed)
+    _show(found.to_json(), report.comparison_group(found), as_json, quiet)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def diff(a: Model, b: Model, as_json: Json = False, quiet: Quiet = False) -> None:
+    """What differs between two models: interface, number of ops, program text."""
+    from anesurgery.operate import op_counts
+    from anesurgery.program import interface, load
+    from anesurgery.text import to_text
+
+    old, new = load(a), load(b)
+    lines = list(
+        difflib.unified_diff(
+            to_text(old.program).splitlines(),
+            to_text(new.program).splitlines(),
+            a,
+            b,
+            lineterm="",
+            n=2,
+        )
+    )
+    words = interface(old).difference(interface(new))
+    before, after = op_counts(old.program), op_counts(new.program)
+    moved = {
+        kind: [before.get(kind, 0), after.get(kind, 0)]
+        for kind in sorted(before.keys() | after.keys())
+        if before.get(kind, 0) != after.get(kind, 0)
+    }
+    if as_json:
+        print(json.dumps({"interface": words, "ops": moved, "text": lines}, indent=2))
+    elif not quiet:
+        print("\n".join(lines))
+        print(f"interface: {words or 'the same'}")
+        print(f"ops: {', '.join(f'{k} {x} -> {y}' for k, (x, y) in moved.items()) or 'the same'}")
+    if lines or words:
+        raise typer.Exit(1)
+
+
+def _steps(names: str, options: list[str]) -> Any:
+    """A recipe, or a list of passes, with the options of the command line."""
+    values = dict(_option(text) for text in options)
+    listed = [n.strip() for n in names.split(",") if n.strip()]
+    if len(listed) == 1 and listed[0] in registry.recipe_names():
+        return registry.recipe(listed[0]).with_options(**_nested(values))
+    for name in listed:
+        if name not in [*registry.pass_names(), *registry.recipe_names()]:
+            raise UnknownName(
+                "pass or recipe", name, [*registry.recipe_names(), *registry.pass_names()]
+            )
+    from anesurgery.recipe import Recipe, steps_of
+
+    ours = Recipe("the command line", tuple(steps_of(listed)))
+    return list(ours.with_options(**_nested(values)).steps)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise SurgeryError(f"--set {text!r}: write it as option=value")
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """`step.option` keys as dictionaries of options by step."""
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        step, dot, name = key.partition(".")
+        if dot:
+            made.setdefault(step, {})[name] = value
+        else:
+            made[key] = value
+    return made
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)

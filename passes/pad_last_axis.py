@@ -22,11 +22,14 @@ After::
     }
 
 The weight of the first product is padded with zeros, elementwise ops carry the padding, a product that sums
-over the axis takes it up (its weight has zeros there), and what else reads a value gets it cut, once for each
-value. A chain of 1x1 convolutions is padded along its width, at its start, and cut at its end.
+over the axis takes it up (its weight has zeros there, or both its operands are padded), and what else reads a
+value gets it cut, once for each value. A chain of 1x1 convolutions is padded along its width, at its start, and
+cut at its end. Products of run-time values (scores of attention) are padded only where an operand already is;
+softmax, norms, reductions and views end a region.
 
-Refuses when the axis is symbolic or has length 1 (padding would multiply it), when the weight is compressed,
-and for a 1x1 convolution that stands alone. A carrier that would make lanes infinite or NaN ends the region.
+Refuses when a shape is symbolic, when the axis has length 1 (padding would multiply it), when the weight is
+compressed, and where 1x1 convolutions would get more pads and cuts than they are. An op that could make an
+infinity or NaN of what the padding holds ends the region. Values at run time are taken to be finite.
 
 Why it helps: rows are stored in units of 64 bytes, 32 fp16 elements (documented by Apple, all chips); a unit
 of 64 elements is reported and covers both. What it gains was not measured.
@@ -41,8 +44,9 @@ import numpy as np
 
 from anesurgery.builder import Builder
 from anesurgery.errors import PassError
-from anesurgery.mil import Program, Var, mb, static_shape
-from anesurgery.padding import Region, build, is_pointwise_conv, product_axis
+from anesurgery.mil import Program, Var, is_symbolic, mb, static_shape
+from anesurgery.padded_region import build, find_region
+from anesurgery.padding import is_pointwise_conv, product_axis
 from anesurgery.pattern import Match, OpPattern, Ops, Refusal
 from anesurgery.proof import REASSOCIATED, Tolerance
 from anesurgery.rewrite import Rewrite
@@ -59,7 +63,7 @@ class PadLastAxis(Rewrite):
     """Length that the last axis becomes a multiple of (Apple's own rule for fp16 is 32)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.multiple, int) or self.multiple < 1:
+        if type(self.multiple) is not int or self.multiple < 1:
             raise PassError(
                 f"{self.name}: multiple={self.multiple!r}; it must be a positive integer"
             )
@@ -69,28 +73,27 @@ class PadLastAxis(Rewrite):
         return op.any("linear", "matmul", "conv")()
 
     def check(self, m: Match) -> Match | Refusal | None:
-        """A product with a constant weight whose result does not fit; then the region behind it."""
+        """A product with a constant weight whose result does not fit; then the region around it."""
+        out = m.root.outputs[0]
+        length = out.shape[-1] if out.rank else self.multiple
+        if not is_symbolic(length) and length % self.multiple == 0:
+            return None
         weight = m.root.inputs["y" if m.root.op_type == "matmul" else "weight"]
         if weight.op is not None and weight.op.op_type.startswith("constexpr_"):
             return Refusal(f"the weight is compressed ({weight.op.op_type})", m.root)
         if product_axis(m.root) is None and not is_pointwise_conv(m.root):
             return None
-        out = m.root.outputs[0]
         if static_shape(out) is None:
             return Refusal(f"the result has the symbolic shape {tuple(out.shape)}", m.root)
-        length = out.shape[-1] if out.rank else self.multiple
-        if length % self.multiple == 0:
-            return None
         if length == 1:
             grown = f"padding makes it {self.multiple} times as long"
             return Refusal(f"the last axis has length 1; {grown}", m.root)
-        region = Region(length, -(-length // self.multiple) * self.multiple)
-        region.grow(m.root)
-        convolutions = [v for v in region.lanes if v.op is not None and v.op.op_type == "conv"]
-        if region.entries and len(convolutions) < 2:
-            return Refusal("one convolution alone would get a pad and a cut of its own", m.root)
-        ops = [v.op for v in region.lanes if v.op is not None and v not in region.entries]
-        return m.bind(ops=(*ops, *region.taken_up), region=region)
+        region = find_region(m.root, -(-length // self.multiple) * self.multiple)
+        convolutions = sum(op.op_type == "conv" for op in region.ops)
+        if region.entry is not None and 1 + len(region.edges) > convolutions:
+            cost = f"1 pad and {len(region.edges)} cuts"
+            return Refusal(f"{cost} for {convolutions} convolutions", m.root)
+        return m.bind(ops=tuple(region.ops), region=region)
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """Build the region anew."""

@@ -75,25 +75,32 @@ class Builder:
         return found
 
     def shared_value(
-        self, key: tuple[Any, ...], after: Operation, build: Callable[[Builder], Var]
+        self, key: tuple[Any, ...], reads: Sequence[Var], build: Callable[[Builder], Var]
     ) -> Var:
-        """One computed value for all edits that ask with the same key; its ops stand right behind `after`.
+        """One computed value for all edits that ask with the same key; it stands right behind what it reads.
 
         Args:
             key: all that the value depends on.
-            after: an op of the same block, behind which everything that the value reads is known.
+            reads: what it reads.
             build: makes the value with the builder given, called for a new key only.
         """
         full_key = (self._function, *key)
         known = self._session.shared.get(full_key)
-        if known is None or known.op is None or known.op.enclosing_block is None:
-            maker = self.before(mil.next_op(after))
+        if known is None or (known.op is not None and known.op.enclosing_block is None):
+            place = mil.behind(reads, self._root)
+            maker = self.before(place)
             maker.made = []
-            known = build(maker)
+            with cast(mil.Block, place.enclosing_block):
+                known = build(maker)
             self._session.shared[full_key] = known
             self._session.shared_ops[full_key] = maker.made
         self.made += [op for op in self._session.shared_ops[full_key] if op not in self.made]
         return known
+
+    def input(self, name: str) -> Var | None:
+        """The function's input of that name."""
+        found: Var | None = self._function.inputs.get(name)
+        return found
 
     def add_input(self, shape: Sequence[int], dtype: Any, change: InterfaceChange) -> Var:
         """A new input of the function, declared by `change` (its first name is the input's); once per name."""

@@ -112,8 +112,8 @@ mb: Any = _mil.Builder
 """coremltools' own builder, for programs written by hand (tests and `example()`)."""
 
 __all__ = [
-    "Array", "Block", "Function", "Operation", "Program", "Var", "add_input", "any_symbolic", "blocks",
-    "constant", "consumers", "ct", "dtype_name", "is_constant", "is_output", "is_symbolic", "mb",
+    "Array", "Block", "Function", "Operation", "Program", "Var", "add_input", "any_symbolic", "behind",
+    "blocks", "constant", "consumers", "ct", "dtype_name", "is_constant", "is_output", "is_symbolic", "mb",
     "next_op", "np_dtype", "operands", "producer", "quiet_host", "remove_dead", "remove_input", "stamp",
     "static_shape", "types", "walk_ops",
 ]  # fmt: skip
@@ -242,6 +242,27 @@ def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
         removed.append(op)
         queue += sources
     return removed
+
+
+def behind(vars_: Sequence[Var], root: Operation) -> Operation:
+    """The first op, in the block of `root` or around it, at which all of these values are known."""
+    block = root.enclosing_block
+    assert block is not None
+    while block.outer_op is not None and not any(_made_in(v, block) for v in vars_):
+        block = cast("Block", block.outer_op.enclosing_block)
+    makers = {v.op for v in vars_ if v.op is not None and v.op.enclosing_block is block}
+    place = None
+    for op in block.operations:
+        if not makers:
+            place = op
+            break
+        makers.discard(op)
+    assert place is not None, "root comes behind all that it reads"
+    return place
+
+
+def _made_in(var: Var, block: Block) -> bool:
+    return var in block.inputs if var.op is None else var.op.enclosing_block is block
 
 
 def next_op(op: Operation) -> Operation:

@@ -19,15 +19,18 @@ After::
     }
 
 The mask is read by what it does and not by how it is written (`select`, additive, multiply and add, boolean,
-built at run time from ranges and comparisons): whatever stands between the scores and the softmax is
-evaluated. A part that depends on an input (padding) is split off a conjunction and added once for all
-layers. `as_input=True` makes the mask an input of the model. The tensor has the element type of the scores:
-fp16 in an fp16 program.
+built at run time from ranges and comparisons, tensor or operand of fused attention): whatever stands between
+the scores and the softmax is evaluated. A condition on an input (padding) is split off, made a term of its own
+small shape, and combined with the causal part once for all layers; other terms are added as they were.
+`as_input=True` makes the mask an input of the model. The tensor has the element type of the scores: fp16 in an
+fp16 program; scores that are made fp32 only for the softmax are masked before that.
 
-Rows that keep nothing give finite weights afterwards; the others what they gave, since exp(fill) is 0.
+Rows that keep something give what they gave, since exp(fill) is 0. Rows that keep nothing (left padding) give
+finite weights: those of the scores without a mask.
 
 Refuses when an element is neither kept as it is nor shut out (a bias), when a position sees one ahead of it,
-when a row keeps nothing, when the shape is symbolic, or when what depends on an input is no conjunction.
+when a row keeps nothing at conversion, when the number of positions is symbolic, or when what depends on an
+input is no conjunction.
 
 Why it helps: `band_part`, run-time ranges and int32 comparisons never run on the ANE (measured: M4, macOS 27),
 an fp32 mask sends the scores to the CPU (reported: M1 Max, macOS 13), and its softmax does not handle -inf
@@ -42,16 +45,30 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery import masks
+from anesurgery import masks, scores
 from anesurgery.adapter import InterfaceChange
 from anesurgery.builder import Builder
 from anesurgery.errors import PassError
-from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, producer, static_shape
+from anesurgery.mil import (
+    Array,
+    Operation,
+    Program,
+    Var,
+    constant,
+    mb,
+    np_dtype,
+    producer,
+    static_shape,
+    types,
+)
 from anesurgery.pattern import Match, OpPattern, Ops, Refusal
 from anesurgery.rewrite import Rewrite
 
-LEAST_FILL, MOST_FILL = -32000.0, masks.SHUT
-"""Two fills (causal and padding) must stay within fp16, and each must shut a score out."""
+INPUT = "causal_mask"
+"""The name of the mask as an input."""
+
+LEAST_FILL, MOST_FILL = -32000.0, scores.SHUT
+"""The fill must shut a score out, also in hardware that ends at -32768."""
 
 
 @dataclass(frozen=True)
@@ -77,117 +94,153 @@ class CausalMaskTensor(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Read the mask; None where there is none, or it has the form already."""
-        fused = m.root.op_type != "softmax"
-        chain = _fused_chain(m) if fused else masks.chain_to(m.root.x)
-        if chain is None or (not fused and constant(m.root.axis) not in (-1, m.root.x.rank - 1)):
+        if m.root.op_type != "softmax":
+            chain = scores.fused_chain(m.root)
+        elif constant(m.root.axis) in (-1, m.root.x.rank - 1):
+            chain = scores.chain_to(m.root.x)
+        else:
             return None
-        if static_shape(chain.scores) is None:
-            return Refusal(
-                f"the scores have the symbolic shape {tuple(chain.scores.shape)}", m.root
-            )
+        if chain is None or isinstance(chain, str):
+            return None if chain is None else Refusal(chain, m.root)
+        chain = masks.without_leading_biases(chain)
         parts = masks.take_apart(chain)
         if isinstance(parts, str):
             return Refusal(parts, m.root)
-        keep = masks.squeezed(parts.keep)
-        if keep.all() or self.is_normal(chain, parts, keep):
+        if parts.keep.all() or self.is_normal(chain, parts):
             return None
-        if reason := masks.causal(keep):
+        if reason := masks.causal(parts.keep):
             return Refusal(reason, m.root)
-        return m.bind(scores=chain.scores, keep=keep, parts=parts)
+        return m.bind(scores=chain.scores, chain=chain, parts=parts)
 
-    def is_normal(self, chain: masks.Chain, parts: masks.Parts, keep: Array) -> bool:
-        """Is the mask one finite tensor of the right type and rank already?"""
-        first = chain.ops[0] if chain.ops else None
-        mask = chain.masks[0] if first is not None and first.op_type == "add" else None
-        if mask is None or len(chain.ops) != 1 + len(parts.free):
+    def is_normal(self, chain: scores.Chain, parts: masks.Parts) -> bool:
+        """Is the mask what `total` makes already?"""
+        adds = ["add"] * (1 + len(parts.biases)) if chain.ops else []
+        total: Var | None = chain.masks[0]
+        dtype = np_dtype(chain.scores)
+        if [op.op_type for op in chain.ops] != adds or np_dtype(chain.masks[0]) != dtype:
             return False
-        if parts.conditions and producer(mask, "add") is not None:
-            mask = next((v for v in (mask.op.x, mask.op.y) if constant(v) is not None), mask)  # type: ignore[union-attr]
-        value = constant(mask)
-        if value is None or np_dtype(mask) != np_dtype(chain.scores) or mask.shape != keep.shape:
+        for op_type, n in (("add", len(parts.free)), ("minimum", len(parts.conditions))):
+            for _ in range(n):
+                op = producer(total, op_type)
+                total = None if op is None else op.x
+        value = constant(total)
+        if value is None or self.as_input or np.shape(value) != parts.keep.shape:
             return False
-        return bool(np.array_equal(value, self.tensor(keep, np_dtype(mask))))
+        return np.array_equal(value, self.tensor(parts.keep, dtype)) and masks.stands_first(total)
 
     def tensor(self, keep: Array, dtype: np.dtype[np.generic]) -> Array:
         """The additive mask."""
         return np.where(keep, 0, self.fill).astype(dtype)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
-        """Paddings that keep the first position, so that no row keeps nothing; the mask for its own input."""
-        if var in m.parts.conditions:
-            condition = rng.random(static_shape(var) or ()) < 0.5
-            condition[..., 0] = True
-            return condition
-        if var.op is None and var.name.startswith("causal_mask"):
-            return self.tensor(m.keep, np_dtype(var))
+        """Conditions under which each row keeps something; the mask for its own input."""
+        shape = static_shape(var) or ()
+        for condition, wanted in m.parts.conditions:
+            if var is condition:
+                holds = rng.random(shape) < 0.5
+                holds[..., [k for k in masks.safe_keys(m.parts.keep) if k < (*shape, 1)[-1]]] = True
+                return np.asarray(holds == wanted)
+        if var.op is None and var.name.startswith(INPUT) and shape == m.parts.keep.shape:
+            return self.tensor(m.parts.keep, np_dtype(var))
         return None
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Add the shared mask to the scores."""
-        dtype, parts = np_dtype(m.scores), m.parts
-        digest = hashlib.blake2b(np.packbits(m.keep).tobytes(), digest_size=8).hexdigest()
-        key = ("causal_mask", digest, m.keep.shape, dtype.name, self.fill)
-        if self.as_input:
-            total = self.input_mask(mb, m.keep, dtype, digest)
-        else:
-            total = mb.shared(key, lambda: self.tensor(m.keep, dtype), "causal_mask")
-        if parts.conditions:
-            causal = total
-            total = mb.shared_value(
-                (*key, *parts.conditions),
-                parts.condition.op,
-                lambda inner: self.with_padding(inner, causal, parts.conditions, dtype),
-            )
-        if m.root.op_type != "softmax":
-            names = ("query", "key", "value")
-            result: Var = mb.scaled_dot_product_attention(
-                **{n: m.root.inputs[n] for n in names}, attn_mask=total
-            )
+        root, parts = m.root, m.parts
+        total = self.total(mb, m)
+        if root.op_type != "softmax":
+            operands = {n: root.inputs[n] for n in ("query", "key", "value")}
+            result: Var = mb.scaled_dot_product_attention(**operands, attn_mask=total)
             return result
         x = mb.add(x=m.scores, y=total)
-        for term in parts.free:
-            same = np_dtype(term) == dtype
-            x = mb.add(x=x, y=term if same else mb.cast(x=term, dtype=_name(dtype)))
-        if np_dtype(m.root.x) != dtype:
-            x = mb.cast(x=x, dtype=_name(np_dtype(m.root.x)))
-        result = mb.softmax(x=x, axis=constant(m.root.axis))
+        for bias in parts.biases:
+            x = mb.add(x=x, y=_as(mb, bias, np_dtype(m.scores)))
+        for op in m.chain.tail:
+            x = _again(mb, op, x)
+        result = mb.softmax(x=_as(mb, x, np_dtype(root.x)), axis=constant(root.axis))
         return result
 
-    def with_padding(
-        self, mb: Builder, causal: Var, conditions: tuple[Var, ...], dtype: np.dtype[np.generic]
-    ) -> Var:
-        """The causal mask plus, for each condition, 0 where it holds and `fill` where it does not."""
-        for condition in conditions:
-            shut = mb.add(x=mb.cast(x=condition, dtype=_name(dtype)), y=dtype.type(-1))
-            causal = mb.add(x=causal, y=mb.mul(x=shut, y=dtype.type(-self.fill)))
-        return causal
+    def total(self, mb: Builder, m: Match) -> Var:
+        """The causal mask, and what stands for the conditions, and further terms: once for all layers."""
+        dtype, parts = np_dtype(m.scores), m.parts
+        digest = hashlib.blake2b(np.packbits(parts.keep).tobytes(), digest_size=4).hexdigest()
+        key = ("causal_mask", digest, parts.keep.shape, dtype.name, self.fill, self.as_input)
+        if self.as_input:
+            given = self.input_mask(mb, m, digest)
+            mask = mb.shared_value(key, [given], lambda inner: _as(inner, given, dtype))
+        else:
+            mask = mb.shared(key, lambda: self.tensor(parts.keep, dtype), "causal_mask")
+        if not (parts.conditions or parts.free):
+            return mask
+        reads = [mask, *(v for v, _ in parts.conditions), *parts.free]
 
-    def input_mask(self, mb: Builder, keep: Array, dtype: np.dtype[np.generic], digest: str) -> Var:
-        """The mask as an input of the model."""
-        plain = keep.shape[-2:] == keep.shape and bool(np.array_equal(keep, np.tril(keep)))
+        def build(mb: Builder) -> Var:
+            made = mask
+            for condition, wanted in parts.conditions:
+                made = mb.minimum(x=made, y=self.term(mb, condition, wanted, dtype))
+            for term in parts.free:
+                made = mb.add(x=made, y=_as(mb, term, dtype))
+            return made
+
+        return mb.shared_value((*key, *parts.conditions, *parts.free), reads, build)
+
+    def term(self, mb: Builder, condition: Var, wanted: bool, dtype: np.dtype[np.generic]) -> Var:
+        """0 where a condition is as wanted, and the fill elsewhere."""
+        number = mb.cast(x=condition, dtype=dtype_word(dtype))
+        fill, away = dtype.type(self.fill), dtype.type(-self.fill)
+        term = mb.mul(x=number, y=away if wanted else fill)
+        result: Var = mb.add(x=term, y=fill) if wanted else term
+        return result
+
+    def input_mask(self, mb: Builder, m: Match, digest: str) -> Var:
+        """The mask as an input of the model: `causal_mask` if it is a triangle of the usual size."""
+        keep: Array = m.parts.keep
+        queries, keys = keep.shape[-2:]
+        triangle = keep.size == queries * keys and bool((keep == np.tril(keep)).all())
         name = (
-            "causal_mask"
-            if plain or keep.size == np.prod(keep.shape[-2:])
-            else f"causal_mask_{digest}"
+            INPUT
+            if triangle and np.tril(np.ones((queries, keys), bool)).sum() == keep.sum()
+            else ""
         )
-        held = mb.input_dtype(dtype)
+        name = name or f"{INPUT}_{digest}"
+        if (there := mb.input(name)) is not None and there.shape != keep.shape:
+            name = f"{INPUT}_{queries}x{keys}"
+        held = mb.input_dtype(np_dtype(m.scores))
         array = self.tensor(keep, held)
         shape = "x".join(map(str, keep.shape))
         words = (
             f"give {name} ({shape}, {held}): 0 where a position may look, {self.fill:g} elsewhere"
         )
         change = InterfaceChange(words, (name,), inputs=lambda values: {**values, name: array})
-        return mb.add_float_input(keep.shape, dtype, change)
+        return mb.add_input(keep.shape, types.numpy_type_to_builtin_type(held.type), change)
 
 
-def _fused_chain(m: Match) -> masks.Chain | None:
-    """The mask operand of fused attention as a chain without ops; the scores stand for query times key."""
-    mask = m.root.inputs.get("attn_mask")
-    return None if mask is None else masks.Chain(m.root.query, (), (mask,), m.root)
-
-
-def _name(dtype: np.dtype[np.generic]) -> str:
+def dtype_word(dtype: np.dtype[np.generic]) -> str:
+    """A float type as `cast` names it."""
     return "fp16" if dtype == np.float16 else "fp32"
+
+
+def _as(mb: Builder, var: Var, dtype: np.dtype[np.generic]) -> Var:
+    """A value in a float type."""
+    if np_dtype(var) == dtype:
+        return var
+    made: Var = mb.cast(x=var, dtype=dtype_word(dtype))
+    return made
+
+
+def _again(mb: Builder, op: Operation, x: Var) -> Var:
+    """An op that stood between the mask and the softmax, on the new operand."""
+    if op.op_type == "cast":
+        return _as(mb, x, np_dtype(op.outputs[0]))
+    if op.op_type in ("mul", "real_div"):
+        scale = op.y if constant(op.y) is not None else op.x
+        x = _as(mb, x, np_dtype(scale))
+        made: Var = getattr(mb, op.op_type)(x=x, y=scale)
+    elif op.op_type == "reshape":
+        made = mb.reshape(x=x, shape=op.shape)
+    else:
+        made = x
+    return made
 
 
 def example() -> Program:

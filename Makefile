@@ -1,0 +1,39 @@
+# Each target does its own set-up in .venv; `make` alone lists them.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint types bench clean
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## train a small GPT-2, convert it, operate on it, prove it, let it write
+	$(BIN)/python notebooks/demo.py
+
+test: lint types  ## what CI runs: lint, types, tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint types  ## the slow tests too
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## ruff
+	$(BIN)/ruff check .
+
+types: $(READY)  ## mypy, strict
+	$(BIN)/mypy
+
+bench: $(READY)  ## ratios of time and memory, measured on this machine
+	$(BIN)/python tests/benchmarks/recipe.py
+	$(BIN)/python tests/benchmarks/interpreter.py
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

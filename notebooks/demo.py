@@ -1,0 +1,147 @@
+"""Train a small GPT-2 for a minute, convert it, operate on it, prove it, and let it write before and after.
+
+Leaves build/demo/gpt2.mlpackage, build/demo/gpt2_ane.mlpackage, report.txt and report.json. `--svg FILE` draws the
+report as a picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from tqdm import tqdm
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import anesurgery as ane
+from anesurgery import frontend, report
+from anesurgery.interpret import Executable
+from anesurgery.mil import ct, quiet_host
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build" / "demo"
+LENGTH = 64
+SECONDS = 45
+PROMPT = "The Neural Engine "
+
+
+class Text:
+    """The text of this repository as numbers, one for each character, and one for what is unknown."""
+
+    def __init__(self) -> None:
+        files = [ROOT / "README.md", ROOT / "LICENSE", *sorted((ROOT / "passes").glob("*.py"))]
+        self.text = "\n".join(f.read_text(encoding="utf-8") for f in files)
+        self.letters = sorted(set(self.text))
+        self.number = {c: i + 1 for i, c in enumerate(self.letters)}
+
+    @property
+    def size(self) -> int:
+        """Size of the vocabulary: odd, as GPT-2's own is."""
+        return (len(self.letters) + 1) | 1
+
+    def encode(self, text: str) -> list[int]:
+        """Characters to numbers."""
+        return [self.number.get(c, 0) for c in text]
+
+    def decode(self, numbers: list[int]) -> str:
+        """Numbers to characters."""
+        return "".join(self.letters[i - 1] if 0 < i <= len(self.letters) else "?" for i in numbers)
+
+
+class Logits(torch.nn.Module):
+    """A language model that takes ids and gives logits."""
+
+    def __init__(self, model: GPT2LMHeadModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ids [1, length] to logits [1, length, vocabulary]."""
+        logits: torch.Tensor = self.model(ids, use_cache=False).logits
+        return logits
+
+
+def trained(text: Text) -> GPT2LMHeadModel:
+    """A small GPT-2, trained for at most a minute, or as the last run left it."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=3, n_head=4, n_embd=128, n_positions=LENGTH, vocab_size=text.size, bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config)
+    cache = BUILD / f"weights-{text.size}.pt"
+    if cache.exists():
+        model.load_state_dict(torch.load(cache, weights_only=True))
+        return model.eval()
+    data = torch.tensor(text.encode(text.text))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    started, bar = time.time(), tqdm(desc="training", unit=" steps", disable=None)
+    while time.time() - started < SECONDS:
+        at = torch.randint(0, len(data) - LENGTH, (24,)).tolist()
+        batch = torch.stack([data[i : i + LENGTH] for i in at])
+        loss = model(batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        bar.set_postfix(loss=f"{loss.item():.2f}")
+        bar.update()
+    torch.save(model.state_dict(), cache)
+    return model.eval()
+
+
+def converted(model: GPT2LMHeadModel, path: Path) -> Path:
+    """The model as an .mlpackage, converted the plain way."""
+    frontend.register()
+    example = torch.zeros((1, LENGTH), dtype=torch.long)
+    with quiet_host(), torch.no_grad():
+        traced = torch.jit.trace(Logits(model).eval(), example)
+        package: Any = ct.convert(
+            traced,
+            inputs=[ct.TensorType("ids", shape=example.shape, dtype=np.int32)],
+            outputs=[ct.TensorType("logits")],
+            minimum_deployment_target=ct.target.iOS16,
+            skip_model_load=True,
+        )
+    shutil.rmtree(path, ignore_errors=True)
+    package.save(str(path))
+    return path
+
+
+def written(program: Any, text: Text, count: int = 80) -> str:
+    """What a model writes after the prompt, always taking the most likely character."""
+    model, numbers = Executable(program, precision="fp16"), text.encode(PROMPT)
+    for _ in range(count):
+        window = numbers[-LENGTH:]
+        ids = np.array([[*([0] * (LENGTH - len(window))), *window]], np.int32)  # padded on the left
+        numbers.append(int(model({"ids": ids})["logits"][0, -1].argmax()))
+    return text.decode(numbers)
+
+
+def main() -> None:
+    """Run the demonstration."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--svg", type=Path, help="draw the report into this file")
+    arguments = parser.parse_args()
+    BUILD.mkdir(parents=True, exist_ok=True)
+    text = Text()
+    before = converted(trained(text), BUILD / "gpt2.mlpackage")
+    surgery = ane.apply(before, "gpt2_ane", prove="both")
+    surgery.save(BUILD / "gpt2_ane.mlpackage", overwrite=True)
+    console = Console(width=report.WIDTH, record=True)
+    console.print(report.surgery_group(surgery))
+    if arguments.svg is not None:
+        console.save_svg(str(arguments.svg), title="anesurgery apply gpt2_ane", clear=False)
+    (BUILD / "report.txt").write_text(console.export_text(), encoding="utf-8")
+    (BUILD / "report.json").write_text(json.dumps(surgery.to_json(), indent=2), encoding="utf-8")
+    for name, model in (("before", before), ("after", BUILD / "gpt2_ane.mlpackage")):
+        print(f"\n{name}:\n{written(ane.load(model).program, text)}")
+    print(f"\nwritten to {BUILD.relative_to(ROOT)}: gpt2.mlpackage, gpt2_ane.mlpackage, report.txt, report.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -206,8 +206,8 @@ CONVERSIONS: dict[str, Convert] = {
     "where.scalar": where_scalar,
     "alias": alias,
     "__and__": _logical("logical_and"),
-    "__or__": _logical("logical_or"),
-    "__xor__": _logical("logical_xor"),
+    **dict.fromkeys(("or", "__or__", "bitwise_or"), _logical("logical_or")),
+    **dict.fromkeys(("xor", "__xor__", "bitwise_xor"), _logical("logical_xor")),
 }
 """Torch operation, as the front end names it -> converter; one that coremltools brings itself is left alone."""
 

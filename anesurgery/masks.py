@@ -62,7 +62,8 @@ def take_apart(chain: Chain) -> Parts | str:
     free: dict[Var, torch.Tensor] = {}
     conditions: dict[Var, None] = {}
     for term, added in _terms(chain):
-        if added and _is_bias(term):
+        movable = runtime_inputs([term]) or (chain.ops and _is_sum(chain))
+        if added and movable and _is_bias(term):
             free[term] = torch.zeros([1])
             continue
         found = conditions_of(term)
@@ -149,6 +150,8 @@ def _is_bias(term: Var) -> bool:
         value = _value(term, _filled(held))
         if value is None or (held and (~((value == 0) | (value <= SHUT))).any()):
             return True
+        if np.isnan(value).any():
+            return False
         if not held:
             return bool((value != 0).any() and not (value <= SHUT).any())
     return False
@@ -162,7 +165,7 @@ def conditions_of(mask: Var) -> list[Var] | None:
         var = stack.pop()
         if constant(var) is not None or not runtime_inputs([var]):
             continue
-        if np_dtype(var).kind == "b" and producer(var, "logical_not") is None:
+        if is_boolean(var) and producer(var, "logical_not") is None:
             if static_shape(var) is None:
                 return None
             found[var] = None
@@ -207,6 +210,8 @@ def _keep(chain: Chain, bound: Bound) -> Array | str:
         keep = (zero == 0) & (one == 1)
         shut = (zero <= SHUT) & (one <= SHUT)
         odd = ~(keep | shut)
+        if np.isnan(zero).any():
+            return "the mask holds NaN"
         if odd.any():
             place = tuple(int(i) for i in np.argwhere(odd)[0])
             factor = one[place] - zero[place]
@@ -219,22 +224,35 @@ def _keep(chain: Chain, bound: Bound) -> Array | str:
 
 def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
     """What becomes of scores that are all 0, and of scores that are all 1."""
-    if not chain.ops:
-        value = _value(chain.masks[0], bound)
-        if value is None:
-            return None
-        boolean = np_dtype(chain.masks[0]).kind == "b"
-        value = np.where(value, 0.0, -np.inf) if boolean else value
-        value = np.broadcast_to(value, np.broadcast_shapes(value.shape, chain.size))
-        return value, value + 1
+    if _is_sum(chain):
+        total = np.zeros(chain.size, np.float32)
+        for term, _ in _terms(chain):
+            value = None if term in bound and not is_boolean(term) else _value(term, bound)
+            if value is None and term not in bound:
+                return None
+            if value is not None:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    total = total + (np.where(value, 0, -np.inf) if is_boolean(term) else value)
+        return total, total + 1
     probe = [1] * (chain.scores.rank - 2) + [int(d) for d in chain.scores.shape[-2:]]
     made = []
     for number in (0.0, 1.0):
-        value = _value(chain.ops[-1].outputs[0], {**bound, chain.scores: torch.full(probe, number)})
+        scores = {chain.scores: torch.full(probe, number)}
+        value = _value(chain.ops[-1].outputs[0], {**bound, **scores})
         if value is None:
             return None
         made.append(np.broadcast_to(value, np.broadcast_shapes(value.shape, chain.size)))
     return made[0], made[1]
+
+
+def _is_sum(chain: Chain) -> bool:
+    """Are the masks only added (or the one operand of fused attention)?"""
+    return all(op.op_type in ("add", "maximum") for op in chain.ops)
+
+
+def is_boolean(var: Var) -> bool:
+    """Does a value hold booleans?"""
+    return np_dtype(var).kind == "b"
 
 
 def _value(wanted: Var, bound: Bound) -> Array | None:

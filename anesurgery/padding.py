@@ -176,7 +176,8 @@ def _tame(op: Operation, numbers: Mapping[str, float | None]) -> bool:
     """Is the op finite also where a number is a little off, by rounding?"""
     y = numbers.get("y")
     if op.op_type == "real_div":
-        return y is not None and abs(y) >= DIVISOR
+        divisor = constant(op.y) if y is None else y
+        return divisor is not None and bool(np.min(np.abs(divisor)) >= DIVISOR)
     if op.op_type == "pow":
         x = numbers["x"]
         return x is not None and y is not None and (x >= DIVISOR or (y > 0 and y == int(y)))

@@ -89,6 +89,8 @@ class PadLastAxis(Rewrite):
             grown = f"padding makes it {self.multiple} times as long"
             return Refusal(f"the last axis has length 1; {grown}", m.root)
         region = find_region(m.root, -(-length // self.multiple) * self.multiple)
+        if not region.edges and not region.taken_up:
+            return None  # nobody reads it
         convolutions = sum(op.op_type == "conv" for op in region.ops)
         if region.entry is not None and 1 + len(region.edges) > convolutions:
             cost = f"1 pad and {len(region.edges)} cuts"

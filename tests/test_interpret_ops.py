@@ -256,7 +256,10 @@ def test_every_op_of_the_table_has_an_oracle() -> None:
 def test_slices_as_numpy_does(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    slices, begin, end, stride = [], [], [], []
+    slices: list[slice] = []
+    begin: list[int] = []
+    end: list[int] = []
+    stride: list[int] = []
     for n in shape:
         a = data.draw(st.integers(0, n - 1))
         b = data.draw(st.integers(a + 1, n))

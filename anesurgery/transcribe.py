@@ -50,7 +50,8 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight) -> Program:
     """
     program = Program()
     with _LOCK, quiet_host(), _weights_from(fetch):
-        for name, function in spec.functions.items():
+        for name in sorted(spec.functions, key=lambda n: (n != "main", n)):  # a map has no order
+            function = spec.functions[name]
             try:
                 opset = _TARGETS.get(function.opset, version)
                 context = reader.TranscriptionContext("")

@@ -64,7 +64,7 @@ class Builder:
         found = self._session.shared.get(full_key)
         if found is None or found.op is None or found.op.enclosing_block is None:
             fresh = self._session.fresh_name(self._function, name)
-            with self._function:
+            with mil.inside(self._function):
                 first = self._function.operations[0]
                 found = mil.mb.const(val=np.ascontiguousarray(make()), name=fresh, before_op=first)
             self._session.shared[full_key] = found

@@ -39,6 +39,7 @@ with quiet_host():
     import coremltools as ct
     from coremltools.converters.mil import mil as _mil
     from coremltools.converters.mil.mil import types
+    from coremltools.converters.mil.mil.block import curr_block
     from coremltools.converters.mil.mil.scope import VALID_OPS_TO_COPY_SCOPE_INFO
     from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
@@ -113,8 +114,8 @@ mb: Any = _mil.Builder
 
 __all__ = [
     "Array", "Block", "Function", "Operation", "Program", "Var", "add_input", "any_symbolic", "behind",
-    "blocks", "constant", "consumers", "ct", "dtype_name", "is_constant", "is_output", "is_symbolic", "mb",
-    "next_op", "np_dtype", "operands", "producer", "quiet_host", "remove_dead", "remove_input", "stamp",
+    "blocks", "constant", "consumers", "ct", "dtype_name", "inside", "is_constant", "is_output", "is_symbolic",
+    "mb", "next_op", "np_dtype", "operands", "producer", "quiet_host", "remove_dead", "remove_input", "stamp",
     "static_shape", "types", "walk_ops",
 ]  # fmt: skip
 
@@ -263,6 +264,16 @@ def behind(vars_: Sequence[Var], root: Operation) -> Operation:
 
 def _made_in(var: Var, block: Block) -> bool:
     return var in block.inputs if var.op is None else var.op.enclosing_block is block
+
+
+@contextmanager
+def inside(block: Block) -> Iterator[None]:
+    """Let the builder work in a block; leaving a block by `with block` looks at each of its ops."""
+    if curr_block() is block:
+        yield
+    else:
+        with block:
+            yield
 
 
 def next_op(op: Operation) -> Operation:

@@ -25,7 +25,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.proof import slice_back
-from anesurgery.scores import SHUT, Chain, is_float, runtime_inputs
+from anesurgery.scores import SHUT, Chain, is_float, runtime_inputs, shapes_read
 
 POINTWISE = frozenset(
     {"cast", "sub", "mul", "add", "select", "logical_not", "identity", "minimum", "maximum"}
@@ -261,6 +261,8 @@ def _value(wanted: Var, bound: Bound) -> Array | None:
 
     if wanted not in bound and (value := constant(wanted)) is not None:
         return np.asarray(value)
+    shapes = {v: torch.zeros(1).expand(static_shape(v) or ()) for v in shapes_read([wanted])}
+    bound = {**shapes, **bound}
     ops = slice_back([wanted], set(bound))
     if any(v.op is None and v not in bound for op in ops for _, v in operands(op)):
         return None

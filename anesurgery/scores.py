@@ -161,7 +161,17 @@ def is_computed(var: Var, limit: int = 400) -> bool:
 
 def runtime_inputs(vars_: Iterable[Var]) -> list[Var]:
     """The inputs of the program that some values depend on; not those of which only a fixed shape is read."""
-    found: list[Var] = []
+    return [v for v in _sources(vars_) if v.op is None]
+
+
+def shapes_read(vars_: Iterable[Var]) -> list[Var]:
+    """The values of which only the fixed shape is read, on the way to some values."""
+    return [v for v in _sources(vars_) if v.op is not None]
+
+
+def _sources(vars_: Iterable[Var]) -> list[Var]:
+    """Where values come from: inputs (without an op), and values of which only the fixed shape is read."""
+    found: dict[Var, None] = {}
     seen: set[Var] = set()
     stack = list(vars_)
     while stack:
@@ -170,16 +180,15 @@ def runtime_inputs(vars_: Iterable[Var]) -> list[Var]:
             continue
         seen.add(var)
         if var.op is None:
-            found.append(var)
-        elif var.op.op_type != "shape" or static_shape(var.op.x) is None:
-            stack += _read_values(var.op)
-    return found
+            found[var] = None
+            continue
+        read = _read_values(var.op)
+        stack += read
+        found |= {v: None for _, v in operands(var.op) if v not in read and v.op is not None}
+    return list(found)
 
 
 def _read_values(op: Operation) -> list[Var]:
     """The operands whose values an op reads, and not only their fixed shape."""
-    return [
-        v
-        for name, v in operands(op)
-        if name != "ref_tensor" or op.op_type != "fill_like" or static_shape(v) is None
-    ]
+    by_shape = {"shape": "x", "fill_like": "ref_tensor"}.get(op.op_type)
+    return [v for name, v in operands(op) if name != by_shape or static_shape(v) is None]

@@ -35,7 +35,7 @@ def gather(
     index = _positive(indices, x.shape[axis])
     if batch == 0:
         taken = x.index_select(axis, index.reshape(-1))
-        return taken.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+        return taken.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
     lead = x.shape[:batch]
     flat_x = x.reshape(-1, *x.shape[batch:])
     flat_index = index.reshape(flat_x.shape[0], *index.shape[batch:])

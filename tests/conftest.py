@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-if TYPE_CHECKING:
-    from anesurgery.mil import Program
+from anesurgery import frontend
+from anesurgery.mil import Array, Program, ct, quiet_host
+from anesurgery.program import clone
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 
@@ -18,7 +23,9 @@ CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 def corpus() -> Path:
     """The folder of real models; tests that need it skip where it is absent."""
     if not CORPUS.is_dir():
-        pytest.skip(f"the corpus of real models is not beside this checkout ({CORPUS.name}/ absent)")
+        pytest.skip(
+            f"the corpus of real models is not beside this checkout ({CORPUS.name}/ absent)"
+        )
     return CORPUS
 
 
@@ -26,9 +33,6 @@ def corpus() -> Path:
 def settled() -> Callable[[Program], Program]:
     """A copy of a program after coremltools' default pipeline, which must not undo what a pass did."""
     from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-
-    from anesurgery.mil import ct, quiet_host
-    from anesurgery.program import clone
 
     def settle(program: Program) -> Program:
         copy = clone(program).program
@@ -40,3 +44,122 @@ def settled() -> Callable[[Program], Program]:
         return copy
 
     return settle
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A tiny model from transformers, and what its conversion gave."""
+
+    module: Any
+    inputs: dict[str, Array]
+    model: Any
+    """The MLModel."""
+
+    @property
+    def expected(self) -> Array:
+        """What torch gives for the inputs."""
+        with torch.no_grad():
+            made: torch.Tensor = self.module(*(torch.from_numpy(v) for v in self.inputs.values()))
+        return made.numpy()
+
+
+def _build(name: str, attn: str) -> Any:
+    """A model of two layers; GPT-2's vocabulary is odd, as the real one is."""
+    import transformers as hf
+
+    decoder = {
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32,
+        "intermediate_size": 64, "vocab_size": 101, "max_position_embeddings": 32,
+    }  # fmt: skip
+    encoder = {k: v for k, v in decoder.items() if k not in ("num_key_value_heads", "vocab_size")}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    t5 = {"num_layers": 2, "num_heads": 2, "d_model": 32, "d_kv": 16, "d_ff": 64, "vocab_size": 101}
+    whisper = {
+        "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+        "d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 101, "num_mel_bins": 16,
+        "max_source_positions": 24, "max_target_positions": 16, "decoder_start_token_id": 1,
+    }  # fmt: skip
+    gpt2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 101, "n_positions": 32}
+    kinds: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "gpt2": ("GPT2LMHeadModel", "GPT2Config", gpt2),
+        "gpt2_untied": ("GPT2LMHeadModel", "GPT2Config", gpt2 | {"tie_word_embeddings": False}),
+        "llama": ("LlamaForCausalLM", "LlamaConfig", decoder),
+        "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", decoder),
+        "bert": ("BertModel", "BertConfig", encoder | {"vocab_size": 101}),
+        "t5": ("T5ForConditionalGeneration", "T5Config", t5),
+        "t5_encoder": ("T5EncoderModel", "T5Config", t5),
+        "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", whisper | tokens),
+        "vit": ("ViTModel", "ViTConfig", {k: encoder[k] for k in ("num_hidden_layers", "num_attention_heads",
+                "hidden_size", "intermediate_size")} | {"image_size": 32, "patch_size": 8}),
+    }  # fmt: skip
+    model, config, options = kinds[name]
+    torch.manual_seed(0)
+    return getattr(hf, model)(getattr(hf, config)(attn_implementation=attn, **options)).eval()
+
+
+def _example(name: str, mask: bool) -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, 101, (1, 16)).astype(np.int32)
+    if name == "vit":
+        return {"pixel_values": rng.standard_normal((1, 3, 32, 32)).astype(np.float32)}
+    if name == "whisper":
+        features = rng.standard_normal((1, 16, 48)).astype(np.float32)
+        return {"input_features": features, "decoder_input_ids": ids[:, :8]}
+    if name == "t5":
+        return {"input_ids": ids, "decoder_input_ids": ids[:, :8]}
+    ones = np.ones((1, 16), np.int32)
+    ones[:, 12:] = 0
+    return {"input_ids": ids, "attention_mask": ones} if mask else {"input_ids": ids}
+
+
+class _First(torch.nn.Module):
+    """The logits of a model, or its first output, from inputs by position."""
+
+    def __init__(self, model: Any, names: list[str], options: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.names, self.options = model, names, options
+
+    def forward(self, *values: torch.Tensor) -> Any:
+        made = self.model(**dict(zip(self.names, values, strict=True)), **self.options)
+        return made.logits if hasattr(made, "logits") else made[0]
+
+
+@functools.cache
+def _converted(
+    name: str, how: str, attn: str, mask: bool, target: str, precision: str, cache: bool
+) -> Converted:
+    frontend.register()
+    inputs = _example(name, mask)
+    cached = name in ("gpt2", "gpt2_untied", "llama", "qwen2", "t5", "whisper")
+    module = _First(_build(name, attn), list(inputs), {"use_cache": cache} if cached else {}).eval()
+    example = tuple(
+        torch.from_numpy(v).long() if v.dtype.kind == "i" else torch.from_numpy(v)
+        for v in inputs.values()
+    )
+    with torch.no_grad(), quiet_host():
+        graph: Any = (
+            torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
+            if how == "trace"
+            else torch.export.export(module, example).run_decompositions({})
+        )
+        model = ct.convert(
+            graph,
+            inputs=[ct.TensorType(k, shape=v.shape, dtype=v.dtype) for k, v in inputs.items()],
+            minimum_deployment_target=getattr(ct.target, target),
+            compute_precision=ct.precision.FLOAT16 if precision == "fp16" else ct.precision.FLOAT32,
+            skip_model_load=True,
+        )
+    return Converted(module, inputs, model)
+
+
+@pytest.fixture
+def converted() -> Callable[..., Converted]:
+    """Convert a tiny model from transformers; each variant once for the whole run."""
+
+    def convert(
+        name: str, how: str = "trace", *, attn: str = "eager", mask: bool = False, target: str = "iOS17",
+        precision: str = "fp16", cache: bool = False,
+    ) -> Converted:  # fmt: skip
+        return _converted(name, how, attn, mask, target, precision, cache)
+
+    return convert

@@ -41,7 +41,17 @@ from typing import ClassVar
 
 from anesurgery.axes import FRAMES, VIEWS, Frame, frame, seen_as, tensors, transpose_by_blocks
 from anesurgery.builder import Builder
-from anesurgery.mil import Operation, Program, Var, mb, np_dtype, producer, static_shape, walk_ops
+from anesurgery.mil import (
+    Operation,
+    Program,
+    Var,
+    mb,
+    np_dtype,
+    producer,
+    static_shape,
+    types,
+    walk_ops,
+)
 from anesurgery.pattern import Match, OpPattern, Ops, Refusal
 from anesurgery.proof import REASSOCIATED, Tolerance
 from anesurgery.rewrite import Rewrite
@@ -111,7 +121,8 @@ class Rerank(Rewrite):
         super().run(program, session)
         for op in walk_ops(program):
             if op.op_type not in (*FRAMES, *VIEWS, "const") and not op.blocks:
-                high = [v for v in op.outputs if len(v.shape or ()) > self.at_most]
+                tensors = [v for v in op.outputs if types.is_tensor(v.sym_type)]
+                high = [v for v in tensors if len(v.shape) > self.at_most]
                 if high:
                     reason = f"{op.op_type} makes rank {len(high[0].shape)} ({_shape(high[0])})"
                     session.refusals.append((self.name, Refusal(reason, op)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

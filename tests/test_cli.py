@@ -1,0 +1,201 @@
+"""The command line: what it prints, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery import cli
+from anesurgery.mil import Program, Var, ct, mb
+from anesurgery.program import load, save
+from anesurgery.text import to_text
+
+
+def subtraction(factor: float = 2.0) -> Program:
+    @mb.program(
+        input_specs=[mb.TensorSpec((2, 3)), mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16
+    )
+    def program(x: Var, z: Var) -> Var:
+        return mb.mul(x=mb.sub(x=x, y=z, name="difference"), y=np.float32(factor), name="y")
+
+    return program
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return save(load(subtraction()), tmp_path / "model.mlpackage")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["anesurgery", *map(str, words)])
+    code: object = 0
+    try:
+        cli.main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    out, err = capsys.readouterr()
+    assert isinstance(code, int)
+    return code, out, err
+
+
+def test_list_needs_neither_coremltools_nor_torch() -> None:
+    script = (
+        "import sys; sys.argv = ['anesurgery', 'list', '--json']\n"
+        "import anesurgery.cli\n"
+        "try: anesurgery.cli.main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'coremltools'} & set(sys.modules)"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert made.stderr == ""
+    names = {row["name"]: row["kind"] for row in json.loads(made.stdout)}
+    assert names["gpt2_ane"] == "recipe"
+    assert names["pad_last_axis"] == "pass"
+
+
+def test_importing_prints_nothing() -> None:
+    script = "import anesurgery as ane; ane.apply; ane.run; ane.recipes.gpt2_ane"
+    made = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert (made.stdout, made.stderr) == ("", "")
+
+
+def test_explain_shows_documentation_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    code, out, _ = call(monkeypatch, capsys, "explain", "pad_last_axis")
+    assert code == 0
+    assert "Refuses when" in out
+    assert "pad_last_axis.multiple = 64" in out
+    code, out, _ = call(monkeypatch, capsys, "explain", "gpt2_ane", "--json")
+    assert next(iter(json.loads(out)["options"])) == "select_last_token"
+
+
+def test_apply_writes_a_package(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out_path = tmp_path / "out.mlpackage"
+    code, out, _ = call(monkeypatch, capsys, "apply", "negate_subtract", package, out_path)
+    assert code == 0
+    assert "1 bit-exact" in out
+    assert "= sub(" not in to_text(load(out_path).program)
+
+
+def test_dry_run_writes_nothing_and_json_is_json(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = (
+        "apply",
+        "negate_subtract",
+        package,
+        tmp_path / "out.mlpackage",
+        "--dry-run",
+        "--json",
+        "--target",
+        "M1",
+    )
+    code, out, err = call(monkeypatch, capsys, *words)
+    found = json.loads(out)
+    assert code == 0
+    assert err == ""
+    assert found["edits"] == {"negate_subtract": 1}
+    assert found["target"] == "M1"
+    assert found["changes"][0]["proof"]["max_abs"] == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.mlpackage"]
+
+
+def test_quiet_prints_nothing(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ("apply", "negate_subtract", package, tmp_path / "out.mlpackage", "--quiet")
+    assert call(monkeypatch, capsys, *words) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("apply", "gpt2_anee", "IN", "OUT"),
+            "unknown pass or recipe 'gpt2_anee'; did you mean 'gpt2_ane'?",
+        ),
+        (
+            ("apply", "negate_subtract", "NOWHERE", "OUT"),
+            "does not exist; in its folder: model.mlpackage",
+        ),
+        (("apply", "negate_subtract", "IN", "IN"), "is the input, which is never changed"),
+        (("apply", "negate_subtract", "IN", "THERE"), "exists; choose another name"),
+        (
+            ("apply", "negate_subtract", "IN"),
+            "OUT is missing; name the package to write, or use --dry-run",
+        ),
+        (
+            ("apply", "pad_last_axis", "IN", "OUT", "--set", "multipel=32"),
+            "did you mean 'multiple'",
+        ),
+        (("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple"), "write it as option=value"),
+        (
+            ("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple=0"),
+            "must be a positive integer",
+        ),
+        (
+            ("apply", "pad_last_axis", "IN", "OUT", "--prove", "maybe"),
+            "prove='maybe'; it may be 'sites'",
+        ),
+        (("explain", "pad_last_axes"), "did you mean 'pad_last_axis'"),
+        (("compare", "IN", "NOWHERE"), "does not exist"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(
+    package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    save(load(subtraction(3.0)), tmp_path / "out.mlpackage")
+    places = {
+        "IN": package, "OUT": tmp_path / "new.mlpackage", "THERE": tmp_path / "out.mlpackage",
+        "NOWHERE": tmp_path / "nowhere.mlpackage",
+    }  # fmt: skip
+    code, out, err = call(monkeypatch, capsys, *(places.get(w, w) for w in words))
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "new.mlpackage").exists()
+
+
+def test_compare_and_diff_end_with_1_where_models_differ(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    other = save(load(subtraction(2.02)), tmp_path / "other.mlpackage")
+    assert call(monkeypatch, capsys, "compare", package, package, "--quiet")[0] == 0
+    code, out, _ = call(monkeypatch, capsys, "compare", package, other, "--json")
+    assert code == 1
+    assert json.loads(out)["first_divergence"].startswith("mul y")
+    assert call(monkeypatch, capsys, "diff", package, package, "--quiet")[0] == 0
+    code, out, _ = call(monkeypatch, capsys, "diff", package, other)
+    assert code == 1
+    assert "-  %y: 2x3 = mul(x=%difference, y=2)" in out
+    assert "+  %y: 2x3 = mul(x=%difference, y=2.02)" in out
+    assert "interface: the same" in out
+
+
+def test_no_progress_bar_without_a_terminal(package: Path, tmp_path: Path) -> None:
+    words = ["apply", "negate_subtract", str(package), str(tmp_path / "out.mlpackage")]
+    script = f"import sys; sys.argv = ['anesurgery', *{words!r}]; import anesurgery.cli; anesurgery.cli.main()"
+    made = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0
+    assert made.stderr == ""

@@ -1,4 +1,4 @@
-"""Follow attention scores back from the softmax, through what applies a mask to them.
+"""Follow attention scores back from the softmax, through what applies a mask to them, and write the rest again.
 
 Which operand carries the scores? The one that comes from a matrix product; masks never do.
 """
@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anesurgery.builder import Builder
 from anesurgery.mil import (
     Operation,
     Var,
     constant,
+    consumers,
+    is_output,
     is_symbolic,
     np_dtype,
     operands,
@@ -91,7 +94,16 @@ def fused_chain(op: Operation) -> Chain | str | None:
     size = (op.query.shape[-2], op.key.shape[-2])
     if any(is_symbolic(d) for d in size):
         return f"the query has the symbolic shape {tuple(map(str, op.query.shape))}"
-    return Chain(op.query, (mask,), size=(int(size[0]), int(size[1])))
+    return Chain(fused_operands(op)["query"], (mask,), size=(int(size[0]), int(size[1])))
+
+
+def fused_operands(op: Operation) -> dict[str, Var]:
+    """Query, key and value of fused attention, as they were before all were widened for the mask's sake."""
+    given = {name: op.inputs[name] for name in ("query", "key", "value")}
+    casts = [producer(v, "cast") for v in given.values()]
+    if all(c is not None and np_dtype(c.x) == np.float16 for c in casts):
+        return {name: var.op.x for name, var in given.items()}
+    return given
 
 
 def _stays(op: Operation) -> bool:
@@ -192,3 +204,41 @@ def _read_values(op: Operation) -> list[Var]:
     """The operands whose values an op reads, and not only their fixed shape."""
     by_shape = {"shape": "x", "fill_like": "ref_tensor"}.get(op.op_type)
     return [v for name, v in operands(op) if name != by_shape or static_shape(v) is None]
+
+
+def for_readers(mb: Builder, old: Var, new: Var) -> dict[Var, Var]:
+    """Replace a value by one that may be narrower; a reader that made it as narrow is not needed any more."""
+    readers = consumers(old)
+    if len(readers) == 1 and not is_output(old) and np_dtype(old) != np_dtype(new):
+        narrowed: Var = readers[0].outputs[0]
+        if readers[0].op_type == "cast" and np_dtype(narrowed) == np_dtype(new):
+            return {narrowed: new}
+    return {old: as_dtype(mb, new, np_dtype(old))}
+
+
+def dtype_word(dtype: np.dtype[np.generic]) -> str:
+    """A float type as `cast` names it."""
+    return "fp16" if dtype == np.float16 else "fp32"
+
+
+def as_dtype(mb: Builder, var: Var, dtype: np.dtype[np.generic]) -> Var:
+    """A value in a float type."""
+    if np_dtype(var) == dtype:
+        return var
+    made: Var = mb.cast(x=var, dtype=dtype_word(dtype))
+    return made
+
+
+def again(mb: Builder, op: Operation, x: Var) -> Var:
+    """An op that stood between the mask and the softmax, on the new operand."""
+    if op.op_type == "cast":
+        return as_dtype(mb, x, np_dtype(op.outputs[0]))
+    if op.op_type in ("mul", "real_div"):
+        scale = op.y if constant(op.y) is not None else op.x
+        x = as_dtype(mb, x, np_dtype(scale))
+        made: Var = getattr(mb, op.op_type)(x=x, y=scale)
+    elif op.op_type == "reshape":
+        made = mb.reshape(x=x, shape=op.shape)
+    else:
+        made = x
+    return made

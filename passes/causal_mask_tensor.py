@@ -51,7 +51,6 @@ from anesurgery.builder import Builder
 from anesurgery.errors import PassError
 from anesurgery.mil import (
     Array,
-    Operation,
     Program,
     Var,
     constant,
@@ -144,20 +143,19 @@ class CausalMaskTensor(Rewrite):
             return self.tensor(m.parts.keep, np_dtype(var))
         return None
 
-    def rewrite(self, mb: Builder, m: Match) -> Var:
+    def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
         """Add the shared mask to the scores."""
         root, parts = m.root, m.parts
         total = self.total(mb, m)
         if root.op_type != "softmax":
-            operands = {n: root.inputs[n] for n in ("query", "key", "value")}
-            result: Var = mb.scaled_dot_product_attention(**operands, attn_mask=total)
-            return result
+            made = mb.scaled_dot_product_attention(**scores.fused_operands(root), attn_mask=total)
+            return scores.for_readers(mb, root.outputs[0], made)
         x = mb.add(x=m.scores, y=total)
         for bias in parts.biases:
-            x = mb.add(x=x, y=_as(mb, bias, np_dtype(m.scores)))
+            x = mb.add(x=x, y=scores.as_dtype(mb, bias, np_dtype(m.scores)))
         for op in m.chain.tail:
-            x = _again(mb, op, x)
-        result = mb.softmax(x=_as(mb, x, np_dtype(root.x)), axis=constant(root.axis))
+            x = scores.again(mb, op, x)
+        result = mb.softmax(x=scores.as_dtype(mb, x, np_dtype(root.x)), axis=constant(root.axis))
         return result
 
     def total(self, mb: Builder, m: Match) -> Var:
@@ -167,7 +165,7 @@ class CausalMaskTensor(Rewrite):
         key = ("causal_mask", digest, parts.keep.shape, dtype.name, self.fill, self.as_input)
         if self.as_input:
             given = self.input_mask(mb, m, digest)
-            mask = mb.shared_value(key, [given], lambda inner: _as(inner, given, dtype))
+            mask = mb.shared_value(key, [given], lambda inner: scores.as_dtype(inner, given, dtype))
         else:
             mask = mb.shared(key, lambda: self.tensor(parts.keep, dtype), "causal_mask")
         if not (parts.conditions or parts.free):
@@ -179,14 +177,14 @@ class CausalMaskTensor(Rewrite):
             for condition, wanted in parts.conditions:
                 made = mb.minimum(x=made, y=self.term(mb, condition, wanted, dtype))
             for term in parts.free:
-                made = mb.add(x=made, y=_as(mb, term, dtype))
+                made = mb.add(x=made, y=scores.as_dtype(mb, term, dtype))
             return made
 
         return mb.shared_value((*key, *parts.conditions, *parts.free), reads, build)
 
     def term(self, mb: Builder, condition: Var, wanted: bool, dtype: np.dtype[np.generic]) -> Var:
         """0 where a condition is as wanted, and the fill elsewhere."""
-        number = mb.cast(x=condition, dtype=dtype_word(dtype))
+        number = mb.cast(x=condition, dtype=scores.dtype_word(dtype))
         fill, away = dtype.type(self.fill), dtype.type(-self.fill)
         term = mb.mul(x=number, y=away if wanted else fill)
         result: Var = mb.add(x=term, y=fill) if wanted else term
@@ -213,34 +211,6 @@ class CausalMaskTensor(Rewrite):
         )
         change = InterfaceChange(words, (name,), inputs=lambda values: {**values, name: array})
         return mb.add_input(keep.shape, types.numpy_type_to_builtin_type(held.type), change)
-
-
-def dtype_word(dtype: np.dtype[np.generic]) -> str:
-    """A float type as `cast` names it."""
-    return "fp16" if dtype == np.float16 else "fp32"
-
-
-def _as(mb: Builder, var: Var, dtype: np.dtype[np.generic]) -> Var:
-    """A value in a float type."""
-    if np_dtype(var) == dtype:
-        return var
-    made: Var = mb.cast(x=var, dtype=dtype_word(dtype))
-    return made
-
-
-def _again(mb: Builder, op: Operation, x: Var) -> Var:
-    """An op that stood between the mask and the softmax, on the new operand."""
-    if op.op_type == "cast":
-        return _as(mb, x, np_dtype(op.outputs[0]))
-    if op.op_type in ("mul", "real_div"):
-        scale = op.y if constant(op.y) is not None else op.x
-        x = _as(mb, x, np_dtype(scale))
-        made: Var = getattr(mb, op.op_type)(x=x, y=scale)
-    elif op.op_type == "reshape":
-        made = mb.reshape(x=x, shape=op.shape)
-    else:
-        made = x
-    return made
 
 
 def example() -> Program:

@@ -60,7 +60,8 @@ def flatten2d(x: Tensor, axis: int = 1) -> Tensor:
 
 @impl("concat")
 def concat(values: list[Tensor], axis: int = 0, interleave: bool = False) -> Tensor:
-    """Tensors joined along an axis, one after the other or element by element."""
+    """Tensors joined along an axis, one after the other or element by element; scalars count as one element."""
+    values = [v.reshape(1) if v.ndim == 0 else v for v in values]
     if not interleave:
         return torch.cat(list(values), dim=int(axis))
     axis = int(axis) % values[0].ndim

@@ -6,6 +6,8 @@ built beside its place and moved there when it is whole.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -276,7 +278,7 @@ def with_description(loaded: Loaded) -> Loaded:
     for name, function in loaded.program.functions.items():
         copy.functions[name].input_types = function.input_types
         copy.functions[name].output_types = function.output_types
-    with quiet_host():
+    with quiet_host(), contextlib.redirect_stderr(io.StringIO()):  # its progress bars
         model = mil_convert(
             copy, convert_to="mlprogram", convert_from="milinternal", skip_model_load=True,
             compute_units=ct.ComputeUnit.ALL,

@@ -90,7 +90,7 @@ class Builder:
             place = mil.behind(reads, self._root)
             maker = self.before(place)
             maker.made = []
-            with cast(mil.Block, place.enclosing_block):
+            with mil.inside(cast(mil.Block, place.enclosing_block)):
                 known = build(maker)
             self._session.shared[full_key] = known
             self._session.shared_ops[full_key] = maker.made

@@ -121,7 +121,7 @@ def _parts(chain: Chain, literals: list[Literal], keep: Array, free: list[Var]) 
     keep = keep.reshape([1] * (chain.scores.rank - keep.ndim) + list(keep.shape))
     dynamic = [v for v in free if runtime_inputs([v])]
     biases = tuple(v for v in free if v not in dynamic)
-    return Parts(_without_copies(keep), tuple(conditions), tuple(dynamic), biases)
+    return Parts(without_copies(keep), tuple(conditions), tuple(dynamic), biases)
 
 
 def _terms(chain: Chain) -> list[tuple[Var, bool]]:
@@ -197,7 +197,7 @@ def _assignments(conditions: Iterable[Var]) -> list[dict[Var, bool]]:
 
 
 def _filled(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
-    return {v: torch.full(static_shape(v) or (), value) for v, value in held.items()}
+    return {v: torch.tensor(value).expand(static_shape(v) or ()) for v, value in held.items()}
 
 
 def _keep(chain: Chain, bound: Bound) -> Array | str:
@@ -212,6 +212,8 @@ def _keep(chain: Chain, bound: Bound) -> Array | str:
         odd = ~(keep | shut)
         if np.isnan(zero).any():
             return "the mask holds NaN"
+        if not shut.any() and (zero != one).all():
+            return np.ones_like(keep)  # scores are scaled or shifted, each in its way
         if odd.any():
             place = tuple(int(i) for i in np.argwhere(odd)[0])
             factor = one[place] - zero[place]
@@ -237,7 +239,7 @@ def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
     probe = [1] * (chain.scores.rank - 2) + [int(d) for d in chain.scores.shape[-2:]]
     made = []
     for number in (0.0, 1.0):
-        scores = {chain.scores: torch.full(probe, number)}
+        scores = {chain.scores: torch.tensor(number).expand(probe)}
         value = _value(chain.ops[-1].outputs[0], {**bound, **scores})
         if value is None:
             return None
@@ -261,7 +263,7 @@ def _value(wanted: Var, bound: Bound) -> Array | None:
 
     if wanted not in bound and (value := constant(wanted)) is not None:
         return np.asarray(value)
-    shapes = {v: torch.zeros(1).expand(static_shape(v) or ()) for v in shapes_read([wanted])}
+    shapes = {v: torch.zeros(1).expand(static_shape(v) or ()) for v in shapes_read([wanted], bound)}
     bound = {**shapes, **bound}
     ops = slice_back([wanted], set(bound))
     if any(v.op is None and v not in bound for op in ops for _, v in operands(op)):
@@ -278,7 +280,7 @@ def evaluate_static(var: Var) -> Array | None:
     return None if made is None else made.astype(np_dtype(var))
 
 
-def _without_copies(keep: Array) -> Array:
+def without_copies(keep: Array) -> Array:
     """Leading axes along which a mask repeats get length 1."""
     for axis in range(keep.ndim - 2):
         first = keep.take([0], axis)

@@ -176,15 +176,15 @@ def runtime_inputs(vars_: Iterable[Var]) -> list[Var]:
     return [v for v in _sources(vars_) if v.op is None]
 
 
-def shapes_read(vars_: Iterable[Var]) -> list[Var]:
-    """The values of which only the fixed shape is read, on the way to some values."""
-    return [v for v in _sources(vars_) if v.op is not None]
+def shapes_read(vars_: Iterable[Var], stop: Iterable[Var]) -> list[Var]:
+    """The values of which only the fixed shape is read, on the way from `stop` to some values."""
+    return [v for v in _sources(vars_, stop) if v.op is not None]
 
 
-def _sources(vars_: Iterable[Var]) -> list[Var]:
+def _sources(vars_: Iterable[Var], stop: Iterable[Var] = ()) -> list[Var]:
     """Where values come from: inputs (without an op), and values of which only the fixed shape is read."""
     found: dict[Var, None] = {}
-    seen: set[Var] = set()
+    seen: set[Var] = set(stop)
     stack = list(vars_)
     while stack:
         var = stack.pop()

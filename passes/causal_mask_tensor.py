@@ -101,6 +101,8 @@ class CausalMaskTensor(Rewrite):
             return None
         if chain is None or isinstance(chain, str):
             return None if chain is None else Refusal(chain, m.root)
+        if self.is_constant(chain):
+            return None
         chain = masks.without_leading_biases(chain)
         parts = masks.take_apart(chain)
         if isinstance(parts, str):
@@ -110,6 +112,19 @@ class CausalMaskTensor(Rewrite):
         if reason := masks.causal(parts.keep):
             return Refusal(reason, m.root)
         return m.bind(scores=chain.scores, chain=chain, parts=parts)
+
+    def is_constant(self, chain: scores.Chain) -> bool:
+        """Is the mask a constant as this pass makes it? Found without evaluating anything."""
+        mask, value = chain.masks[0], constant(chain.masks[0])
+        if value is None or self.as_input or [op.op_type for op in chain.ops] not in ([], ["add"]):
+            return False
+        if np.ndim(value) != chain.scores.rank or np_dtype(mask) != np_dtype(chain.scores):
+            return False
+        if not masks.stands_first(mask) or mask.shape[-2:] != chain.size:
+            return False
+        keep = value == 0
+        made = bool((keep | (value == value.dtype.type(self.fill))).all())
+        return made and not masks.causal(keep) and masks.without_copies(keep) is keep
 
     def is_normal(self, chain: scores.Chain, parts: masks.Parts) -> bool:
         """Is the mask what `total` makes already?"""
@@ -136,8 +151,11 @@ class CausalMaskTensor(Rewrite):
         shape = static_shape(var) or ()
         for condition, wanted in m.parts.conditions:
             if var is condition:
-                holds = rng.random(shape) < 0.5
-                holds[..., [k for k in masks.safe_keys(m.parts.keep) if k < (*shape, 1)[-1]]] = True
+                keep: Array = m.parts.keep
+                of_keys = shape[-1:] == keep.shape[-1:]
+                holds = rng.random(shape) < (0.5 if of_keys else 1)
+                if of_keys:
+                    holds[..., masks.safe_keys(keep)] = True
                 return np.asarray(holds == wanted)
         if var.op is None and var.name.startswith(INPUT) and shape == m.parts.keep.shape:
             return self.tensor(m.parts.keep, np_dtype(var))

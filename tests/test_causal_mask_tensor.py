@@ -401,6 +401,69 @@ def test_equal_masks_share_and_different_masks_do_not() -> None:
     assert names[1].startswith("causal_mask_")
 
 
+def test_masks_of_two_sizes_as_inputs() -> None:
+    specs = [mb.TensorSpec((1, 2, 4, 4)), mb.TensorSpec((1, 2, 6, 4))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(q: Var, k: Var) -> Any:
+        made = []
+        for x in (q, k):
+            scores = mb.matmul(x=x, y=x, transpose_y=True)
+            keep = np.tril(np.ones((1, 1, x.shape[2], x.shape[2]), bool))
+            masked = mb.select(cond=keep, a=scores, b=np.float32(-1e4))
+            made.append(mb.softmax(x=masked, axis=-1))
+        return tuple(made)
+
+    after, session = apply_pass(CausalMaskTensor(as_input=True), program)
+    assert list(after.functions["main"].inputs) == ["q", "k", "causal_mask", "causal_mask_6x6"]
+    assert_same_numbers(program, after, session=session)
+
+
+def test_a_window_beside_padding() -> None:
+    """Rows of which the padding leaves nothing are left out of the proof by the numbers it draws."""
+    window = KEEP & ~np.tril(KEEP, -2)
+    program = attention(
+        lambda s, p: mb.select(
+            cond=mb.logical_and(x=window, y=mb.cast(x=p, dtype="bool")), a=s, b=number(s, -1e4)
+        ),
+        p=((1, 1, 1, Q), types.int32),
+    )
+    after = once(program)
+    padding = np.array([1, 0, 1, 1, 1], np.int32).reshape(1, 1, 1, Q)
+    assert_same_numbers(program, after, {**random_inputs(program), "p": padding})
+
+
+@pytest.mark.parametrize(
+    "apply",
+    [
+        lambda s: s,
+        lambda s: mb.mul(x=s, y=np.array([[[[2]], [[3]]]], np.float32)),
+        lambda s: mb.add(x=s, y=np.arange(Q, dtype=np.float32)),
+        lambda s, p: mb.add(x=s, y=p),
+        lambda s, p: mb.select(cond=mb.greater(x=p, y=np.float32(0)), a=s, b=np.float32(-1e4)),
+    ],
+)
+def test_what_is_no_causal_mask_is_passed_over_in_silence(apply: Apply) -> None:
+    more: dict[str, Any] = (
+        {"p": ((1, 1, 1, Q), types.fp32)} if apply.__code__.co_argcount == 2 else {}
+    )
+    _, session = apply_pass(CausalMaskTensor(), attention(apply, **more))
+    assert not session.changes
+    assert not session.refusals
+
+
+def test_a_tensor_with_a_copy_for_each_head_is_made_one() -> None:
+    copies = np.broadcast_to(np.where(KEEP, 0, -1e4), (1, 2, Q, Q)).astype(np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, Q, 4))], opset_version=ct.target.iOS17)
+    def program(q: Var) -> Var:
+        mask = mb.const(val=copies)
+        return mb.softmax(x=mb.add(x=mb.matmul(x=q, y=q, transpose_y=True), y=mask), axis=-1)
+
+    (mask,) = masks_of(once(program, edits=1))
+    assert mask.shape == (1, 1, Q, Q)
+
+
 def test_two_readers_of_a_mask_and_of_the_masked_scores() -> None:
     specs = [mb.TensorSpec((1, 2, Q, 4))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 from anesurgery.mil import Operation, Var, constant
 from anesurgery.text import type_text
 
-INLINE = 4096
-"""Constants of up to this many elements are compared by content, larger ones by identity."""
+INLINE = 1 << 22
+"""Constants of up to this many bytes are compared by content, larger ones by identity."""
 
 
 def fingerprint(
@@ -28,9 +29,10 @@ def fingerprint(
         value = constant(var)
         if value is not None:
             array = np.asarray(value)
-            if array.size > INLINE:
+            if array.nbytes > INLINE:
                 return ("constant", id(var))
-            return ("constant", array.dtype.str, array.shape, array.tobytes())
+            content = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16)
+            return ("constant", array.dtype.str, array.shape, content.digest())
         return (numbers.setdefault(var, len(numbers)), type_text(var))
 
     def written(op: Operation) -> Hashable:

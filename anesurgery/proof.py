@@ -194,7 +194,8 @@ def draw(var: Var, sample: Sampler, rng: np.random.Generator) -> torch.Tensor:
         shape = tuple(SYMBOL_LENGTH if is_symbolic(d) else int(d) for d in var.shape or ())
         dtype = np_dtype(var)
         if dtype.kind == "f":
-            values = rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+            seed = torch.Generator().manual_seed(int(rng.integers(2**31)))
+            return torch.randn(shape, generator=seed).to(torch.from_numpy(np.zeros(0, dtype)).dtype)
         elif dtype.kind == "b":
             values = rng.random(shape) < 0.5
         elif dtype.kind in "iu":

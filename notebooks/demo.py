@@ -1,7 +1,7 @@
 """Train a small GPT-2 for a minute, convert it, operate on it, prove it, and let it write before and after.
 
-Leaves build/demo/gpt2.mlpackage, build/demo/gpt2_ane.mlpackage, report.txt and report.json. `--svg FILE` draws the
-report as a picture.
+Leaves build/demo/gpt2.mlpackage, build/demo/gpt2_ane.mlpackage, report.txt and report.json.
+`--svg FILE` draws the report as a picture.
 """
 
 from __future__ import annotations
@@ -71,7 +71,13 @@ def trained(text: Text) -> GPT2LMHeadModel:
     """A small GPT-2, trained for at most a minute, or as the last run left it."""
     torch.manual_seed(0)
     config = GPT2Config(
-        n_layer=3, n_head=4, n_embd=128, n_positions=LENGTH, vocab_size=text.size, bos_token_id=0, eos_token_id=0
+        n_layer=3,
+        n_head=4,
+        n_embd=128,
+        n_positions=LENGTH,
+        vocab_size=text.size,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     model = GPT2LMHeadModel(config)
     cache = BUILD / f"weights-{text.size}.pt"
@@ -140,7 +146,8 @@ def main() -> None:
     (BUILD / "report.json").write_text(json.dumps(surgery.to_json(), indent=2), encoding="utf-8")
     for name, model in (("before", before), ("after", BUILD / "gpt2_ane.mlpackage")):
         print(f"\n{name}:\n{written(ane.load(model).program, text)}")
-    print(f"\nwritten to {BUILD.relative_to(ROOT)}: gpt2.mlpackage, gpt2_ane.mlpackage, report.txt, report.json")
+    names = ", ".join(sorted(p.name for p in BUILD.iterdir() if p.suffix != ".pt"))
+    print(f"\nwritten to {BUILD.relative_to(ROOT)}: {names}")
 
 
 if __name__ == "__main__":

@@ -33,8 +33,9 @@ become 0.0); an id outside the table gives zeros. A table with more than `max_in
 and the products are added.
 
 A table that a tied head reads too stays as it is, so that it is not stored twice; with `pad_tied=True` it is
-padded as `pad_last_axis` will pad the head's behind this pass, and both read one constant. The guard that lets negative ids count from the end stays, and a gather that counts so by itself
-(before iOS 17) is given one, unless the ids cannot be negative: by proof, or by `nonnegative_ids=True`.
+padded as `pad_last_axis` will pad the head's behind this pass, and both read one constant. The guard that lets
+negative ids count from the end stays, and a gather that counts so by itself (before iOS 17) is given one,
+unless the ids cannot be negative: by proof, or by `nonnegative_ids=True`.
 
 `mode="input"` takes the lookup out of the model: the rows become an input, named `<ids>_embeds`, and the
 table is written beside the package as `<package>.<ids>_embeds.npy`.

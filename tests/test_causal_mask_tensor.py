@@ -419,6 +419,23 @@ def test_masks_of_two_sizes_as_inputs() -> None:
     assert_same_numbers(program, after, session=session)
 
 
+def test_one_triangle_for_scores_of_two_ranks() -> None:
+    specs = [mb.TensorSpec((1, 2, Q, 4)), mb.TensorSpec((2, Q, 4))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(q: Var, k: Var) -> Any:
+        scores = [mb.matmul(x=x, y=x, transpose_y=True) for x in (q, k)]
+        masked = [
+            mb.select(cond=KEEP if s.rank == 4 else KEEP[0], a=s, b=np.float32(-1e4))
+            for s in scores
+        ]
+        return tuple(mb.softmax(x=x, axis=-1) for x in masked)
+
+    after = once(program)
+    assert sorted(mask.rank for mask in masks_of(after)) == [3, 4]
+    assert_same_numbers(program, after)
+
+
 def test_a_window_beside_padding() -> None:
     """Rows of which the padding leaves nothing are left out of the proof by the numbers it draws."""
     window = KEEP & ~np.tril(KEEP, -2)
@@ -439,6 +456,10 @@ def test_a_window_beside_padding() -> None:
         lambda s: s,
         lambda s: mb.mul(x=s, y=np.array([[[[2]], [[3]]]], np.float32)),
         lambda s: mb.add(x=s, y=np.arange(Q, dtype=np.float32)),
+        lambda s: mb.mul(
+            x=SPELLINGS["select the fill"](s), y=np.float32(1e-3)
+        ),  # -10 shuts nothing out
+        lambda s: mb.mul(x=SPELLINGS["select the fill"](s), y=np.float32(-1)),
         lambda s, p: mb.add(x=s, y=p),
         lambda s, p: mb.select(cond=mb.greater(x=p, y=np.float32(0)), a=s, b=np.float32(-1e4)),
     ],

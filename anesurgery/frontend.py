@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Var, mb, quiet_host, static_shape, types
+from anesurgery.mil import Var, is_symbolic, mb, quiet_host, types
 
 Convert = Callable[[Any, Any], None]
 
@@ -32,7 +32,7 @@ def register() -> None:
     for name, convert in CONVERSIONS.items():
         known.setdefault(name, convert)
     for name, wrap in WRAPPERS.items():
-        if not hasattr(known[name], "anesurgery"):
+        if known[name].__module__ != __name__:
             known[name] = wrap(known[name])
 
 
@@ -63,11 +63,12 @@ def _argument(context: Any, node: Any, position: int, name: str, default: Any = 
     return default if named is None else named
 
 
-def _promote(a: Any, b: Any) -> tuple[Var, Var]:
+def _promoted(values: list[Any]) -> list[Var]:
+    """Values in the dtype that holds them all."""
     from coremltools.converters.mil.frontend.torch.ops import promote_input_dtypes
 
-    x, y = promote_input_dtypes([a, b])
-    return x, y
+    found: list[Var] = promote_input_dtypes(values)
+    return found
 
 
 def diff(context: Any, node: Any) -> None:
@@ -78,7 +79,7 @@ def diff(context: Any, node: Any) -> None:
     x = _inputs(context, node)[0]
     axis = int(_known(_argument(context, node, 2, "dim", -1))) % x.rank
     ends = [_argument(context, node, 3, "prepend"), _argument(context, node, 4, "append")]
-    parts = [v for v in (ends[0], x, ends[1]) if v is not None]
+    parts = _promoted([v for v in (ends[0], x, ends[1]) if v is not None])
     x = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
     later, earlier = _without(x, axis, first=True), _without(x, axis, first=False)
     if types.is_bool(x.dtype):
@@ -96,24 +97,18 @@ def _without(x: Var, axis: int, *, first: bool) -> Var:
     return mb.slice_by_index(x=x, begin=begin, end=end, end_mask=end_mask)
 
 
-def _new_filled(value: float | None) -> Convert:
-    """The converter of `x.new_ones(size)` and its siblings; the dtype is that of x unless another is given."""
+def new_ones(context: Any, node: Any) -> None:
+    """`x.new_ones(size, dtype=None)`; the dtype is that of x unless another is given."""
+    from coremltools.converters.mil.frontend.torch.ops import NUM_TO_DTYPE_STRING
 
-    def convert(context: Any, node: Any) -> None:
-        from coremltools.converters.mil.frontend.torch.ops import NUM_TO_DTYPE_STRING
-
-        given = _inputs(context, node)
-        at = 2 if value is not None else 3
-        content = float(value) if value is not None else float(_known(given[2]))
-        code = _known(_argument(context, node, at, "dtype"))
-        dtype = NUM_TO_DTYPE_STRING[int(code)] if code is not None else _dtype(given[0])
-        if isinstance(given[1], Var) and given[1].shape == (0,):
-            filled = mb.const(val=np.float32(content))
-        else:
-            filled = mb.fill(shape=_shape(given[1]), value=content)
-        context.add(mb.cast(x=filled, dtype=dtype, name=node.name))
-
-    return convert
+    x, size = _inputs(context, node)[:2]
+    code = _known(_argument(context, node, 2, "dtype"))
+    dtype = NUM_TO_DTYPE_STRING[int(code)] if code is not None else _dtype(x)
+    if isinstance(size, Var) and size.shape == (0,):
+        filled = mb.const(val=np.float32(1))
+    else:
+        filled = mb.fill(shape=_shape(size), value=1.0)
+    context.add(mb.cast(x=filled, dtype=dtype, name=node.name))
 
 
 def _shape(size: Any) -> Any:
@@ -129,25 +124,14 @@ def _dtype(x: Var) -> str:
 
 
 def where_scalar(context: Any, node: Any) -> None:
-    """`torch.where(condition, a, b)` where a, b or both are plain numbers."""
-    condition, a, b = _inputs(context, node)
-    a, b = _promote(a, b)
-    if not types.is_bool(condition.dtype):
-        condition = mb.cast(x=condition, dtype="bool")
-    a, b = (_spread(v, condition) for v in (a, b))
-    context.add(mb.select(cond=condition, a=a, b=b, name=node.name))
+    """`torch.where(condition, a, b)` where a or b is a plain number: promoted and broadcast as tensors are."""
+    from coremltools.converters.mil.frontend.torch.ops import where
 
-
-def _spread(value: Var, condition: Var) -> Var:
-    """A constant scalar in the shape of the condition: MIL's `select` takes its shape from its sides."""
-    shape = static_shape(condition)
-    if value.val is None or np.size(value.val) != 1 or shape is None:
-        return value
-    return mb.const(val=np.full(shape, np.asarray(value.val).reshape(())))
+    where(context, node)
 
 
 def alias(context: Any, node: Any) -> None:
-    """A value under another name (`aten.alias`, and detaching forms of it)."""
+    """A value under another name."""
     context.add(mb.identity(x=_inputs(context, node)[0], name=node.name))
 
 
@@ -156,7 +140,7 @@ def _logical(op_type: str) -> Convert:
 
     def convert(context: Any, node: Any) -> None:
         given = _inputs(context, node)[:2]
-        sides = [v if isinstance(v, Var) else mb.const(val=np.bool_(v)) for v in given]
+        sides = [v if isinstance(v, Var) else mb.const(val=v) for v in given]
         if any(not types.is_bool(v.dtype) for v in sides):
             raise NotImplementedError(
                 f"{node.name}: {node.kind} of integers; only booleans are covered"
@@ -176,7 +160,6 @@ def _with_grouped_heads(host: Convert) -> Convert:
                 _repeat_heads(context, node, position, int(query.shape[-3]))
         host(context, node)
 
-    scaled_dot_product_attention.anesurgery = True  # type: ignore[attr-defined]
     return scaled_dot_product_attention
 
 
@@ -185,12 +168,17 @@ def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
     groups = int(x.shape[-3])
     if groups == heads:
         return
-    if x.rank != 4 or heads % groups:
-        raise NotImplementedError(f"{node.name}: {heads} query heads over keys of shape {x.shape}")
-    batch, _, length, width = x.shape
-    wide = mb.tile(x=mb.expand_dims(x=x, axes=[2]), reps=[1, 1, heads // groups, 1, 1])
+    shape = [-1 if is_symbolic(size) else int(size) for size in x.shape]
+    if x.rank not in (3, 4) or heads % groups or shape.count(-1) > 1:
+        raise NotImplementedError(
+            f"{node.name}: enable_gqa with {heads} query heads over keys or values of shape {x.shape}"
+        )
+    axis = x.rank - 3  # of the heads; each is followed by its copies
+    reps = [heads // groups if i == axis + 1 else 1 for i in range(x.rank + 1)]
+    wide = mb.tile(x=mb.expand_dims(x=x, axes=[axis + 1]), reps=reps)
     name = f"{node.name}_heads_{position}"
-    context.add(mb.reshape(x=wide, shape=[batch, heads, length, width], name=name))
+    shape[axis] = heads
+    context.add(mb.reshape(x=wide, shape=shape, name=name))
     inputs = list(node.inputs)
     inputs[position] = name
     node.inputs = inputs
@@ -198,20 +186,17 @@ def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
 
 CONVERSIONS: dict[str, Convert] = {
     "diff": diff,
-    "new_ones": _new_filled(1.0),
-    "new_zeros": _new_filled(0.0),
-    "new_full": _new_filled(None),
+    "new_ones": new_ones,
     "where.scalarother": where_scalar,
-    "where.scalarself": where_scalar,
-    "where.scalar": where_scalar,
     "alias": alias,
-    "__and__": _logical("logical_and"),
-    **dict.fromkeys(("or", "__or__", "bitwise_or"), _logical("logical_or")),
-    **dict.fromkeys(("xor", "__xor__", "bitwise_xor"), _logical("logical_xor")),
+    **dict.fromkeys(("__and__", "iand"), _logical("logical_and")),
+    **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _logical("logical_or")),
+    **dict.fromkeys(("xor", "__xor__", "ixor", "bitwise_xor"), _logical("logical_xor")),
 }
 """Torch operation, as the front end names it -> converter; one that coremltools brings itself is left alone."""
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": _with_grouped_heads,
+    "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
 }
-"""Operations that coremltools converts in part: what is done before its own converter runs."""
+"""Operations that coremltools converts in part -> what replaces its own converter, given that one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,27 +16,58 @@ from anesurgery.interpret import run
 from anesurgery.mil import ct, quiet_host
 
 X = torch.tensor([[3.0, -1.0, 4.0, 1.0], [5.0, -9.0, 2.0, 6.0]])
+MASK = torch.tensor([[True, False], [True, True]])
+attend: Any = torch.nn.functional.scaled_dot_product_attention
+
+
+def heads(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Four query heads over two key and value heads."""
+    keys = x.reshape(1, 2, 2, 2)
+    return torch.cat([x, -x]).reshape(1, 4, 2, 2), keys / 4, keys + 1
+
+
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "diff": torch.diff,
     "diff_dim": lambda x: torch.diff(x, dim=0),
+    "diff_middle": lambda x: torch.diff(x.reshape(2, 2, 2), dim=-2),
     "diff_prepend": lambda x: torch.diff(x, prepend=x[:, :1] - 1, dim=-1),
     "diff_append": lambda x: torch.diff(x, append=x[:, :1] - 1),
+    "diff_both": lambda x: torch.diff(x, prepend=x[:, 2:3], append=x[:, :2]),
+    "diff_prepend_int": lambda x: torch.diff(x, prepend=torch.ones(2, 1, dtype=torch.int32)),
     "diff_bool": lambda x: torch.diff(x > 0, dim=1).float(),
+    "diff_bool_prepend": lambda x: torch.diff(x > 0, prepend=x[:, :1] > 9).float(),
     "diff_int": lambda x: torch.diff(x.int(), dim=1).float(),
+    "diff_constant": lambda x: x + torch.diff(torch.tensor([1, 4, 9, 16, 25])),
     "new_ones": lambda x: x + x.new_ones((2, 4)),
     "new_ones_dtype": lambda x: x * x.new_ones((4,), dtype=torch.int32),
+    "new_ones_of_int": lambda x: x.int().new_ones((2, 1)) / 2 + x,
+    "new_ones_bool": lambda x: torch.where(x.new_ones((2, 4), dtype=torch.bool), x, -x),
     "new_ones_scalar": lambda x: x * x.new_ones(()),
-    "new_zeros": lambda x: x + x.new_zeros(2, 1),
-    "new_full": lambda x: x + x.new_full((4,), 2.5),
     "where_number": lambda x: torch.where(x > 0, x, 0.5),
     "where_number_first": lambda x: torch.where(x > 0, -7.0, x),
+    "where_whole_number": lambda x: torch.where(x > 0, x, 7),
+    "where_whole_number_first": lambda x: torch.where(x > 0, 7, x),
+    "where_fraction_for_ints": lambda x: torch.where(x > 0, 0.5, x.int()),
     "where_two_numbers": lambda x: torch.where(x > 0, 1.5, -2.0) + x,
+    "where_infinite": lambda x: torch.softmax(torch.where(x > 0, x, -torch.inf), -1),
+    "where_wide_condition": lambda x: torch.where(x.reshape(2, 1, 4) > 0, x, 1.0),
+    "where_wide_value": lambda x: torch.where(x[:, :1] > 4, x, 1.0),
     "and": lambda x: ((x > 0) & (x < 4)).float(),
+    "and_broadcast": lambda x: ((x > 0) & (x[:, :1] < 4)).float(),
+    "and_constant": lambda x: ((x > 0) & torch.tensor([True, False, True, False])).float(),
+    "and_in_place": lambda x: (x > 0).__iand__(x < 4).float(),
     "or": lambda x: ((x < 0) | (x > 4)).float(),
+    "or_in_place": lambda x: (x < 0).__ior__(x > 4).float(),
+    "bitwise_or": lambda x: torch.bitwise_or(x < 0, x > 4).float(),
     "xor": lambda x: ((x > 0) ^ (x > 4)).float(),
-    "gqa": lambda x: torch.nn.functional.scaled_dot_product_attention(
-        x.reshape(1, 4, 1, 2), x.reshape(1, 2, 2, 2), x.reshape(1, 2, 2, 2) + 1, enable_gqa=True
-    ),
+    "xor_in_place": lambda x: (x > 0).__ixor__(x > 4).float(),
+    "bitwise_xor": lambda x: torch.bitwise_xor(x > 0, x > 4).float(),
+    "alias": lambda x: torch.ops.aten.alias(x) * 2,
+    "gqa": lambda x: attend(*heads(x), enable_gqa=True),
+    "gqa_causal": lambda x: attend(*heads(x), is_causal=True, enable_gqa=True),
+    "gqa_mask": lambda x: attend(*heads(x), attn_mask=MASK, scale=0.3, enable_gqa=True),
+    "gqa_three_axes": lambda x: attend(*(v[0] for v in heads(x)), enable_gqa=True),
+    "gqa_equal_heads": lambda x: attend(heads(x)[1], *heads(x)[1:], enable_gqa=True),
 }
 
 
@@ -47,7 +80,9 @@ class Module(torch.nn.Module):
         return self.function(x)
 
 
-def convert(module: torch.nn.Module, how: str) -> Any:
+def convert(
+    module: torch.nn.Module, how: str, target: str = "iOS17", precision: str = "FLOAT32"
+) -> Any:
     frontend.register()
     with quiet_host():
         graph: Any = (
@@ -58,8 +93,8 @@ def convert(module: torch.nn.Module, how: str) -> Any:
         return ct.convert(
             graph,
             inputs=[ct.TensorType("x", shape=X.shape)],
-            compute_precision=ct.precision.FLOAT32,
-            minimum_deployment_target=ct.target.iOS17,
+            compute_precision=getattr(ct.precision, precision),
+            minimum_deployment_target=getattr(ct.target, target),
             skip_model_load=True,
         )
 
@@ -74,19 +109,56 @@ def test_each_conversion_agrees_with_torch(name: str, how: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["iOS15", "iOS16", "iOS18"])
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize("name", CASES)
+def test_each_conversion_in_fp16(name: str, how: str, target: str) -> None:
+    module = Module(CASES[name])
+    model = convert(module, how, target, "FLOAT16")
+    (found,) = run(model, {"x": X.numpy()}, precision="fp16").values()
+    expected = module(X).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+
+
 def test_registering_twice_is_harmless_and_leaves_the_hosts_own_alone() -> None:
+    """A process of its own, so that "before" is before."""
+    code = """
+from anesurgery import frontend
+from anesurgery.mil import quiet_host
+with quiet_host():
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+known = _TORCH_OPS_REGISTRY.name_to_func_mapping
+before = dict(known)
+assert "diff" not in before, "registered on import"
+frontend.register()
+once = dict(known)
+assert {k for k in once if once[k] is not before.get(k)} == {*frontend.CONVERSIONS, *frontend.WRAPPERS}
+frontend.register()
+assert once == known
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
-    frontend.register()
-    before = dict(_TORCH_OPS_REGISTRY.name_to_func_mapping)
-    frontend.register()
-    assert before == _TORCH_OPS_REGISTRY.name_to_func_mapping
-    assert before["relu"].__module__.startswith("coremltools")
 
-
-def test_a_higher_difference_is_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match="diff of order n=2; only n=1 is covered"):
-        convert(Module(lambda x: torch.diff(x, n=2)), "trace")
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x: torch.diff(x, n=2), "diff of order n=2; only n=1 is covered"),
+        (lambda x: (x.int() | 1).float(), "__or__ of integers; only booleans are covered"),
+        (lambda x: ((x > 0) ^ 2).float(), "__xor__ of integers; only booleans are covered"),
+        (
+            lambda x: attend(*(v[None] for v in heads(x)), enable_gqa=True),
+            r"enable_gqa with 4 query heads over keys or values of shape \(1, 1, 2, 2, 2\)",
+        ),
+    ],
+)
+def test_what_is_not_covered_is_refused_by_name(
+    function: Callable[[torch.Tensor], torch.Tensor], said: str, how: str
+) -> None:
+    with pytest.raises(NotImplementedError, match=said):
+        convert(Module(function), how)
 
 
 FAMILIES = ["gpt2", "llama", "qwen2", "bert", "t5", "whisper", "vit"]
@@ -121,3 +193,43 @@ def test_with_a_cache_in_the_graph(converted: Callable[..., Any], name: str) -> 
     made = converted(name, "trace", precision="fp32", cache=True)
     (found,) = run(made.model, made.inputs).values()
     assert np.abs(found - made.expected).max() <= 1e-5 * np.abs(made.expected).max()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "whisper", "vit"])
+def test_families_in_fp16(converted: Callable[..., Any], name: str) -> None:
+    made = converted(name, "trace", attn="eager")
+    (found,) = run(made.model, made.inputs, precision="fp16").values()
+    error = np.sqrt(np.mean((found.astype(np.float64) - made.expected) ** 2))
+    assert 20 * np.log10(np.abs(made.expected).max() / error) >= 50
+    scale = np.vdot(found, made.expected) / np.vdot(made.expected, made.expected)
+    assert abs(scale - 1) <= 1e-3
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_lengths_that_vary(converted: Callable[..., Any], name: str, how: str) -> None:
+    """Converted for any length, run at two; grouped heads are repeated in a shape that is not known."""
+    module = converted(name, precision="fp32", attn="sdpa").module
+    ids = torch.arange(3, 19)[None]
+    length = ct.RangeDim(2, 32, default=16)
+    with quiet_host(), torch.no_grad():
+        if how == "trace":
+            graph: Any = torch.jit.trace(module, (ids,), check_trace=False)  # type: ignore[no-untyped-call]
+            inputs = [ct.TensorType("ids", (1, length), dtype=np.int32)]
+        else:
+            shapes = (({1: torch.export.Dim("length", min=2, max=32)},),)
+            graph = torch.export.export(module, (ids,), dynamic_shapes=shapes, strict=False)
+            graph, inputs = graph.run_decompositions({}), None
+        model = ct.convert(
+            graph,
+            inputs=inputs,
+            compute_precision=ct.precision.FLOAT32,
+            minimum_deployment_target=ct.target.iOS17,
+            skip_model_load=True,
+        )
+        (given,) = model._mil_program.functions["main"].inputs
+        for size in (16, 11):
+            (found,) = run(model, {given: ids[:, :size].numpy().astype(np.int32)}).values()
+            expected = module(ids[:, :size]).numpy()
+            assert found.shape == expected.shape
+            assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()

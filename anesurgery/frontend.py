@@ -10,8 +10,8 @@
 Nothing is registered on import. Each conversion says which part of torch's operation it covers, and raises for
 the rest. (Found with coremltools 9.0, torch 2.13 and transformers 5.23, by trace and by torch.export.)
 
-What torch itself refuses stays refused: a cache or a `ModelOutput` as the output of a trace (return the logits).
-Of rows that an attention mask hides entirely, coremltools' fused attention gives a mean where torch gives zeros.
+Refused by torch itself: a cache or a `ModelOutput` as the output of a trace (return the logits).
+Of rows that a mask hides entirely, coremltools' fused attention gives a mean where torch gives zeros.
 """
 
 from __future__ import annotations

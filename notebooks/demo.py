@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import anesurgery as ane
-from anesurgery import frontend, report
+from anesurgery import frontend, registry, report
 from anesurgery.interpret import Executable
 from anesurgery.mil import ct, quiet_host
 
@@ -28,15 +29,17 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "demo"
 LENGTH = 64
 SECONDS = 45
-PROMPT = "The Neural Engine "
+PROMPT = "Redistributions of source code must retain the above copyright notice, this list of "
 
 
 class Text:
-    """The text of this repository as numbers, one for each character, and one for what is unknown."""
+    """The prose of this repository as numbers, one for each character, and one for what is unknown."""
 
     def __init__(self) -> None:
-        files = [ROOT / "README.md", ROOT / "LICENSE", *sorted((ROOT / "passes").glob("*.py"))]
-        self.text = "\n".join(f.read_text(encoding="utf-8") for f in files)
+        prose = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "LICENSE")]
+        names = [*registry.pass_names(), *registry.recipe_names()]
+        prose += [registry.documentation(name).split("\n\n")[-1] for name in names]
+        self.text = re.sub(r"[ \n]+", " ", " ".join(prose))
         self.letters = sorted(set(self.text))
         self.number = {c: i + 1 for i, c in enumerate(self.letters)}
 
@@ -78,6 +81,9 @@ def trained(text: Text) -> GPT2LMHeadModel:
         vocab_size=text.size,
         bos_token_id=0,
         eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
     model = GPT2LMHeadModel(config)
     cache = BUILD / f"weights-{text.size}.pt"
@@ -85,10 +91,10 @@ def trained(text: Text) -> GPT2LMHeadModel:
         model.load_state_dict(torch.load(cache, weights_only=True))
         return model.eval()
     data = torch.tensor(text.encode(text.text))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     started, bar = time.time(), tqdm(desc="training", unit=" steps", disable=None)
     while time.time() - started < SECONDS:
-        at = torch.randint(0, len(data) - LENGTH, (24,)).tolist()
+        at = torch.randint(0, len(data) - LENGTH, (16,)).tolist()
         batch = torch.stack([data[i : i + LENGTH] for i in at])
         loss = model(batch, labels=batch).loss
         optimizer.zero_grad()
@@ -122,8 +128,7 @@ def written(program: Any, text: Text, count: int = 80) -> str:
     """What a model writes after the prompt, always taking the most likely character."""
     model, numbers = Executable(program, precision="fp16"), text.encode(PROMPT)
     for _ in range(count):
-        window = numbers[-LENGTH:]
-        ids = np.array([[*([0] * (LENGTH - len(window))), *window]], np.int32)  # padded on the left
+        ids = np.array([numbers[-LENGTH:]], np.int32)  # the prompt fills the window
         numbers.append(int(model({"ids": ids})["logits"][0, -1].argmax()))
     return text.decode(numbers)
 

@@ -57,6 +57,20 @@ def test_hugging_face_gpt2(
     check(converted("gpt2", how, attn=attn, mask=mask, target=target, precision=precision))
 
 
+@pytest.mark.parametrize(
+    ("how", "attn", "target", "precision"),
+    [
+        ("trace", "eager", "iOS15", "fp16"),
+        ("export", "eager", "iOS17", "fp32"),
+        ("trace", "sdpa", "iOS18", "fp16"),
+    ],
+)
+def test_nanogpt(
+    converted: Callable[..., Any], how: str, attn: str, target: str, precision: str
+) -> None:
+    check(converted("nanogpt", how, attn=attn, target=target, precision=precision))
+
+
 def test_an_untied_head(converted: Callable[..., Any]) -> None:
     check(converted("gpt2_untied"))
 
@@ -67,7 +81,7 @@ def test_an_untied_head(converted: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("attn", ["eager", "sdpa"])
 @pytest.mark.parametrize("how", ["trace", "export"])
-@pytest.mark.parametrize("name", ["gpt2", "gpt2_untied"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2_untied", "nanogpt"])
 def test_hugging_face_gpt2_in_every_form(
     converted: Callable[..., Any],
     name: str,

@@ -169,8 +169,8 @@ def _recipe(passes: Any) -> Recipe | None:
 
 def _nothing_applied(recipe: Recipe | None, misfit: Refusal, session: Session) -> str:
     assert recipe is not None
-    reasons = report.refusal_lines(session.refusals)
-    return f"{recipe.name} changed nothing: {misfit}\n" + "\n".join(f"  {line}" for line in reasons)
+    reasons = report.refusal_lines([r for r in session.refusals if r[1] is not misfit])
+    return "; ".join([f"{recipe.name} changed nothing: {misfit}", *reasons])
 
 
 def _prove_model(

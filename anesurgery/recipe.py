@@ -32,7 +32,7 @@ class Recipe:
         """The recipe with other options.
 
         Args:
-            options: `<pass>=False` leaves a step out; `<pass>={"option": value}` sets options of a step;
+            options: `<pass>=False` leaves a step out, True keeps it; `<pass>={"option": value}` sets options;
                 a bare option name goes to the one step that has it (`multiple=32`).
 
         Raises:
@@ -45,8 +45,8 @@ class Recipe:
 
     def _with_option(self, steps: list[Pass], key: str, value: Any) -> list[Pass]:
         names = [step.name for step in self.steps]
-        if key in names and value is False:
-            return [step for step in steps if step.name != key]
+        if key in names and isinstance(value, bool):
+            return [step for step in steps if value or step.name != key]
         if key in names and isinstance(value, dict):
             return [_set(step, value) if step.name == key else step for step in steps]
         owners = [step for step in steps if key in step.options()]

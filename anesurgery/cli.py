@@ -20,11 +20,15 @@ from anesurgery.errors import ProofError, SurgeryError, UnknownName
 
 app = typer.Typer(
     help="Rewrite Core ML models for the Apple Neural Engine, and prove it on any machine.\n\n"
-    "Exit codes: 0 all is well; 1 a promise was not kept or two models differ; 2 bad usage or input.",
+    "Exit codes: 0 all is well; 1 a promise was not kept or two models differ; 2 bad usage or input.\n\n"
+    "--debug, anywhere, shows the traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+DEBUG = "--debug"
+"""Anywhere on the command line: errors come with their traceback."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
@@ -32,11 +36,17 @@ Model = Annotated[str, typer.Argument(help="An .mlpackage.", show_default=False)
 
 
 def main() -> None:
-    """Run the command line; errors of the library are one line on stderr and exit code 1 or 2."""
+    """Run the command line; errors are said on stderr, and end it with exit code 1 or 2."""
+    debug = DEBUG in sys.argv
+    sys.argv = [word for word in sys.argv if word != DEBUG]
     try:
         app()
-    except SurgeryError as error:
-        print(f"anesurgery: {error}", file=sys.stderr)
+    except Exception as error:
+        if debug:
+            raise
+        foreseen = isinstance(error, SurgeryError)
+        words = str(error) if foreseen else f"{type(error).__name__}: {error} ({DEBUG} shows where)"
+        print(f"anesurgery: {words}", file=sys.stderr)
         sys.exit(1 if isinstance(error, ProofError) else 2)
 
 
@@ -48,11 +58,15 @@ def _show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:
 
 
 @app.command("list")
-def list_(as_json: Json = False, quiet: Quiet = False) -> None:
+def list_(
+    kinds: Annotated[str, typer.Argument(help="recipes, passes or all.")] = "all",
+    as_json: Json = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
     """All recipes and passes with a sentence each."""
-    rows = [("recipe", n) for n in registry.recipe_names()] + [
-        ("pass", n) for n in registry.pass_names()
-    ]
+    if kinds not in ("all", "recipes", "passes"):
+        raise UnknownName("kind", kinds, ["recipes", "passes", "all"])
+    rows = [("recipe", n) for n in registry.recipe_names() if kinds != "passes"]
+    rows += [("pass", n) for n in registry.pass_names() if kinds != "recipes"]
     table = Table("name", "kind", "what it does", box=None)
     for kind, name in rows:
         table.add_row(name, kind, registry.summary(name))
@@ -186,6 +200,8 @@ def _steps(names: str, options: list[str]) -> Any:
     """A recipe, or a list of passes, with the options of the command line."""
     values = dict(_option(text) for text in options)
     listed = [n.strip() for n in names.split(",") if n.strip()]
+    if not listed:
+        raise SurgeryError("no recipe or pass is named; `anesurgery list` shows them")
     if len(listed) == 1 and listed[0] in registry.recipe_names():
         return registry.recipe(listed[0]).with_options(**_nested(values))
     for name in listed:
@@ -203,6 +219,7 @@ def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise SurgeryError(f"--set {text!r}: write it as option=value")
+    value = {"True": "true", "False": "false", "None": "null"}.get(value, value)
     try:
         return name.strip(), json.loads(value)
     except ValueError:

@@ -32,6 +32,9 @@ def package(tmp_path: Path) -> Path:
     return save(load(subtraction()), tmp_path / "model.mlpackage")
 
 
+LEFT = ("--set", "negate_subtract=false", "--set", "explicit_broadcast=false")
+
+
 def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: object) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["anesurgery", *map(str, words)])
     code: object = 0
@@ -150,6 +153,10 @@ def test_quiet_prints_nothing(
             ("apply", "pad_last_axis", "IN", "OUT", "--prove", "maybe"),
             "prove='maybe'; it may be 'sites'",
         ),
+        (("apply", ",", "IN", "OUT"), "no recipe or pass is named"),
+        (("apply", "gpt2_ane", "IN", "OUT", *LEFT), "gpt2_ane changed nothing: the model has no attention"),
+        (("apply", "negate_subtract", "TEXT", "OUT"), "is no Core ML specification, or is damaged"),
+        (("list", "pass"), "did you mean 'passes'"),
         (("explain", "pad_last_axes"), "did you mean 'pad_last_axis'"),
         (("compare", "IN", "NOWHERE"), "does not exist"),
     ],
@@ -163,7 +170,9 @@ def test_bad_usage_is_one_line_and_exit_code_2(
     said: str,
 ) -> None:
     save(load(subtraction(3.0)), tmp_path / "out.mlpackage")
+    (tmp_path / "text.mlmodel").write_text("no model", encoding="utf-8")
     places = {
+        "TEXT": tmp_path / "text.mlmodel",
         "IN": package, "OUT": tmp_path / "new.mlpackage", "THERE": tmp_path / "out.mlpackage",
         "NOWHERE": tmp_path / "nowhere.mlpackage",
     }  # fmt: skip
@@ -171,7 +180,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(
     assert code == 2
     assert out == ""
     assert said in err
-    assert "Traceback" not in err
+    assert err.count("\n") == 1
     assert not (tmp_path / "new.mlpackage").exists()
 
 
@@ -199,3 +208,31 @@ def test_no_progress_bar_without_a_terminal(package: Path, tmp_path: Path) -> No
     )
     assert made.returncode == 0
     assert made.stderr == ""
+
+
+def test_a_step_is_left_out_in_either_spelling(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ("apply", "negate_subtract,pad_last_axis", package, "--dry-run", "--json", "--set")
+    for value, left in (("False", 1), ("false", 1), ("true", 2)):
+        _, out, _ = call(monkeypatch, capsys, *words, f"pad_last_axis={value}")
+        assert len(json.loads(out)["steps"]) == left
+
+
+def test_unforeseen_errors_are_one_line_and_debug_shows_them(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def lost(*_: Any) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(cli, "_steps", lost)
+    words = ("apply", "negate_subtract", package, "--dry-run")
+    code, _, err = call(monkeypatch, capsys, *words)
+    assert (code, err) == (2, "anesurgery: KeyError: 'lost' (--debug shows where)\n")
+    with pytest.raises(KeyError, match="lost"):
+        call(monkeypatch, capsys, *words, "--debug")
+
+
+def test_list_shows_one_kind(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    _, out, _ = call(monkeypatch, capsys, "list", "recipes", "--json")
+    assert {row["kind"] for row in json.loads(out)} == {"recipe"}

@@ -17,7 +17,6 @@ from anesurgery.mil import (
     Array,
     Operation,
     Var,
-    any_symbolic,
     is_symbolic,
     np_dtype,
     operands,
@@ -203,14 +202,3 @@ def draw(var: Var, sample: Sampler, rng: np.random.Generator) -> torch.Tensor:
         else:
             raise ValueError(f"%{var.name} holds {dtype}")
     return torch.from_numpy(np.ascontiguousarray(values)).reshape(np.shape(values))
-
-
-__all__ = [
-    "EXACT",
-    "REASSOCIATED",
-    "SiteProof",
-    "Tolerance",
-    "any_symbolic",
-    "prove_site",
-    "slice_back",
-]

@@ -23,9 +23,7 @@ with quiet_host():
         create_file_value_tensor,
         types_to_proto_primitive,
     )
-    from coremltools.converters.mil.frontend.milproto import helper as reader_helper
     from coremltools.converters.mil.frontend.milproto import load as reader
-    from coremltools.converters.mil.mil.program import get_new_symbol
 
 FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
 """(offset, numpy dtype or MIL sub-byte type, shape) -> array."""
@@ -77,8 +75,8 @@ def _bare(function: Any) -> Any:
 
 @contextmanager
 def _weights_from(fetch: FetchWeight) -> Iterator[None]:
-    """Replace how coremltools reads a weight file, and let equal unknown dimensions stay apart."""
-    load_value, load_file = reader._load_value, reader._load_file_value
+    """Replace how coremltools reads a weight file."""
+    load_value = reader._load_value
 
     def value(context: Any, spec: Any) -> Any:
         if (
@@ -94,7 +92,7 @@ def _weights_from(fetch: FetchWeight) -> Iterator[None]:
     try:
         yield
     finally:
-        reader._load_value, reader._load_file_value = load_value, load_file
+        reader._load_value = load_value
 
 
 class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
@@ -185,5 +183,12 @@ def numpy_type(element: Any) -> Any:
     return np.dtype(types.nptype_from_builtin(element))
 
 
-__all__ = ["copy_program", "from_proto", "get_new_symbol", "numpy_type", "opset_version", "proto",
-           "reader", "reader_helper", "to_proto", "version_of"]  # fmt: skip
+__all__ = [
+    "copy_program",
+    "from_proto",
+    "numpy_type",
+    "opset_version",
+    "proto",
+    "to_proto",
+    "version_of",
+]

@@ -238,6 +238,29 @@ def test_scores_of_lanes_that_are_not_zero_are_an_edge() -> None:
     check(program_of(body, (5, 8)), 2)
 
 
+MIXED: dict[str, Callable[[Var], Var]] = {
+    "bias of each channel": lambda h: conv(h, 4),
+    "sums of ones": lambda h: mb.matmul(x=weight(3, 5), y=mb.exp(x=h)),
+    "sums of the unknown": lambda h: mb.matmul(x=weight(3, 5), y=conv(h, 4)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_scores_of_lanes_that_are_not_known_are_an_edge(name: str) -> None:
+    def body(x: Var) -> Any:
+        q, k = (MIXED[name](hidden(x, seed=s)) for s in (1, 2))
+        return mb.matmul(x=q, y=k, transpose_y=True)
+
+    check(program_of(body, (2, 4, 5, 8)), 2)
+
+
+def test_scores_of_transposed_queries_are_an_edge() -> None:
+    def body(x: Var, y: Var) -> Any:
+        return mb.matmul(x=hidden(x), y=hidden(y), transpose_x=True, transpose_y=True)
+
+    check(program_of(body, (ODD, 8), (5, 8)), 2)
+
+
 def test_run_time_products_alone_are_left() -> None:
     program = program_of(lambda x, y: mb.matmul(x=x, y=y), (5, 8), (8, ODD))
     after, session = apply_pass(STEP, program)
@@ -370,6 +393,8 @@ UNSOUND: dict[str, Callable[[Var, Var], Var]] = {
     "root of less than zero": lambda h, g: mb.sqrt(
         x=mb.sub(x=mb.exp(x=mb.exp(x=h)), y=np.float32(3))
     ),
+    "by little": lambda h, g: mb.real_div(x=h, y=mb.mul(x=mb.exp(x=g), y=np.float32(1e-3))),
+    "a row times infinity": lambda h, g: mb.mul(x=h, y=np.array([[np.inf], [1]], np.float32)),
     "times infinity": lambda h, g: mb.mul(x=h, y=np.float32(np.inf)),
     "exponent of the unknown": lambda h, g: mb.exp(
         x=mb.add(x=h, y=mb.reduce_sum(x=g, axes=[-1], keep_dims=True))
@@ -601,6 +626,19 @@ def test_a_convolution_in_a_branch_reads_a_value_from_outside() -> None:
         )
 
     check(program, 2)
+
+
+def test_a_partner_outside_the_block_stays_as_it_is() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 1, ODD)), mb.TensorSpec((1,), dtype=types.bool)])
+    def program(x: Var, flag: Var) -> Any:
+        outside = conv(x, 4)
+        return mb.cond(
+            pred=mb.squeeze(x=flag),
+            _true_fn=lambda: mb.add(x=conv(mb.relu(x=conv(x, 8)), 4), y=outside),
+            _false_fn=lambda: mb.relu(x=outside),
+        )
+
+    check(program, 1)
 
 
 # fp16, versions, the default pipeline

@@ -331,8 +331,12 @@ def _feature_type(var: Var) -> int:
 
 def to_mlmodel(loaded: Loaded) -> Any:
     """The model as an MLModel in a temporary package that goes away with it."""
-    package = Path(tempfile.mkdtemp(prefix="anesurgery-")) / "model.mlpackage"
-    write_package(loaded, package)
+    package = Path(tempfile.mkdtemp(prefix="anesurgery-", suffix=".mlpackage"))
+    try:
+        write_package(loaded, package)
+    except BaseException:
+        shutil.rmtree(package, ignore_errors=True)
+        raise
     from coremltools.models.utils import _is_macos
 
     units = loaded.compute_units or ct.ComputeUnit.ALL

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,3 +220,21 @@ def test_the_same_numbers_whatever_the_source(
         for source in (made.model, tmp_path / "gpt2.mlpackage", str(tmp_path / "gpt2.mlpackage"))
     }
     assert len(texts) == 1
+
+
+def test_the_model_leaves_nothing_behind(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from anesurgery.mil import Program, ct, mb\n"
+        "import anesurgery as ane\n"
+        "@mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)\n"
+        "def program(x): return mb.sub(x=x, y=2.0)\n"
+        "model = ane.apply(program, 'negate_subtract', quiet=True).model\n"
+        "model.save(sys.argv[1])\n"
+    )
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    words = [sys.executable, "-c", script, str(tmp_path / "out.mlpackage")]
+    subprocess.run(words, check=True, env={**os.environ, "TMPDIR": str(scratch)})
+    assert list(scratch.iterdir()) == []
+    assert (tmp_path / "out.mlpackage").is_dir()

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,27 +80,64 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
 
 def _load_path(path: Path, compute_units: Any) -> Loaded:
     file, weights = _locate(path)
-    spec = _read_spec(file)
+    spec = read_spec(file)
     kind = spec.WhichOneof("Type")
     if kind != "mlProgram":
         raise LoadError(_not_a_program(str(path), kind))
-    store = WeightFile(weights) if weights is not None else None
+    return _from_spec(spec, path.resolve(), weights, compute_units)
+
+
+def _from_spec(spec: Any, source: Path, folder: Path | None, compute_units: Any) -> Loaded:
+    """A model of a specification, its weights in a file of the folder."""
+    file = None if folder is None else folder / transcribe.weight_file_name(spec.mlProgram)
+    store = WeightFile(file) if file is not None and file.is_file() else None
 
     def fetch(offset: int, element: Any, shape: tuple[int, ...]) -> Array:
         if store is None:
             raise LoadError(
-                f"{path} has no weights/weight.bin, but its program needs it; copy the package again"
+                f"{source} has no weights/weight.bin, but its program needs it; copy the package again"
             )
         if types.is_sub_byte(element):
             return _unpack(store, offset, element, shape)
         return store.array(offset, transcribe.numpy_type(element), shape)
 
     program = transcribe.from_proto(spec.mlProgram, spec.specificationVersion, fetch)
-    return Loaded(program, spec, path.resolve(), store, compute_units)
+    return Loaded(program, spec, source, store, compute_units)
+
+
+def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
+    """The specification of a model on disk, and its ML Programs: one, or those of a pipeline in order.
+
+    Raises:
+        LoadError: it cannot be read, or a part is no ML Program.
+    """
+    source = Path(path).expanduser()
+    file, weights = _locate(source)
+    spec = read_spec(file)
+    return spec, [_from_spec(part, source.resolve(), weights, None) for part in _programs(spec)]
+
+
+def _programs(spec: Any, where: str = "the model") -> list[Any]:
+    """The specifications with an ML Program in a model, in the order in which they run."""
+    kind = spec.WhichOneof("Type")
+    if kind == "mlProgram":
+        return [spec]
+    if kind not in PIPELINES:
+        raise LoadError(_not_a_program(where, kind))
+    models = PIPELINES[kind](spec).models
+    return [p for i, m in enumerate(models) for p in _programs(m, f"model {i} of the pipeline")]
+
+
+PIPELINES: dict[str, Callable[[Any], Any]] = {
+    "pipeline": lambda spec: spec.pipeline,
+    "pipelineClassifier": lambda spec: spec.pipelineClassifier.pipeline,
+    "pipelineRegressor": lambda spec: spec.pipelineRegressor.pipeline,
+}
+"""Kind of model -> the pipeline in its specification."""
 
 
 def _locate(path: Path) -> tuple[Path, Path | None]:
-    """The specification file and the weight file of a model on disk."""
+    """The specification file and the folder of weights of a model on disk."""
     if not path.exists():
         raise LoadError(_missing(path))
     if path.is_file():
@@ -123,8 +161,7 @@ def _locate(path: Path) -> tuple[Path, Path | None]:
         raise LoadError(
             f"{path} lacks its specification {spec.relative_to(path)}; copy the package again"
         )
-    files = [f / "weight.bin" for f in folders if (f / "weight.bin").is_file()]
-    return spec, files[0] if files else None
+    return spec, folders[0] if folders else None
 
 
 def _missing(path: Path) -> str:
@@ -132,7 +169,12 @@ def _missing(path: Path) -> str:
     return f"{path} does not exist" + (f"; in its folder: {', '.join(near[:8])}" if near else "")
 
 
-def _read_spec(file: Path) -> Any:
+def read_spec(file: Path) -> Any:
+    """The specification in a file.
+
+    Raises:
+        LoadError: it holds none.
+    """
     spec = proto.Model_pb2.Model()
     try:
         spec.ParseFromString(file.read_bytes())

@@ -63,6 +63,17 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight) -> Program:
     return program
 
 
+def weight_file_name(spec: Any) -> str:
+    """The name of the weight file that a `Program` protobuf refers to (parts of a pipeline differ)."""
+    for function in spec.functions.values():
+        for block in function.block_specializations.values():
+            for op in block.operations:
+                for value in op.attributes.values():
+                    if value.WhichOneof("value") == "blobFileValue":
+                        return str(value.blobFileValue.fileName).rsplit("/", 1)[-1]
+    return WEIGHT_FILE.rsplit("/", 1)[-1]
+
+
 def _bare(function: Any) -> Any:
     """The function without attributes, which coremltools refuses (`attach_attributes` brings them back)."""
     if not function.attributes:

@@ -11,8 +11,9 @@ from anesurgery.interpret import (  # noqa: F401 - importing them fills the tabl
     reduction,
     tensor,
 )
-from anesurgery.interpret.core import Executable, evaluate, run
+from anesurgery.interpret.core import Executable, evaluate
 from anesurgery.interpret.listener import Listener
+from anesurgery.interpret.predictor import Predictor, run
 from anesurgery.interpret.table import TABLE, Unsupported, impl
 
-__all__ = ["TABLE", "Executable", "Listener", "Unsupported", "evaluate", "impl", "run"]
+__all__ = ["TABLE", "Executable", "Listener", "Predictor", "Unsupported", "evaluate", "impl", "run"]

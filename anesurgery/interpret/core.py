@@ -15,7 +15,7 @@ import torch
 from anesurgery.errors import InterpretError, SurgeryError
 from anesurgery.interpret import constexpr, control, inputs, state
 from anesurgery.interpret import precision as dtypes
-from anesurgery.interpret.listener import Listener, Probe
+from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.table import TABLE, Unsupported
 from anesurgery.mil import Array, Block, Operation, Program, Var, operands
 from anesurgery.sampling import function_of
@@ -242,31 +242,3 @@ def evaluate(
     with torch.inference_mode():
         plan.run(env, None)
         return [dtypes.widen(plan.value(env, v)) for v in wanted]
-
-
-def run(
-    model: Any, values: Mapping[str, Any], *, precision: str = "fp32", function: str | None = None,
-    outputs: Sequence[str] | None = None, listener: Listener | None = None,
-) -> dict[str, Array]:  # fmt: skip
-    """Run a model once: numbers, on any machine.
-
-    Args:
-        model: path of a package, MLModel, or MIL program.
-        values: inputs by name, numpy arrays or tensors.
-        precision: "fp32" computes fp16 programs exactly in fp32; "fp16" rounds as stored.
-        function: which one; `main` or the first by default.
-        outputs: names of outputs, or of any other value of the function; all outputs by default.
-        listener: told about each op.
-
-    Raises:
-        InterpretError: inputs that do not fit, an op that is not known or fails.
-        UnknownName: no such function or value.
-    """
-    from anesurgery.program import load
-
-    executable = Executable(load(model).program, function=function, precision=precision)
-    if outputs is None:
-        return executable(values, listener=listener)
-    probe = Probe(executable.function, outputs, precision, listener)
-    made = executable(values, listener=probe)
-    return {name: probe.found[name] if name in probe.found else made[name] for name in outputs}

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.errors import InterpretError, UnknownName
+from anesurgery.errors import InterpretError
 from anesurgery.interpret import precision, state
+from anesurgery.interpret.features import check_names
 from anesurgery.mil import Function, Var, is_symbolic, np_dtype, types
 
 
@@ -32,9 +33,7 @@ def bind(
         UnknownName: an input that the function does not have.
     """
     wanted = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
-    for name in values:
-        if name not in wanted:
-            raise UnknownName("input", name, wanted)
+    check_names(wanted, values)
     if missing := [n for n in wanted if n not in values]:
         raise InterpretError(
             f"missing inputs: {', '.join(missing)}; the model takes {', '.join(wanted)}"
@@ -49,6 +48,8 @@ def bind(
 def _input(name: str, var: Var, value: Any, symbols: dict[Any, int]) -> torch.Tensor:
     array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     shape = tuple(var.shape or ())
+    if not shape and array.shape == (1,):  # how Core ML hands over a scalar
+        array = array.reshape(())
     if array.ndim != len(shape) or not all(
         _fits(d, n, symbols) for d, n in zip(shape, array.shape, strict=True)
     ):

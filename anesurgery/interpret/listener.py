@@ -24,10 +24,10 @@ class Probe(Listener):
     """A listener that keeps some values of a run by name."""
 
     def __init__(
-        self, function: Function, names: Sequence[str], arithmetic: str, then: Any
+        self, functions: Sequence[Function], names: Sequence[str], arithmetic: str, then: Any
     ) -> None:
-        known = {v.name: v for op in function.operations for v in op.outputs}
-        known |= {v.name: v for v in function.outputs}
+        known = {v.name: v for f in functions for op in f.operations for v in op.outputs}
+        known |= {v.name: v for f in functions for v in f.outputs}
         for name in names:
             if name not in known:
                 raise UnknownName("value", name, known)

@@ -1,0 +1,182 @@
+"""What the description of a model says about its inputs and outputs: images, defaults, flexible shapes.
+
+Pixels reach a program as Core ML hands them over: [1, channels, height, width], 0 to 255, in the colour order
+that the description names. Scale and bias are ops of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from anesurgery.errors import InterpretError, UnknownName
+from anesurgery.mil import Array
+from anesurgery.transcribe import proto
+
+_COLORS = proto.FeatureTypes_pb2.ImageFeatureType.ColorSpace
+PIXELS: dict[str, tuple[str, bool]] = {
+    "RGB": ("RGB", False), "BGR": ("RGB", True), "GRAYSCALE": ("L", False), "GRAYSCALE_FLOAT16": ("F", False),
+}  # fmt: skip
+"""Colour space -> (mode of a PIL image, is the order of the channels reversed?)."""
+
+DEFAULTS = {
+    "intDefaultValue": np.int32,
+    "floatDefaultValue": np.float32,
+    "doubleDefaultValue": np.float64,
+}
+
+
+def bind(features: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a program, from what a caller gives to the model.
+
+    Args:
+        features: `FeatureDescription` messages of the inputs.
+        values: arrays, tensors, or PIL images by input name.
+
+    Raises:
+        InterpretError: an input is missing, or has a shape, size or colour mode that the description rules out.
+        UnknownName: an input that the model does not have.
+    """
+    wanted = {f.name: f for f in features}
+    check_names(wanted, values)
+    return {
+        name: _READ[feature.type.WhichOneof("Type")](name, feature.type, values.get(name))
+        for name, feature in wanted.items()
+    }
+
+
+def check_names(wanted: Iterable[str], given: Iterable[str]) -> None:
+    """Refuse an input that a model does not have.
+
+    Raises:
+        UnknownName: with the names that come near.
+    """
+    known = list(wanted)
+    for name in given:
+        if name not in known:
+            raise UnknownName("input", name, known)
+
+
+def _array(name: str, kind: Any, value: Any) -> Any:
+    array = kind.multiArrayType
+    if value is None:
+        return _default(name, kind)
+    shape = tuple(np.shape(value))
+    allowed = _shapes(array)
+    if not any(_matches(shape, one) for one in allowed):
+        raise InterpretError(
+            f"input {name!r} has shape {shape}, expected {' or '.join(map(_shape_text, allowed))}"
+        )
+    return value
+
+
+def _default(name: str, kind: Any) -> Array:
+    array = kind.multiArrayType
+    which = array.WhichOneof("defaultOptionalValue")
+    if not kind.isOptional or which is None:
+        why = "it is optional, but has no default" if kind.isOptional else "it is not optional"
+        raise InterpretError(f"missing input {name!r}: {why}")
+    return np.full(tuple(array.shape), getattr(array, which), DEFAULTS[which])
+
+
+Range = tuple[int, int]
+"""(least, most) of an axis; -1 for no bound."""
+
+
+def _shapes(array: Any) -> list[list[Range]]:
+    """The shapes that are allowed; each a range for every axis. No axis at all stands for any shape."""
+    flexible = array.WhichOneof("ShapeFlexibility")
+    if flexible == "enumeratedShapes":
+        return [[(d, d) for d in s.shape] for s in array.enumeratedShapes.shapes]
+    if flexible == "shapeRange" and array.shapeRange.sizeRanges:
+        return [[(r.lowerBound, r.upperBound) for r in array.shapeRange.sizeRanges]]
+    return [[(d, d) for d in array.shape]]
+
+
+def _matches(shape: tuple[int, ...], allowed: list[Range]) -> bool:
+    if not allowed or (not shape and allowed == [(1, 1)]):  # a scalar is described as one element
+        return True
+    return len(shape) == len(allowed) and all(
+        low <= n and (high < 0 or n <= high) for n, (low, high) in zip(shape, allowed, strict=True)
+    )
+
+
+def _shape_text(allowed: list[Range]) -> str:
+    def one(low: int, high: int) -> str:
+        return str(low) if low == high else f"{low}..{'' if high < 0 else high}"
+
+    return f"({', '.join(one(*r) for r in allowed)})"
+
+
+def _image(name: str, kind: Any, value: Any) -> Any:
+    if value is None:
+        raise InterpretError(f"missing input {name!r}: the model takes an image")
+    space = _COLORS.Name(kind.imageType.colorSpace)
+    mode, reverse = PIXELS[space]
+    if not hasattr(value, "mode"):
+        if np.ndim(value) != 4:
+            raise InterpretError(
+                f"input {name!r} is an image; give a PIL image of mode {mode!r}, "
+                "or an array of shape (1, channels, height, width)"
+            )
+        _check_size(name, kind.imageType, np.shape(value)[3], np.shape(value)[2])
+        return value
+    if value.mode != mode:
+        raise InterpretError(
+            f"input {name!r} is an image of mode {value.mode!r}, expected {mode!r} for {space}"
+        )
+    _check_size(name, kind.imageType, *value.size)
+    pixels = np.atleast_3d(np.asarray(value)).astype(np.float32)
+    return np.ascontiguousarray(pixels[..., ::-1] if reverse else pixels).transpose(2, 0, 1)[None]
+
+
+def _check_size(name: str, image: Any, width: int, height: int) -> None:
+    flexible = image.WhichOneof("SizeFlexibility")
+    allowed: list[list[Range]] = [[(image.width, image.width), (image.height, image.height)]]
+    if flexible == "enumeratedSizes":
+        allowed = [[(s.width, s.width), (s.height, s.height)] for s in image.enumeratedSizes.sizes]
+    elif flexible == "imageSizeRange":
+        ranges = image.imageSizeRange
+        allowed = [[(r.lowerBound, r.upperBound) for r in (ranges.widthRange, ranges.heightRange)]]
+    if not any(_matches((width, height), one) for one in allowed):
+        raise InterpretError(
+            f"input {name!r} is {width} wide and {height} high, "
+            f"expected (width, height) {' or '.join(map(_shape_text, allowed))}"
+        )
+
+
+def _plain(name: str, kind: Any, value: Any) -> Any:
+    if value is None:
+        raise InterpretError(f"missing input {name!r}")
+    return value
+
+
+_READ: dict[str, Callable[[str, Any, Any], Any]] = {
+    "multiArrayType": _array, "imageType": _image, "int64Type": _plain, "doubleType": _plain,
+    "stringType": _plain, "dictionaryType": _plain,
+}  # fmt: skip
+
+
+def present(features: Iterable[Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs of a model as a caller of Core ML gets them: images as PIL images."""
+    found = {f.name: f.type for f in features if f.name in made}
+    return {
+        name: _picture(kind.imageType, made[name])
+        if kind.WhichOneof("Type") == "imageType"
+        else made[name]
+        for name, kind in found.items()
+    }
+
+
+def _picture(image: Any, array: Array) -> Any:
+    """An image from [1, channels, height, width]; 8-bit colours are clamped to 0..255 and rounded."""
+    from PIL import Image
+
+    mode, reverse = PIXELS[_COLORS.Name(image.colorSpace)]
+    pixels = np.asarray(array, np.float32).reshape(array.shape[-3:]).transpose(1, 2, 0)
+    if mode == "F":
+        return Image.fromarray(pixels[..., 0])
+    eight = np.clip(np.rint(pixels[..., ::-1] if reverse else pixels), 0, 255).astype(np.uint8)
+    return Image.fromarray(eight if mode == "RGB" else eight[..., 0])

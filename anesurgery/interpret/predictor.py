@@ -1,0 +1,143 @@
+"""Call a model as Core ML does: by the description of its package, one of its functions, or a pipeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from anesurgery.errors import InterpretError, UnknownName
+from anesurgery.interpret import features, state
+from anesurgery.interpret.core import Executable
+from anesurgery.interpret.listener import Listener, Probe
+from anesurgery.mil import ct
+from anesurgery.program import PIPELINES, Loaded, load, load_parts
+
+
+class Predictor:
+    """A model made ready once and called many times.
+
+    Images, classifier labels, defaults of optional inputs and flexible shapes are treated as the description of
+    the model says. A bare program has no description: it takes and gives what its functions declare.
+
+    Args:
+        model: path of a package, MLModel, Loaded, or MIL program.
+        precision: the arithmetic: "fp32", "fp16" or "ane".
+        function: which function; the default of the package, or `main`, when absent.
+
+    Raises:
+        LoadError: the model cannot be read.
+        UnknownName: no such function or precision.
+    """
+
+    def __init__(self, model: Any, *, precision: str = "fp32", function: str | None = None) -> None:
+        self._spec, parts = _read(model)
+        self._names = [_function_name(p, function) for p in parts]
+        self.executables = [
+            Executable(p.program, function=n, precision=precision)
+            for p, n in zip(parts, self._names, strict=True)
+        ]
+        self._descriptions = [
+            _description(p.spec, n) for p, n in zip(parts, self._names, strict=True)
+        ]
+        whole = self._spec is not None and self._spec.WhichOneof("Type") in PIPELINES
+        self._whole = self._spec.description if whole else None
+
+    def __call__(
+        self, values: Mapping[str, Any], *, state: state.States | None = None,
+        listener: Listener | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The outputs by name: arrays, PIL images, a label, a dictionary of probabilities.
+
+        Args:
+            values: arrays, tensors or PIL images by input name.
+            state: states that live on between calls (`make_state`).
+            listener: told about each op.
+
+        Raises:
+            InterpretError: inputs that do not fit, or an op that fails.
+        """
+        if self._whole is None:
+            return self._run(0, values, state, listener)
+        features.check_names([f.name for f in self._whole.input], values)
+        known = dict(values)
+        for i, description in enumerate(self._descriptions):
+            given = {f.name: known[f.name] for f in description.input if f.name in known}
+            known |= self._run(i, given, state, listener)
+        return {f.name: known[f.name] for f in self._whole.output}
+
+    @property
+    def inputs(self) -> list[Any]:
+        """`FeatureDescription` messages of the inputs; none for a bare program."""
+        described = self._whole if self._whole is not None else self._descriptions[0]
+        return [] if described is None else list(described.input)
+
+    def _run(
+        self, part: int, values: Mapping[str, Any], state: Any, listener: Listener | None
+    ) -> dict[str, Any]:
+        description, executable = self._descriptions[part], self.executables[part]
+        if description is None:
+            return executable(values, state=state, listener=listener)
+        made = executable(features.bind(description.input, values), state=state, listener=listener)
+        return features.present(description.output, made)
+
+    def make_state(self) -> state.States:
+        """States of the model, all zero."""
+        if len(self.executables) > 1:
+            raise InterpretError("a pipeline has no state of its own; run its models one by one")
+        return self.executables[0].make_state()
+
+
+def _read(model: Any) -> tuple[Any, list[Loaded]]:
+    """The specification, and the programs to run in order."""
+    if isinstance(model, ct.models.MLModel) and model.package_path:
+        model = model.package_path
+    if isinstance(model, (str, os.PathLike)):
+        return load_parts(model)
+    loaded = load(model)
+    return loaded.spec, [loaded]
+
+
+def _function_name(loaded: Loaded, name: str | None) -> str | None:
+    default = None if loaded.spec is None else loaded.spec.description.defaultFunctionName
+    return name or default or None
+
+
+def _description(spec: Any, function: str | None) -> Any:
+    """The part of a specification that describes a function's inputs and outputs; None without one."""
+    if spec is None:
+        return None
+    described = {f.name: f for f in spec.description.functions}
+    if function is not None and described and function not in described:
+        raise UnknownName("function", function, described)
+    return described.get(function, spec.description)
+
+
+def run(
+    model: Any, values: Mapping[str, Any], *, precision: str = "fp32", function: str | None = None,
+    outputs: Iterable[str] | None = None, listener: Listener | None = None,
+    state: state.States | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Run a model once: numbers, on any machine.
+
+    Args:
+        model: path of a package, MLModel, or MIL program.
+        values: inputs by name: numpy arrays, tensors, PIL images.
+        precision: "fp32" computes fp16 programs exactly in fp32; "fp16" rounds as stored; "ane" estimates the
+            arithmetic measured on Neural Engines.
+        function: which one; the package's default, `main` or the first when absent.
+        outputs: names of outputs, or of any other value of the function; all outputs by default.
+        listener: told about each op.
+        state: from `Predictor.make_state`; it keeps what the model wrote.
+
+    Raises:
+        InterpretError: inputs that do not fit, an op that is not known or fails.
+        UnknownName: no such function or value.
+    """
+    predictor = Predictor(model, precision=precision, function=function)
+    if outputs is None:
+        return predictor(values, state=state, listener=listener)
+    names = list(outputs)
+    probe = Probe([e.function for e in predictor.executables], names, precision, listener)
+    made = predictor(values, state=state, listener=probe)
+    return {name: probe.found[name] if name in probe.found else made[name] for name in names}

@@ -1,0 +1,335 @@
+"""A pytest plug-in that lets coremltools' own tests run off a Mac: `MLModel.predict` answers from the interpreter.
+
+Load it with `-p coreml_on_linux`, before anything imports coremltools: it offers the extension module
+`coremltools.libcoremlpython`, which is missing off a Mac, and tells coremltools that this is one.
+
+Options:
+
+* `--sample N`: at most N parameter sets of each test function, evenly spread (0: all).
+* `--report FILE`: one JSON line per test: outcome, reason, largest error of its comparisons.
+* `--both-sources`: run the program in memory too; it must agree bit for bit with the saved package.
+* `--mutate scale|shift|negate|zero`: spoil every output, to see how many tests notice.
+* `--passes NAME,...`: rewrite each program too, and compare (see `rewritten.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+import tempfile
+import types
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+MACOS = (15, 5)
+SPECIFICATION = 9
+"""The newest specification version that such a system reads."""
+
+
+class Recorder:
+    """What the running test did."""
+
+    def __init__(self) -> None:
+        self.both_sources, self.mutate = False, ""
+        self.passes: Any = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a test."""
+        self.predictions = 0
+        self.error = 0.0
+        self.compared = 0
+        self.stored = ""
+
+
+RECORD = Recorder()
+MUTATIONS = {
+    "scale": lambda a: a * 1.01, "shift": lambda a: np.roll(a.reshape(-1), 1).reshape(a.shape),
+    "negate": lambda a: -a, "zero": np.zeros_like,
+}  # fmt: skip
+
+
+def _narrow(value: Any) -> Any:
+    """An input as the binding hands it over: it knows int32, float32 and float64 arrays."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.kind in "iub":
+        return value.astype(np.int32)
+    return value
+
+
+def _fits(value: Any, feature: Any) -> Any:
+    """Core ML takes whole numbers in a float array for an integer input."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        kind = feature.type.multiArrayType
+        if kind.ArrayDataType.Name(kind.dataType).startswith("INT"):
+            return value.astype(np.int32)
+    return value
+
+
+def _out(value: Any) -> Any:
+    """An output as the binding hands it over: half floats as floats, a scalar as one element."""
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return value
+    array = np.asarray(value)
+    array = array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int32)
+    return array.reshape(1) if array.ndim == 0 else array
+
+
+class State:
+    """The states of a model, as `MLState` wants them."""
+
+    def __init__(self, boxes: Any) -> None:
+        self.boxes = boxes
+
+    def read_state(self, name: str) -> Any:
+        """A copy of a state's value."""
+        if name not in self.boxes:
+            raise RuntimeError(f"no state is named {name!r}")
+        return self.boxes[name].value.numpy().copy()
+
+    def write_state(self, name: str, value: Any) -> None:
+        """Replace a state's value."""
+        import torch
+
+        if name not in self.boxes or tuple(value.shape) != tuple(self.boxes[name].value.shape):
+            raise RuntimeError(f"no state {name!r} of shape {tuple(value.shape)}")
+        self.boxes[name].value = torch.from_numpy(np.array(value, np.float32))
+
+
+class Model:
+    """What coremltools calls `_MLModelProxy`: a model, ready to predict."""
+
+    def __init__(self, path: Any, units: str, function: str, hints: Any, asset: Any) -> None:
+        from anesurgery.errors import SurgeryError
+        from anesurgery.interpret import Predictor
+
+        path = Path(path) if asset is None else asset.path
+        source = path / "model.mlpackage" if path.suffix == ".mlmodelc" else path
+        self.spoiled = ""
+        try:
+            self.predictor = Predictor(str(source), precision="fp16", function=function or None)
+        except SurgeryError as error:
+            raise RuntimeError(str(error)) from error
+        self.features = {f.name: f for f in self.predictor.inputs}
+        RECORD.stored = _stored_dtype(self.predictor)
+
+    @staticmethod
+    def maximum_supported_specification_version() -> int:
+        """Newer models are not loaded."""
+        return SPECIFICATION
+
+    @staticmethod
+    def auto_set_specification_version(spec: bytes) -> bytes:
+        """Left as it is."""
+        return spec
+
+    @staticmethod
+    def compileModel(path: str) -> str:  # noqa: N802 - the name in the binding
+        """A "compiled" model: a folder that holds the package."""
+        folder = Path(tempfile.mkdtemp()) / (Path(path).stem + ".mlmodelc")
+        copy = shutil.copytree if Path(path).is_dir() else _copy_file
+        copy(path, folder / "model.mlpackage")
+        return str(folder)
+
+    def newState(self) -> State:  # noqa: N802 - the name in the binding
+        """Fresh states."""
+        return State(self.predictor.make_state())
+
+    def predict(self, values: dict[str, Any], state: Any = None) -> dict[str, Any]:
+        """The outputs by name."""
+        RECORD.predictions += 1
+        given = {
+            k: _fits(_narrow(v), self.features[k]) if k in self.features else v
+            for k, v in values.items()
+        }
+        if RECORD.passes is not None:
+            RECORD.passes.check(self.predictor, given)
+        made = self.predictor(given, state=None if state is None else state.boxes)
+        spoil = MUTATIONS.get(RECORD.mutate, lambda a: a)
+        return {
+            k: spoil(v) if isinstance(v, np.ndarray) else v
+            for k, v in ((k, _out(v)) for k, v in made.items())
+        }
+
+    def batchPredict(self, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:  # noqa: N802
+        """The outputs of several calls."""
+        return [self.predict(values) for values in batch]
+
+    def get_load_duration_in_nano_seconds(self) -> int:
+        """Nothing is measured."""
+        return 1
+
+    get_last_predict_duration_in_nano_seconds = get_load_duration_in_nano_seconds
+
+
+def _copy_file(source: str, target: Path) -> None:
+    target.parent.mkdir(parents=True)
+    shutil.copy(source, target)
+
+
+def _stored_dtype(predictor: Any) -> str:
+    """ "fp16" when any value of the programs is one, else "fp32"."""
+    from anesurgery.mil import dtype_name, walk_ops
+
+    for executable in predictor.executables:
+        for op in walk_ops(executable.function):
+            for v in op.outputs:
+                try:
+                    if dtype_name(v) == "fp16":
+                        return "fp16"
+                except Exception:  # lists, states, strings
+                    continue
+    return "fp32"
+
+
+def pretend() -> None:
+    """Offer the binding, and tell coremltools that this is a Mac."""
+    binding = types.ModuleType("coremltools.libcoremlpython")
+    binding._MLModelProxy = Model  # type: ignore[attr-defined]
+    for name in ("_MLModelAssetProxy", "_MLComputePlanProxy", "_MLCPUComputeDeviceProxy",
+                 "_MLGPUComputeDeviceProxy", "_MLNeuralEngineComputeDeviceProxy"):  # fmt: skip
+        setattr(binding, name, type(name, (), {}))
+    assert "coremltools" not in sys.modules, "load this plug-in with -p, before coremltools"
+    sys.modules[binding.__name__] = binding
+    import coremltools
+    from coremltools import _deps
+    from coremltools.models import utils
+
+    replaced = {utils._is_macos: lambda: True, utils._macos_version: lambda: MACOS}
+    coremltools.libcoremlpython = binding
+    _deps._IS_MACOS = True
+    for name, module in list(sys.modules.items()):
+        if name.startswith("coremltools") and module is not None:
+            for key, value in list(vars(module).items()):
+                if key == "_IS_MACOS":
+                    setattr(module, key, True)
+                elif callable(value) and getattr(value, "__hash__", None) and value in replaced:
+                    setattr(module, key, replaced[value])
+    platform.machine = lambda: "arm64"
+
+
+pretend()
+
+
+def _compare_in_memory(predict: Any) -> Any:
+    """`MLModel.predict`, the program in memory run beside the saved one."""
+
+    def both(self: Any, data: Any, state: Any = None) -> Any:
+        from anesurgery.interpret import Executable, features
+
+        copied = dict(data) if isinstance(data, dict) else data
+        made = predict(self, data, state)
+        plain = state is None and isinstance(data, dict) and self._mil_program is not None
+        if RECORD.both_sources and not RECORD.mutate and plain and not self._is_multifunction():
+            predictor = self.__proxy__.predictor
+            executable = Executable(self._mil_program, precision="fp16")
+            given = {k: _fits(_narrow(v), self.__proxy__.features[k]) for k, v in copied.items()}
+            again = executable(features.bind(predictor.inputs, given))
+            for name, value in again.items():
+                if isinstance(value, np.ndarray) and isinstance(made.get(name), np.ndarray):
+                    np.testing.assert_array_equal(
+                        _out(value), made[name], err_msg=f"{name}: in memory / saved"
+                    )
+        return made
+
+    return both
+
+
+def _recorded(allclose: Any) -> Any:
+    """`assert_allclose`, with the true error noted."""
+
+    def compare(actual: Any, desired: Any, *args: Any, **kwargs: Any) -> None:
+        allclose(actual, desired, *args, **kwargs)
+        try:
+            a, b = np.asarray(actual, np.float64), np.asarray(desired, np.float64)
+            both = np.isfinite(a) & np.isfinite(b)
+            scale = np.abs(np.where(both, b, 0)).max(initial=0)
+            error = np.abs(np.where(both, a - b, 0)).max(initial=0)
+        except (TypeError, ValueError):
+            return
+        RECORD.compared += 1
+        RECORD.error = max(RECORD.error, float(error / scale) if scale else float(error))
+
+    return compare
+
+
+def pytest_addoption(parser: Any) -> None:
+    """The options above."""
+    group = parser.getgroup("coreml_on_linux")
+    group.addoption("--sample", type=int, default=0)
+    group.addoption("--report", default=None)
+    group.addoption("--both-sources", action="store_true")
+    group.addoption("--mutate", choices=["", *MUTATIONS], default="")
+    group.addoption("--passes", default="")
+
+
+def pytest_configure(config: Any) -> None:
+    """Take the options; put the hooks on coremltools and numpy."""
+    import coremltools as ct
+
+    RECORD.both_sources = config.getoption("--both-sources")
+    RECORD.mutate = config.getoption("--mutate")
+    ct.models.MLModel.predict = _compare_in_memory(ct.models.MLModel.predict)
+    np.testing.assert_allclose = _recorded(np.testing.assert_allclose)
+    if names := config.getoption("--passes"):
+        from rewritten import Rewriting
+
+        RECORD.passes = Rewriting(names.split(","))
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Keep an even choice of each test function's parameter sets."""
+    most = config.getoption("--sample")
+    if not most:
+        return
+    functions = defaultdict(list)
+    for item in items:
+        functions[item.nodeid.split("[")[0]].append(item)
+    kept = set()
+    for group in functions.values():
+        n = min(most, len(group))
+        kept |= {group[(2 * i + 1) * len(group) // (2 * n)] for i in range(n)}
+    dropped = [item for item in items if item not in kept]
+    items[:] = [item for item in items if item in kept]
+    config.hook.pytest_deselected(items=dropped)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_record() -> None:
+    RECORD.reset()
+    np.random.seed(0)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Any:
+    """Write a line about each test."""
+    outcome = yield
+    report = outcome.get_result()
+    file = item.config.getoption("--report")
+    ends = report.when == "call" or (report.when == "setup" and report.outcome != "passed")
+    if not file or not ends:
+        return
+    reason = ""
+    if report.outcome == "skipped":
+        reason = (
+            report.longrepr[2]
+            if isinstance(report.longrepr, tuple)
+            else getattr(report, "wasxfail", "")
+        )
+    elif call.excinfo is not None:
+        reason = f"{call.excinfo.typename}: {call.excinfo.value}"
+    line = {
+        "test": item.nodeid, "outcome": report.outcome, "xfail": hasattr(report, "wasxfail"),
+        "reason": str(reason)[:500], "predictions": RECORD.predictions, "compared": RECORD.compared,
+        "error": RECORD.error, "stored": RECORD.stored, "seconds": round(report.duration, 3),
+        "rewriting": None if RECORD.passes is None else RECORD.passes.take(),
+    }  # fmt: skip
+    with open(file, "a", encoding="utf-8") as out:
+        out.write(json.dumps(line) + "\n")

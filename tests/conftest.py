@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from anesurgery import frontend
-from anesurgery.mil import Array, Program, ct, quiet_host
+from anesurgery.interpret import evaluate
+from anesurgery.mil import Array, Program, Var, any_symbolic, ct, mb, quiet_host
 from anesurgery.program import clone
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
@@ -44,6 +45,28 @@ def settled() -> Callable[[Program], Program]:
         return copy
 
     return settle
+
+
+@pytest.fixture(scope="session")
+def one_op() -> Callable[..., list[Array]]:
+    """Interpret one op on constants; its results must have the shapes that coremltools infers."""
+
+    def compute(op_type: str, opset: Any = ct.target.iOS18, /, **inputs: Any) -> list[Array]:
+        made: list[Var] = []
+
+        @mb.program(input_specs=[mb.TensorSpec((1,))], opset_version=opset)
+        def program(unused: Var) -> Var:
+            result = getattr(mb, op_type)(**inputs)
+            made.extend(result if isinstance(result, (tuple, list)) else [result])
+            return mb.identity(x=unused)
+
+        assert made[0].op is not None
+        found = evaluate([made[0].op], {}, made)
+        for value, var in zip(found, made, strict=True):
+            assert any_symbolic(var.shape) or tuple(value.shape) == tuple(var.shape)
+        return [value.numpy() for value in found]
+
+    return compute
 
 
 @dataclass(frozen=True)

@@ -1,48 +1,145 @@
-"""Recurrent layers."""
+"""Recurrent layers: one driver walks the sequence, a cell says what one step does.
+
+A sequence run in direction "reverse" comes out in the order in which it was computed, its last row first; only
+the backward half of "bidirectional" is put back into the order of time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.interpret.table import Unsupported, impl
 
 Tensor = torch.Tensor
+States = tuple[Tensor, ...]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu,
-    "linear": lambda x: x, "hard_sigmoid": lambda x: torch.clamp(0.2 * x + 0.5, 0, 1),
+    "tanh": torch.tanh,
+    "scaled_tanh": torch.tanh,  # alpha = beta = 1, the defaults of the op of that name
+    "sigmoid": torch.sigmoid,
+    "hard_sigmoid": lambda x: torch.clamp(0.2 * x + 0.5, 0, 1),
     "sigmoid_hard": lambda x: torch.clamp(0.2 * x + 0.5, 0, 1),
-}  # fmt: skip
+    "relu": torch.relu,
+    "linear": lambda x: x,
+}
+"""The activations that recurrent ops may name, with their default parameters."""
+
+BACKWARD = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
+"""Direction -> for each way through the sequence, whether it starts at the end."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One walk through a sequence."""
+
+    weight: Tensor
+    """[gates * H, I]: applied to all steps in one product."""
+    bias: Tensor | None
+    """[gates * H]."""
+    step: Callable[[Tensor, States], States]
+    """(a projected step [b, gates * H], states [b, H] each) -> states; the first one is the output."""
 
 
 def _activation(name: Any) -> Callable[[Tensor], Tensor]:
-    if str(name) not in ACTIVATIONS:
+    if str(name).lower() not in ACTIVATIONS:
         raise Unsupported(f"recurrent activation {name!r} is not known")
-    return ACTIVATIONS[str(name)]
+    return ACTIVATIONS[str(name).lower()]
 
 
-def _one_way(
-    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor | None, peephole: Tensor | None,
-    gates: list[Callable[[Tensor], Tensor]], clip: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """One direction over [length, batch, width]; gate order is input, forget, output, cell."""
-    recurrent, cell_in, cell_out = gates
+def _walk(x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
+    """The outputs [s, b, H] in the order of x [s, b, I], and the last states."""
     made = []
-    p_i, p_f, p_o = (None, None, None) if peephole is None else peephole.chunk(3)
-    for row in x:
-        z = row @ w_ih.T + h @ w_hh.T
-        z = z if bias is None else z + bias
-        z = z if clip is None else torch.clamp(z, -clip, clip)
-        i, f, o, g = z.chunk(4, dim=-1)
-        i, f = (i, f) if p_i is None or p_f is None else (i + p_i * c, f + p_f * c)
-        c = recurrent(f) * c + recurrent(i) * cell_in(g)
-        o = o if p_o is None else o + p_o * c
-        h = recurrent(o) * cell_out(c)
-        made.append(h)
-    return torch.stack(made), h, c
+    for row in F.linear(x, way.weight, way.bias):
+        states = way.step(row, states)
+        made.append(states[0])
+    return (torch.stack(made) if made else states[0].new_empty(0, *states[0].shape)), states
+
+
+def _run(
+    x: Tensor, initial: States, ways: Sequence[Way], direction: str, output_sequence: bool
+) -> States:
+    """(sequence [s, b, ways * H] or last output [1, b, ways * H], last states [b, ways * H] each)."""
+    if direction not in BACKWARD:
+        raise Unsupported(f"recurrent direction {direction!r} is not known")
+    split = zip(*(state.chunk(len(ways), dim=-1) for state in initial), strict=True)
+    outputs, lasts = [], []
+    for way, states, back in zip(ways, split, BACKWARD[direction], strict=True):
+        y, last = _walk(x.flip(0) if back else x, states, way)
+        outputs.append(y.flip(0) if back and direction == "bidirectional" else y)
+        lasts.append(last)
+    ends = tuple(torch.cat(each, dim=-1) for each in zip(*lasts, strict=True))
+    return (torch.cat(outputs, dim=-1) if output_sequence else ends[0].unsqueeze(0)), *ends
+
+
+@impl("rnn")
+def rnn(
+    x: Tensor, initial_h: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor | None = None,
+    direction: str = "forward", output_sequence: bool = False, activation: str = "tanh",
+) -> States:  # fmt: skip
+    """H = activation(W_ih x + W_hh h + bias) over x [s, b, I]: (y [s or 1, b, H], h [b, H])."""
+    act, recurrent = _activation(activation), weight_hh.T
+
+    def step(row: Tensor, states: States) -> States:
+        return (act(torch.addmm(row, states[0], recurrent)),)
+
+    ways = [Way(weight_ih, bias, step)]
+    return _run(x, (initial_h,), ways, direction, output_sequence)
+
+
+@impl("gru")
+def gru(
+    x: Tensor, initial_h: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor | None = None,
+    direction: str = "forward", output_sequence: bool = False, recurrent_activation: str = "sigmoid",
+    activation: str = "tanh", reset_after: bool = False, input_bias: Tensor | None = None,
+) -> States:  # fmt: skip
+    """Gated recurrent unit over x [s, b, I], gates in the order reset, output, update: (y, h).
+
+    The reset gate multiplies h before the output gate's product; with `reset_after`, the product and its bias.
+    """
+    gate, act = _activation(recurrent_activation), _activation(activation)
+    r_w, o_w, z_w = weight_hh.T.chunk(3, dim=1)
+    gates_w, hidden = torch.cat([r_w, z_w], 1), weight_hh.shape[1]
+    bias = weight_hh.new_zeros(3 * hidden) if bias is None else bias
+    b_o = bias[hidden : 2 * hidden] * float(reset_after)
+    outside = bias.clone()
+    outside[hidden : 2 * hidden] -= b_o
+
+    def step(row: Tensor, states: States) -> States:
+        (h,) = states
+        x_r, x_o, x_z = row.chunk(3, dim=-1)
+        r, z = gate(torch.addmm(torch.cat([x_r, x_z], -1), h, gates_w)).chunk(2, dim=-1)
+        o = act(x_o + r * torch.addmm(b_o, h, o_w) if reset_after else torch.addmm(x_o, r * h, o_w))
+        return ((1 - z) * o + z * h,)
+
+    total = outside if input_bias is None else outside + input_bias
+    return _run(x, (initial_h,), [Way(weight_ih, total, step)], direction, output_sequence)
+
+
+def _lstm_step(
+    weight_hh: Tensor, peephole: Tensor | None, gates: Sequence[Callable[[Tensor], Tensor]],
+    clip: float | None,
+) -> Callable[[Tensor, States], States]:  # fmt: skip
+    """The step of an LSTM; gates in the order input, forget, output, cell, the cell state clipped."""
+    gate, cell_in, cell_out = gates
+    recurrent = weight_hh.T
+    p_i, p_f, p_o = (0.0,) * 3 if peephole is None else peephole.chunk(3)
+
+    def step(row: Tensor, states: States) -> States:
+        h, c = states
+        i, f, o, z = torch.addmm(row, h, recurrent).chunk(4, dim=-1)
+        if peephole is not None:
+            i, f = i + p_i * c, f + p_f * c
+        c = gate(f) * c + gate(i) * cell_in(z)
+        c = c if clip is None else c.clamp(-clip, clip)
+        o = o if peephole is None else o + p_o * c
+        return gate(o) * cell_out(c), c
+
+    return step
 
 
 @impl("lstm")
@@ -53,21 +150,13 @@ def lstm(
     peephole_back: Tensor | None = None, direction: str = "forward", output_sequence: bool = False,
     recurrent_activation: str = "sigmoid", cell_activation: str = "tanh", activation: str = "tanh",
     clip: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Long short-term memory over [length, batch, width]: (sequence or last output, last h, last c)."""
+) -> States:  # fmt: skip
+    """Long short-term memory over x [s, b, I]: (y [s or 1, b, ways * H], h and c [b, ways * H])."""
     gates = [_activation(a) for a in (recurrent_activation, cell_activation, activation)]
+    ways = [Way(weight_ih, bias, _lstm_step(weight_hh, peephole, gates, clip))]
     if direction == "bidirectional":
         assert weight_ih_back is not None
         assert weight_hh_back is not None
-        (h1, h2), (c1, c2) = initial_h.chunk(2, dim=-1), initial_c.chunk(2, dim=-1)
-        y1, h1, c1 = _one_way(x, h1, c1, weight_ih, weight_hh, bias, peephole, gates, clip)
-        back = _one_way(
-            x.flip(0), h2, c2, weight_ih_back, weight_hh_back, bias_back, peephole_back, gates, clip
-        )
-        y = torch.cat([y1, back[0].flip(0)], -1)
-        h, c = torch.cat([h1, back[1]], -1), torch.cat([c1, back[2]], -1)
-        return (y if output_sequence else h.unsqueeze(0)), h, c
-    x = x.flip(0) if direction == "reverse" else x
-    y, h, c = _one_way(x, initial_h, initial_c, weight_ih, weight_hh, bias, peephole, gates, clip)
-    y = y.flip(0) if direction == "reverse" else y
-    return (y if output_sequence else h.unsqueeze(0)), h, c
+        back = _lstm_step(weight_hh_back, peephole_back, gates, clip)
+        ways.append(Way(weight_ih_back, bias_back, back))
+    return _run(x, (initial_h, initial_c), ways, direction, output_sequence)

@@ -230,6 +230,9 @@ ELSEWHERE = {
     "list_scatter": "test_interpret.py", "read_state": "test_interpret.py",
     "coreml_update_state": "test_interpret.py", "shape": "test_interpret.py", "fill_like": "test_interpret.py",
     "reshape_like": "test_interpret.py",
+    **dict.fromkeys(("upsample_nearest_neighbor", "upsample_bilinear", "resize_nearest_neighbor", "resize_bilinear",
+                     "resize", "crop", "crop_resize", "resample", "affine", "torch_upsample_nearest_neighbor",
+                     "torch_upsample_bilinear"), "test_interpret_image.py"),
 }  # fmt: skip
 """Ops with state, lists or shapes: tested in whole programs."""
 

@@ -4,6 +4,7 @@ from anesurgery.interpret import (  # noqa: F401 - importing them fills the tabl
     attention,
     conv,
     elementwise,
+    image,
     indexing,
     linear,
     normalization,

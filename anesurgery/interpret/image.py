@@ -1,0 +1,352 @@
+"""Images: resize, crop and resample the spatial axes, which are the last two.
+
+Resizing is separable. A sampling mode says where along an axis the samples lie, and each axis is interpolated
+at these places in turn; crops are resized in the same way between the sides of a box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+
+from anesurgery.interpret.table import Unsupported, impl, ints
+
+Tensor = torch.Tensor
+V = TypeVar("V")
+
+GRIDS: dict[str, Callable[[float, int], tuple[float, float, float]]] = {
+    "STRICT_ALIGN_CORNERS": lambda size, n: (0, size - 1, max(n - 1, 1)),
+    "ALIGN_CORNERS": lambda size, n: (0 if n > 1 else (size - 1) / 2, size - 1, max(n - 1, 1)),
+    "DEFAULT": lambda size, n: (0, size, n),
+    "OFFSET_CORNERS": lambda size, n: (max(1, size - 1) / 2, max(1, size - 1), n),
+    "UNALIGN_CORNERS": lambda size, n: ((size - n) / 2, size, n),
+}
+"""Sampling mode -> (a, b, c): of n places along `size` pixels, the i-th is at (a + b i) / c."""
+
+TORCH_MODE: dict[tuple[str, bool], dict[str, Any]] = {
+    ("UNALIGN_CORNERS", True): {"mode": "nearest-exact"},
+    ("STRICT_ALIGN_CORNERS", False): {"mode": "bilinear", "align_corners": True},
+    ("UNALIGN_CORNERS", False): {"mode": "bilinear", "align_corners": False},
+}
+"""(sampling mode, nearest) -> the arguments with which `F.interpolate` does the same."""
+
+UPSAMPLE = {
+    (True, False): "STRICT_ALIGN_CORNERS",
+    (False, True): "UNALIGN_CORNERS",
+    (False, False): "DEFAULT",
+}
+"""(align_corners, half_pixel_centers) -> sampling mode."""
+
+NEAREST = {"LINEAR": False, "NEAREST_NEIGHBOR": True}
+
+BOXES: dict[str, tuple[list[int], bool]] = {
+    "CORNERS_HEIGHT_FIRST": ([0, 1, 2, 3], False),
+    "CORNERS_WIDTH_FIRST": ([1, 0, 3, 2], False),
+    "CENTER_SIZE_HEIGHT_FIRST": ([0, 1, 2, 3], True),
+    "CENTER_SIZE_WIDTH_FIRST": ([1, 0, 3, 2], True),
+}
+"""How a box is written -> the order that puts height first, and whether it holds (center, size)."""
+
+COORDINATES: dict[str, tuple[float, float] | None] = {
+    "unnormalized": None,
+    "normalized_minus_one_to_one": (0.5, 0.5),
+    "normalized_zero_to_one": (1.0, 0.0),
+}
+"""How coordinates are written -> the factor and the offset that bring them to [0, 1]; None for pixels."""
+
+FOLDS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "constant": lambda at, size: at.clamp(-1, size),
+    "border": lambda at, size: at.clamp(0, size - 1),
+    "reflection": lambda at, size: _reflect(at, 0, size - 1),
+    "symmetric": lambda at, size: _reflect(at, -0.5, size - 0.5).clamp(0, size - 1),
+}
+"""Padding mode -> how a place outside of the pixels is brought back."""
+
+TORCH_PADDING: dict[tuple[str, bool], str] = {
+    **dict.fromkeys(product(["constant"], [False, True]), "zeros"),
+    **dict.fromkeys(product(["border"], [False, True]), "border"),
+    ("reflection", True): "reflection",
+    ("symmetric", False): "reflection",
+}
+"""(padding mode, align_corners) -> the padding mode with which `F.grid_sample` does the same."""
+
+
+def _known(table: Mapping[Any, V], key: Any, what: str) -> V:
+    if key not in table:
+        raise Unsupported(f"{what} {key!r} is not known")
+    return table[key]
+
+
+def _places(mode: str, size: float, count: int) -> Tensor:
+    """Where `count` samples of `size` pixels lie."""
+    a, b, c = _known(GRIDS, mode, "sampling_mode")(size, count)
+    return ((a + b * torch.arange(count, dtype=torch.float64)) / c).clamp(0, size - 1)
+
+
+def _linear(x: Tensor, axis: int, at: Tensor) -> Tensor:
+    """The values of x at places along an axis, interpolated."""
+    last = x.shape[axis] - 1
+    at = at.clamp(0, last)
+    low = at.floor().long()
+    weight = (at - low).to(x.dtype).reshape(-1, *[1] * (x.ndim - 1 - axis))
+    high = (low + 1).clamp(max=last)
+    return torch.lerp(x.index_select(axis, low), x.index_select(axis, high), weight)
+
+
+def _interpolate(x: Tensor, sizes: list[int], **how: Any) -> Tensor:
+    """The last two axes of x in other sizes, by torch."""
+    image = x.reshape(1, -1, *x.shape[-2:])
+    return F.interpolate(image, sizes, **how).reshape(*x.shape[:-2], *sizes)
+
+
+def _resize(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
+    """The last axes of x in other sizes."""
+    if mode == "ALIGN_CORNERS" and 1 not in sizes:
+        mode = "STRICT_ALIGN_CORNERS"
+    if nearest and mode == "DEFAULT":  # by coremltools' tests: of pixels, not of their corners
+        mode = "UNALIGN_CORNERS"
+    same = TORCH_MODE.get((mode, nearest))
+    if same is not None and len(sizes) == 2 and x.is_floating_point():
+        return _interpolate(x, sizes, **same)
+    # integers are interpolated exactly and truncated, as a cast does: nothing says how Core ML rounds them
+    made = x if nearest or x.is_floating_point() else x.double()
+    for axis, size in enumerate(sizes, x.ndim - len(sizes)):
+        at = _places(mode, x.shape[axis], size)
+        if nearest:
+            made = made.index_select(axis, (at + 0.5).long().clamp(max=x.shape[axis] - 1))
+        else:
+            made = _linear(made, axis, at)
+    return made.to(x.dtype)
+
+
+def _scaled(x: Tensor, *factors: float) -> list[int]:
+    """The last sizes of x times factors, rounded down; fp32 as stored, as coremltools infers the shape."""
+    sizes = x.shape[-len(factors) :]
+    return [
+        int(np.floor(np.float32(f) * np.float32(n))) for f, n in zip(factors, sizes, strict=True)
+    ]
+
+
+@impl("upsample_nearest_neighbor")
+def upsample_nearest_neighbor(
+    x: Tensor, scale_factor_height: float = 1, scale_factor_width: float = 1
+) -> Tensor:
+    """The pixel before each place; the factors only make the size, as coremltools' tests expect."""
+    return _interpolate(x, _scaled(x, scale_factor_height, scale_factor_width), mode="nearest")
+
+
+@impl("upsample_bilinear")
+def upsample_bilinear(
+    x: Tensor, scale_factor_height: float = 1, scale_factor_width: float = 1,
+    align_corners: bool = True, half_pixel_centers: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """Larger or smaller by factors, interpolated; the factors only make the size."""
+    align = bool(align_corners)
+    half = not align if half_pixel_centers is None else bool(half_pixel_centers)
+    mode = _known(
+        UPSAMPLE, (align, half), "upsample_bilinear with (align_corners, half_pixel_centers)"
+    )
+    return _resize(x, _scaled(x, scale_factor_height, scale_factor_width), mode, False)
+
+
+@impl("torch_upsample_nearest_neighbor")
+def torch_upsample_nearest_neighbor(x: Tensor, output_height: Any, output_width: Any) -> Tensor:
+    """The pixel before each place, in a size that may be computed."""
+    return _interpolate(x, [int(output_height), int(output_width)], mode="nearest")
+
+
+@impl("torch_upsample_bilinear")
+def torch_upsample_bilinear(
+    x: Tensor, output_height: Any, output_width: Any, align_corners: bool = True
+) -> Tensor:
+    """Interpolated, in a size that may be computed."""
+    mode = UPSAMPLE[bool(align_corners), not align_corners]
+    return _resize(x, [int(output_height), int(output_width)], mode, False)
+
+
+@impl("resize_nearest_neighbor")
+def resize_nearest_neighbor(x: Tensor, target_size_height: int, target_size_width: int) -> Tensor:
+    """A given size, by the nearest pixel: `resize` in its default mode, which replaced it."""
+    return _resize(x, [int(target_size_height), int(target_size_width)], "DEFAULT", True)
+
+
+@impl("resize_bilinear")
+def resize_bilinear(
+    x: Tensor,
+    target_size_height: int = 1,
+    target_size_width: int = 1,
+    sampling_mode: str = "DEFAULT",
+) -> Tensor:
+    """A given size, interpolated."""
+    return _resize(x, [int(target_size_height), int(target_size_width)], sampling_mode, False)
+
+
+@impl("resize")
+def resize(
+    x: Tensor, shape: Any, resized_dims: int, interpolation_mode: str = "LINEAR",
+    sampling_mode: str = "DEFAULT",
+) -> Tensor:  # fmt: skip
+    """The last axes in the sizes that end `shape`; a size of 0 is that of x."""
+    count = int(resized_dims)
+    wanted = ints(shape)
+    wanted = wanted[len(wanted) - count :]
+    sizes = [new or old for new, old in zip(wanted, x.shape[x.ndim - count :], strict=True)]
+    return _resize(
+        x, sizes, sampling_mode, _known(NEAREST, interpolation_mode, "interpolation_mode")
+    )
+
+
+@impl("crop", moves=True)
+def crop(x: Tensor, crop_height: Any, crop_width: Any) -> Tensor:
+    """Rows and columns taken off at both ends."""
+    (top, bottom), (left, right) = ints(crop_height), ints(crop_width)
+    return x[..., top : x.shape[-2] - bottom, left : x.shape[-1] - right]
+
+
+def _corners(boxes: Tensor, mode: str) -> Tensor:
+    """Boxes as [box, start or end, height or width]."""
+    order, centered = _known(BOXES, mode, "box_coordinate_mode")
+    made = boxes.double()[:, order].reshape(-1, 2, 2)
+    if not centered:
+        return made
+    center, size = made.unbind(1)
+    return torch.stack((center - size / 2, center + size / 2), 1)
+
+
+def _between(start: float, end: float, count: int, mode: str, size: int) -> Tensor:
+    """Where `count` samples from `start` to `end` lie; backwards, where a box ends before it starts."""
+    if mode == "UNALIGN_CORNERS" and end < start:
+        return _places(mode, size, count)  # coremltools' test expects the whole image of such a box
+    along = _places(mode, abs(end - start) + 1, count)
+    # a side of the box must not leave the image by a rounding error
+    return (start + along if end >= start else start - along).clamp(
+        min(start, end), max(start, end)
+    )
+
+
+def _crops(
+    x: Tensor, boxes: Tensor, of: list[list[int]], *, height: int, width: int,
+    normalized: bool, scale: float, box_mode: str, mode: str, pad: float,
+) -> Tensor:  # fmt: skip
+    """Each box cut out of some images and resized: [box, image, channel, height, width]."""
+    last = torch.tensor([x.shape[-2] - 1, x.shape[-1] - 1], dtype=torch.float64)
+    corners = _corners(boxes, box_mode) * (last if normalized else 1.0) * float(scale)
+    made = x.new_empty(len(of), len(of[0]) if of else 1, x.shape[1], height, width)
+    for i, ((top, left), (bottom, right)) in enumerate(corners.tolist()):
+        rows = _between(top, bottom, height, mode, x.shape[-2])
+        columns = _between(left, right, width, mode, x.shape[-1])
+        outside = [(at < 0) | (at > n) for at, n in zip((rows, columns), last, strict=True)]
+        made[i] = _linear(_linear(x[of[i]], 2, rows), 3, columns)
+        made[i].masked_fill_(outside[0][:, None] | outside[1], float(pad))
+    return made
+
+
+@impl("crop_resize")
+def crop_resize(
+    x: Tensor, roi: Tensor | None = None, boxes: Tensor | None = None, box_indices: Any = None,
+    target_height: int = 1, target_width: int = 1, normalized_coordinates: bool = False,
+    spatial_scale: float = 1.0, box_coordinate_mode: str = "CORNERS_HEIGHT_FIRST",
+    sampling_mode: str = "DEFAULT", pad_value: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Boxes cut out of images and resized; a place outside of its image is `pad_value`.
+
+    Before iOS 17 boxes come as `roi`: [N, 1, 4, 1, 1], cut out of every image, or [N, 1, 5, 1, 1], led by the
+    index of one image. The latter makes [N, 1, ...] as documented, where coremltools infers [N, batch, ...].
+    """
+    if boxes is not None:
+        found = range(len(boxes)) if box_indices is None else ints(box_indices)
+        of = [[i] for i in found]
+    elif roi is not None:
+        rows = roi.reshape(roi.shape[0], -1)
+        boxes = rows[:, -4:]
+        one = rows.shape[1] == 5
+        of = [[int(row[0])] if one else list(range(x.shape[0])) for row in rows]
+    else:
+        raise Unsupported("crop_resize has neither roi nor boxes")
+    made = _crops(
+        x, boxes, of, height=int(target_height), width=int(target_width),
+        normalized=bool(normalized_coordinates), scale=spatial_scale, box_mode=box_coordinate_mode,
+        mode=sampling_mode, pad=pad_value,
+    )  # fmt: skip
+    return made if roi is not None else made[:, 0]
+
+
+def _reflect(at: Tensor, low: float, high: float) -> Tensor:
+    """Places mirrored at two ends, as often as needed."""
+    span = high - low
+    if span == 0:
+        return torch.full_like(at, low)
+    away = (at - low).abs().remainder(2 * span)
+    return torch.minimum(away, 2 * span - away) + low
+
+
+def _pixels(at: Tensor, size: int, mode: str, align_corners: bool) -> Tensor:
+    """Coordinates along an axis as pixels."""
+    unit = _known(COORDINATES, mode, "coordinates_mode")
+    if unit is None:
+        return at
+    at = at * unit[0] + unit[1]
+    return at * (size - 1) if align_corners else at * size - 0.5
+
+
+def _taps(at: Tensor, nearest: bool) -> list[tuple[Tensor, Tensor]]:
+    """The pixels along an axis that make a value, and how much of each."""
+    at = at.nan_to_num(nan=-1.0)
+    if nearest:  # a half goes to the even pixel: what coremltools' tests expect, and torch does
+        return [(at.round().long(), torch.ones_like(at))]
+    low = at.floor()
+    index, weight = low.long(), at - low
+    return [(index, 1 - weight), (index + 1, weight)]
+
+
+def _sample(x: Tensor, rows: Tensor, columns: Tensor, nearest: bool, pad: float) -> Tensor:
+    """The values of x at places [batch, height, width]; a pixel that x does not have is `pad`."""
+    batch, channels, height, width = x.shape
+    flat = x.flatten(2)
+    total = torch.zeros((), dtype=x.dtype)
+    for (row, a), (column, b) in product(_taps(rows, nearest), _taps(columns, nearest)):
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
+        value = flat.gather(2, index.flatten(1)[:, None].expand(-1, channels, -1))
+        value = value.reshape(batch, channels, *row.shape[1:])
+        total = total + torch.where(inside[:, None], value, pad) * (a * b).to(x.dtype)[:, None]
+    return total
+
+
+@impl("resample")
+def resample(
+    x: Tensor, coordinates: Tensor, sampling_mode: str, padding_mode: str, padding_value: float,
+    coordinates_mode: str, align_corners: bool,
+) -> Tensor:  # fmt: skip
+    """An image at places (x, y) for each pixel of the result."""
+    padding, align = padding_mode.lower(), bool(align_corners)
+    fold = _known(FOLDS, padding, "padding_mode")
+    nearest = _known({"bilinear": False, "nearest": True}, sampling_mode.lower(), "sampling_mode")
+    pad = float(padding_value) if padding == "constant" else 0.0
+    same = TORCH_PADDING.get((padding, align)) if pad == 0 else None
+    if same is not None and coordinates_mode.lower() == "normalized_minus_one_to_one":
+        return F.grid_sample(x, coordinates.to(x.dtype), sampling_mode.lower(), same, align)
+    rows, columns = (
+        fold(_pixels(coordinates[..., i].double(), size, coordinates_mode.lower(), align), size)
+        for i, size in ((1, x.shape[2]), (0, x.shape[3]))
+    )
+    return _sample(x, rows, columns, nearest, pad)
+
+
+@impl("affine")
+def affine(
+    x: Tensor, transform_matrix: Tensor, output_height: int, output_width: int, sampling_mode: str,
+    padding_mode: str, padding_value: float, coordinates_mode: str, align_corners: bool,
+) -> Tensor:  # fmt: skip
+    """An image resampled where a matrix [a0, a1, a2, b0, b1, b2] puts each pixel of the result."""
+    matrix = transform_matrix.to(x.dtype).expand(x.shape[0], 6).reshape(-1, 2, 3)
+    size = [x.shape[0], x.shape[1], int(output_height), int(output_width)]
+    grid = F.affine_grid(matrix, size, bool(align_corners))
+    return resample(
+        x, grid, sampling_mode, padding_mode, padding_value, coordinates_mode, align_corners
+    )

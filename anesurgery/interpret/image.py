@@ -115,7 +115,7 @@ def _resize(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
         return _interpolate(x, sizes, **same)
     # integers are interpolated exactly and truncated, as a cast does: nothing says how Core ML rounds them
     made = x if nearest or x.is_floating_point() else x.double()
-    for axis, size in enumerate(sizes, x.ndim - len(sizes)):
+    for axis, size in reversed(list(enumerate(sizes, x.ndim - len(sizes)))):
         at = _places(mode, x.shape[axis], size)
         if nearest:
             made = made.index_select(axis, (at + 0.5).long().clamp(max=x.shape[axis] - 1))
@@ -230,13 +230,14 @@ def _between(start: float, end: float, count: int, mode: str, size: int) -> Tens
 
 
 def _crops(
-    x: Tensor, boxes: Tensor, of: list[list[int]], *, height: int, width: int,
+    x: Tensor, boxes: Tensor, of: list[slice], *, height: int, width: int,
     normalized: bool, scale: float, box_mode: str, mode: str, pad: float,
 ) -> Tensor:  # fmt: skip
-    """Each box cut out of some images and resized: [box, image, channel, height, width]."""
+    """Each box cut out of an image, or of all, and resized: [box, image, channel, height, width]."""
     last = torch.tensor([x.shape[-2] - 1, x.shape[-1] - 1], dtype=torch.float64)
     corners = _corners(boxes, box_mode) * (last if normalized else 1.0) * float(scale)
-    made = x.new_empty(len(of), len(of[0]) if of else 1, x.shape[1], height, width)
+    images = len(range(*of[0].indices(x.shape[0]))) if of else 1
+    made = x.new_empty(len(of), images, x.shape[1], height, width)
     for i, ((top, left), (bottom, right)) in enumerate(corners.tolist()):
         rows = _between(top, bottom, height, mode, x.shape[-2])
         columns = _between(left, right, width, mode, x.shape[-1])
@@ -260,12 +261,12 @@ def crop_resize(
     """
     if boxes is not None:
         found = range(len(boxes)) if box_indices is None else ints(box_indices)
-        of = [[i] for i in found]
+        of = [slice(i, i + 1) for i in found]
     elif roi is not None:
         rows = roi.reshape(roi.shape[0], -1)
         boxes = rows[:, -4:]
-        one = rows.shape[1] == 5
-        of = [[int(row[0])] if one else list(range(x.shape[0])) for row in rows]
+        leads = [int(row[0]) if rows.shape[1] == 5 else None for row in rows]
+        of = [slice(None) if i is None else slice(i, i + 1) for i in leads]
     else:
         raise Unsupported("crop_resize has neither roi nor boxes")
     made = _crops(
@@ -306,15 +307,15 @@ def _taps(at: Tensor, nearest: bool) -> list[tuple[Tensor, Tensor]]:
 
 def _sample(x: Tensor, rows: Tensor, columns: Tensor, nearest: bool, pad: float) -> Tensor:
     """The values of x at places [batch, height, width]; a pixel that x does not have is `pad`."""
-    batch, channels, height, width = x.shape
+    channels, height, width = x.shape[1:]
     flat = x.flatten(2)
     total = torch.zeros((), dtype=x.dtype)
     for (row, a), (column, b) in product(_taps(rows, nearest), _taps(columns, nearest)):
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
         index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
         value = flat.gather(2, index.flatten(1)[:, None].expand(-1, channels, -1))
-        value = value.reshape(batch, channels, *row.shape[1:])
-        total = total + torch.where(inside[:, None], value, pad) * (a * b).to(x.dtype)[:, None]
+        value = value.reshape(*x.shape[:2], *row.shape[1:]).masked_fill_(~inside[:, None], pad)
+        total = total + value.mul_((a * b).to(x.dtype)[:, None])
     return total
 
 

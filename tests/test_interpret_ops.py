@@ -225,7 +225,8 @@ REFERENCE_18: dict[str, list[Case]] = {
 }  # fmt: skip
 
 ELSEWHERE = {
-    **dict.fromkeys(("rnn", "gru", "lstm"), "test_interpret_recurrent.py"), "make_list": "test_interpret.py", "list_write": "test_interpret.py",
+    **dict.fromkeys(("rnn", "gru", "lstm"), "test_interpret_recurrent.py"),
+    **dict.fromkeys(("conv_quantized", "l2_pool"), "test_interpret_conv.py"), "make_list": "test_interpret.py", "list_write": "test_interpret.py",
     "list_read": "test_interpret.py", "list_gather": "test_interpret.py", "list_length": "test_interpret.py",
     "list_scatter": "test_interpret.py", "read_state": "test_interpret.py",
     "coreml_update_state": "test_interpret.py", "shape": "test_interpret.py", "fill_like": "test_interpret.py",

@@ -8,6 +8,7 @@ from anesurgery.interpret import (  # noqa: F401 - importing them fills the tabl
     indexing,
     linear,
     normalization,
+    pooling,
     recurrent,
     reduction,
     tensor,

@@ -1,4 +1,4 @@
-"""Convolutions and pooling over one, two or three spatial axes."""
+"""Convolutions over one, two or three spatial axes."""
 
 from __future__ import annotations
 
@@ -14,37 +14,44 @@ Tensor = torch.Tensor
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-MAXIMUM = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
 def padding(
-    pad_type: str,
-    pad: Any,
-    sizes: list[int],
-    kernel: list[int],
-    strides: list[int],
-    dilations: list[int],
-) -> list[int]:
-    """Padding [begin, end] of each spatial axis in turn, whatever way it was asked for."""
-    if pad_type == "custom":
-        return ints(pad)
-    if pad_type == "valid":
-        return [0] * (2 * len(sizes))
-    if pad_type not in ("same", "same_lower"):
-        raise Unsupported(f"pad_type {pad_type!r} is not known")
+    pad_type: str, pad: Any, sizes: list[int], kernel: list[int], strides: list[int],
+    dilations: list[int] | None = None,
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Padding (begin, end) of each spatial axis, whatever way it was asked for."""
+    name = str(pad_type).lower()
+    if name == "custom":
+        amounts = ints(pad) if pad is not None else [0] * (2 * len(sizes))
+        return list(zip(amounts[::2], amounts[1::2], strict=True))
+    if name == "valid":
+        return [(0, 0)] * len(sizes)
     found = []
-    for size, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
+    spread = dilations or [1] * len(sizes)
+    for size, k, s, d in zip(sizes, kernel, strides, spread, strict=True):
         total = max((math.ceil(size / s) - 1) * s + (k - 1) * d + 1 - size, 0)
-        small, large = total // 2, total - total // 2
-        found += [small, large] if pad_type == "same" else [large, small]
+        found.append(_halves(total, name))
     return found
 
 
-def _torch_order(pads: list[int]) -> list[int]:
-    """[begin, end] of the first axis first -> of the last axis first, as torch wants them."""
-    pairs = [pads[i : i + 2] for i in range(0, len(pads), 2)]
-    return [p for pair in reversed(pairs) for p in pair]
+def _halves(total: int, pad_type: str) -> tuple[int, int]:
+    """A padding shared out to both ends; what is over goes to the end, or with "same_lower" to the begin."""
+    if pad_type not in ("same", "same_lower"):
+        raise Unsupported(f"pad_type {pad_type!r} is not known")
+    small, large = total // 2, total - total // 2
+    return (small, large) if pad_type == "same" else (large, small)
+
+
+def pad_axes(x: Tensor, pads: list[tuple[int, int]], value: float = 0.0) -> Tensor:
+    """X with its last axes padded, or cropped where the padding is negative; itself where there is none."""
+    if not any(begin or end for begin, end in pads):
+        return x
+    return F.pad(x, [amount for pair in reversed(pads) for amount in pair], value=value)
+
+
+def _steps(value: Any, axes: int) -> list[int]:
+    return [1] * axes if value is None else ints(value)
 
 
 @impl("conv")
@@ -52,12 +59,31 @@ def conv(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, strides: Any = None, pad_type: str = "valid",
     pad: Any = None, dilations: Any = None, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Convolution of [batch, channels, spatial...] with a weight [out, in / groups, kernel...]."""
+    """Convolution of [batch, channels, spatial...] with a weight [out, in / groups, kernel...].
+
+    Both ends of an axis are padded inside torch as far as they are alike: that spares a copy of x.
+    """
     n = x.ndim - 2
-    s, d = (ints(v) if v is not None else [1] * n for v in (strides, dilations))
+    s, d = _steps(strides, n), _steps(dilations, n)
     pads = padding(pad_type, pad, list(x.shape[2:]), list(weight.shape[2:]), s, d)
-    x = F.pad(x, _torch_order(pads)) if any(pads) else x
-    return CONV[n](x, weight, bias, s, 0, d, int(groups))
+    both = [min(pair) for pair in pads]
+    x = pad_axes(x, [(b - m, e - m) for (b, e), m in zip(pads, both, strict=True)])
+    return CONV[n](x, weight, bias, s, both, d, int(groups))
+
+
+@impl("conv_quantized")
+def conv_quantized(
+    x: Tensor, weight: Tensor, quantization_type: str, quant_scale: Tensor, quant_bias: Tensor,
+    bias: Tensor | None = None, nbits: int = 8, **form: Any,
+) -> Tensor:  # fmt: skip
+    """Convolution with the weight `weight * quant_scale + quant_bias`: one of each, or one per channel out."""
+    if quantization_type != "linear":
+        raise Unsupported(f"conv_quantized with quantization_type {quantization_type!r}")
+    column = (-1, *(1,) * (weight.ndim - 1))
+    scale, shift = (
+        torch.as_tensor(v, dtype=torch.float32).reshape(column) for v in (quant_scale, quant_bias)
+    )
+    return conv(x, weight * scale + shift, None if bias is None else bias.float(), **form)
 
 
 @impl("conv_transpose")
@@ -65,49 +91,39 @@ def conv_transpose(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, pad: Any = None, output_shape: Any = None,
     pad_type: str = "valid", strides: Any = None, dilations: Any = None, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Transposed convolution; the padding is cut from the full result."""
+    """Transposed convolution of [batch, in, spatial...] with a weight [in, out / groups, kernel...].
+
+    The padding is cut from the full result; an `output_shape` says where it ends, be it before or behind that.
+    """
     n = x.ndim - 2
-    s, d = (ints(v) if v is not None else [1] * n for v in (strides, dilations))
-    full = CONV_TRANSPOSE[n](x, weight, bias, s, 0, 0, int(groups), d)
-    if pad_type not in ("custom", "valid"):
-        raise Unsupported(f"conv_transpose with pad_type {pad_type!r} is not known")
-    pads = ints(pad) if pad_type == "custom" and pad is not None else [0] * (2 * n)
-    wanted = ints(output_shape)[2:] if output_shape is not None else None
-    for axis in range(n):
-        begin = pads[2 * axis]
-        end = full.shape[2 + axis] - pads[2 * axis + 1] if wanted is None else begin + wanted[axis]
-        if end > full.shape[2 + axis]:
-            full = F.pad(full, [0, 0] * (n - 1 - axis) + [0, end - full.shape[2 + axis]])
-        full = full.narrow(2 + axis, begin, end - begin)
-    return full
+    s, d = _steps(strides, n), _steps(dilations, n)
+    sizes, kernel = list(x.shape[2:]), list(weight.shape[2:])
+    full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
+    wanted = None if output_shape is None else ints(output_shape)[2:]
+    cuts = _cuts(pad_type, pad, full, wanted, [i * t for i, t in zip(sizes, s, strict=True)])
+    # torch cuts `begin` from both ends and gives back `more` (less than a step) at the end.
+    more = [max(begin - end, 0) for begin, end in cuts]
+    zeros = [-(-max(m - max(t, e) + 1, 0) // t) for m, t, e in zip(more, s, d, strict=True)]
+    x = pad_axes(x, [(0, z) for z in zeros])
+    more = [max(m - z * t, 0) for m, z, t in zip(more, zeros, s, strict=True)]
+    y = CONV_TRANSPOSE[n](x, weight, bias, s, [b for b, _ in cuts], more, int(groups), d)
+    for axis, (length, (begin, end)) in enumerate(zip(full, cuts, strict=True)):
+        y = y.narrow(2 + axis, 0, length - begin - end)
+    return y
 
 
-def _pool_padding(x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil: bool) -> Any:
-    if ceil:
-        raise Unsupported("pooling with ceil_mode is not known")
-    k = ints(kernel)
-    s = ints(strides) if strides is not None else [1] * len(k)
-    return k, s, padding(pad_type, pad, list(x.shape[2:]), k, s, [1] * len(k))
-
-
-@impl("max_pool")
-def max_pool(
-    x: Tensor, kernel_sizes: Any, strides: Any = None, pad_type: str = "valid", pad: Any = None,
-    ceil_mode: bool = False,
-) -> Tensor:  # fmt: skip
-    """The maximum of each window; padding never wins."""
-    k, s, pads = _pool_padding(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
-    return MAXIMUM[len(k)](F.pad(x, _torch_order(pads), value=-math.inf), k, s)
-
-
-@impl("avg_pool")
-def avg_pool(
-    x: Tensor, kernel_sizes: Any, strides: Any = None, pad_type: str = "valid", pad: Any = None,
-    exclude_padding_from_average: bool = False, ceil_mode: bool = False,
-) -> Tensor:  # fmt: skip
-    """The mean of each window, with or without the padding in the count."""
-    k, s, pads = _pool_padding(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
-    total = AVERAGE[len(k)](F.pad(x, _torch_order(pads)), k, s)
-    if not exclude_padding_from_average or not any(pads):
-        return total
-    return total / AVERAGE[len(k)](F.pad(torch.ones_like(x), _torch_order(pads)), k, s)
+def _cuts(
+    pad_type: str, pad: Any, full: list[int], wanted: list[int] | None, same: list[int]
+) -> list[tuple[int, int]]:
+    """What to take from both ends of the full result on each axis; negative: more than there is."""
+    name = str(pad_type).lower()
+    if name in ("custom", "valid"):
+        given = padding(name, pad, full, full, full)
+        if wanted is None:
+            return given
+        return [(b, f - w - b) for (b, _), f, w in zip(given, full, wanted, strict=True)]
+    found = []
+    for length, size in zip(full, same if wanted is None else wanted, strict=True):
+        begin = _halves(max(length - size, 0), name)[0]
+        found.append((begin, length - size - begin))
+    return found

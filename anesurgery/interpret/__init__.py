@@ -2,15 +2,19 @@
 
 from anesurgery.interpret import (  # noqa: F401 - importing them fills the table
     attention,
+    blocks,
     conv,
+    decisions,
     elementwise,
     image,
     indexing,
     linear,
     normalization,
     pooling,
+    quantization,
     recurrent,
     reduction,
+    sampling_ops,
     tensor,
 )
 from anesurgery.interpret.core import Executable, evaluate

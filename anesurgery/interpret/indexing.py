@@ -1,8 +1,12 @@
-"""Ops that read or write at indices, gather and scatter; a negative index counts from the end."""
+"""Ops that read or write at indices, gather and scatter; a negative index counts from the end.
+
+An index outside its axis is an error where the op asks for validation (a negative one too). Elsewhere the
+result is undefined and the program goes on: a gather reads the nearest element, a scatter writes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import torch
@@ -11,36 +15,45 @@ from anesurgery.interpret.table import Unsupported, impl
 
 Tensor = torch.Tensor
 
-COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mul": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "sub": torch.sub,
-    "div": torch.div,
-}
-"""How a scatter combines an element with its update, besides "update" and "add"."""
+REDUCE = {"mul": "prod", "min": "amin", "max": "amax"}
+"""How torch calls these modes of a scatter."""
 
 
-def _positive(indices: Any, length: int) -> Tensor:
+def _index(indices: Any, length: int, validate: bool) -> Tensor:
+    """Indices as int64, those that count from the end made positive.
+
+    Raises:
+        IndexError: validation is asked for, and an index is negative or behind the end.
+    """
     index = torch.as_tensor(indices).long()
+    if validate and bool(((index < 0) | (index >= length)).any()):
+        raise IndexError(f"an index lies outside [0, {length})")
     return torch.where(index < 0, index + length, index)
+
+
+def _near(indices: Any, length: int, validate: bool) -> Tensor:
+    return _index(indices, length, validate).clamp(0, max(length - 1, 0))
 
 
 @impl("gather", moves=True)
 def gather(
     x: Tensor, indices: Any, axis: int = 0, batch_dims: int = 0, validate_indices: bool = False
 ) -> Tensor:
-    """Slices of x along an axis, in the order and shape of the indices."""
+    """Slices of x along an axis: x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
     axis, batch = int(axis) % x.ndim, int(batch_dims)
-    index = _positive(indices, x.shape[axis])
+    length = x.shape[axis]
+    index = _near(indices, length, bool(validate_indices))
+    shape = (*x.shape[:axis], *index.shape[batch:], *x.shape[axis + 1 :])
     if batch == 0:
-        taken = x.index_select(axis, index.reshape(-1))
-        return taken.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
-    lead = x.shape[:batch]
-    flat_x = x.reshape(-1, *x.shape[batch:])
-    flat_index = index.reshape(flat_x.shape[0], *index.shape[batch:])
-    rows = [gather(a, b, axis - batch) for a, b in zip(flat_x, flat_index, strict=True)]
-    return torch.stack(rows).reshape(*lead, *rows[0].shape)
+        return x.index_select(axis, index.reshape(-1)).reshape(shape)
+    lead, inner = math.prod(x.shape[:batch]), index.shape[batch:]
+    first = torch.arange(lead)[:, None] * length
+    rows = x.movedim(axis, batch).flatten(0, batch)
+    taken = rows.index_select(0, (index.reshape(lead, -1) + first).reshape(-1))
+    before, n = axis - batch, len(inner)
+    taken = taken.reshape(*x.shape[:batch], *inner, *rows.shape[1:])
+    order = [*range(batch + n, batch + n + before), *range(batch, batch + n)]
+    return taken.permute(*range(batch), *order, *range(axis + n, taken.ndim)).reshape(shape)
 
 
 @impl("gather_along_axis", moves=True)
@@ -48,7 +61,8 @@ def gather_along_axis(
     x: Tensor, indices: Any, axis: int = 0, validate_indices: bool = False
 ) -> Tensor:
     """For each place of the indices, the element of x at that index along one axis."""
-    return torch.gather(x, int(axis), _positive(indices, x.shape[int(axis)]))
+    index = _near(indices, x.shape[int(axis)], bool(validate_indices))
+    return torch.gather(x, int(axis), index)
 
 
 @impl("gather_nd", moves=True)
@@ -56,65 +70,107 @@ def gather_nd(
     x: Tensor, indices: Any, batch_dims: int = 0, validate_indices: bool = False
 ) -> Tensor:
     """Elements or slices of x at the coordinates that the last axis of the indices holds."""
-    index, batch = torch.as_tensor(indices).long(), int(batch_dims)
-    if batch:
-        rows = [gather_nd(a, b, batch - 1) for a, b in zip(x, index, strict=True)]
-        return torch.stack(rows)
-    parts = [_positive(index[..., i], x.shape[i]) for i in range(index.shape[-1])]
-    return x[tuple(parts)]
+    index, batch = torch.as_tensor(indices), int(batch_dims)
+    at = []
+    for axis in range(batch):
+        grid = [-1 if a == axis else 1 for a in range(index.ndim - 1)]
+        at.append(torch.arange(x.shape[axis]).reshape(grid))
+    for i in range(index.shape[-1]):
+        at.append(_near(index[..., i], x.shape[batch + i], bool(validate_indices)))
+    return x[tuple(at)] if at else x.expand(*index.shape[:-1], *x.shape)
 
 
-def _combine(old: Tensor, at: tuple[Any, ...], new: Tensor, mode: str) -> Tensor:
-    """Write `new` at some places of a copy of `old`."""
-    made = old.clone()
-    if mode in ("update", "add"):
-        return made.index_put_(at, new.to(old.dtype), accumulate=mode == "add")
-    if mode not in COMBINE:
-        raise Unsupported(f"scatter mode {mode!r} is not known")
-    for place in torch.ones_like(at[0], dtype=torch.bool).nonzero():
-        here = tuple(a[tuple(place)] for a in at)
-        made[here] = COMBINE[mode](made[here], new[tuple(place)].to(old.dtype))
+def _combine(rows: Tensor, index: Tensor, new: Tensor, mode: str) -> Tensor:
+    """Rows [n, width] combined with `new` [m, width] at `index` [m], in the order of the index."""
+    valid = (index >= 0) & (index < rows.shape[0])
+    if not bool(valid.all()):
+        index, new = index[valid], new[valid]
+    new = new.to(rows.dtype)
+    if mode in ("add", "sub"):
+        return rows.index_add(0, index, new, alpha=1 if mode == "add" else -1)
+    if mode == "update":
+        return _update(rows, index, new)
+    if mode in REDUCE:
+        return rows.scatter_reduce(0, index[:, None].expand_as(new), new, REDUCE[mode])
+    if mode == "div":
+        return _divide(rows, index, new)
+    raise Unsupported(f"scatter mode {mode!r} is not known")
+
+
+def _update(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
+    """The last update of a row wins."""
+    last = torch.full((rows.shape[0],), -1).scatter_reduce(
+        0, index, torch.arange(index.shape[0]), "amax"
+    )
+    written = last >= 0
+    made = rows.clone()
+    made[written] = new[last[written]]
+    return made
+
+
+def _divide(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
+    """Divide once per update: all first updates of the rows, then all second ones, and so on."""
+    order = torch.argsort(index, stable=True)
+    counts = torch.bincount(index, minlength=rows.shape[0])
+    start = torch.cumsum(counts, 0) - counts
+    turn = torch.empty_like(index)
+    turn[order] = torch.arange(index.shape[0]) - start[index[order]]
+    rounding = None if rows.is_floating_point() else "trunc"
+    made = rows.clone()
+    for n in range(int(counts.max()) if counts.numel() else 0):
+        now = turn == n
+        at = index[now]
+        made[at] = torch.div(made[at], new[now], rounding_mode=rounding)
     return made
 
 
 @impl("scatter")
 def scatter(
-    data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, mode: str = "add",
+    data: Tensor, indices: Any, updates: Tensor, axis: int = 0, mode: str = "add",
     validate_indices: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Data with slices along an axis combined with the updates."""
+    """Data with slices along an axis combined with updates of shape [...axis, indices..., ...]."""
     axis = int(axis) % data.ndim
-    index = _positive(indices, data.shape[axis])
+    index = _index(indices, data.shape[axis], bool(validate_indices))
     moved = data.movedim(axis, 0)
-    flat = index.reshape(-1)
-    rest = [*range(axis), *range(axis + index.ndim, updates.ndim)]
-    new = updates.permute(*range(axis, axis + index.ndim), *rest).reshape(
-        flat.numel(), *moved.shape[1:]
-    )
-    return _combine(moved, (flat,), new, mode).movedim(0, axis)
+    lead, last = range(axis), range(axis + index.ndim, updates.ndim)
+    new = updates.permute(*range(axis, axis + index.ndim), *lead, *last)
+    width = math.prod(moved.shape[1:])
+    rows = moved.reshape(data.shape[axis], width)
+    made = _combine(rows, index.reshape(-1), new.reshape(index.numel(), width), mode)
+    return made.reshape(moved.shape).movedim(0, axis)
 
 
 @impl("scatter_along_axis")
 def scatter_along_axis(
-    data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, mode: str = "add",
+    data: Tensor, indices: Any, updates: Tensor, axis: int = 0, mode: str = "add",
     validate_indices: bool = False,
 ) -> Tensor:  # fmt: skip
     """Data with the element at each index along one axis combined with the update there."""
-    axis = int(axis) % data.ndim
-    index = _positive(indices, data.shape[axis])
-    grid = list(torch.meshgrid(*(torch.arange(n) for n in index.shape), indexing="ij"))
-    grid[axis] = index
-    return _combine(data, tuple(grid), updates, mode)
+    axis, length = int(axis) % data.ndim, data.shape[int(axis)]
+    index = _index(indices, length, bool(validate_indices)).movedim(axis, -1)
+    index = torch.where((index >= 0) & (index < length), index, -data.numel() - 1)
+    moved = data.movedim(axis, -1)
+    lines = math.prod(moved.shape[:-1])
+    flat = index.reshape(lines, index.shape[-1]) + torch.arange(lines)[:, None] * length
+    new = updates.movedim(axis, -1).reshape(-1, 1)
+    made = _combine(moved.reshape(-1, 1), flat.reshape(-1), new, mode)
+    return made.reshape(moved.shape).movedim(-1, axis)
 
 
 @impl("scatter_nd")
 def scatter_nd(
-    data: Tensor,
-    indices: Tensor,
-    updates: Tensor,
-    mode: str = "add",
-    validate_indices: bool = False,
+    data: Tensor, indices: Any, updates: Tensor, mode: str = "add", validate_indices: bool = False
 ) -> Tensor:
     """Data combined with the updates at the coordinates that the last axis of the indices holds."""
-    at = tuple(_positive(indices[..., i], data.shape[i]) for i in range(indices.shape[-1]))
-    return _combine(data, at, updates, mode)
+    index = torch.as_tensor(indices)
+    depth = index.shape[-1]
+    count, width = math.prod(data.shape[:depth]), math.prod(data.shape[depth:])
+    flat = torch.zeros(index.shape[:-1], dtype=torch.int64)
+    for i in range(depth):
+        length = data.shape[i]
+        place = _index(index[..., i], length, bool(validate_indices))
+        outside = (place < 0) | (place >= length)
+        flat = torch.where(outside, -data.numel() * (depth + 1) - 1, flat * length + place)
+    new = updates.reshape(flat.numel(), width)
+    return _combine(data.reshape(count, width), flat.reshape(-1), new, mode).reshape(data.shape)

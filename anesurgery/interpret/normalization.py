@@ -46,7 +46,11 @@ def instance_norm(
     x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, epsilon: float = 1e-5
 ) -> Tensor:
     """Each channel of each sample by its own mean and variance."""
-    return F.instance_norm(x, None, None, gamma, beta, True, 0.0, float(epsilon))
+    axes, shape = tuple(range(2, x.ndim)), (-1, *(1,) * (x.ndim - 2))
+    variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+    y = (x - mean) * torch.rsqrt(variance + epsilon)
+    y = y if gamma is None else y * gamma.reshape(shape)
+    return y if beta is None else y + beta.reshape(shape)
 
 
 @impl("l2_norm")
@@ -54,3 +58,14 @@ def l2_norm(x: Tensor, epsilon: float = 1e-6) -> Tensor:
     """X over the root of its sum of squares (plus epsilon) over the last three axes."""
     axes = tuple(range(-min(3, x.ndim), 0))
     return x / torch.sqrt((x * x).sum(axes, keepdim=True) + epsilon)
+
+
+@impl("local_response_norm")
+def local_response_norm(
+    x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Tensor:
+    """X over (k + alpha / size * the sum of squares of `size` neighbours on axis -3) ** beta."""
+    flat = x.reshape(-1, *x.shape[-3:])
+    return F.local_response_norm(flat, int(size), float(alpha), float(beta), float(k)).reshape(
+        x.shape
+    )

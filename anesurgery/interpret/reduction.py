@@ -89,5 +89,7 @@ def cumsum(x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = Fa
     """The running sum along an axis, from either end, with or without the element itself."""
     x = x.flip(axis) if reverse else x
     total = torch.cumsum(x, dim=axis).to(x.dtype)
-    total = total - x if exclusive else total
+    if exclusive and total.ndim:
+        zero = torch.zeros_like(total.narrow(axis, 0, min(1, total.shape[axis])))
+        total = torch.cat([zero, total], axis).narrow(axis, 0, total.shape[axis])
     return total.flip(axis) if reverse else total

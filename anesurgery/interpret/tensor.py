@@ -104,18 +104,18 @@ def reverse(x: Tensor, axes: Any = None) -> Tensor:
 def pad(x: Tensor, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Tensor:
     """X with more elements at the ends of its last axes: a value, a mirror, or the edge repeated."""
     amounts = ints(pad)
-    order = [p for i in range(len(amounts) - 2, -1, -2) for p in amounts[i : i + 2]]
+    pairs = list(zip(amounts[::2], amounts[1::2], strict=True))
     if mode == "constant":
-        return F.pad(x, order, value=float(constant_val))
-    name = {"reflect": "reflect", "replicate": "replicate"}.get(mode)
-    if name is None:
+        return F.pad(x, [n for pair in reversed(pairs) for n in pair], value=float(constant_val))
+    if mode not in ("reflect", "replicate"):
         raise Unsupported(f"pad mode {mode!r} is not known")
-    while len(order) >= 2 and order[-2:] == [0, 0]:
-        order = order[:-2]
-    lead = x.shape[: x.ndim - max(len(order) // 2, 1)]
-    flat = x.float().reshape(1, -1, *x.shape[len(lead) :])
-    out = F.pad(flat, order, mode=name)
-    return out.reshape(*lead, *out.shape[2:])
+    for axis, (begin, end) in enumerate(pairs, start=x.ndim - len(pairs)):
+        if begin or end:
+            last = x.shape[axis] - 1
+            place = torch.arange(-begin, last + 1 + end)
+            inside = place.clamp(0, last)
+            x = x.index_select(axis, inside if mode == "replicate" else 2 * inside - place)
+    return x
 
 
 def _mask(mask: Any, rank: int) -> list[bool]:
@@ -178,10 +178,12 @@ def band_part(x: Tensor, lower: int = -1, upper: int = -1) -> Tensor:
 
 @impl("range_1d")
 def range_1d(start: Any, end: Any, step: Any) -> Tensor:
-    """start, start + step, ... up to but without end."""
-    a, b, c = (v.item() if isinstance(v, Tensor) else v for v in (start, end, step))
-    whole = all(isinstance(v, int) for v in (a, b, c))
-    return torch.arange(a, b, c, dtype=torch.int32 if whole else torch.float32)
+    """start, start + step, ... up to but without end; the length is counted in the arithmetic of the inputs."""
+    a, b, c = (torch.as_tensor(v) for v in (start, end, step))
+    whole = not any(v.is_floating_point() for v in (a, b, c))
+    count = math.ceil((b.double() - a.double()) / c if whole else (b.float() - a.float()) / c)
+    made = torch.arange(max(count, 0), dtype=torch.int32 if whole else torch.float64)
+    return made * c + a if whole else (made * c.double() + a.double()).float()
 
 
 @impl("fill")
@@ -218,14 +220,16 @@ def topk(
     x: Tensor, k: Any = 1, axis: int = -1, ascending: bool = False, sort: bool = True,
     return_indices: bool = True, output_indices_dtype: str = "",
 ) -> Any:  # fmt: skip
-    """The k largest (or smallest) elements of an axis, and where they are."""
-    values, indices = torch.topk(x, ints(k)[0], dim=int(axis), largest=not ascending)
+    """The k largest (or smallest; -1: all) elements of an axis and their places, of equals the first first."""
+    values, indices = torch.sort(x, dim=int(axis), descending=not ascending, stable=True)
+    count = ints(k)[0] if ints(k)[0] >= 0 else x.shape[int(axis)]
+    values, indices = (v.narrow(int(axis), 0, count) for v in (values, indices))
     return (values, indices) if return_indices else values
 
 
 @impl("argsort")
 def argsort(x: Tensor, axis: int = -1, ascending: bool = False) -> Tensor:
-    """The order that sorts an axis."""
+    """The order that sorts an axis, the first of equals first."""
     return torch.argsort(x, dim=int(axis), descending=not ascending, stable=True)
 
 
@@ -235,31 +239,20 @@ def non_zero(x: Tensor) -> Tensor:
     return torch.nonzero(x)
 
 
-@impl("depth_to_space", moves=True)
-def depth_to_space(x: Tensor, block_size: int) -> Tensor:
-    """Channels spread over blocks of height and width (channel order: block, then channel)."""
-    n, c, h, w = x.shape
-    b = int(block_size)
-    y = x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2)
-    return y.reshape(n, c // (b * b), h * b, w * b)
+@impl("sliding_windows", moves=True)
+def sliding_windows(x: Tensor, axis: int, size: int, stride: int = 1) -> Tensor:
+    """All windows of an axis, on a new axis behind it: [..., n, ...] -> [..., windows, size, ...]."""
+    axis = int(axis) % x.ndim
+    return x.unfold(axis, int(size), int(stride)).movedim(-1, axis + 1)
 
 
-@impl("space_to_depth", moves=True)
-def space_to_depth(x: Tensor, block_size: int) -> Tensor:
-    """Blocks of height and width gathered into channels (channel order: block, then channel)."""
-    n, c, h, w = x.shape
-    b = int(block_size)
-    y = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
-    return y.reshape(n, c * b * b, h // b, w // b)
-
-
-@impl("pixel_shuffle", moves=True)
-def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
-    """Channels spread over blocks of height and width (channel order: channel, then block)."""
-    return F.pixel_shuffle(x, int(upscale_factor))
-
-
-@impl("pixel_unshuffle", moves=True)
-def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
-    """Blocks of height and width gathered into channels (channel order: channel, then block)."""
-    return F.pixel_unshuffle(x, int(downscale_factor))
+@impl("reverse_sequence", moves=True)
+def reverse_sequence(x: Tensor, lengths: Any, seq_axis: int = 0, batch_axis: int = 0) -> Tensor:
+    """X with the first `lengths[i]` elements of `seq_axis` backward, for each i of `batch_axis`."""
+    seq, batch = int(seq_axis) % x.ndim, int(batch_axis) % x.ndim
+    length = (
+        torch.as_tensor(lengths).long().reshape([-1 if a == batch else 1 for a in range(x.ndim)])
+    )
+    place = torch.arange(x.shape[seq]).reshape([-1 if a == seq else 1 for a in range(x.ndim)])
+    source = torch.where(place < length, length - 1 - place, place)
+    return torch.gather(x, seq, source.expand(x.shape))

@@ -23,7 +23,10 @@ with quiet_host():
         create_file_value_tensor,
         types_to_proto_primitive,
     )
+    from coremltools.converters.mil.frontend.milproto import helper
     from coremltools.converters.mil.frontend.milproto import load as reader
+    from coremltools.converters.mil.mil.input_type import InputSpec
+    from coremltools.converters.mil.mil.program import get_new_variadic_symbol
 
 FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
 """(offset, numpy dtype or MIL sub-byte type, shape) -> array."""
@@ -47,7 +50,7 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight) -> Program:
         LoadError: coremltools cannot transcribe it.
     """
     program = Program()
-    with _LOCK, quiet_host(), _weights_from(fetch):
+    with _LOCK, quiet_host(), _reading(fetch):
         for name in sorted(spec.functions, key=lambda n: (n != "main", n)):  # a map has no order
             function = spec.functions[name]
             try:
@@ -85,9 +88,14 @@ def _bare(function: Any) -> Any:
 
 
 @contextmanager
-def _weights_from(fetch: FetchWeight) -> Iterator[None]:
-    """Replace how coremltools reads a weight file."""
-    load_value = reader._load_value
+def _reading(fetch: FetchWeight) -> Iterator[None]:
+    """Replace how coremltools reads a weight file; and let it read what it writes by itself.
+
+    It writes epsilons of fp32 beside inputs of fp16, and shapes of unknown rank, and refuses to read both.
+    """
+    load_value, validate, dimension = (
+        reader._load_value, InputSpec.validate_inputs, helper.get_proto_dim
+    )  # fmt: skip
 
     def value(context: Any, spec: Any) -> Any:
         if (
@@ -99,11 +107,23 @@ def _weights_from(fetch: FetchWeight) -> Iterator[None]:
         shape = tuple(d.constant.size for d in tensor.dimensions)
         return fetch(spec.blobFileValue.offset, types.PROTO_TO_BUILTIN_TYPE[tensor.dataType], shape)
 
-    reader._load_value = value
+    def check(self: Any, *given: Any) -> None:
+        try:
+            validate(self, *given)
+        except ValueError as error:
+            if "must have the same data type" not in str(error):
+                raise
+
+    def size(spec: Any) -> Any:
+        variadic = spec.WhichOneof("dimension") == "unknown" and spec.unknown.variadic
+        return get_new_variadic_symbol() if variadic else dimension(spec)
+
+    reader._load_value, InputSpec.validate_inputs, helper.get_proto_dim = value, check, size
     try:
         yield
     finally:
-        reader._load_value = load_value
+        reader._load_value, InputSpec.validate_inputs = load_value, validate
+        helper.get_proto_dim = dimension
 
 
 class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]

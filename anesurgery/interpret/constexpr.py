@@ -1,23 +1,157 @@
-"""Compressed weights (`constexpr_*`): decompressed by coremltools' own definition of each form."""
+"""Compressed weights (`constexpr_*`): one function per form, on the stored arrays.
+
+Forms may be chained: the table of a palette may be quantized, its indices sparse. A form with two outputs, a mask
+and data, gives both.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from anesurgery.errors import InterpretError
-from anesurgery.mil import Array, Operation
+from anesurgery.mil import Array, Operation, Var
+
+Decoder = Callable[..., Any]
+DTYPES = {"fp16": np.float16, "fp32": np.float32}
 
 
-def decompress(op: Operation) -> Array:
-    """The dense weight of a `constexpr_*` op.
+def decompress(op: Operation, known: Mapping[Var, Array]) -> list[Array]:
+    """The values of the outputs of a `constexpr_*` op.
+
+    Args:
+        op: the op.
+        known: outputs of the `constexpr_*` ops before it.
 
     Raises:
-        InterpretError: coremltools cannot decompress this form.
+        InterpretError: the form is not known, or its parts do not fit together.
     """
-    try:
-        value = op.materialized_val_inference()
-    except Exception as error:
+    if op.op_type not in DECODERS:
         raise InterpretError(
-            f"op {op.name}: {op.op_type} cannot be decompressed: {error}"
+            f"op {op.name}: {op.op_type} is not known; DECODERS holds the forms that are"
+        )
+    parts = {
+        k: known.get(v, v.val) for k, v in op.inputs.items() if isinstance(v, Var)
+    }
+    try:
+        made = DECODERS[op.op_type](**parts)
+    except (ValueError, IndexError, TypeError) as error:
+        shapes = ", ".join(f"{k} {np.shape(v)}" for k, v in parts.items())
+        raise InterpretError(
+            f"op {op.name}: {op.op_type} cannot be decompressed: {error} ({shapes})"
         ) from error
-    return np.asarray(value)
+    return list(made) if isinstance(made, tuple) else [np.asarray(made)]
+
+
+def _spread(values: Array, shape: tuple[int, ...]) -> Array:
+    """Values of blocks, repeated to one per element."""
+    for axis, n in enumerate(shape):
+        if values.shape[axis] not in (1, n):
+            values = np.repeat(values, n // values.shape[axis], axis)
+    return values
+
+
+def shift_scale(data: Array, scale: Array, offset: Array | None = None) -> Array:
+    """`scale * (data - offset)`, a scale and an offset for each block of the data."""
+    made = np.asarray(data).astype(scale.dtype)
+    if offset is not None:
+        made = made - _spread(np.asarray(offset), made.shape).astype(scale.dtype)
+    return made * _spread(scale, made.shape)
+
+
+def affine(quantized_data: Array, zero_point: Array, scale: Array, axis: int) -> Array:
+    """`scale * (data - zero_point)`, scale and zero point one for all or one for each index of an axis."""
+    across = [
+        -1 if a == int(axis) % np.ndim(quantized_data) else 1
+        for a in range(np.ndim(quantized_data))
+    ]
+    scale, zero = (
+        np.reshape(v, across) if np.ndim(v) else np.asarray(v) for v in (scale, zero_point)
+    )
+    return scale * (np.asarray(quantized_data).astype(scale.dtype) - zero.astype(scale.dtype))
+
+
+def lut_to_dense(
+    indices: Array, lut: Array, vector_axis: Any = None, shape: Array | None = None
+) -> Array:
+    """Look each index up in the table of its group.
+
+    Args:
+        indices: [d0, d1, ...]; with `shape`, the bits of the indices packed into bytes.
+        lut: [g0, g1, ..., entries, width], one table for each block of d0/g0 x d1/g1 x ... indices; with
+            `shape`, [entries].
+        vector_axis: the axis along which the `width` numbers of an entry lie side by side.
+        shape: of the result, in the form of iOS 16.
+    """
+    if shape is not None:
+        return lut[_unpacked(indices, int(lut.size).bit_length() - 1, int(np.prod(shape)))].reshape(
+            shape
+        )
+    entries, width = lut.shape[-2:]
+    places = np.asarray(indices).astype(np.intp)
+    stride = entries
+    for axis in reversed(range(places.ndim)):
+        groups = lut.shape[axis]
+        if groups > 1:
+            step = np.arange(places.shape[axis]) // (places.shape[axis] // groups) * stride
+            places = places + step.reshape([-1 if a == axis else 1 for a in range(places.ndim)])
+        stride *= groups
+    found = lut.reshape(-1, width)[places]
+    if width == 1:
+        return found[..., 0]
+    axis = int(vector_axis) % places.ndim
+    size = [n * width if a == axis else n for a, n in enumerate(places.shape)]
+    return np.moveaxis(found, -1, axis + 1).reshape(size)
+
+
+def _unpacked(packed: Array, bits: int, count: int) -> Array:
+    """Numbers of a few bits each, from bytes, the least significant bit first."""
+    flags = np.unpackbits(np.asarray(packed, np.uint8), bitorder="little")[: bits * count]
+    return np.packbits(flags.reshape(count, bits), axis=1, bitorder="little")[:, 0]
+
+
+def sparse_to_dense(nonzero_data: Array, mask: Array, shape: Array | None = None) -> Array:
+    """The data where the mask is set, zero elsewhere; with `shape`, the mask is packed into bytes."""
+    if shape is not None:
+        mask = _unpacked(mask, 1, int(np.prod(shape))).reshape(shape)
+    made = np.zeros(np.shape(mask), nonzero_data.dtype)
+    made[np.asarray(mask) != 0] = nonzero_data
+    return made
+
+
+def lut_to_sparse(
+    indices_mask: Array, indices_nonzero_data: Array, lut: Array, vector_axis: Any = None
+) -> tuple[Array, Array]:
+    """(mask, data) of a sparse tensor whose data are looked up."""
+    dense = lut_to_dense(sparse_to_dense(indices_nonzero_data, indices_mask), lut, vector_axis)
+    mask = np.asarray(indices_mask)
+    if dense.shape != mask.shape:
+        mask = np.repeat(mask, lut.shape[-1], int(vector_axis))
+    return mask, dense[mask != 0]
+
+
+def sparse_shift_scale(
+    data_mask: Array, nonzero_data: Array, scale: Array, offset: Array | None = None
+) -> tuple[Array, Array]:
+    """(mask, data) of a sparse tensor whose data are quantized in blocks."""
+    dense = shift_scale(sparse_to_dense(nonzero_data, data_mask), scale, offset)
+    return np.asarray(data_mask), dense[np.asarray(data_mask) != 0]
+
+
+def cast(source_val: Array, output_dtype: str) -> Array:
+    """Another dtype."""
+    return np.asarray(source_val).astype(DTYPES[str(output_dtype)])
+
+
+DECODERS: dict[str, Decoder] = {
+    "constexpr_affine_dequantize": affine,
+    "constexpr_blockwise_shift_scale": shift_scale,
+    "constexpr_cast": cast,
+    "constexpr_lut_to_dense": lut_to_dense,
+    "constexpr_lut_to_sparse": lut_to_sparse,
+    "constexpr_sparse_blockwise_shift_scale": sparse_shift_scale,
+    "constexpr_sparse_to_dense": sparse_to_dense,
+}
+"""Op type -> function whose parameters are the inputs of the op."""

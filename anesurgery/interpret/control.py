@@ -47,10 +47,14 @@ TABLE: dict[str, Callable[..., Any]] = {"while_loop": while_loop, "cond": cond}
 
 
 @impl("make_list")
-def make_list(init_length: Any = 1, elem_shape: Any = (), **_: Any) -> list[Any]:
+def make_list(
+    init_length: Any = 1, dynamic_length: bool = True, elem_shape: Any = (), dtype: str = "fp32"
+) -> list[Any]:
     """A list of zeros; elements of unknown shape stay empty until they are written."""
-    length = 1 if init_length is None else ints(init_length)[0]
-    return [None] * length
+    if any(isinstance(d, str) for d in elem_shape):
+        return [None] * ints(init_length)[0]
+    kind = {"int32": torch.int32, "bool": torch.bool}.get(dtype, torch.float32)
+    return [torch.zeros([ints(d)[0] for d in elem_shape], dtype=kind)] * ints(init_length)[0]
 
 
 @impl("list_write")

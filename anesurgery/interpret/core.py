@@ -44,12 +44,17 @@ class Step:
 class Plan:
     """The steps of a list of ops, and of the blocks nested in them."""
 
-    def __init__(self, ops: Iterable[Operation], keep: Iterable[Var], arithmetic: str) -> None:
+    def __init__(
+        self, ops: Iterable[Operation], keep: Iterable[Var], arithmetic: str,
+        outside: Env | None = None,
+    ) -> None:  # fmt: skip
         self.arithmetic = dtypes.check(arithmetic)
-        self.constants: Env = {}
+        self.constants: Env = dict(outside or {})
+        self.decompressed: dict[Var, Array] = {}
         self.steps: list[Step] = []
         self.blocks: dict[Block, Plan] = {}
         ops = [op for op in ops if not self._constant(op)]
+        self.constants |= {v: dtypes.as_tensor(a) for v, a in self.decompressed.items()}
         last = _last_uses(ops, set(keep))
         for i, op in enumerate(ops):
             self.steps.append(self._step(op, last.get(i, [])))
@@ -58,7 +63,9 @@ class Plan:
         if op.op_type == "const":
             return True
         if op.op_type.startswith("constexpr_"):
-            self.constants[op.outputs[0]] = dtypes.as_tensor(constexpr.decompress(op))
+            self.decompressed |= zip(
+                op.outputs, constexpr.decompress(op, self.decompressed), strict=True
+            )
             return True
         return False
 
@@ -67,7 +74,9 @@ class Plan:
             if op.op_type not in control.TABLE:
                 raise Unsupported(f"op {op.name}: the interpreter does not know {op.op_type!r}")
             for block in op.blocks:
-                self.blocks[block] = Plan(block.operations, block.outputs, self.arithmetic)
+                self.blocks[block] = Plan(
+                    block.operations, block.outputs, self.arithmetic, self.constants
+                )
         elif op.op_type not in TABLE:
             raise Unsupported(
                 f"op {op.name}: the interpreter does not know {op.op_type!r}; "
@@ -105,7 +114,7 @@ class Plan:
         value = var.val
         described = getattr(op.input_spec.input_types.get(name), "const", False)
         if isinstance(value, (np.ndarray, np.generic)):
-            if described and (value.ndim == 0 or value.dtype.kind not in "f"):
+            if described and (value.ndim == 0 or (value.ndim == 1 and value.dtype.kind != "f")):
                 return value.tolist()
             return dtypes.as_tensor(value)
         if described or isinstance(value, str) or not isinstance(value, (bool, int, float)):

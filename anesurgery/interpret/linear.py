@@ -16,12 +16,13 @@ LONG = 2048
 
 
 @impl("linear")
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """X times the transposed weight [out, in], plus the bias."""
+def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
+    """X times the transposed weight [out, in], plus the bias; integers exactly."""
+    add = None if bias is None else torch.as_tensor(bias)
     if x.dtype == torch.int32:
         product = (x.double() @ weight.double().T).to(torch.int32)
-        return product if bias is None else product + bias
-    return F.linear(x, weight.reshape(weight.shape), bias)
+        return product if add is None else product + add
+    return F.linear(x, weight.to(x.dtype), None if add is None else add.to(x.dtype))
 
 
 @impl("matmul")

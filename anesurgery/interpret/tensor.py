@@ -15,8 +15,12 @@ Tensor = torch.Tensor
 
 @impl("reshape", moves=True)
 def reshape(x: Tensor, shape: Any) -> Tensor:
-    """Another shape: -1 is what is left, 0 keeps the length of x at that place."""
-    return x.reshape([x.shape[i] if d == 0 and x.numel() else d for i, d in enumerate(ints(shape))])
+    """Another shape: -1 is what is left; 0 keeps the length of x at that place, counted from the right."""
+    wanted = ints(shape)
+    if not x.numel():
+        return x.reshape(wanted)
+    lengths = [1] * (len(wanted) - x.ndim) + list(x.shape[-len(wanted) :])
+    return x.reshape([n if d == 0 else d for n, d in zip(lengths, wanted, strict=False)])
 
 
 @impl("reshape_like", moves=True)

@@ -1,4 +1,4 @@
-"""A pytest plug-in that lets coremltools' own tests run off a Mac: `MLModel.predict` answers from the interpreter.
+"""A pytest plug-in that runs coremltools' own tests off a Mac: `MLModel.predict` answers from the interpreter.
 
 Load it with `-p coreml_on_linux`, before anything imports coremltools: it offers the extension module
 `coremltools.libcoremlpython`, which is missing off a Mac, and tells coremltools that this is one.
@@ -14,6 +14,7 @@ Options:
 
 from __future__ import annotations
 
+import gc
 import json
 import platform
 import shutil
@@ -49,7 +50,7 @@ class Recorder:
 
 
 RECORD = Recorder()
-MUTATIONS = {
+MUTATIONS: dict[str, Any] = {
     "scale": lambda a: a * 1.01, "shift": lambda a: np.roll(a.reshape(-1), 1).reshape(a.shape),
     "negate": lambda a: -a, "zero": np.zeros_like,
 }  # fmt: skip
@@ -299,6 +300,11 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     dropped = [item for item in items if item not in kept]
     items[:] = [item for item in items if item in kept]
     config.hook.pytest_deselected(items=dropped)
+
+
+def pytest_collection_finish() -> None:
+    """coremltools collects garbage at every conversion: leave out what lives as long as the tests."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

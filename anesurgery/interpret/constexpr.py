@@ -1,7 +1,7 @@
 """Compressed weights (`constexpr_*`): one function per form, on the stored arrays.
 
-Forms may be chained: the table of a palette may be quantized, its indices sparse. A form with two outputs, a mask
-and data, gives both.
+Forms may be chained: the table of a palette may be quantized, its indices sparse. A form whose outputs
+are a mask and data gives both.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Step:
     """Inputs that are values: (parameter, Var or tuple of Vars)."""
     wide: list[str]
     """Parameters whose stored fp16 constants must be widened for this op."""
-    outs: list[tuple[Var, torch.dtype | None, bool]]
+    outs: list[tuple[Var, torch.dtype | None, dtypes.Rounding | None]]
     dead: list[Var]
 
 
@@ -84,8 +84,9 @@ class Plan:
             )
         meaning = None if op.blocks else TABLE[op.op_type]
         fixed, reads, wide = self._inputs(op, moves=meaning is not None and meaning.moves)
-        outs = [(v, dtypes.run_dtype(v), dtypes.rounds(v, self.arithmetic)) for v in op.outputs]
-        return Step(op, meaning and meaning.function, fixed, reads, wide, outs, dead)
+        outs = [(v, dtypes.run_dtype(v), dtypes.rounding(v, self.arithmetic)) for v in op.outputs]
+        function = meaning and dtypes.meaning(op, meaning, self.arithmetic)
+        return Step(op, function, fixed, reads, wide, outs, dead)
 
     def _inputs(
         self, op: Operation, moves: bool
@@ -132,8 +133,8 @@ class Plan:
             if listener is not None:
                 listener.before(step.op, arguments)
             made = self._compute(step, arguments, env, listener)
-            for (var, dtype, rounded), value in zip(step.outs, made, strict=True):
-                env[var] = dtypes.finish(value, dtype, rounded)
+            for (var, dtype, rounding), value in zip(step.outs, made, strict=True):
+                env[var] = dtypes.finish(value, dtype, rounding)
             if listener is not None:
                 listener.after(step.op, [env[var] for var, _, _ in step.outs])
             for var in step.dead:
@@ -247,7 +248,7 @@ def evaluate(
         precision: the arithmetic.
     """
     plan = Plan(ops, wanted, precision)
-    env: Env = {v: dtypes.finish(t, dtypes.run_dtype(v), False) for v, t in bindings.items()}
+    env: Env = {v: dtypes.finish(t, dtypes.run_dtype(v), None) for v, t in bindings.items()}
     with torch.inference_mode():
         plan.run(env, None)
         return [dtypes.widen(plan.value(env, v)) for v in wanted]

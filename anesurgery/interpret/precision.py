@@ -1,22 +1,27 @@
 """Which arithmetic the interpreter computes in: the one place that decides about dtypes.
 
 Floats are torch float32 while a program runs. "fp32" reads fp16 numbers exactly and never rounds to fp16 (the
-reference); "fp16" rounds the result of each op to the dtype that the program says, sums being made in fp32.
+reference); "fp16" rounds the result of each op to the dtype that the program says, sums being made in fp32;
+"ane", or "ane:M1" for a chip, estimates what has been measured on Neural Engines (`measured.ELEMENTS`).
 Integers of every width run as int32.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.mil import Var, np_dtype, types
+from anesurgery.interpret import neural_engine
+from anesurgery.interpret.table import Meaning
+from anesurgery.mil import Operation, Var, np_dtype, types
 
-PRECISIONS = ("fp32", "fp16")
+PRECISIONS = ("fp32", "fp16", "ane")
+Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 CACHED = 1 << 16
 """Constants of up to this many elements are kept widened; larger ones are widened while an op needs them."""
@@ -26,9 +31,11 @@ def check(precision: str) -> str:
     """The precision, if it exists.
 
     Raises:
-        InterpretError: it does not.
+        InterpretError: it does not, or nothing is known of the chip.
     """
-    if precision not in PRECISIONS:
+    if precision.startswith("ane:"):
+        neural_engine.chip_of(precision)
+    elif precision not in PRECISIONS:
         raise InterpretError(
             f"precision={precision!r}; it may be {' or '.join(map(repr, PRECISIONS))}"
         )
@@ -45,17 +52,29 @@ def run_dtype(var: Var) -> torch.dtype | None:
     return {"f": torch.float32, "b": torch.bool}.get(kind, torch.int32)
 
 
-def rounds(var: Var, precision: str) -> bool:
-    """Must the value be rounded to fp16 when it is made?"""
-    return precision == "fp16" and run_dtype(var) == torch.float32 and np_dtype(var) == np.float16
+def rounding(var: Var, precision: str) -> Rounding | None:
+    """How the value is rounded when it is made; None when it is not."""
+    if run_dtype(var) != torch.float32 or precision == "fp32":
+        return None
+    if precision == "fp16":
+        return torch.Tensor.half if np_dtype(var) == np.float16 else None
+    return neural_engine.rounding(neural_engine.chip_of(precision))
 
 
-def finish(value: Any, dtype: torch.dtype | None, rounded: bool) -> Any:
+def meaning(op: Operation, known: Meaning, precision: str) -> Callable[..., Any]:
+    """The function that computes an op in an arithmetic."""
+    if precision in ("fp32", "fp16"):
+        return known.function
+    chip = neural_engine.chip_of(precision)
+    return neural_engine.meaning(op.op_type, known.function, known.moves, chip)
+
+
+def finish(value: Any, dtype: torch.dtype | None, rounding: Rounding | None) -> Any:
     """A result in the dtype in which it runs on."""
     if dtype is None or not isinstance(value, torch.Tensor):
         return value
-    if rounded and value.dtype != torch.float16:
-        value = value.to(torch.float16)
+    if rounding is not None and value.dtype != torch.float16:
+        value = rounding(value)
     return value if value.dtype == dtype else value.to(dtype)
 
 
@@ -87,6 +106,6 @@ def to_numpy(value: Any, var: Var, precision: str) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     array = value.detach().cpu().numpy()
-    if rounds(var, precision):
+    if precision != "fp32" and np_dtype(var) == np.float16:
         return array.astype(np.float16)
     return array if array.dtype.kind == "f" else array.astype(np_dtype(var))

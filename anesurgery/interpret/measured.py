@@ -1,0 +1,125 @@
+"""What has been measured of the Neural Engine's arithmetic: a row for each property, with its source.
+
+`neural_engine` models the rows that say how; the others are known and left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHIPS = ("M1", "M2", "M3", "M4", "M5", "M6")
+"""Chips that `precision="ane:CHIP"` may name."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """One property of the arithmetic."""
+
+    name: str
+    what: str
+    chips: tuple[str, ...]
+    """Where it was measured."""
+    grade: str
+    """ "measured" (through Core ML or directly) or "reported"."""
+    source: str
+    modelled: str = ""
+    """How it is modelled; empty when it is not."""
+    everywhere: bool = False
+    """Does it apply when no chip is named?"""
+
+
+STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
+GUIDE = "sbryngelson/ane-guide: part-1-machine/03"
+FORGE = "sbryngelson/ANEForge: numeric-cliffs"
+ALL = ("M1", "M2", "M4", "M5", "M6")
+
+ELEMENTS: tuple[Element, ...] = (
+    Element(
+        "ceiling",
+        "a result or partial sum of products with magnitude 32768 or more becomes infinite, and stays so",
+        ALL, "measured", f"{GUIDE}; {FORGE}; {STUDY}",
+        "matmul, linear, conv: partial sums in the order of the indices (the device's order is not known); "
+        "conv_transpose, conv_quantized, einsum: the result only",
+        everywhere=True,
+    ),
+    Element(
+        "one_term", "a 1x1 convolution of one channel keeps the range of fp16", ALL, "measured",
+        f"{GUIDE}; {STUDY}", "no ceiling where a sum has one term", everywhere=True,
+    ),
+    Element(
+        "accumulator", "sums are kept wider than fp16 between products", ("M4", "M6"), "measured", STUDY,
+        "sums in fp32", everywhere=True,
+    ),
+    Element(
+        "fixed_point", "the accumulator has 16 bits behind the point: products below about 2^-17 vanish",
+        ("M4", "M6"), "measured", STUDY,
+    ),
+    Element("first_stage", "tiles of four products are rounded to fp16 first", ("M1",), "measured", GUIDE),
+    Element(
+        "rounding", "results are numbers of fp16; beyond 65504 they are infinite", ALL, "measured",
+        f"{STUDY}; {FORGE}", "after every op, whatever dtype the program says", everywhere=True,
+    ),
+    Element(
+        "ties", "half-way cases are rounded up (2049 becomes 2050); to even on M1 (2048)",
+        ("M4", "M5", "M6"), "measured", f"{GUIDE}; {STUDY}",
+        "away from zero on these chips (for negative numbers a guess), to even on all others",
+    ),
+    Element(
+        "non_finite", "infinities and NaN among the inputs count as large numbers; no NaN comes out",
+        ALL, "measured", f"{STUDY}; {FORGE}", "they count as 65536 (which number it is, is a guess)",
+        everywhere=True,
+    ),
+    Element(
+        "sqrt_negative", "the square root of a negative number is 0", ("M1", "M5"), "measured", GUIDE, "sqrt",
+        everywhere=True,
+    ),
+    Element(
+        "tables",
+        "activations are looked up in tables of 33 points; largest absolute errors: sigmoid 3.4e-3, "
+        "tanh 1.6e-3 to 1.7e-3, gelu in every mode 5.9e-3 to 6.2e-3, silu 1.5e-2, erf 8.6e-4",
+        ("M1", "M4", "M6"), "measured", f"{STUDY}; {GUIDE}",
+        "straight lines between 33 points with the largest error measured; where the points lie is a guess",
+        everywhere=True,
+    ),
+    Element(
+        "other_functions",
+        "errors in units of the last place: exp 9, log 91, sqrt 1.2, rsqrt 2.1; sin 6.3e-4 absolute",
+        ("M4", "M6"), "measured", STUDY,
+    ),
+    Element(
+        "width_slice",
+        "a slice of the last axis that does not begin at 0 makes magnitudes from 4095 on infinite",
+        ("M1", "M2"), "measured", f"{GUIDE}; {FORGE}",
+        "slice_by_index, slice_by_size, split on these chips; absent on M5, not measured on M3",
+    ),
+    Element("width_concat", "a concat of several such slices gives wrong elements", ("M2",), "measured", FORGE),
+    Element(
+        "flush", "products flush numbers below 2^-14 to zero", ("M1",), "measured", f"{STUDY}; {FORGE}",
+        "operands of matmul, linear, conv",
+    ),
+    Element("log_zero", "log(0) is -45440", ("M1",), "measured", GUIDE, "log"),
+    Element(
+        "narrow_sums", "reduce_sum has the range of fp16, but a narrow running sum", ("M1", "M5"),
+        "measured", FORGE,
+    ),
+    Element(
+        "inside_ops", "what happens inside layer_norm, softmax, attention and other composed ops", (),
+        "reported", "no measurement was found",
+    ),
+)  # fmt: skip
+
+
+def applies(name: str, chip: str | None) -> bool:
+    """Is a row part of the model of a chip (None: of any chip)?"""
+    row = next(e for e in ELEMENTS if e.name == name)
+    return bool(row.modelled) and (row.everywhere or chip in row.chips)
+
+
+def describe() -> str:
+    """What is modelled and what is not, as text: one paragraph for each row."""
+    lines = ["An estimate of the Neural Engine's arithmetic, not a promise."]
+    for e in ELEMENTS:
+        scope = f"{', '.join(e.chips) or 'no chip'}; {e.grade}"
+        how = f"Modelled: {e.modelled}" if e.modelled else "Not modelled"
+        lines.append(f"{e.name} ({scope}): {e.what}. {how}. Source: {e.source}.")
+    return "\n".join(lines)

@@ -227,7 +227,8 @@ REFERENCE_18: dict[str, list[Case]] = {
 ELSEWHERE = {
     **dict.fromkeys(("rnn", "gru", "lstm"), "test_interpret_recurrent.py"),
     **dict.fromkeys(("conv_quantized", "l2_pool"), "test_interpret_conv.py"),
-    **dict.fromkeys(("local_response_norm", "sliding_windows", "reverse_sequence", "space_to_batch", "batch_to_space"),
+    "local_response_norm": "test_interpret_normalization.py",
+    **dict.fromkeys(("sliding_windows", "reverse_sequence", "space_to_batch", "batch_to_space"),
                     "test_interpret_more.py"),
     **dict.fromkeys(("non_maximum_suppression", "classify", "quantize", "dequantize", "random_uniform", "random_normal",
                      "random_bernoulli", "random_categorical"), "test_interpret_decisions.py"), "make_list": "test_interpret.py", "list_write": "test_interpret.py",

@@ -1,6 +1,7 @@
-"""Ops that read or write at indices, gather and scatter; a negative index counts from the end.
+"""Ops that read or write at indices: gather and scatter.
 
-An index outside its axis is an error where the op asks for validation (a negative one too). Elsewhere the
+Up to iOS 16 a negative index counts from the end. From iOS 17 on, which is where `validate_indices` exists, it
+lies outside like one behind the end. An index outside is an error if it is to be validated; otherwise the
 result is undefined and the program goes on: a gather reads the nearest element, a scatter writes nothing.
 """
 
@@ -19,30 +20,36 @@ REDUCE = {"mul": "prod", "min": "amin", "max": "amax"}
 """How torch calls these modes of a scatter."""
 
 
-def _index(indices: Any, length: int, validate: bool) -> Tensor:
-    """Indices as int64, those that count from the end made positive.
+def _index(indices: Any, length: int, validate: bool | None) -> Tensor:
+    """Indices as int64; without `validate`, those that count from the end are made positive.
 
     Raises:
-        IndexError: validation is asked for, and an index is negative or behind the end.
+        IndexError: validation is asked for, and an index lies outside.
     """
     index = torch.as_tensor(indices).long()
+    if validate is None:
+        return torch.where(index < 0, index + length, index)
     if validate and bool(((index < 0) | (index >= length)).any()):
         raise IndexError(f"an index lies outside [0, {length})")
-    return torch.where(index < 0, index + length, index)
+    return index
 
 
-def _near(indices: Any, length: int, validate: bool) -> Tensor:
+def _near(indices: Any, length: int, validate: bool | None) -> Tensor:
     return _index(indices, length, validate).clamp(0, max(length - 1, 0))
 
 
 @impl("gather", moves=True)
 def gather(
-    x: Tensor, indices: Any, axis: int = 0, batch_dims: int = 0, validate_indices: bool = False
+    x: Tensor,
+    indices: Any,
+    axis: int = 0,
+    batch_dims: int = 0,
+    validate_indices: bool | None = None,
 ) -> Tensor:
     """Slices of x along an axis: x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
     axis, batch = int(axis) % x.ndim, int(batch_dims)
     length = x.shape[axis]
-    index = _near(indices, length, bool(validate_indices))
+    index = _near(indices, length, validate_indices)
     shape = (*x.shape[:axis], *index.shape[batch:], *x.shape[axis + 1 :])
     if batch == 0:
         return x.index_select(axis, index.reshape(-1)).reshape(shape)
@@ -58,16 +65,16 @@ def gather(
 
 @impl("gather_along_axis", moves=True)
 def gather_along_axis(
-    x: Tensor, indices: Any, axis: int = 0, validate_indices: bool = False
+    x: Tensor, indices: Any, axis: int = 0, validate_indices: bool | None = None
 ) -> Tensor:
     """For each place of the indices, the element of x at that index along one axis."""
-    index = _near(indices, x.shape[int(axis)], bool(validate_indices))
+    index = _near(indices, x.shape[int(axis)], validate_indices)
     return torch.gather(x, int(axis), index)
 
 
 @impl("gather_nd", moves=True)
 def gather_nd(
-    x: Tensor, indices: Any, batch_dims: int = 0, validate_indices: bool = False
+    x: Tensor, indices: Any, batch_dims: int = 0, validate_indices: bool | None = None
 ) -> Tensor:
     """Elements or slices of x at the coordinates that the last axis of the indices holds."""
     index, batch = torch.as_tensor(indices), int(batch_dims)
@@ -76,7 +83,7 @@ def gather_nd(
         grid = [-1 if a == axis else 1 for a in range(index.ndim - 1)]
         at.append(torch.arange(x.shape[axis]).reshape(grid))
     for i in range(index.shape[-1]):
-        at.append(_near(index[..., i], x.shape[batch + i], bool(validate_indices)))
+        at.append(_near(index[..., i], x.shape[batch + i], validate_indices))
     return x[tuple(at)] if at else x.expand(*index.shape[:-1], *x.shape)
 
 
@@ -127,11 +134,11 @@ def _divide(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
 @impl("scatter")
 def scatter(
     data: Tensor, indices: Any, updates: Tensor, axis: int = 0, mode: str = "add",
-    validate_indices: bool = False,
+    validate_indices: bool | None = None,
 ) -> Tensor:  # fmt: skip
     """Data with slices along an axis combined with updates of shape [...axis, indices..., ...]."""
     axis = int(axis) % data.ndim
-    index = _index(indices, data.shape[axis], bool(validate_indices))
+    index = _index(indices, data.shape[axis], validate_indices)
     moved = data.movedim(axis, 0)
     lead, last = range(axis), range(axis + index.ndim, updates.ndim)
     new = updates.permute(*range(axis, axis + index.ndim), *lead, *last)
@@ -144,11 +151,11 @@ def scatter(
 @impl("scatter_along_axis")
 def scatter_along_axis(
     data: Tensor, indices: Any, updates: Tensor, axis: int = 0, mode: str = "add",
-    validate_indices: bool = False,
+    validate_indices: bool | None = None,
 ) -> Tensor:  # fmt: skip
     """Data with the element at each index along one axis combined with the update there."""
     axis, length = int(axis) % data.ndim, data.shape[int(axis)]
-    index = _index(indices, length, bool(validate_indices)).movedim(axis, -1)
+    index = _index(indices, length, validate_indices).movedim(axis, -1)
     index = torch.where((index >= 0) & (index < length), index, -data.numel() - 1)
     moved = data.movedim(axis, -1)
     lines = math.prod(moved.shape[:-1])
@@ -160,7 +167,11 @@ def scatter_along_axis(
 
 @impl("scatter_nd")
 def scatter_nd(
-    data: Tensor, indices: Any, updates: Tensor, mode: str = "add", validate_indices: bool = False
+    data: Tensor,
+    indices: Any,
+    updates: Tensor,
+    mode: str = "add",
+    validate_indices: bool | None = None,
 ) -> Tensor:
     """Data combined with the updates at the coordinates that the last axis of the indices holds."""
     index = torch.as_tensor(indices)
@@ -169,7 +180,7 @@ def scatter_nd(
     flat = torch.zeros(index.shape[:-1], dtype=torch.int64)
     for i in range(depth):
         length = data.shape[i]
-        place = _index(index[..., i], length, bool(validate_indices))
+        place = _index(index[..., i], length, validate_indices)
         outside = (place < 0) | (place >= length)
         flat = torch.where(outside, -data.numel() * (depth + 1) - 1, flat * length + place)
     new = updates.reshape(flat.numel(), width)

@@ -147,12 +147,19 @@ class Plan:
             if step.function is None:
                 return control.TABLE[step.op.op_type](self, step.op, arguments, env, listener)
             made = step.function(**arguments)
-        except SurgeryError:
-            raise
         except Exception as error:
-            raise InterpretError(
-                f"op {step.op.name} failed: {type(error).__name__}: {error}\n  {to_text(step.op).strip()}\n"
-                f"  on {', '.join(f'{k}={inputs.describe(v)}' for k, v in arguments.items())}"
+            known = isinstance(error, InterpretError)
+            if isinstance(error, SurgeryError) and (step.op.blocks or not known):
+                raise  # an op of a nested block has said it all
+            at = next(i for i, s in enumerate(self.steps) if s is step)
+            around = "".join(
+                f"\n  {'>' if s is step else ' '} {to_text(s.op).splitlines()[0]}"
+                for s in self.steps[max(at - 2, 0) : at + 3]
+            )
+            got = ", ".join(f"{k}={inputs.describe(v)}" for k, v in arguments.items())
+            what = str(error) if known else f"{type(error).__name__}: {error}"
+            raise (type(error) if known else InterpretError)(
+                f"op {step.op.name} failed: {what}{around}\n  on {got}"
             ) from error
         return made if isinstance(made, (tuple, list)) and len(step.outs) > 1 else (made,)
 

@@ -21,11 +21,8 @@ PIXELS: dict[str, tuple[str, bool]] = {
 }  # fmt: skip
 """Colour space -> (mode of a PIL image, is the order of the channels reversed?)."""
 
-DEFAULTS = {
-    "intDefaultValue": np.int32,
-    "floatDefaultValue": np.float32,
-    "doubleDefaultValue": np.float64,
-}
+INTEGERS = frozenset({"INT32", "INT8"})
+"""Data types of arrays of integers; the default of such an input may be written as a float."""
 
 
 def bind(features: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +75,8 @@ def _default(name: str, kind: Any) -> Array:
     if not kind.isOptional or which is None:
         why = "it is optional, but has no default" if kind.isOptional else "it is not optional"
         raise InterpretError(f"missing input {name!r}: {why}")
-    return np.full(tuple(array.shape), getattr(array, which), DEFAULTS[which])
+    whole = array.ArrayDataType.Name(array.dataType) in INTEGERS
+    return np.full(tuple(array.shape), getattr(array, which), np.int32 if whole else np.float32)
 
 
 Range = tuple[int, int]
@@ -115,7 +113,7 @@ def _image(name: str, kind: Any, value: Any) -> Any:
         raise InterpretError(f"missing input {name!r}: the model takes an image")
     space = _COLORS.Name(kind.imageType.colorSpace)
     mode, reverse = PIXELS[space]
-    if not hasattr(value, "mode"):
+    if not isinstance(getattr(value, "mode", None), str):  # torch tensors have a method `mode`
         if np.ndim(value) != 4:
             raise InterpretError(
                 f"input {name!r} is an image; give a PIL image of mode {mode!r}, "
@@ -160,7 +158,7 @@ _READ: dict[str, Callable[[str, Any, Any], Any]] = {
 
 
 def present(features: Iterable[Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """The outputs of a model as a caller of Core ML gets them: images as PIL images."""
+    """The outputs of a model as a caller of Core ML gets them: images as PIL images (no alpha)."""
     found = {f.name: f.type for f in features if f.name in made}
     return {
         name: _picture(kind.imageType, made[name])
@@ -172,8 +170,10 @@ def present(features: Iterable[Any], made: Mapping[str, Any]) -> dict[str, Any]:
 
 def _picture(image: Any, array: Array) -> Any:
     """An image from [1, channels, height, width]; 8-bit colours are clamped to 0..255 and rounded."""
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InterpretError("an output of the model is an image; install pillow") from error
     mode, reverse = PIXELS[_COLORS.Name(image.colorSpace)]
     pixels = np.asarray(array, np.float32).reshape(array.shape[-3:]).transpose(1, 2, 0)
     if mode == "F":

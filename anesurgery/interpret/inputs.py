@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import precision, state
 from anesurgery.interpret.features import check_names
-from anesurgery.mil import Function, Var, is_symbolic, np_dtype, types
+from anesurgery.mil import Array, Function, Var, is_symbolic, np_dtype, types
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxtuple = 8
 
 
 def describe(value: Any) -> str:
@@ -20,7 +24,7 @@ def describe(value: Any) -> str:
         return f"{'x'.join(map(str, value.shape)) or 'scalar'} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
         return f"[{', '.join(map(describe, value))}]"
-    return repr(value)
+    return f"state {describe(value.value)}" if isinstance(value, state.Box) else _SHORT.repr(value)
 
 
 def bind(
@@ -54,15 +58,22 @@ def _input(name: str, var: Var, value: Any, symbols: dict[Any, int]) -> torch.Te
         _fits(d, n, symbols) for d, n in zip(shape, array.shape, strict=True)
     ):
         raise InterpretError(f"input {name!r} has shape {array.shape}, expected {shape}")
-    dtype = np_dtype(var)
-    if dtype.kind in "iu" and array.dtype.kind not in "iub":
-        raise InterpretError(f"input {name!r} holds {array.dtype}, expected {dtype}")
-    if dtype.kind == "f" and array.dtype.kind not in "fiub":
-        raise InterpretError(f"input {name!r} holds {array.dtype}, expected {dtype}")
-    cast = array.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(cast, array):
-        raise InterpretError(f"input {name!r} holds numbers that do not fit into {dtype}")
-    return precision.finish(precision.as_tensor(cast), precision.run_dtype(var), False)
+    array = _cast(name, array, np_dtype(var))
+    return precision.finish(precision.as_tensor(array), precision.run_dtype(var), None)
+
+
+def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
+    """An array in the dtype of an input: as Core ML does, whole floats are taken for integers."""
+    words = f"input {name!r} holds {array.dtype}, expected {dtype}"
+    if array.dtype.kind not in "fiub":
+        raise InterpretError(words)
+    with np.errstate(invalid="ignore", over="ignore"):  # a large float becomes infinite in fp16
+        cast = array.astype(dtype)
+    if dtype.kind != "f" and not np.array_equal(cast, array):
+        raise InterpretError(
+            f"{words}; numbers such as {array[cast != array][0]} do not fit into {dtype}"
+        )
+    return cast
 
 
 def _fits(dimension: Any, size: int, symbols: dict[Any, int]) -> bool:

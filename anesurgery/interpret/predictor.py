@@ -10,7 +10,7 @@ from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.interpret import features, state
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.listener import Listener, Probe
-from anesurgery.mil import ct
+from anesurgery.mil import Function, ct
 from anesurgery.program import PIPELINES, Loaded, load, load_parts
 
 
@@ -32,13 +32,12 @@ class Predictor:
 
     def __init__(self, model: Any, *, precision: str = "fp32", function: str | None = None) -> None:
         self._spec, parts = _read(model)
-        self._names = [_function_name(p, function) for p in parts]
         self.executables = [
-            Executable(p.program, function=n, precision=precision)
-            for p, n in zip(parts, self._names, strict=True)
+            Executable(p.program, function=_function_name(p, function), precision=precision)
+            for p in parts
         ]
         self._descriptions = [
-            _description(p.spec, n) for p, n in zip(parts, self._names, strict=True)
+            _description(p, e.function) for p, e in zip(parts, self.executables, strict=True)
         ]
         whole = self._spec is not None and self._spec.WhichOneof("Type") in PIPELINES
         self._whole = self._spec.description if whole else None
@@ -103,14 +102,15 @@ def _function_name(loaded: Loaded, name: str | None) -> str | None:
     return name or default or None
 
 
-def _description(spec: Any, function: str | None) -> Any:
+def _description(loaded: Loaded, function: Function) -> Any:
     """The part of a specification that describes a function's inputs and outputs; None without one."""
-    if spec is None:
+    if loaded.spec is None:
         return None
-    described = {f.name: f for f in spec.description.functions}
-    if function is not None and described and function not in described:
-        raise UnknownName("function", function, described)
-    return described.get(function, spec.description)
+    name = next(n for n, f in loaded.program.functions.items() if f is function)
+    described = {f.name: f for f in loaded.spec.description.functions}
+    if described and name not in described:
+        raise UnknownName("function", name, described)
+    return described.get(name, loaded.spec.description)
 
 
 def run(
@@ -138,6 +138,7 @@ def run(
     if outputs is None:
         return predictor(values, state=state, listener=listener)
     names = list(outputs)
-    probe = Probe([e.function for e in predictor.executables], names, precision, listener)
+    probe = Probe(predictor.executables, names, precision, listener)
     made = predictor(values, state=state, listener=probe)
-    return {name: probe.found[name] if name in probe.found else made[name] for name in names}
+    known = probe.found | made
+    return {name: known[name] for name in names}

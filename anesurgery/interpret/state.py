@@ -39,12 +39,16 @@ def bind(function: Function, states: States | None) -> dict[Var, Box]:
     """
     fresh = make(function)
     states = fresh if states is None else states
-    shapes = {n: tuple(b.value.shape) for n, b in states.items()}
-    if shapes != {n: tuple(b.value.shape) for n, b in fresh.items()}:
+    given, wanted = _shapes(states), _shapes(fresh)
+    if given != wanted:
         raise InterpretError(
-            f"the state is of another function: {shapes}; make it with make_state()"
+            f"the state is of another model: {given}, expected {wanted}; make it with make_state()"
         )
     return {function.inputs[name]: box for name, box in states.items()}
+
+
+def _shapes(states: States) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(box.value.shape) for name, box in states.items()}
 
 
 @impl("read_state")

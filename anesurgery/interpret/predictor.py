@@ -32,6 +32,7 @@ class Predictor:
 
     def __init__(self, model: Any, *, precision: str = "fp32", function: str | None = None) -> None:
         self._spec, parts = _read(model)
+        self.parts = parts
         self.executables = [
             Executable(p.program, function=_function_name(p, function), precision=precision)
             for p in parts

@@ -27,30 +27,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparing import RECORD, recorded, same_numbers
 
 MACOS = (15, 5)
 SPECIFICATION = 9
 """The newest specification version that such a system reads."""
 
 
-class Recorder:
-    """What the running test did."""
-
-    def __init__(self) -> None:
-        self.both_sources, self.mutate = False, ""
-        self.passes: Any = None
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin a test."""
-        self.predictions = 0
-        self.error = 0.0
-        self.compared = 0
-        self.half = 0
-        self.stored = ""
-
-
-RECORD = Recorder()
 MUTATIONS: dict[str, Any] = {
     "scale": lambda a: a * 1.01, "shift": lambda a: np.roll(a.reshape(-1), 1).reshape(a.shape),
     "negate": lambda a: -a, "zero": np.zeros_like,
@@ -146,14 +129,19 @@ class Model:
 
     def predict(self, values: dict[str, Any], state: Any = None) -> dict[str, Any]:
         """The outputs by name."""
+        from anesurgery.errors import SurgeryError
+
         RECORD.predictions += 1
         given = {
             k: _fits(_narrow(v), self.features[k]) if k in self.features else v
             for k, v in values.items()
         }
-        if RECORD.passes is not None:
-            RECORD.passes.check(self.predictor, given)
-        made = self.predictor(given, state=None if state is None else state.boxes)
+        if RECORD.rewriting is not None:
+            RECORD.rewriting.check(self.predictor, given)
+        try:
+            made = self.predictor(given, state=None if state is None else state.boxes)
+        except SurgeryError as error:  # what the binding raises
+            raise RuntimeError(str(error)) from error
         spoil = MUTATIONS.get(RECORD.mutate, lambda a: a)
         return {
             k: spoil(v) if isinstance(v, np.ndarray) else v
@@ -244,46 +232,6 @@ def _compare_in_memory(predict: Any) -> Any:
     return both
 
 
-def _recorded(allclose: Any) -> Any:
-    """`assert_allclose`, with the true error noted, relative to the largest number expected.
-
-    Programs and expectations of half floats are held to half floats: the suite widens its tolerance for
-    programs that it converts to fp16, and forgets those that are built so.
-    """
-
-    def compare(actual: Any, desired: Any, *args: Any, **kwargs: Any) -> None:
-        error = _relative_error(actual, desired)
-        try:
-            allclose(actual, desired, *args, **kwargs)
-        except AssertionError:
-            half = RECORD.stored == "fp16" or np.asarray(desired).dtype == np.float16
-            if not (half and RECORD.predictions and error <= HALF_UNITS * 2.0**-10):
-                raise
-            RECORD.half += 1
-        RECORD.compared += 1
-        RECORD.error = max(RECORD.error, 0.0 if np.isnan(error) else error)
-
-    return compare
-
-
-HALF_UNITS = 4
-"""Units in the last place of fp16 that a program of half floats may be off by."""
-
-
-def _relative_error(actual: Any, desired: Any) -> float:
-    """The largest difference over the largest number expected; NaN where that makes no sense."""
-    try:
-        a, b = np.asarray(actual, np.float64), np.asarray(desired, np.float64)
-        if a.shape != b.shape or (np.isfinite(a) != np.isfinite(b)).any():
-            return np.nan
-    except (TypeError, ValueError):
-        return np.nan
-    both = np.isfinite(b)
-    scale = np.abs(b[both]).max(initial=0)
-    error = np.abs(a[both] - b[both]).max(initial=0)
-    return float(error / scale) if scale else float(error)
-
-
 def pytest_addoption(parser: Any) -> None:
     """The options above."""
     group = parser.getgroup("coreml_on_linux")
@@ -297,15 +245,19 @@ def pytest_addoption(parser: Any) -> None:
 def pytest_configure(config: Any) -> None:
     """Take the options; put the hooks on coremltools and numpy."""
     import coremltools as ct
+    from coremltools.converters.mil import testing_utils
 
     RECORD.both_sources = config.getoption("--both-sources")
     RECORD.mutate = config.getoption("--mutate")
     ct.models.MLModel.predict = _compare_in_memory(ct.models.MLModel.predict)
-    np.testing.assert_allclose = _recorded(np.testing.assert_allclose)
+    testing_utils.apply_pass_and_basic_check = same_numbers(
+        testing_utils.apply_pass_and_basic_check
+    )
+    np.testing.assert_allclose = recorded(np.testing.assert_allclose)
     if names := config.getoption("--passes"):
-        from rewritten import Rewriting  # type: ignore[import-not-found]
+        from rewritten import Rewriting
 
-        RECORD.passes = Rewriting(names.split(","))
+        RECORD.rewriting = Rewriting(names)
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
@@ -359,7 +311,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
         "reason": str(reason)[:500], "predictions": RECORD.predictions, "compared": RECORD.compared,
         "half": RECORD.half, "error": RECORD.error, "stored": RECORD.stored,
         "seconds": round(report.duration, 3),
-        "rewriting": None if RECORD.passes is None else RECORD.passes.take(),
+        "passes": RECORD.passes, "rewriting": RECORD.rewritten,
     }  # fmt: skip
     with open(file, "a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")

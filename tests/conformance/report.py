@@ -1,0 +1,134 @@
+"""The tables of a conformance run: from one JSON line per test to counts, and every test that did not pass."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+OUTSIDE: dict[str, str] = {
+    r"is a neuralNetwork|_has_custom_layer": "the NeuralNetwork format",
+    r"torchvision|torchao|executorch|tensorflow|torchaudio|peft|No module named":
+        "a package that is not installed",
+    r"mps devices": "a Mac's GPU in torch",
+    r"MLComputePlan|compute_plan|remote|MLModelAsset|ComputeDevice|devicectl|xcrun|_MLModelProxy'? has no":
+        "Core ML itself: compute plans, devices, assets, profiling",
+}  # fmt: skip
+"""Pattern in the reason -> what the test needs that is outside an interpreter of ML Programs."""
+
+EXACT, HALF = 1e-5, 2.0**-10
+FEW = 8
+"""Half-float units that a whole test may lose before it is listed."""
+
+
+def read(file: Path) -> list[Row]:
+    """The rows of a run, one per test."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return list({row["test"]: row for row in rows}.values())
+
+
+def group(row: Row) -> str:
+    """Where a test belongs: "passed", "xfail ...", "skipped", "outside", "before a prediction" or "failed"."""
+    if row["xfail"]:
+        return "xfail passes" if row["outcome"] == "passed" else "xfail fails"
+    if row["outcome"] != "failed":
+        return str(row["outcome"])
+    if outside(row):
+        return "outside"
+    return "before a prediction" if not row["predictions"] else "failed"
+
+
+def outside(row: Row) -> str:
+    """What a failed test needs that is not here; "" for nothing known."""
+    return next(
+        (what for pattern, what in OUTSIDE.items() if re.search(pattern, row["reason"])), ""
+    )
+
+
+def loose(row: Row) -> bool:
+    """Did a test pass only by a tolerance wider than its arithmetic explains?"""
+    gate = FEW * HALF if row["stored"] == "fp16" else EXACT
+    return bool(
+        row["outcome"] == "passed"
+        and row["compared"]
+        and row["predictions"]
+        and row["error"] > gate
+    )
+
+
+GROUPS = (
+    "passed",
+    "failed",
+    "before a prediction",
+    "outside",
+    "skipped",
+    "xfail passes",
+    "xfail fails",
+)
+
+
+def table(suites: dict[str, list[Row]]) -> str:
+    """Counts by suite, as Markdown."""
+    lines = [
+        f"| suite | tests | {' | '.join(GROUPS)} | share passed | predictions | loose |",
+        "|---" * 12 + "|",
+    ]
+    for name, rows in suites.items():
+        counts = Counter(map(group, rows))
+        ran = counts["passed"] + counts["failed"]
+        share = f"{100 * counts['passed'] / ran:.2f} %" if ran else "-"
+        predictions = sum(row["predictions"] for row in rows)
+        lines.append(
+            f"| {name} | {len(rows)} | {' | '.join(str(counts[g]) for g in GROUPS)} | {share} | {predictions} "
+            f"| {sum(map(loose, rows))} |"
+        )
+    return "\n".join(lines)
+
+
+def listing(suites: dict[str, list[Row]]) -> str:
+    """Every test that did not pass, and every one that passed by a loose tolerance, with the reason."""
+    parts = []
+    for wanted in GROUPS[1:]:
+        found: dict[str, list[str]] = defaultdict(list)
+        for row in (r for rows in suites.values() for r in rows if group(r) == wanted):
+            reason = outside(row) or re.sub(r"\s+", " ", row["reason"])[:160] or "no reason given"
+            found[reason].append(row["test"])
+        parts.append(_section(wanted, found))
+    wide = {
+        f"{row['stored']}, relative error {row['error']:.1e}": [row["test"]]
+        for rows in suites.values() for row in rows if loose(row)
+    }  # fmt: skip
+    return "\n".join([*parts, _section("passed by a loose tolerance", wide)])
+
+
+def _section(title: str, found: dict[str, list[str]]) -> str:
+    lines = [f"\n## {title}: {sum(map(len, found.values()))}\n"]
+    for reason, tests in sorted(found.items(), key=lambda item: -len(item[1])):
+        lines.append(f"* {len(tests)} x {reason}")
+        lines += [f"  * `{test}`" for test in tests[:50]]
+        lines += [f"  * and {len(tests) - 50} more"] if len(tests) > 50 else []
+    return "\n".join(lines)
+
+
+def rewriting_table(rows: list[Row]) -> str:
+    """What each pass did to the programs of a run, as Markdown."""
+    names: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        for one in row["rewriting"]:
+            names[one["name"]].update(
+                {"programs": 1, "rewritten": bool(one["changes"]), "rewrites": one["changes"],
+                 "refusals": one["refusals"], one["outcome"]: 1}
+            )  # fmt: skip
+    head = ("programs", "rewritten", "rewrites", "refusals", "wrong", "crash")
+    lines = [f"| pass | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
+    return "\n".join(
+        lines
+        + [
+            f"| {name} | {' | '.join(str(int(c[h])) for h in head)} |"
+            for name, c in sorted(names.items())
+        ]
+    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from anesurgery.errors import UnknownName
-from anesurgery.mil import Array, Function, Program, Var, consumers, is_symbolic, np_dtype
+from anesurgery.mil import Array, Function, Program, Var, consumers, is_symbolic, np_dtype, types
 
 LOOKUPS = {
     "gather": ("indices", "x"),
@@ -29,6 +29,7 @@ def sample_inputs(
 
     Floats are standard normal. An integer input that indexes a constant table is drawn from the table's
     range; any other integer is 1 for the first part of its last axis and 0 after it, as a mask of padded text.
+    States are left out: a run begins with fresh ones.
 
     Args:
         program: the program.
@@ -40,6 +41,8 @@ def sample_inputs(
     rng = np.random.default_rng(seed)
     made = {}
     for name, var in function_of(program, function).inputs.items():
+        if types.is_state(var.sym_type):
+            continue
         declared = tuple(length if is_symbolic(d) else int(d) for d in var.shape or ())
         made[name] = _draw(var, (shapes or {}).get(name, declared), rng)
     return made

@@ -114,6 +114,22 @@ def _section(title: str, found: dict[str, list[str]]) -> str:
     return "\n".join(lines)
 
 
+def pass_table(rows: list[Row]) -> str:
+    """What coremltools' own passes do to the numbers: how many were compared, and those that changed them."""
+    notes = [(row["test"], note) for row in rows for note in row["passes"]]
+    ran = [(test, note) for test, note in notes if not note["why"]]
+    changed: dict[str, list[str]] = defaultdict(list)
+    for test, note in ran:
+        if not note["error"] <= 4 * HALF:
+            changed[f"{note['pass']}: relative error {note['error']:.1e}"].append(test)
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for test, note in notes:
+        if note["why"]:
+            reasons[re.sub(r"\s+", " ", note["why"])[:160]].append(test)
+    title = f"passes of coremltools compared before and after: {len(ran)} of {len(notes)}; that changed numbers"
+    return _section(title, changed) + _section("passes that could not be compared", reasons)
+
+
 def rewriting_table(rows: list[Row]) -> str:
     """What each pass did to the programs of a run, as Markdown."""
     names: dict[str, Counter[str]] = defaultdict(Counter)

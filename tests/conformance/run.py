@@ -79,7 +79,10 @@ def main() -> None:
     if given.passes:
         rows = [row for rows in suites.values() for row in rows]
         table += "\n\n" + report.rewriting_table(rows)
-    (out / "report.md").write_text(f"{table}\n{report.listing(suites)}\n", encoding="utf-8")
+    passes = report.pass_table([row for rows in suites.values() for row in rows])
+    (out / "report.md").write_text(
+        f"{table}\n{report.listing(suites)}\n{passes}\n", encoding="utf-8"
+    )
     print(table, f"\nevery test that did not pass: {out / 'report.md'}")
 
 

@@ -1,4 +1,4 @@
-"""Make GPT-2 packages of any size with random weights, and the torch module that they came from."""
+"""Make GPT-2 packages of any size with random weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from anesurgery.mil import Array, Program, Var, ct, mb, quiet_host, types
 from anesurgery.program import load, save
@@ -88,37 +87,6 @@ def package(
     return save(
         load(program(layers, width, vocabulary, length, path.with_suffix(".weights"))), path
     )
-
-
-def torch_gpt2(length: int) -> tuple[Any, Any, torch.Tensor]:
-    """(torch module, MLModel in fp32, ids) of GPT-2 124M with random weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    from anesurgery import frontend
-
-    frontend.register()
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(attn_implementation="eager")).eval()
-
-    class Logits(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, ids: torch.Tensor) -> Any:
-            return self.model(ids, use_cache=False).logits
-
-    ids, module = torch.randint(0, 50257, (1, length)), Logits().eval()
-    with torch.no_grad(), quiet_host():
-        traced: Any = torch.jit.trace(module, ids, check_trace=False)  # type: ignore[no-untyped-call]
-        converted = ct.convert(
-            traced,
-            inputs=[ct.TensorType("ids", shape=(1, length), dtype=np.int32)],
-            compute_precision=ct.precision.FLOAT32,
-            minimum_deployment_target=ct.target.iOS16,
-            skip_model_load=True,
-        )
-    return module, converted, ids
 
 
 if __name__ == "__main__":

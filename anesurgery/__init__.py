@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anesurgery import passes, recipes
+    from anesurgery.calibration import ranges
     from anesurgery.comparison import Comparison, compare
+    from anesurgery.divergence import first_divergence
     from anesurgery.errors import SurgeryError
-    from anesurgery.interpret import run
+    from anesurgery.interpret import Predictor, run
     from anesurgery.operate import Surgery, apply
     from anesurgery.pattern import Refusal
     from anesurgery.program import load, save
@@ -34,13 +36,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "Comparison": "comparison", "Pass": "surgery", "Pipeline": "surgery", "Recipe": "recipe",
     "Refusal": "pattern", "Rewrite": "rewrite", "Surgery": "operate", "SurgeryError": "errors",
-    "apply": "operate", "compare": "comparison", "load": "program", "register": "registry",
-    "run": "interpret", "save": "program", "to_text": "text",
+    "Predictor": "interpret", "apply": "operate", "compare": "comparison",
+    "first_divergence": "divergence", "load": "program", "ranges": "calibration",
+    "register": "registry", "run": "interpret", "save": "program", "to_text": "text",
 }  # fmt: skip
 
 __all__ = [
-    "Comparison", "Pass", "Pipeline", "Recipe", "Refusal", "Rewrite", "Surgery", "SurgeryError",
-    "apply", "compare", "load", "passes", "recipes", "register", "run", "save", "to_text",
+    "Comparison", "Pass", "Pipeline", "Predictor", "Recipe", "Refusal", "Rewrite", "Surgery",
+    "SurgeryError", "apply", "compare", "first_divergence", "load", "passes", "ranges", "recipes",
+    "register", "run", "save", "to_text",
 ]  # fmt: skip
 
 

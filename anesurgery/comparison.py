@@ -11,7 +11,7 @@ import numpy as np
 
 from anesurgery.adapter import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.errors import InterfaceError
-from anesurgery.mil import Array, Operation, Program
+from anesurgery.mil import Array
 from anesurgery.program import load
 from anesurgery.sampling import sample_inputs
 
@@ -93,6 +93,7 @@ def compare(
     Raises:
         InterfaceError: the models give different outputs although nothing was declared.
     """
+    from anesurgery.divergence import first_divergence
     from anesurgery.interpret import run
 
     first, second = load(a).program, load(b).program
@@ -112,8 +113,10 @@ def compare(
     result = Comparison(rows, precision, gate, None, words)
     if result.ok:
         return result
-    where = first_divergence(first, second, inputs, new_inputs, precision, function, gate)
-    return Comparison(rows, precision, gate, where, words)
+    where = first_divergence(
+        first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
+    )
+    return Comparison(rows, precision, gate, None if where is None else str(where), words)
 
 
 def compare_arrays(name: str, a: Array, b: Array) -> OutputComparison:
@@ -161,37 +164,3 @@ def _rows(x: Array, y: Array) -> tuple[float | None, float | None]:
 def _log_softmax(x: Array) -> Array:
     shifted = x - x.max(-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
-
-
-def first_divergence(
-    a: Program, b: Program, inputs: Mapping[str, Array], new_inputs: Mapping[str, Array],
-    precision: str, function: str | None, gate: float,
-) -> str | None:  # fmt: skip
-    """The first op of `b` whose value differs from the value of the same name in `a` by more than the gate.
-
-    Surgery keeps the names of the values that it replaces, so names are what two versions share.
-    """
-    from anesurgery.interpret import Listener, run
-
-    class Record(Listener):
-        """Keeps every float value of a program by name."""
-
-        def __init__(self) -> None:
-            self.values: dict[str, tuple[Operation, Array]] = {}
-
-        def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-            for var, value in zip(op.outputs, outputs, strict=True):
-                if hasattr(value, "is_floating_point") and value.is_floating_point():
-                    self.values[var.name] = (op, value.detach().float().numpy().copy())
-
-    old, new = Record(), Record()
-    run(a, inputs, precision=precision, function=function, listener=old)
-    run(b, new_inputs, precision=precision, function=function, listener=new)
-    for name, (op, value) in new.values.items():
-        if name in old.values and (reference := old.values[name][1]).shape == value.shape:
-            row = compare_arrays(name, reference, value)
-            if row.psnr < gate or row.bad:
-                return (
-                    f"{op.op_type} {op.name}: PSNR {row.psnr:.1f} dB, max error {row.max_abs:.3g}"
-                )
-    return None

@@ -16,6 +16,7 @@ from anesurgery.pattern import Refusal
 from anesurgery.surgery import Change, counts, grouped_refusals
 
 if TYPE_CHECKING:
+    from anesurgery.calibration import Ranges
     from anesurgery.comparison import Comparison
     from anesurgery.operate import Surgery
 
@@ -123,19 +124,52 @@ def surgery_group(surgery: Surgery) -> Group:
 
 def surgery_text(surgery: Surgery) -> str:
     """A surgery as plain text."""
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
-    console.print(surgery_group(surgery))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().rstrip()
+    return as_text(surgery_group(surgery))
 
 
 def surgery_html(surgery: Surgery) -> str:
     """A surgery for a notebook cell."""
+    return as_html(surgery_group(surgery))
+
+
+def as_text(shown: Any) -> str:
+    """Something that rich shows, as plain text."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    console.print(shown)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().rstrip()
+
+
+def as_html(shown: Any) -> str:
+    """Something that rich shows, for a notebook cell."""
     console = Console(file=io.StringIO(), width=WIDTH, record=True, force_jupyter=False)
-    console.print(surgery_group(surgery))
+    console.print(shown)
     return console.export_html(
         inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>"
     )
+
+
+LARGEST = 10
+"""Rows of the certificate that are shown though nothing is wrong with them."""
+
+
+def ranges_group(ranges: Ranges) -> Group:
+    """A range certificate: the ops with a hazard, and those with the largest numbers."""
+    table = Table("op", "value", "min", "max", "partial sum", "hazard", box=box.SIMPLE_HEAD)
+    large = sorted(ranges.rows, key=lambda r: -r.largest)[:LARGEST]
+    for row in ranges.rows:
+        if row.hazards or any(row is r for r in large):
+            table.add_row(
+                row.op_type, row.name, f"{row.minimum:.4g}", f"{row.maximum:.4g}",
+                "" if row.partial_sum is None else f"{row.partial_sum:.4g}", "; ".join(map(str, row.hazards)),
+            )  # fmt: skip
+    first = [
+        Text(f"first in {arithmetic}: {row.op_type} {row.name}", style="red")
+        for arithmetic, row in ranges.first.items()
+    ]
+    said = "nothing leaves fp16 or the engine's arithmetic" if ranges.ok else "see the hazards"
+    words = f"{len(ranges.rows)} ops over {ranges.samples} samples, {ranges.arithmetic} is an estimate: {said}"
+    return Group(table, *first, Text(words))
 
 
 def surgery_json(surgery: Surgery) -> dict[str, Any]:

@@ -1,0 +1,149 @@
+"""Find the first op at which two programs give different numbers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anesurgery.adapter import InterfaceChange, adapt_inputs
+from anesurgery.comparison import compare_arrays
+from anesurgery.errors import SurgeryError
+from anesurgery.interpret import Executable, Listener
+from anesurgery.mil import Array, Function, Operation, Var
+from anesurgery.program import load
+from anesurgery.sampling import function_of, sample_inputs
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A value that differs between two programs."""
+
+    op_type: str
+    name: str
+    """Of the value in the second program."""
+    other: str
+    """Of the value in the first program that it was compared with."""
+    psnr: float
+    """In dB."""
+    max_abs: float
+
+    def __str__(self) -> str:
+        other = "" if self.other == self.name else f" (against {self.other})"
+        return f"{self.op_type} {self.name}{other}: PSNR {self.psnr:.1f} dB, max error {self.max_abs:.3g}"
+
+
+def first_divergence(
+    a: Any, b: Any, inputs: Mapping[str, Array] | None = None, *, by: str = "name",
+    precision: str = "fp32", gate: float = 60.0, contract: Sequence[InterfaceChange] = (),
+    function: str | None = None, seed: int = 0,
+) -> Divergence | None:  # fmt: skip
+    """The first op of `b`, in file order, whose value is off that of `a` by more than the gate; or None.
+
+    Args:
+        a: the reference: path, MLModel or program.
+        b: the candidate.
+        inputs: of `a`, by name; sampled when absent.
+        by: "name" pairs values of the same name (surgery keeps the names of what it replaces); "position" pairs
+            ops of the same type and shape in the order in which they come, for programs named differently.
+        precision: the arithmetic of both.
+        gate: PSNR in dB.
+        contract: declared interface changes from `a` to `b`.
+        function: which function; `main` or the first by default.
+        seed: of the sampled inputs.
+
+    Raises:
+        SurgeryError: an unknown way of pairing.
+    """
+    if by not in PAIRINGS:
+        raise SurgeryError(f"by={by!r}; it may be {' or '.join(map(repr, PAIRINGS))}")
+    first, second = load(a).program, load(b).program
+    if inputs is None:
+        inputs = sample_inputs(first, function=function, seed=seed)
+    pairs = PAIRINGS[by](function_of(first, function), function_of(second, function))
+    kept = _Keep(set(pairs.values()))
+    Executable(first, function=function, precision=precision)(inputs, listener=kept)
+    watch = _Watch(pairs, kept.values, gate)
+    try:
+        Executable(second, function=function, precision=precision)(
+            adapt_inputs(contract, inputs), listener=watch
+        )
+    except _Found as found:
+        return found.divergence
+    return None
+
+
+def _floats(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, Any]]:
+    """The float values that an op made."""
+    made = zip(op.outputs, outputs, strict=True)
+    return [(v, x) for v, x in made if hasattr(x, "is_floating_point") and x.is_floating_point()]
+
+
+class _Keep(Listener):
+    """A listener that keeps some values."""
+
+    def __init__(self, wanted: set[Var]) -> None:
+        self._wanted = wanted
+        self.values: dict[Var, Array] = {}
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Copy what is wanted: a state may be written later."""
+        for var, value in _floats(op, outputs):
+            if var in self._wanted:
+                self.values[var] = value.detach().float().cpu().numpy().copy()
+
+
+class _Found(Exception):  # noqa: N818 - ends a run, and is no error
+    def __init__(self, divergence: Divergence) -> None:
+        self.divergence = divergence
+
+
+class _Watch(_Keep):
+    """A listener that stops the run at the first value that differs."""
+
+    def __init__(
+        self, pairs: Mapping[Var, Var], reference: Mapping[Var, Array], gate: float
+    ) -> None:
+        self._pairs, self._reference, self._gate = pairs, reference, gate
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Compare what has a partner of the same shape."""
+        for var, value in _floats(op, outputs):
+            other = self._pairs.get(var)
+            expected = None if other is None else self._reference.get(other)
+            if other is None or expected is None or expected.shape != tuple(value.shape):
+                continue
+            row = compare_arrays(var.name, expected, value.detach().float().cpu().numpy())
+            if row.psnr < self._gate or row.bad:
+                raise _Found(Divergence(op.op_type, var.name, other.name, row.psnr, row.max_abs))
+
+
+def _values(function: Function) -> list[Var]:
+    return [v for op in function.operations if op.op_type != "const" for v in op.outputs]
+
+
+def _by_name(a: Function, b: Function) -> dict[Var, Var]:
+    named = {v.name: v for v in _values(a)}
+    return {v: named[v.name] for v in _values(b) if v.name in named}
+
+
+def _by_position(a: Function, b: Function) -> dict[Var, Var]:
+    def key(var: Var) -> tuple[str, str]:
+        assert var.op is not None
+        return var.op.op_type, str(var.shape)
+
+    old, new = _values(a), _values(b)
+    matcher = difflib.SequenceMatcher(
+        None, list(map(key, old)), list(map(key, new)), autojunk=False
+    )
+    return {
+        new[block.b + i]: old[block.a + i]
+        for block in matcher.get_matching_blocks() for i in range(block.size)
+    }  # fmt: skip
+
+
+PAIRINGS: dict[str, Callable[[Function, Function], dict[Var, Var]]] = {
+    "name": _by_name, "position": _by_position,
+}  # fmt: skip
+"""How values of two functions are paired: (first, second) -> {value of the second: value of the first}."""

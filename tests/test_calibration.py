@@ -1,0 +1,102 @@
+"""The range certificate: ranges, partial sums, and the first op that breaks, on programs made to break."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery import registry
+from anesurgery.errors import InterpretError, SurgeryError
+from anesurgery.mil import Program, Var, ct, mb, types
+
+
+def program_of(build: Callable[[Var], Var], *shape: int) -> Program:
+    specs = [mb.TensorSpec(shape, dtype=types.fp16)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return build(x)
+
+    return program
+
+
+def scores(x: Var) -> Var:
+    """A product whose terms cancel, then a square that overflows."""
+    weight = np.array([[200.0, 200.0], [1.0, 1.0]], np.float16)
+    product = mb.linear(x=x, weight=weight, name="product")
+    return mb.mul(x=product, y=product, name="squared")
+
+
+def test_ranges_are_those_of_the_exact_run_over_all_samples() -> None:
+    program = program_of(lambda x: mb.mul(x=x, y=np.float16(3), name="y"), 3)
+    found = ane.ranges(
+        program, [{"x": np.array([1.0, -2.0, 0.5])}, {"x": np.array([4.0, 0.0, 0.0])}]
+    )
+    (row,) = found.rows
+    assert (row.name, row.minimum, row.maximum, row.partial_sum) == ("y", -6.0, 12.0, None)
+    assert found.ok
+    assert found.samples == 2
+
+
+def test_a_sum_that_may_pass_the_ceiling_and_one_that_does() -> None:
+    may = ane.ranges(program_of(scores, 1, 2), {"x": np.array([[-150.0, 151.0]])})
+    product = may.rows[0]
+    assert product.partial_sum == 200 * 301
+    assert [h.kind for h in product.hazards] == ["may saturate"]
+    assert not may.first.get("ane")  # it may, in another order of the terms; in ours it does not
+    does = ane.ranges(program_of(scores, 1, 2), {"x": np.array([[150.0, 60.0]])})
+    assert [h.kind for h in does.rows[0].hazards] == ["saturates"]
+    assert does.rows[0].hazards[0].value == 42000
+    assert does.first["ane"].name == "product"
+    assert does.first["fp16"].name == "squared"
+
+
+def test_overflow_and_nan_in_fp16() -> None:
+    def build(x: Var) -> Var:
+        big = mb.mul(x=x, y=x, name="big")
+        return mb.sub(x=big, y=big, name="zero")
+
+    found = ane.ranges(program_of(build, 1), {"x": np.array([300.0])})
+    assert found.first["fp16"].name == "big"
+    hazards = {(r.name, h.arithmetic, h.kind) for r in found.rows for h in r.hazards}
+    assert hazards == {("big", "fp16", "overflow"), ("big", "ane", "overflow")}
+    assert found.rows[0].hazards[0].value == 90000
+
+
+def test_a_mask_of_infinities_names_the_pass() -> None:
+    def build(x: Var) -> Var:
+        hidden = mb.less(x=x, y=np.float16(0))
+        return mb.select(cond=hidden, a=np.float16(-np.inf), b=x, name="masked")
+
+    found = ane.ranges(program_of(build, 2), {"x": np.array([-1.0, 1.0])})
+    (hazard,) = {h for row in found.rows for h in row.hazards}
+    assert (hazard.kind, hazard.arithmetic, hazard.remedy) == (
+        "infinite",
+        "fp32",
+        "causal_mask_tensor",
+    )
+    assert hazard.remedy in registry.pass_names()
+
+
+def test_it_can_be_read_and_written() -> None:
+    found = ane.ranges(program_of(scores, 1, 2), {"x": np.array([[150.0, 60.0]])}, chip="M1")
+    text = str(found)
+    assert "first in ane:M1: linear product" in text
+    assert "ane:M1 is an estimate" in text
+    assert "no pass" in text
+    data = json.loads(json.dumps(found.to_json()))
+    assert data["first"] == {"ane:M1": "product", "fp16": "squared"}
+    assert "<pre" in found._repr_html_()
+
+
+def test_bad_calibration_sets() -> None:
+    program = program_of(scores, 1, 2)
+    with pytest.raises(SurgeryError, match="the calibration set is empty"):
+        ane.ranges(program, [])
+    with pytest.raises(InterpretError, match="nothing is known of the arithmetic of chip 'M7'"):
+        ane.ranges(program, chip="M7")
+    assert ane.ranges(program).samples == 1

@@ -170,6 +170,22 @@ def test_an_axis_may_be_empty(n: int) -> None:
         np.testing.assert_allclose(made[name], value, rtol=1e-5, atol=1e-6)
 
 
+def test_lengths_of_one_symbol_must_agree() -> None:
+    n = symbol()
+    specs = [mb.TensorSpec((n,)), mb.TensorSpec((2, n))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(x: Var, y: Var) -> Var:
+        return mb.add(x=x, y=y, name="sum")
+
+    x, y = floats(3), floats(2, 3)
+    np.testing.assert_array_equal(run(program, {"x": x, "y": y})["sum"], x + y)
+    with pytest.raises(InterpretError, match=r"'y' has shape \(2, 1\), expected \(2, 3\)"):
+        run(program, {"x": x, "y": y[:, :1]})
+    with pytest.raises(InterpretError, match=r"'x' has shape \(2, 3\), expected \(any,\)"):
+        run(program, {"x": y, "y": y})
+
+
 @pytest.mark.parametrize("given", [3.0, np.float64(3), [3.0], torch.tensor(3), np.array(3)])
 def test_scalars_go_in_and_come_out(given: Any) -> None:
     scalar = mb.placeholder(shape=(), dtype=types.fp32, allow_rank0_input=True)

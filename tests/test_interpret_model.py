@@ -255,7 +255,10 @@ def test_an_optional_input_has_a_default(package: Callable[..., Path], dtype: An
         predict({"y": x})
 
 
-def test_functions_are_called_by_name(package: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("default", ["short", "longer"])
+def test_functions_are_called_by_name(
+    package: Callable[..., Path], tmp_path: Path, default: str
+) -> None:
     parts = {"short": ("x", torch.nn.Linear(4, 3)), "longer": ("z", torch.nn.Linear(4, 5))}
     described = ct.utils.MultiFunctionDescriptor()
     for name, (kind, linear) in parts.items():
@@ -264,7 +267,7 @@ def test_functions_are_called_by_name(package: Callable[..., Path], tmp_path: Pa
             target="iOS18", outputs=[ct.TensorType(f"{name}_y")],
         )  # fmt: skip
         described.add_function(str(one), "main", name)
-    described.default_function_name = "longer"
+    described.default_function_name = default
     path, x = tmp_path / "both.mlpackage", floats(1, 4)
     with quiet_host():
         ct.utils.save_multifunction(described, str(path))
@@ -272,13 +275,14 @@ def test_functions_are_called_by_name(package: Callable[..., Path], tmp_path: Pa
         close(the(run(path, {kind: x}, function=name)), torch_says(linear, x))
         made = run(path, {kind: x}, function=name, outputs=[f"{name}_y"])
         close(made[f"{name}_y"], torch_says(linear, x))
-    close(the(run(path, {"z": x})), torch_says(parts["longer"][1], x))
-    with pytest.raises(UnknownName, match="unknown value 'short_y'"):
-        run(path, {"z": x}, outputs=["short_y"])
+    kind, linear = parts[default]
+    close(the(run(path, {kind: x})), torch_says(linear, x))
+    with pytest.raises(UnknownName, match="unknown value 'short_y'; did you mean 'longer_y'"):
+        run(path, {"z": x}, function="longer", outputs=["short_y"])
     with pytest.raises(UnknownName, match="unknown function 'shor'; did you mean 'short'"):
         Predictor(path, function="shor")
     with pytest.raises(UnknownName, match="unknown input 'x'; known: z"):
-        run(path, {"x": x})
+        run(path, {"x": x}, function="longer")
 
 
 def test_without_a_default_the_first_function_runs_as_described(corpus: Path) -> None:

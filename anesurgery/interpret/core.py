@@ -58,6 +58,8 @@ class Plan:
         last = _last_uses(ops, set(keep))
         for i, op in enumerate(ops):
             self.steps.append(self._step(op, last.get(i, [])))
+        self.runs, self.kept = 0, dict[Var, torch.Tensor]()
+        self.wide_bytes = sum(4 * step.fixed[k].numel() for step in self.steps for k in step.wide)
 
     def _constant(self, op: Operation) -> bool:
         if op.op_type == "const":
@@ -124,12 +126,23 @@ class Plan:
             np.asarray(value, np.float32) if isinstance(value, float) else value
         )
 
+    def _widened(self, var: Var, stored: torch.Tensor) -> torch.Tensor:
+        """A stored fp16 constant as an op computes with it: kept from the second run on, if all find room."""
+        if (kept := self.kept.get(var)) is not None:
+            return kept
+        wide = stored.float()
+        if self.runs > 1 and self.wide_bytes <= dtypes.KEPT:
+            self.kept[var] = wide
+            dtypes.forget(var.val)
+        return wide
+
     def run(self, env: Env, listener: Listener | None) -> None:
         """Evaluate the steps; `env` holds the values and loses those that are no longer needed."""
+        self.runs += 1
         for step in self.steps:
             arguments = {**step.fixed, **{k: self._read(env, v) for k, v in step.reads}}
             for name in step.wide:
-                arguments[name] = arguments[name].float()
+                arguments[name] = self._widened(step.op.inputs[name], arguments[name])
             if listener is not None:
                 listener.before(step.op, arguments)
             made = self._compute(step, arguments, env, listener)

@@ -21,9 +21,6 @@ PIXELS: dict[str, tuple[str, bool]] = {
 }  # fmt: skip
 """Colour space -> (mode of a PIL image, is the order of the channels reversed?)."""
 
-INTEGERS = frozenset({"INT32", "INT8"})
-"""Data types of arrays of integers; the default of such an input may be written as a float."""
-
 
 def bind(features: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a program, from what a caller gives to the model.
@@ -75,8 +72,7 @@ def _default(name: str, kind: Any) -> Array:
     if not kind.isOptional or which is None:
         why = "it is optional, but has no default" if kind.isOptional else "it is not optional"
         raise InterpretError(f"missing input {name!r}: {why}")
-    whole = array.ArrayDataType.Name(array.dataType) in INTEGERS
-    return np.full(tuple(array.shape), getattr(array, which), np.int32 if whole else np.float32)
+    return np.full(tuple(array.shape), getattr(array, which))
 
 
 Range = tuple[int, int]

@@ -57,7 +57,9 @@ def _input(name: str, var: Var, value: Any, symbols: dict[Any, int]) -> torch.Te
     if array.ndim != len(shape) or not all(
         _fits(d, n, symbols) for d, n in zip(shape, array.shape, strict=True)
     ):
-        raise InterpretError(f"input {name!r} has shape {array.shape}, expected {shape}")
+        expected = tuple(symbols.get(d, "any") if is_symbolic(d) else int(d) for d in shape)
+        words = f"({', '.join(map(str, expected))}{',' if len(expected) == 1 else ''})"
+        raise InterpretError(f"input {name!r} has shape {array.shape}, expected {words}")
     array = _cast(name, array, np_dtype(var))
     return precision.finish(precision.as_tensor(array), precision.run_dtype(var), None)
 

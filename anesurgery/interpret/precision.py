@@ -8,6 +8,7 @@ Integers of every width run as int32.
 
 from __future__ import annotations
 
+import mmap
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,10 @@ Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 CACHED = 1 << 16
 """Constants of up to this many elements are kept widened; larger ones are widened while an op needs them."""
+
+KEPT = 1 << 30
+"""Bytes of the widened larger constants of a program up to which they too are kept: a program that runs a second
+time is taken for one that runs often. The pages of the weight file are given back, so it is no second copy."""
 
 
 def check(precision: str) -> str:
@@ -83,6 +88,21 @@ def widen(value: Any) -> Any:
     return (
         value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
     )
+
+
+def forget(array: Any) -> None:
+    """Give back the memory of a view of a mapped file; the file is read again if the view is."""
+    owner = array
+    while isinstance(getattr(owner, "base", None), np.ndarray):
+        owner = owner.base
+    mapped = getattr(owner, "base", None)
+    if not (isinstance(owner, np.memmap) and owner.mode == "r" and hasattr(mapped, "madvise")):
+        return
+    begin = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if length > 0:
+        mapped.madvise(mmap.MADV_DONTNEED, first, length)
 
 
 def as_tensor(array: Any) -> torch.Tensor:

@@ -140,8 +140,8 @@ class Model:
             RECORD.rewriting.check(self.predictor, given)
         try:
             made = self.predictor(given, state=None if state is None else state.boxes)
-        except SurgeryError as error:  # what the binding raises
-            raise RuntimeError(str(error)) from error
+        except SurgeryError as error:  # in the words of Core ML
+            raise RuntimeError(f"Unable to compute the prediction using ML Program: {error}") from error
         spoil = MUTATIONS.get(RECORD.mutate, lambda a: a)
         return {
             k: spoil(v) if isinstance(v, np.ndarray) else v

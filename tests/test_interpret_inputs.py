@@ -64,7 +64,7 @@ def holding(number: Any) -> Array:
         ("scale", np.full((2, 3), None), "holds object, expected float16"),
         ("tokens", holding(0.5), "holds float64, expected int32; numbers such as 0.5 do not fit"),
         ("tokens", holding(np.nan), "numbers such as nan do not fit into int32"),
-        ("tokens", holding(-np.inf), "numbers such as -inf do not fit into int32"),
+        ("tokens", [[1, 2], [3]], "is no array: its rows differ in length"),
         ("tokens", holding(2**31), "holds int64, expected int32; numbers such as 2147483648"),
         ("small", holding(128), "numbers such as 128 do not fit into int8"),
         ("middle", holding(-32769), "numbers such as -32769 do not fit into int16"),
@@ -75,7 +75,7 @@ def holding(number: Any) -> Array:
 def test_an_input_that_does_not_fit_is_refused(name: str, value: Any, words: str) -> None:
     with pytest.raises(InterpretError) as raised:
         run(taking_every_type(), GOOD | {name: value})
-    assert f"input {name!r} {'' if words.startswith('h') else 'holds'}" in str(raised.value)
+    assert str(raised.value).startswith(f"input {name!r} ")
     assert words in str(raised.value)
 
 
@@ -98,8 +98,8 @@ def test_names_of_inputs_are_checked(
 
 def test_numbers_that_fit_are_taken_from_any_type() -> None:
     whole = [[1, 0, 1], [0, 1, 1]]
-    wanted = np.array(whole)
-    for given in (whole, np.array(whole, np.float32), torch.tensor(whole), wanted.astype(bool)):
+    wanted, tensor = np.array(whole), torch.tensor(whole)
+    for given in (whole, wanted.astype(np.float32), wanted == 1, tensor, tensor.bfloat16()):
         made = run(taking_every_type(), dict.fromkeys(KINDS, given))
         np.testing.assert_array_equal(made.pop("tokens_out"), wanted + 1)
         np.testing.assert_array_equal(made.pop("scale_out"), wanted * 2)

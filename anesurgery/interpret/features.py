@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.mil import Array
@@ -53,12 +54,26 @@ def check_names(wanted: Iterable[str], given: Iterable[str]) -> None:
             raise UnknownName("input", name, known)
 
 
+def as_array(name: str, value: Any) -> Array:
+    """An array from what a caller may give: array, tensor, number, nested lists.
+
+    Raises:
+        InterpretError: nested lists of different lengths.
+    """
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InterpretError(f"input {name!r} is no array: its rows differ in length") from error
+
+
 def _array(name: str, kind: Any, value: Any) -> Any:
-    array = kind.multiArrayType
     if value is None:
         return _default(name, kind)
-    shape = tuple(np.shape(value))
-    allowed = _shapes(array)
+    shape = as_array(name, value).shape
+    allowed = _shapes(kind.multiArrayType)
     if not any(_matches(shape, one) for one in allowed):
         raise InterpretError(
             f"input {name!r} has shape {shape}, expected {' or '.join(map(_shape_text, allowed))}"

@@ -11,7 +11,7 @@ import torch
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import precision, state
-from anesurgery.interpret.features import check_names
+from anesurgery.interpret.features import as_array, check_names
 from anesurgery.mil import Array, Function, Var, is_symbolic, np_dtype, types
 
 _SHORT = reprlib.Repr()
@@ -50,7 +50,7 @@ def bind(
 
 
 def _input(name: str, var: Var, value: Any, symbols: dict[Any, int]) -> torch.Tensor:
-    array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    array = as_array(name, value)
     shape = tuple(var.shape or ())
     if not shape and array.shape == (1,):  # how Core ML hands over a scalar
         array = array.reshape(())

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types bench clean
+.PHONY: help demo test test-all lint types conformance equivalence bench clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,12 @@ lint: $(READY)  ## ruff
 
 types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
+
+conformance: $(READY)  ## coremltools' own tests on the interpreter, with the numbers of a Mac
+	$(BIN)/python tests/conformance/run.py --both-sources --mutations $(OPTIONS)
+
+equivalence: $(READY)  ## every pass on every program that those tests build, compared
+	$(BIN)/python tests/conformance/run.py --passes all --suites ops,torch,ml_program --out build/equivalence $(OPTIONS)
 
 bench: $(READY)  ## ratios of time and memory, measured on this machine
 	$(BIN)/python tests/benchmarks/recipe.py

@@ -17,7 +17,7 @@ from anesurgery.interpret import constexpr, control, inputs, state
 from anesurgery.interpret import precision as dtypes
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.table import TABLE, Unsupported
-from anesurgery.mil import Array, Block, Operation, Program, Var, operands
+from anesurgery.mil import Array, Block, Operation, Program, Var, is_symbolic, operands
 from anesurgery.sampling import function_of
 from anesurgery.text import to_text
 
@@ -35,8 +35,8 @@ class Step:
     """Inputs that are constants."""
     reads: list[tuple[str, Any]]
     """Inputs that are values: (parameter, Var or tuple of Vars)."""
-    wide: list[str]
-    """Parameters whose stored fp16 constants must be widened for this op."""
+    stored: list[str]
+    """Parameters whose constants are not yet as this op computes with them: fp16, or a large matrix to be turned."""
     outs: list[tuple[Var, torch.dtype | None, dtypes.Rounding | None]]
     dead: list[Var]
 
@@ -46,11 +46,11 @@ class Plan:
 
     def __init__(
         self, ops: Iterable[Operation], keep: Iterable[Var], arithmetic: str,
-        outside: Env | None = None,
+        outside: Plan | None = None,
     ) -> None:  # fmt: skip
         self.arithmetic = dtypes.check(arithmetic)
-        self.constants: Env = dict(outside or {})
-        self.decompressed: dict[Var, Array] = {}
+        self.constants: Env = dict(outside.constants) if outside else {}
+        self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
         self.steps: list[Step] = []
         self.blocks: dict[Block, Plan] = {}
         ops = [op for op in ops if not self._constant(op)]
@@ -59,7 +59,7 @@ class Plan:
         for i, op in enumerate(ops):
             self.steps.append(self._step(op, last.get(i, [])))
         self.runs, self.kept = 0, dict[Var, torch.Tensor]()
-        self.wide_bytes = sum(4 * step.fixed[k].numel() for step in self.steps for k in step.wide)
+        self.ready_bytes = sum(4 * s.fixed[k].numel() for s in self.steps for k in s.stored)
 
     def _constant(self, op: Operation) -> bool:
         if op.op_type == "const":
@@ -76,19 +76,17 @@ class Plan:
             if op.op_type not in control.TABLE:
                 raise Unsupported(f"op {op.name}: the interpreter does not know {op.op_type!r}")
             for block in op.blocks:
-                self.blocks[block] = Plan(
-                    block.operations, block.outputs, self.arithmetic, self.constants
-                )
+                self.blocks[block] = Plan(block.operations, block.outputs, self.arithmetic, self)
         elif op.op_type not in TABLE:
             raise Unsupported(
                 f"op {op.name}: the interpreter does not know {op.op_type!r}; "
                 "add a meaning with @impl (anesurgery.interpret.table)"
             )
         meaning = None if op.blocks else TABLE[op.op_type]
-        fixed, reads, wide = self._inputs(op, moves=meaning is not None and meaning.moves)
+        fixed, reads, stored = self._inputs(op, moves=meaning is not None and meaning.moves)
         outs = [(v, dtypes.run_dtype(v), dtypes.rounding(v, self.arithmetic)) for v in op.outputs]
         function = meaning and dtypes.meaning(op, meaning, self.arithmetic)
-        return Step(op, function, fixed, reads, wide, outs, dead)
+        return Step(op, function, fixed, reads, stored, outs, dead)
 
     def _inputs(
         self, op: Operation, moves: bool
@@ -107,14 +105,16 @@ class Plan:
                 fixed[name] = self.constants[value]
             else:
                 reads.append((name, value))
-        half = [
-            k for k, v in fixed.items() if isinstance(v, torch.Tensor) and v.dtype == torch.float16
-        ]
-        return fixed, reads, [] if moves else half
+        stored = [k for k, v in fixed.items() if dtypes.is_stored(v, op.op_type)]
+        return fixed, reads, [] if moves else stored
 
     def _fixed(self, op: Operation, name: str, var: Var) -> Any:
         """A constant operand: tensors for what an op computes with, plain Python for what describes it."""
         value = var.val
+        if (
+            isinstance(value, np.ndarray) and value.dtype == object
+        ):  # a symbol, saved as "what is left"
+            value = np.array([-1 if is_symbolic(v) else int(v) for v in value], np.int32)
         described = getattr(op.input_spec.input_types.get(name), "const", False)
         if isinstance(value, (np.ndarray, np.generic)):
             if described and (value.ndim == 0 or (value.ndim == 1 and value.dtype.kind != "f")):
@@ -126,23 +126,26 @@ class Plan:
             np.asarray(value, np.float32) if isinstance(value, float) else value
         )
 
-    def _widened(self, var: Var, stored: torch.Tensor) -> torch.Tensor:
-        """A stored fp16 constant as an op computes with it: kept from the second run on, if all find room."""
+    def _ready(self, step: Step, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """A stored constant as an op computes with it: kept from the second run on, if all find room."""
+        var = step.op.inputs[name]
         if (kept := self.kept.get(var)) is not None:
             return kept
-        wide = stored.float()
-        if self.runs > 1 and self.wide_bytes <= dtypes.KEPT:
-            self.kept[var] = wide
+        if self.ready_bytes > dtypes.KEPT:
+            return stored.float()
+        made = dtypes.turned(stored) if step.op.op_type == "linear" else stored.float()
+        if self.runs > 1:
+            self.kept[var] = made
             dtypes.forget(var.val)
-        return wide
+        return made
 
     def run(self, env: Env, listener: Listener | None) -> None:
         """Evaluate the steps; `env` holds the values and loses those that are no longer needed."""
         self.runs += 1
         for step in self.steps:
             arguments = {**step.fixed, **{k: self._read(env, v) for k, v in step.reads}}
-            for name in step.wide:
-                arguments[name] = self._widened(step.op.inputs[name], arguments[name])
+            for name in step.stored:
+                arguments[name] = self._ready(step, name, arguments[name])
             if listener is not None:
                 listener.before(step.op, arguments)
             made = self._compute(step, arguments, env, listener)

@@ -6,6 +6,7 @@ Load it with `-p coreml_on_linux`, before anything imports coremltools: it offer
 Options:
 
 * `--sample N`: at most N parameter sets of each test function, evenly spread (0: all).
+* `--every N`: of what is left, every N-th test.
 * `--report FILE`: one JSON line per test: outcome, reason, largest error of its comparisons.
 * `--both-sources`: run the program in memory too; it must agree bit for bit with the saved package.
 * `--mutate scale|shift|negate|zero`: spoil every output, to see how many tests notice.
@@ -141,7 +142,9 @@ class Model:
         try:
             made = self.predictor(given, state=None if state is None else state.boxes)
         except SurgeryError as error:  # in the words of Core ML
-            raise RuntimeError(f"Unable to compute the prediction using ML Program: {error}") from error
+            raise RuntimeError(
+                f"Unable to compute the prediction using ML Program: {error}"
+            ) from error
         spoil = MUTATIONS.get(RECORD.mutate, lambda a: a)
         return {
             k: spoil(v) if isinstance(v, np.ndarray) else v
@@ -213,13 +216,16 @@ def _compare_in_memory(predict: Any) -> Any:
 
     def both(self: Any, data: Any, state: Any = None) -> Any:
         from anesurgery.interpret import Executable, features
+        from anesurgery.mil import walk_ops
 
         copied = dict(data) if isinstance(data, dict) else data
         made = predict(self, data, state)
-        plain = state is None and isinstance(data, dict) and self._mil_program is not None
+        program = self._mil_program
+        plain = state is None and isinstance(data, dict) and program is not None
+        plain = plain and not any(op.op_type.startswith("random_") for op in walk_ops(program))
         if RECORD.both_sources and not RECORD.mutate and plain and not self._is_multifunction():
             predictor = self.__proxy__.predictor
-            executable = Executable(self._mil_program, precision="fp16")
+            executable = Executable(program, precision="fp16")
             given = {k: _fits(_narrow(v), self.__proxy__.features[k]) for k, v in copied.items()}
             again = executable(features.bind(predictor.inputs, given))
             for name, value in again.items():
@@ -236,6 +242,7 @@ def pytest_addoption(parser: Any) -> None:
     """The options above."""
     group = parser.getgroup("coreml_on_linux")
     group.addoption("--sample", type=int, default=0)
+    group.addoption("--every", type=int, default=1)
     group.addoption("--report", default=None)
     group.addoption("--both-sources", action="store_true")
     group.addoption("--mutate", choices=["", *MUTATIONS], default="")
@@ -262,16 +269,14 @@ def pytest_configure(config: Any) -> None:
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Keep an even choice of each test function's parameter sets."""
-    most = config.getoption("--sample")
-    if not most:
-        return
     functions = defaultdict(list)
     for item in items:
         functions[item.nodeid.split("[")[0]].append(item)
-    kept = set()
+    chosen = []
     for group in functions.values():
-        n = min(most, len(group))
-        kept |= {group[(2 * i + 1) * len(group) // (2 * n)] for i in range(n)}
+        n = min(config.getoption("--sample") or len(group), len(group))
+        chosen += [group[(2 * i + 1) * len(group) // (2 * n)] for i in range(n)]
+    kept = set(chosen[:: config.getoption("--every")])
     dropped = [item for item in items if item not in kept]
     items[:] = [item for item in items if item in kept]
     config.hook.pytest_deselected(items=dropped)

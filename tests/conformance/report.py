@@ -114,6 +114,29 @@ def _section(title: str, found: dict[str, list[str]]) -> str:
     return "\n".join(lines)
 
 
+def mutation_table(suites: dict[str, list[Row]], spoiled: dict[str, dict[str, list[Row]]]) -> str:
+    """How many tests notice spoiled outputs: by their own tolerance, and by the error noted here."""
+    good = {
+        r["test"]: r
+        for rows in suites.values()
+        for r in rows
+        if group(r) == "passed" and r["compared"]
+    }
+    lines = [
+        "| outputs | tests that compare | fail | fail or are listed as loose |",
+        "|---|---|---|---|",
+    ]
+    for name, runs in spoiled.items():
+        again = [r for rows in runs.values() for r in rows if r["test"] in good]
+        failed = sum(r["outcome"] == "failed" for r in again)
+        seen = sum(
+            r["outcome"] == "failed" or r["error"] > 10 * good[r["test"]]["error"] + EXACT
+            for r in again
+        )
+        lines.append(f"| {name} | {len(again)} | {failed} | {seen} |")
+    return "\n".join(lines)
+
+
 def pass_table(rows: list[Row]) -> str:
     """What coremltools' own passes do to the numbers: how many were compared, and those that changed them."""
     notes = [(row["test"], note) for row in rows for note in row["passes"]]

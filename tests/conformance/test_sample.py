@@ -1,0 +1,41 @@
+"""A tenth of the conformance run: coremltools' own tests, with the numbers that they compare on a Mac."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import report
+import run
+
+
+@pytest.fixture(scope="module")
+def suites(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    options = ["--sample", "12", "--every", "12", "--both-sources", "--passes", "all"]
+    return run.run_suites(
+        ["torch", "ops", "passes"], tmp_path_factory.mktemp("conformance"), options
+    )
+
+
+def test_nearly_all_pass(suites: Any) -> None:
+    print(report.table(suites))
+    rows = [row for rows in suites.values() for row in rows]
+    failed = [row for row in rows if report.group(row) == "failed"]
+    passed = [row for row in rows if report.group(row) == "passed"]
+    assert len(passed) > 300
+    assert len(failed) <= 0.01 * len(passed), "\n".join(
+        f"{r['test']}: {r['reason']}" for r in failed
+    )
+
+
+def test_they_do_compare_numbers_and_closely(suites: Any) -> None:
+    rows = [row for rows in suites.values() for row in rows if report.group(row) == "passed"]
+    assert sum(row["predictions"] > 0 for row in rows) > 200
+    loose = [row["test"] for row in rows if report.loose(row)]
+    assert len(loose) <= 0.01 * len(rows), loose
+
+
+def test_no_pass_of_ours_makes_a_program_wrong(suites: Any) -> None:
+    rewritten = [one for rows in suites.values() for row in rows for one in row["rewriting"]]
+    assert [one for one in rewritten if one["outcome"] in ("wrong", "crash")] == []
+    assert sum(one["changes"] for one in rewritten) > 0

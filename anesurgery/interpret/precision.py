@@ -28,8 +28,8 @@ CACHED = 1 << 16
 """Constants of up to this many elements are kept widened; larger ones are widened while an op needs them."""
 
 KEPT = 1 << 30
-"""Bytes of the widened larger constants of a program up to which they too are kept: a program that runs a second
-time is taken for one that runs often. The pages of the weight file are given back, so it is no second copy."""
+"""Bytes up to which the larger constants of a program are kept as its ops compute with them: a program that runs a
+second time is taken for one that runs often. The pages of the weight file are given back, so it is no second copy."""
 
 
 def check(precision: str) -> str:
@@ -88,6 +88,21 @@ def widen(value: Any) -> Any:
     return (
         value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
     )
+
+
+def is_stored(value: Any, op_type: str) -> bool:
+    """Is a constant not yet as ops of this type compute with it?"""
+    if not isinstance(value, torch.Tensor):
+        return False
+    large = value.dtype == torch.float32 and value.ndim == 2 and value.numel() > CACHED
+    return value.dtype == torch.float16 or (large and op_type == "linear")
+
+
+def turned(matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix in fp32 that lies column by column: BLAS multiplies a few rows with its transpose faster."""
+    if matrix.ndim != 2:
+        return matrix.float()
+    return matrix.T.to(torch.float32, memory_format=torch.contiguous_format).contiguous().T
 
 
 def forget(array: Any) -> None:

@@ -1,4 +1,4 @@
-"""The command line: list, explain, apply, compare, diff.
+"""The command line: list, explain, apply, run, ranges, compare, diff.
 
 Exit codes: 0 all is well; 1 a promise was not kept, or two models differ; 2 bad usage or bad input.
 """
@@ -30,6 +30,7 @@ app = typer.Typer(
 DEBUG = "--debug"
 """Anywhere on the command line: errors come with their traceback."""
 
+PRECISION = "fp32 (exact), fp16 (as stored), ane or ane:M1 (an estimate of the Neural Engine)."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Model = Annotated[str, typer.Argument(help="An .mlpackage.", show_default=False)]
@@ -143,9 +144,57 @@ def apply(
 
 
 @app.command()
+def run(
+    model: Model,
+    inputs: Annotated[
+        Path | None, typer.Option(help="An .npz file of arrays by input name; sampled when absent.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The .npz file to write.")] = None,
+    precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
+    function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
+    as_json: Json = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Run a model once and show, or write, what comes out."""
+    import numpy as np
+
+    from anesurgery import arrays, report
+    from anesurgery.interpret import Predictor
+
+    predictor = Predictor(model, precision=precision, function=function)
+    values = predictor.sample(seed) if inputs is None else arrays.read(inputs)
+    made = {name: np.asarray(value) for name, value in predictor(values).items()}
+    if out is not None:
+        arrays.write(out, made)
+    _show(report.arrays_json(made), report.arrays_table(made), as_json, quiet)
+
+
+@app.command()
+def ranges(
+    model: Model,
+    inputs: Annotated[
+        list[Path] | None, typer.Option(help="An .npz file of arrays by input name; repeat for more.")
+    ] = None,
+    chip: Annotated[str | None, typer.Option(help='Whose arithmetic, as "M1".')] = None,
+    function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
+    as_json: Json = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Ranges of every op, and where fp16 or the Neural Engine would fail (then with exit code 1)."""
+    from anesurgery import arrays, report
+    from anesurgery.calibration import ranges as certify
+
+    samples = [arrays.read(path) for path in inputs] if inputs else None
+    found = certify(model, samples, chip=chip, function=function, seed=seed)
+    _show(found.to_json(), report.ranges_group(found), as_json, quiet)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
 def compare(
     a: Model, b: Model,
-    precision: Annotated[str, typer.Option(help="fp32, or fp16 for the arithmetic as stored.")] = "fp16",
+    precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
     gate: Annotated[float, typer.Option(help="PSNR in dB that every output must reach.")] = 60.0,
     function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,

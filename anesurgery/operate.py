@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
-from anesurgery import report
+from anesurgery import arrays, report
 from anesurgery.adapter import InterfaceChange
 from anesurgery.comparison import Comparison, compare
 from anesurgery.contract import Interface
@@ -66,7 +64,7 @@ class Surgery:
         """
         written = save(self.loaded, path, overwrite=overwrite)
         for name, array in self.artifacts.items():
-            _write_array(written.with_name(f"{written.stem}.{name}.npy"), array)
+            arrays.write_one(written.with_name(f"{written.stem}.{name}.npy"), array)
         return written
 
     def to_json(self) -> dict[str, Any]:
@@ -193,14 +191,3 @@ def _prove_model(
             f"first at {result.first_divergence}"
         )
     return result
-
-
-def _write_array(path: Path, array: Array) -> None:
-    """Write an .npy file, whole or not at all."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as file:
-        try:
-            np.save(file, array)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.replace(file.name, path)

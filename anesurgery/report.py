@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from anesurgery.mil import Array
 from anesurgery.pattern import Refusal
 from anesurgery.surgery import Change, counts, grouped_refusals
 
@@ -147,6 +148,25 @@ def as_html(shown: Any) -> str:
     return console.export_html(
         inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>"
     )
+
+
+def arrays_table(arrays: Mapping[str, Array]) -> Table:
+    """Arrays by name: shape, dtype, range."""
+    table = Table("output", "shape", "dtype", "min", "max", "mean", box=box.SIMPLE_HEAD)
+    for name, row in arrays_json(arrays).items():
+        shape = "x".join(map(str, row["shape"])) or "scalar"
+        table.add_row(name, shape, row["dtype"], *(str(row[k]) for k in ("min", "max", "mean")))
+    return table
+
+
+def arrays_json(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Arrays by name, as plain data: shape, dtype, and of numbers the range."""
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        numbers = array.dtype.kind in "fiub" and array.size
+        row = {k: f"{getattr(array, k)():.6g}" if numbers else "" for k in ("min", "max", "mean")}
+        found[name] = {"shape": list(array.shape), "dtype": str(array.dtype), **row}
+    return found
 
 
 LARGEST = 10

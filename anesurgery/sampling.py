@@ -38,13 +38,22 @@ def sample_inputs(
         length: what a symbolic dimension becomes.
         shapes: shapes by input name, in place of the declared ones.
     """
+    return sample_function(function_of(program, function), seed=seed, length=length, shapes=shapes)
+
+
+def sample_function(
+    function: Function, *, seed: int = 0, length: int = 4,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, Array]:  # fmt: skip
+    """Inputs for a function: see `sample_inputs`."""
     rng = np.random.default_rng(seed)
     made = {}
-    for name, var in function_of(program, function).inputs.items():
+    for name, var in function.inputs.items():
         if types.is_state(var.sym_type):
             continue
         declared = tuple(length if is_symbolic(d) else int(d) for d in var.shape or ())
-        made[name] = _draw(var, (shapes or {}).get(name, declared), rng)
+        wanted = (shapes or {}).get(name, declared)
+        made[name] = _draw(var, wanted if len(wanted) == len(declared) else declared, rng)
     return made
 
 

@@ -182,16 +182,14 @@ def test_a_registered_pass_is_one_of_coremltools_too(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_an_empty_recipe_changes_nothing(corpus: Path, tmp_path: Path, name: str) -> None:
-    from anesurgery.interpret import run
-    from anesurgery.sampling import sample_inputs
-
     surgery = ane.apply(corpus / f"{name}.mlpackage", Recipe("nothing", ()), quiet=True)
     path = surgery.save(tmp_path / "out.mlpackage")
     before, after = ane.load(corpus / f"{name}.mlpackage"), ane.load(path)
     assert interface(before) == interface(after)
     for function in before.program.functions:
-        inputs = sample_inputs(before.program, function=function)
-        old, new = (run(m, inputs, function=function) for m in (before, after))
+        reference = ane.Predictor(before, function=function)
+        inputs = reference.sample()
+        old, new = reference(inputs), ane.run(after, inputs, function=function)
         for output, value in old.items():
             np.testing.assert_array_equal(new[output], value)
 

@@ -90,6 +90,19 @@ def _default(name: str, kind: Any) -> Array:
     return np.full(tuple(array.shape), getattr(array, which))
 
 
+def default_shapes(features: Iterable[Any]) -> dict[str, tuple[int, ...]]:
+    """The default shape of each input, flexible or not; of an image, the shape of its array."""
+    found: dict[str, tuple[int, ...]] = {}
+    for feature in features:
+        array, image = feature.type.multiArrayType, feature.type.imageType
+        if feature.type.WhichOneof("Type") == "imageType":
+            channels = 3 if PIXELS[_COLORS.Name(image.colorSpace)][0] == "RGB" else 1
+            found[feature.name] = (1, channels, image.height, image.width)
+        else:
+            found[feature.name] = tuple(array.shape)
+    return found
+
+
 Range = tuple[int, int]
 """(least, most) of an axis; -1 for no bound."""
 

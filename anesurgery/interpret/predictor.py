@@ -12,6 +12,7 @@ from anesurgery.interpret.core import Executable
 from anesurgery.interpret.listener import Listener, Probe
 from anesurgery.mil import Function, ct
 from anesurgery.program import PIPELINES, Loaded, load, load_parts
+from anesurgery.sampling import sample_function
 
 
 class Predictor:
@@ -71,6 +72,14 @@ class Predictor:
         """`FeatureDescription` messages of the inputs; none for a bare program."""
         described = self._whole if self._whole is not None else self._descriptions[0]
         return [] if described is None else list(described.input)
+
+    def sample(self, seed: int = 0) -> dict[str, Any]:
+        """Inputs to try the model on: random numbers of the default shapes (see `sample_inputs`)."""
+        shapes = features.default_shapes(self.inputs)
+        made: dict[str, Any] = {}
+        for executable in reversed(self.executables):
+            made |= sample_function(executable.function, seed=seed, shapes=shapes)
+        return {name: made[name] for name in shapes or made}
 
     def _run(
         self, part: int, values: Mapping[str, Any], state: Any, listener: Listener | None

@@ -14,14 +14,11 @@ from typing import Any
 import torch
 
 from anesurgery.errors import SurgeryError
-from anesurgery.interpret.core import Executable
-from anesurgery.interpret.listener import Listener
+from anesurgery.interpret import Listener, Predictor
 from anesurgery.interpret.products import CEILING, SUMS, bound
-from anesurgery.mil import Array, Operation, Var, producer
-from anesurgery.program import load
-from anesurgery.sampling import sample_inputs
+from anesurgery.mil import Operation, Var, producer
 
-Values = Mapping[str, Array]
+Values = Mapping[str, Any]
 
 MASK_OPS = frozenset({"band_part", "fill", "fill_like", "select", "sub", "mul", "add"})
 REMEDIES: tuple[tuple[frozenset[str], str, str], ...] = (
@@ -122,7 +119,7 @@ def ranges(
 
     Args:
         model: path, MLModel or MIL program.
-        inputs: one set of inputs by name, or several; one sampled set when absent.
+        inputs: one set of inputs by name (arrays, PIL images), or several; one sampled set when absent.
         chip: whose arithmetic ("M1"); only what holds on every chip measured when absent.
         function: which function; `main` or the first by default.
         seed: of the sampled inputs.
@@ -131,9 +128,9 @@ def ranges(
         InterpretError: inputs that do not fit, or an unknown chip.
         SurgeryError: an empty calibration set.
     """
-    program = load(model).program
+    first = Predictor(model, function=function)
     if inputs is None:
-        inputs = sample_inputs(program, function=function, seed=seed)
+        inputs = first.sample(seed)
     samples = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     if not samples:
         raise SurgeryError("the calibration set is empty; give at least one set of inputs")
@@ -141,9 +138,9 @@ def ranges(
     exact = _Exact()
     watches = {name: _Breaks() for name in ("fp16", engine)}
     for precision, listener in {"fp32": exact, **watches}.items():
-        executable = Executable(program, function=function, precision=precision)
+        predictor = Predictor(first, function=function, precision=precision)
         for values in samples:
-            executable(values, listener=listener)
+            predictor(values, listener=listener)
     for precision, watch in watches.items():
         for var, nan in watch.broken.items():
             row = exact.rows[var]

@@ -22,7 +22,7 @@ class Predictor:
     the model says. A bare program has no description: it takes and gives what its functions declare.
 
     Args:
-        model: path of a package, MLModel, Loaded, or MIL program.
+        model: path of a package, MLModel, Loaded, MIL program; or a Predictor, whose programs are shared.
         precision: the arithmetic: "fp32", "fp16" or "ane".
         function: which function; the default of the package, or `main`, when absent.
 
@@ -99,6 +99,8 @@ class Predictor:
 
 def _read(model: Any) -> tuple[Any, list[Loaded]]:
     """The specification, and the programs to run in order."""
+    if isinstance(model, Predictor):
+        return model._spec, model.parts
     if isinstance(model, ct.models.MLModel) and model.package_path:
         model = model.package_path
     if isinstance(model, (str, os.PathLike)):

@@ -34,7 +34,7 @@ EXPLAINED: dict[str, str] = {
     r"TestNormalizationBatchNorm::.*float16.*float16":
         "mixes fp16 and fp32 in one op, which coremltools writes and cannot read",
 }  # fmt: skip
-"""Pattern in the name of a test that fails -> why, found out by reading it. It counts as failed all the same."""
+"""Pattern in the name of a test that fails -> why, found by reading it. It counts as failed all the same."""
 
 EXACT, HALF = 1e-5, 2.0**-10
 FEW = 8

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from anesurgery.errors import InterpretError, SurgeryError
-from anesurgery.interpret import constexpr, control, inputs, state
+from anesurgery.interpret import constexpr, control, fusion, inputs, state
 from anesurgery.interpret import precision as dtypes
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.table import TABLE, Unsupported
@@ -36,7 +36,7 @@ class Step:
     reads: list[tuple[str, Any]]
     """Inputs that are values: (parameter, Var or tuple of Vars)."""
     stored: list[str]
-    """Parameters whose constants are not yet as this op computes with them: fp16, or a large matrix to be turned."""
+    """Parameters whose constants are not yet as this op computes with them (`dtypes.is_stored`)."""
     outs: list[tuple[Var, torch.dtype | None, dtypes.Rounding | None]]
     dead: list[Var]
 
@@ -58,6 +58,7 @@ class Plan:
         last = _last_uses(ops, set(keep))
         for i, op in enumerate(ops):
             self.steps.append(self._step(op, last.get(i, [])))
+        self.direct = self._fuse(ops, set(keep)) if arithmetic == "fp32" else self.steps
         self.runs, self.kept = 0, dict[Var, torch.Tensor]()
         self.ready_bytes = sum(4 * s.fixed[k].numel() for s in self.steps for k in s.stored)
 
@@ -87,6 +88,26 @@ class Plan:
         outs = [(v, dtypes.run_dtype(v), dtypes.rounding(v, self.arithmetic)) for v in op.outputs]
         function = meaning and dtypes.meaning(op, meaning, self.arithmetic)
         return Step(op, function, fixed, reads, stored, outs, dead)
+
+    def _fuse(self, ops: list[Operation], keep: set[Var]) -> list[Step]:
+        """The steps of a run that nobody listens to."""
+        steps = {step.op: step for step in self.steps}
+        for attention in fusion.find(ops, keep):
+            fixed, reads, last = dict(attention.options), list[tuple[str, Any]](), attention.ops[-1]
+            others = (s for s in self.steps[: ops.index(last)] if s.op not in attention.ops)
+            if {v for s in others for v in s.dead} & {v for _, v in attention.reads}:
+                continue  # freed before the last of its ops
+            for name, var in attention.reads:
+                if var in self.constants or _is_const(var):
+                    fixed[name] = dtypes.widen(self.value({}, var))
+                else:
+                    reads.append((name, var))
+            dead = [v for op in attention.ops for v in steps[op].dead]
+            outs = steps[last].outs
+            steps[last] = Step(last, fusion.attend, fixed, reads, [], outs, dead)
+            for op in attention.ops[:-1]:
+                del steps[op]
+        return list(steps.values())
 
     def _inputs(
         self, op: Operation, moves: bool
@@ -142,7 +163,7 @@ class Plan:
     def run(self, env: Env, listener: Listener | None) -> None:
         """Evaluate the steps; `env` holds the values and loses those that are no longer needed."""
         self.runs += 1
-        for step in self.steps:
+        for step in self.direct if listener is None else self.steps:
             arguments = {**step.fixed, **{k: self._read(env, v) for k, v in step.reads}}
             for name in step.stored:
                 arguments[name] = self._ready(step, name, arguments[name])
@@ -167,9 +188,9 @@ class Plan:
             known = isinstance(error, InterpretError)
             if isinstance(error, SurgeryError) and (step.op.blocks or not known):
                 raise  # an op of a nested block has said it all
-            at = next(i for i, s in enumerate(self.steps) if s is step)
+            at = next(i for i, s in enumerate(self.steps) if s.op is step.op)
             around = "".join(
-                f"\n  {'>' if s is step else ' '} {to_text(s.op).splitlines()[0]}"
+                f"\n  {'>' if s.op is step.op else ' '} {to_text(s.op).splitlines()[0]}"
                 for s in self.steps[max(at - 2, 0) : at + 3]
             )
             got = ", ".join(f"{k}={inputs.describe(v)}" for k, v in arguments.items())

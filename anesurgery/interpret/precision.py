@@ -28,8 +28,8 @@ CACHED = 1 << 16
 """Constants of up to this many elements are kept widened; larger ones are widened while an op needs them."""
 
 KEPT = 1 << 30
-"""Bytes up to which the larger constants of a program are kept as its ops compute with them: a program that runs a
-second time is taken for one that runs often. The pages of the weight file are given back, so it is no second copy."""
+"""Bytes up to which the larger constants of a program are kept as its ops compute with them, from its second
+run on; the pages of the weight file are given back."""
 
 
 def check(precision: str) -> str:
@@ -110,7 +110,7 @@ def forget(array: Any) -> None:
     owner = array
     while isinstance(getattr(owner, "base", None), np.ndarray):
         owner = owner.base
-    mapped = getattr(owner, "base", None)
+    mapped: Any = getattr(owner, "base", None)
     if not (isinstance(owner, np.memmap) and owner.mode == "r" and hasattr(mapped, "madvise")):
         return
     begin = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data

@@ -32,9 +32,7 @@ def decompress(op: Operation, known: Mapping[Var, Array]) -> list[Array]:
         raise InterpretError(
             f"op {op.name}: {op.op_type} is not known; DECODERS holds the forms that are"
         )
-    parts = {
-        k: known.get(v, v.val) for k, v in op.inputs.items() if isinstance(v, Var)
-    }
+    parts = {k: known.get(v, v.val) for k, v in op.inputs.items() if isinstance(v, Var)}
     try:
         made = DECODERS[op.op_type](**parts)
     except (ValueError, IndexError, TypeError) as error:

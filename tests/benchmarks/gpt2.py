@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Array, Program, Var, ct, mb, quiet_host, types
+from anesurgery.mil import Array, Program, Var, ct, mb, types
 from anesurgery.program import load, save
 
 

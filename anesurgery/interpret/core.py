@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from anesurgery.errors import InterpretError, SurgeryError
-from anesurgery.interpret import constexpr, control, fusion, inputs, state
+from anesurgery.interpret import constexpr, control, devices, fusion, inputs, state
 from anesurgery.interpret import precision as dtypes
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.table import TABLE, Unsupported
@@ -46,19 +46,20 @@ class Plan:
 
     def __init__(
         self, ops: Iterable[Operation], keep: Iterable[Var], arithmetic: str,
-        outside: Plan | None = None,
+        outside: Plan | None = None, *, fuse: bool = False, device: str = "cpu",
     ) -> None:  # fmt: skip
-        self.arithmetic = dtypes.check(arithmetic)
+        self.arithmetic, self.device = dtypes.check(arithmetic), devices.check(device)
         self.constants: Env = dict(outside.constants) if outside else {}
         self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
         self.steps: list[Step] = []
         self.blocks: dict[Block, Plan] = {}
         ops = [op for op in ops if not self._constant(op)]
-        self.constants |= {v: dtypes.as_tensor(a) for v, a in self.decompressed.items()}
+        self.constants |= {v: self._tensor(a) for v, a in self.decompressed.items()}
         last = _last_uses(ops, set(keep))
         for i, op in enumerate(ops):
             self.steps.append(self._step(op, last.get(i, [])))
-        self.direct = self._fuse(ops, set(keep)) if arithmetic == "fp32" else self.steps
+        fuse = fuse and arithmetic == "fp32"
+        self.direct = self._fuse(ops, set(keep)) if fuse else self.steps
         self.runs, self.kept = 0, dict[Var, torch.Tensor]()
         self.ready_bytes = sum(4 * s.fixed[k].numel() for s in self.steps for k in s.stored)
 
@@ -77,7 +78,9 @@ class Plan:
             if op.op_type not in control.TABLE:
                 raise Unsupported(f"op {op.name}: the interpreter does not know {op.op_type!r}")
             for block in op.blocks:
-                self.blocks[block] = Plan(block.operations, block.outputs, self.arithmetic, self)
+                self.blocks[block] = Plan(
+                    block.operations, block.outputs, self.arithmetic, self, device=self.device
+                )
         elif op.op_type not in TABLE:
             raise Unsupported(
                 f"op {op.name}: the interpreter does not know {op.op_type!r}; "
@@ -129,23 +132,23 @@ class Plan:
         stored = [k for k, v in fixed.items() if dtypes.is_stored(v, op.op_type)]
         return fixed, reads, [] if moves else stored
 
+    def _tensor(self, array: Any) -> torch.Tensor:
+        return devices.move(dtypes.as_tensor(array), self.device)
+
     def _fixed(self, op: Operation, name: str, var: Var) -> Any:
         """A constant operand: tensors for what an op computes with, plain Python for what describes it."""
         value = var.val
-        if (
-            isinstance(value, np.ndarray) and value.dtype == object
-        ):  # a symbol, saved as "what is left"
+        if isinstance(value, np.ndarray) and value.dtype == object:
+            # symbols of a program in memory; saved, each says "what is left"
             value = np.array([-1 if is_symbolic(v) else int(v) for v in value], np.int32)
         described = getattr(op.input_spec.input_types.get(name), "const", False)
         if isinstance(value, (np.ndarray, np.generic)):
             if described and (value.ndim == 0 or (value.ndim == 1 and value.dtype.kind != "f")):
                 return value.tolist()
-            return dtypes.as_tensor(value)
+            return self._tensor(value)
         if described or isinstance(value, str) or not isinstance(value, (bool, int, float)):
             return value
-        return dtypes.as_tensor(
-            np.asarray(value, np.float32) if isinstance(value, float) else value
-        )
+        return self._tensor(np.asarray(value, np.float32) if isinstance(value, float) else value)
 
     def _ready(self, step: Step, name: str, stored: torch.Tensor) -> torch.Tensor:
         """A stored constant as an op computes with it: kept from the second run on, if all find room."""
@@ -212,7 +215,7 @@ class Plan:
         if var not in self.constants:
             if not _is_const(var):
                 raise InterpretError(f"%{var.name} has no value here")
-            self.constants[var] = dtypes.as_tensor(var.val)
+            self.constants[var] = self._tensor(var.val)
         return self.constants[var]
 
 
@@ -243,13 +246,28 @@ def _deep_reads(op: Operation) -> list[Var]:
 
 
 class Executable:
-    """A function of a program, planned once and called many times."""
+    """A function of a program, planned once and called many times.
+
+    Args:
+        program: the program.
+        function: which function; `main` or the first by default.
+        precision: the arithmetic: "fp32", "fp16", "ane" or "ane:CHIP".
+        fuse: may "fp32" compute attention at once where nobody listens (`fusion`)? Its sums then come in
+            another order.
+        device: "cpu", or "cuda" where torch has one.
+
+    Raises:
+        InterpretError: an op that is not known, an unknown precision, or no such device.
+        UnknownName: no such function.
+    """
 
     def __init__(
-        self, program: Program, *, function: str | None = None, precision: str = "fp32"
-    ) -> None:
+        self, program: Program, *, function: str | None = None, precision: str = "fp32",
+        fuse: bool = True, device: str = "cpu",
+    ) -> None:  # fmt: skip
         self.function = function_of(program, function)
-        self.plan = Plan(self.function.operations, self.function.outputs, precision)
+        ops, outputs = self.function.operations, self.function.outputs
+        self.plan = Plan(ops, outputs, precision, fuse=fuse, device=device)
 
     def __call__(
         self, values: Mapping[str, Any], *, listener: Listener | None = None,
@@ -265,8 +283,10 @@ class Executable:
         Raises:
             InterpretError: inputs that do not fit, or an op that fails.
         """
-        env = inputs.bind(self.function, values, state)
-        with torch.inference_mode():
+        device = self.plan.device
+        bound = inputs.bind(self.function, values, state)
+        env = {var: devices.move(value, device) for var, value in bound.items()}
+        with torch.inference_mode(), devices.default(device):
             self.plan.run(env, listener)
             outputs = {v.name: self.plan.value(env, v) for v in self.function.outputs}
         arithmetic = self.plan.arithmetic

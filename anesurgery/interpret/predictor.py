@@ -25,17 +25,29 @@ class Predictor:
         model: path of a package, MLModel, Loaded, MIL program; or a Predictor, whose programs are shared.
         precision: the arithmetic: "fp32", "fp16" or "ane".
         function: which function; the default of the package, or `main`, when absent.
+        fuse: may "fp32" compute attention at once, as torch does? Its sums then come in another order.
+        device: "cpu", or "cuda" where torch has one.
 
     Raises:
+        InterpretError: an op that is not known, or no such device.
         LoadError: the model cannot be read.
         UnknownName: no such function or precision.
     """
 
-    def __init__(self, model: Any, *, precision: str = "fp32", function: str | None = None) -> None:
+    def __init__(
+        self, model: Any, *, precision: str = "fp32", function: str | None = None, fuse: bool = True,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
         self._spec, parts = _read(model)
         self.parts = parts
         self.executables = [
-            Executable(p.program, function=_function_name(p, function), precision=precision)
+            Executable(
+                p.program,
+                function=_function_name(p, function),
+                precision=precision,
+                fuse=fuse,
+                device=device,
+            )
             for p in parts
         ]
         self._descriptions = [
@@ -128,9 +140,9 @@ def _description(loaded: Loaded, function: Function) -> Any:
 def run(
     model: Any, values: Mapping[str, Any], *, precision: str = "fp32", function: str | None = None,
     outputs: Iterable[str] | None = None, listener: Listener | None = None,
-    state: state.States | None = None,
+    state: state.States | None = None, device: str = "cpu",
 ) -> dict[str, Any]:  # fmt: skip
-    """Run a model once: numbers, on any machine.
+    """Run a model once, op by op: numbers, on any machine.
 
     Args:
         model: path of a package, MLModel, or MIL program.
@@ -141,12 +153,13 @@ def run(
         outputs: names of outputs, or of any other value of the function; all outputs by default.
         listener: told about each op.
         state: from `Predictor.make_state`; it keeps what the model wrote.
+        device: "cpu", or "cuda" where torch has one.
 
     Raises:
         InterpretError: inputs that do not fit, an op that is not known or fails.
         UnknownName: no such function or value.
     """
-    predictor = Predictor(model, precision=precision, function=function)
+    predictor = Predictor(model, precision=precision, function=function, fuse=False, device=device)
     if outputs is None:
         return predictor(values, state=state, listener=listener)
     names = list(outputs)

@@ -54,13 +54,16 @@ def test_the_processor_needs_no_moves() -> None:
     assert devices.move("text", "cuda") == "text"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no GPU here")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no GPU here")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "ane", "ane:M1"])
-def test_a_gpu_gives_the_same_numbers(precision: str) -> None:
+@pytest.mark.parametrize("device", ["cpu:0", pytest.param("cuda", marks=GPU)])
+def test_another_device_gives_the_same_numbers(precision: str, device: str) -> None:
     model = program()
     values = {"x": RNG.standard_normal((2, 3, 8)), "ids": np.array([0, 7, 3, 3], np.int32)}
     expected = Predictor(model, precision=precision)(values)
-    found = Predictor(model, precision=precision, device="cuda")(values)
+    found = Predictor(model, precision=precision, device=device)(values)
     for name, value in expected.items():
         np.testing.assert_allclose(
             found[name], value, rtol=1e-3 if "f" not in precision else 1e-5, atol=1e-5

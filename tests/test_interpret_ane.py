@@ -236,3 +236,23 @@ def test_every_row_has_a_source_and_names_measured_chips() -> None:
         assert row.source
         assert bool(row.chips) == (row.grade == "measured")
         assert not row.everywhere or row.modelled
+
+
+def test_integer_products_have_no_ceiling() -> None:
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 2), dtype=types.int32)], opset_version=ct.target.iOS17
+    )
+    def program(x: Var) -> Var:
+        return mb.matmul(x=x, y=np.array([[300], [300]], np.int32), name="y")
+
+    made = run(program, {"x": np.array([[200, 200]], np.int32)}, precision="ane")
+    assert made["y"].item() == 120000
+
+
+def test_only_the_columns_that_may_overflow_are_looked_at_twice() -> None:
+    weight = np.ones((64, 256), np.float16)
+    weight[7] = 4.0
+    x = np.full((3, 256), 40.0, np.float16)
+    found = on_ane(lambda a: mb.linear(x=a, weight=weight), x)
+    assert np.isinf(found).nonzero()[1].tolist() == [7, 7, 7]
+    assert found[0, 0] == 10240

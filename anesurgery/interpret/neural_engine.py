@@ -76,9 +76,13 @@ def _finite(value: Any) -> Any:
         return [_finite(v) for v in value]
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
-    if torch.isfinite(value.sum()):  # one pass: numbers of fp16 do not overflow a sum in fp32
+    if products.remembered(value, "finite", lambda: _all_finite(value)):
         return value
     return torch.nan_to_num(value, nan=NON_FINITE, posinf=NON_FINITE, neginf=-NON_FINITE)
+
+
+def _all_finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(value.sum()))  # numbers of fp16 do not overflow a sum in fp32
 
 
 def _limited_result(function: Function) -> Function:

@@ -1,7 +1,8 @@
 """Sums of products with a ceiling: matmul, linear and conv whose partial sums may not reach 32768.
 
 Three looks, each dearer than the one before, and each only where the one before leaves a doubt: a bound for the
-whole result from norms, one for each element from the sums of magnitudes, and the partial sums themselves.
+whole result, or for a column of it, from norms; one for each element from the sums of magnitudes; and the
+partial sums themselves. What is known of a constant is remembered with it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from anesurgery.interpret.conv import CONV, pad_axes, padding
 from anesurgery.interpret.table import TABLE, ints
@@ -38,6 +40,8 @@ class Sum:
     """No partial sum of any element is larger than this."""
     magnitudes: Callable[[], Tensor]
     """For each element, the sum of the magnitudes of its terms: no partial sum is larger."""
+    risky: Callable[[], Tensor]
+    """For each element, may a partial sum reach the ceiling?"""
     terms: Callable[[Tensor], Tensor]
     """Places [count, rank] -> the terms of each, in order [count, terms]."""
     length: int
@@ -63,6 +67,8 @@ def limited(op_type: str, flush: float = 0.0) -> Callable[..., Tensor]:
     make = SUMS[op_type]
 
     def compute(**arguments: Any) -> Tensor:
+        if not arguments["x"].is_floating_point():
+            return TABLE[op_type].function(**arguments)
         if flush:
             arguments = {k: _flushed(v, flush) for k, v in arguments.items()}
         return held(make(**arguments))
@@ -75,7 +81,7 @@ def held(summed: Sum) -> Tensor:
     total = summed.total()
     if summed.length < 2 or total.numel() == 0 or summed.roughly() < CEILING:
         return total
-    risky = (summed.magnitudes() >= CEILING).nonzero()
+    risky = summed.risky().nonzero()
     for places in torch.split(risky, max(1, AT_ONCE // summed.length)):
         if len(places):
             partial = summed.terms(places).cumsum(-1)
@@ -100,9 +106,14 @@ def _flushed(value: Any, least: float) -> Any:
     return torch.where(value.abs() < least, 0.0, value)
 
 
-def _matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False) -> Sum:
+def _matmul(
+    x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = False, start: float = 0.0
+) -> Sum:
+    """X times y; `start` is the largest magnitude from which a sum begins."""
+    transpose_y = transpose_y and y.ndim > 1
+    columns = remembered(y, ("columns", transpose_y), lambda: _columns(y, transpose_y))
     x = x.transpose(-1, -2) if transpose_x and x.ndim > 1 else x
-    y = y.transpose(-1, -2) if transpose_y and y.ndim > 1 else y
+    y = y.transpose(-1, -2) if transpose_y else y
     left, right = (x[None] if x.ndim == 1 else x), (y[:, None] if y.ndim == 1 else y)
     batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     shape = torch.matmul(
@@ -119,11 +130,38 @@ def _matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool =
         columns = right.expand(*batch, *right.shape[-2:]).transpose(-1, -2)[(*lead, j)]
         return rows * columns
 
+    def risky() -> Tensor:
+        if y.ndim == 1:
+            return torch.matmul(x.abs(), y.abs()) + start >= CEILING
+        found = torch.zeros(shape, dtype=torch.bool)
+        some = (_largest(x) * columns + start >= CEILING).nonzero()[:, 0]
+        found[..., some] = torch.matmul(x.abs(), y[..., some].abs()) + start >= CEILING
+        return found
+
     return Sum(
         lambda: TABLE["matmul"].function(x=x, y=y),
-        lambda: _largest(left) * _largest(torch.linalg.vector_norm(right, 1, -2)),
-        lambda: torch.matmul(x.abs(), y.abs()), terms, left.shape[-1],
+        lambda: _largest(left) * _largest(columns) + start,
+        lambda: torch.matmul(x.abs(), y.abs()), risky, terms, left.shape[-1],
     )  # fmt: skip
+
+
+def _columns(y: Tensor, transposed: bool) -> Tensor:
+    """The sum of magnitudes of each column, the largest of all batches."""
+    if y.ndim == 1:
+        return y.abs().sum()[None]
+    sums = torch.linalg.vector_norm(y, 1, -1 if transposed else -2)
+    return sums if sums.ndim == 1 else sums.flatten(0, -2).amax(0)
+
+
+_KNOWN: Any = WeakTensorKeyDictionary()
+
+
+def remembered(tensor: Tensor, key: Any, compute: Callable[[], Any]) -> Any:
+    """What was computed of a tensor under a key, kept as long as the tensor lives; nobody writes into one."""
+    known = _KNOWN.setdefault(tensor, {})
+    if key not in known:
+        known[key] = compute()
+    return known[key]
 
 
 def _largest(value: Tensor) -> float:
@@ -131,16 +169,16 @@ def _largest(value: Tensor) -> float:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Any = None) -> Sum:
-    product = _matmul(x, weight, transpose_y=True)
     start = torch.zeros(weight.shape[0]) if bias is None else torch.as_tensor(bias).to(weight.dtype)
+    product = _matmul(x, weight, transpose_y=True, start=_largest(start))
 
     def terms(places: Tensor) -> Tensor:  # the bias is the value that the sum starts from
         return torch.cat([start[places[:, -1]][:, None], product.terms(places)], -1)
 
     return Sum(
         lambda: TABLE["linear"].function(x=x, weight=weight, bias=bias),
-        lambda: product.roughly() + _largest(start),
-        lambda: product.magnitudes() + start.abs(), terms, product.length,
+        product.roughly,
+        lambda: product.magnitudes() + start.abs(), product.risky, terms, product.length,
     )  # fmt: skip
 
 
@@ -168,11 +206,16 @@ def _conv(
         found = (patches * weight.flatten(2)[places[:, 1]]).flatten(1)
         return torch.cat([start[places[:, 1]][:, None], found], -1)
 
+    def magnitudes() -> Tensor:
+        return CONV[n](padded.abs(), weight.abs(), start.abs(), s, 0, d, int(groups))
+
+    norm = remembered(
+        weight, "norm", lambda: _largest(torch.linalg.vector_norm(weight.flatten(1), 1, -1))
+    )
     return Sum(
         lambda: TABLE["conv"].function(x, weight, bias, strides, pad_type, pad, dilations, groups),
-        lambda: _largest(x) * _largest(torch.linalg.vector_norm(weight.flatten(1), 1, -1)) + _largest(start),
-        lambda: CONV[n](padded.abs(), weight.abs(), start.abs(), s, 0, d, int(groups)),
-        terms, math.prod(weight.shape[1:]),
+        lambda: _largest(x) * norm + _largest(start),
+        magnitudes, lambda: magnitudes() >= CEILING, terms, math.prod(weight.shape[1:]),
     )  # fmt: skip
 
 

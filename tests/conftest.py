@@ -17,7 +17,8 @@ from anesurgery.interpret import evaluate
 from anesurgery.mil import Array, Program, Var, any_symbolic, ct, mb, quiet_host
 from anesurgery.program import clone
 
-collect_ignore_glob = ["conformance/[!t]*.py"]  # a plug-in for another process, and its helpers
+# Scripts of their own processes, which import their neighbours by name.
+collect_ignore_glob = ["conformance/[!t]*.py", "benchmarks/*.py"]
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,15 @@ class Divergence:
     other: str
     """Of the value in the first program that it was compared with."""
     psnr: float
-    """In dB."""
+    """In dB; minus infinite where the shapes differ."""
     max_abs: float
+    note: str = ""
+    """What else is to be said: shapes that differ, elements that are NaN or infinite on one side only."""
 
     def __str__(self) -> str:
         other = "" if self.other == self.name else f" (against {self.other})"
-        return f"{self.op_type} {self.name}{other}: PSNR {self.psnr:.1f} dB, max error {self.max_abs:.3g}"
+        numbers = f"PSNR {self.psnr:.1f} dB, max error {self.max_abs:.3g}"
+        return f"{self.op_type} {self.name}{other}: {'; '.join(filter(None, (numbers, self.note)))}"
 
 
 def first_divergence(
@@ -40,6 +44,8 @@ def first_divergence(
     function: str | None = None, seed: int = 0,
 ) -> Divergence | None:  # fmt: skip
     """The first op of `b`, in file order, whose value is off that of `a` by more than the gate; or None.
+
+    Integers and booleans have to be equal. The outputs are always paired, in their order, whatever else is.
 
     Args:
         a: the reference: path, MLModel or program.
@@ -61,10 +67,12 @@ def first_divergence(
     first, second = load(a).program, load(b).program
     if inputs is None:
         inputs = sample_inputs(first, function=function, seed=seed)
-    pairs = PAIRINGS[by](function_of(first, function), function_of(second, function))
+    old, new = function_of(first, function), function_of(second, function)
+    pairs = dict(zip(new.outputs, old.outputs, strict=False)) | PAIRINGS[by](old, new)
+    shaped = () if contract else frozenset(new.outputs)
     kept = _Keep(set(pairs.values()))
     Executable(first, function=function, precision=precision)(inputs, listener=kept)
-    watch = _Watch(pairs, kept.values, gate)
+    watch = _Watch(pairs, kept.values, gate, shaped)
     try:
         Executable(second, function=function, precision=precision)(
             adapt_inputs(contract, inputs), listener=watch
@@ -74,10 +82,14 @@ def first_divergence(
     return None
 
 
-def _floats(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, Any]]:
-    """The float values that an op made."""
-    made = zip(op.outputs, outputs, strict=True)
-    return [(v, x) for v, x in made if hasattr(x, "is_floating_point") and x.is_floating_point()]
+def _arrays(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, Array]]:
+    """The tensors that an op made; floats as fp32."""
+    made = (
+        (v, x.detach().cpu())
+        for v, x in zip(op.outputs, outputs, strict=True)
+        if hasattr(x, "detach")
+    )
+    return [(v, (x.float() if x.is_floating_point() else x).numpy()) for v, x in made]
 
 
 class _Keep(Listener):
@@ -89,9 +101,9 @@ class _Keep(Listener):
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
         """Copy what is wanted: a state may be written later."""
-        for var, value in _floats(op, outputs):
+        for var, value in _arrays(op, outputs):
             if var in self._wanted:
-                self.values[var] = value.detach().float().cpu().numpy().copy()
+                self.values[var] = value.copy()
 
 
 class _Found(Exception):  # noqa: N818 - ends a run, and is no error
@@ -103,20 +115,32 @@ class _Watch(_Keep):
     """A listener that stops the run at the first value that differs."""
 
     def __init__(
-        self, pairs: Mapping[Var, Var], reference: Mapping[Var, Array], gate: float
-    ) -> None:
-        self._pairs, self._reference, self._gate = pairs, reference, gate
+        self, pairs: Mapping[Var, Var], reference: Mapping[Var, Array], gate: float,
+        shaped: Collection[Var],
+    ) -> None:  # fmt: skip
+        self._pairs, self._reference, self._gate, self._shaped = pairs, reference, gate, shaped
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Compare what has a partner of the same shape."""
-        for var, value in _floats(op, outputs):
+        """Compare what has a partner; a shape may change inside, and not in an output."""
+        for var, value in _arrays(op, outputs):
             other = self._pairs.get(var)
             expected = None if other is None else self._reference.get(other)
-            if other is None or expected is None or expected.shape != tuple(value.shape):
+            if other is None or expected is None:
                 continue
-            row = compare_arrays(var.name, expected, value.detach().float().cpu().numpy())
-            if row.psnr < self._gate or row.bad:
-                raise _Found(Divergence(op.op_type, var.name, other.name, row.psnr, row.max_abs))
+            if expected.shape != value.shape:
+                if var in self._shaped:
+                    note = f"shape {value.shape} against {expected.shape}"
+                    raise _Found(
+                        Divergence(op.op_type, var.name, other.name, -math.inf, math.inf, note)
+                    )
+                continue
+            row = compare_arrays(var.name, expected, value)
+            unequal = expected.dtype.kind != "f" and row.max_abs > 0
+            if row.psnr < self._gate or row.bad or unequal:
+                note = f"{row.bad} elements are undefined on one side only" if row.bad else ""
+                raise _Found(
+                    Divergence(op.op_type, var.name, other.name, row.psnr, row.max_abs, note)
+                )
 
 
 def _values(function: Function) -> list[Var]:

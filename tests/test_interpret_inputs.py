@@ -398,3 +398,32 @@ def test_a_failure_in_a_nested_block_is_told_once(monkeypatch: pytest.MonkeyPatc
     words = str(raised.value)
     assert words.count("failed") == words.count(" > ") == 1
     assert "mul(x=%" in words
+
+
+def test_what_is_no_state_is_told_from_one() -> None:
+    executable, x = Executable(stateful()), np.array([1, 2], np.float16)
+    for given in ({"acc": np.zeros(2)}, np.zeros(2)):
+        with pytest.raises(InterpretError, match=r"is made with make_state\(\)"):
+            executable({"x": x}, state=given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("precision", [None, "ane:", "ane:m1", "FP16"])
+def test_a_precision_that_is_none(precision: Any) -> None:
+    with pytest.raises(InterpretError, match="may be 'fp32'|nothing is known of the arithmetic"):
+        Executable(stateful(), precision=precision)
+
+
+def test_outputs_are_the_users_own() -> None:
+    stored = np.arange(70000, dtype=np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec((3,))])
+    def program(x: Var) -> Any:
+        return mb.identity(x=x, name="same"), mb.identity(x=mb.const(val=stored), name="stored")
+
+    executable = Executable(program)
+    for x in (np.zeros(3, np.float32), torch.zeros(3)):
+        made = executable({"x": x})
+        for value in made.values():
+            value[0] = 99
+        assert float(x[0]) == 0
+        assert executable({"x": x})["stored"][0] == 0

@@ -386,3 +386,29 @@ def test_space_and_batches(one_op: OneOp) -> None:
     crops = np.array([[1, 1], [0, 2]], np.int32)
     (back,) = one_op("batch_to_space", x=found, block_shape=[a, b], crops=crops)
     assert_close(back, x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted", "made"),
+    [((0, 4, 3), [0, -1], (4, 0)), ((2, 0), [0, 0], (2, 0)), ((0, 3), [0, 3, -1], (1, 3, 0)),
+     ((1, 2, 0, 4), [-1, 1, 1, 3, 0], (0, 1, 1, 3, 4)), ((4, 0), [0, 7], (0, 7)), ((4, 3), [0, -1], (4, 3))],
+)  # fmt: skip
+def test_reshapes_of_tensors_without_elements(
+    shape: tuple[int, ...], wanted: list[int], made: tuple[int, ...]
+) -> None:
+    (found,) = computed(
+        "reshape", {"x": np.zeros(shape, np.float32), "shape": np.array(wanted, np.int32)}
+    )
+    assert found.shape == made
+
+
+def test_a_flat_tensor_without_elements(one_op: OneOp) -> None:
+    (found,) = one_op("flatten2d", x=np.zeros((3, 2, 0, 1), np.float32), axis=-1)
+    assert found.shape == (0, 1)
+
+
+def test_a_squeezed_axis_with_a_masked_begin_takes_the_first(one_op: OneOp) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    form = {"begin": [2, 0], "end": [3, 2], "begin_mask": [True, False]}
+    (found,) = one_op("slice_by_index", x=x, **form, squeeze_mask=[True, False])
+    assert_close(found, x[0])

@@ -208,6 +208,13 @@ class Plan:
             return [dtypes.widen(self.value(env, v)) for v in wanted]
         return env[wanted]
 
+    def stored(self) -> list[Any]:
+        """The constants that the steps and the nested blocks read."""
+        here = [x for step in self.steps for x in step.fixed.values()] + list(
+            self.constants.values()
+        )
+        return here + [x for plan in self.blocks.values() for x in plan.stored()]
+
     def value(self, env: Env, var: Var) -> Any:
         """The value of a var: computed, or a constant."""
         if var in env:
@@ -217,6 +224,11 @@ class Plan:
                 raise InterpretError(f"%{var.name} has no value here")
             self.constants[var] = self._tensor(var.val)
         return self.constants[var]
+
+
+def _place(value: Any) -> int | None:
+    """Where the memory of a tensor begins."""
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None
 
 
 def _is_const(var: Any) -> bool:
@@ -268,6 +280,7 @@ class Executable:
         self.function = function_of(program, function)
         ops, outputs = self.function.operations, self.function.outputs
         self.plan = Plan(ops, outputs, precision, fuse=fuse, device=device)
+        self.stored = {_place(t) for t in self.plan.stored()}
 
     def __call__(
         self, values: Mapping[str, Any], *, listener: Listener | None = None,
@@ -288,11 +301,19 @@ class Executable:
         env = {var: devices.move(value, device) for var, value in bound.items()}
         with torch.inference_mode(), devices.default(device):
             self.plan.run(env, listener)
-            outputs = {v.name: self.plan.value(env, v) for v in self.function.outputs}
+            outputs = {v.name: self._own(env, v, bound.values()) for v in self.function.outputs}
         arithmetic = self.plan.arithmetic
         return {
             v.name: dtypes.to_numpy(outputs[v.name], v, arithmetic) for v in self.function.outputs
         }
+
+    def _own(self, env: Env, output: Var, bound: Iterable[Any]) -> Any:
+        """The value of an output, copied where its memory is that of a constant, an input or a state."""
+        value = self.plan.value(env, output)
+        if not isinstance(value, torch.Tensor):
+            return value
+        given = {_place(b.value if isinstance(b, state.Box) else b) for b in bound}
+        return value.clone() if _place(value) in self.stored | given else value
 
     def make_state(self) -> state.States:
         """States of this function, all zero."""

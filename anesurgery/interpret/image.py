@@ -6,6 +6,7 @@ at these places in turn; crops are resized in the same way between the sides of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, TypeVar
@@ -100,7 +101,7 @@ def _linear(x: Tensor, axis: int, at: Tensor) -> Tensor:
 
 def _interpolate(x: Tensor, sizes: list[int], **how: Any) -> Tensor:
     """The last two axes of x in other sizes, by torch."""
-    image = x.reshape(1, -1, *x.shape[-2:])
+    image = x.reshape(1, math.prod(x.shape[:-2]), *x.shape[-2:])
     return F.interpolate(image, sizes, **how).reshape(*x.shape[:-2], *sizes)
 
 

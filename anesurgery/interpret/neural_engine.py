@@ -211,8 +211,8 @@ def chip_of(precision: str) -> str | None:
     Raises:
         Unsupported: a chip of which nothing is known.
     """
-    _, _, chip = precision.partition(":")
-    if chip and chip not in CHIPS:
+    _, named, chip = precision.partition(":")
+    if named and chip not in CHIPS:
         raise Unsupported(
             f"nothing is known of the arithmetic of chip {chip!r}; known: {', '.join(CHIPS)}"
         )

@@ -38,7 +38,7 @@ def check(precision: str) -> str:
     Raises:
         InterpretError: it does not, or nothing is known of the chip.
     """
-    if precision.startswith("ane:"):
+    if isinstance(precision, str) and precision.startswith("ane:"):
         neural_engine.chip_of(precision)
     elif precision not in PRECISIONS:
         raise InterpretError(

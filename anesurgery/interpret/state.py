@@ -39,7 +39,10 @@ def bind(function: Function, states: States | None) -> dict[Var, Box]:
     """
     fresh = make(function)
     states = fresh if states is None else states
-    given, wanted = _shapes(states), _shapes(fresh)
+    wanted = _shapes(fresh)
+    if not isinstance(states, dict) or not all(isinstance(b, Box) for b in states.values()):
+        raise InterpretError(f"a state holds {wanted}, and is made with make_state()")
+    given = _shapes(states)
     if given != wanted:
         raise InterpretError(
             f"the state is of another model: {given}, expected {wanted}; make it with make_state()"

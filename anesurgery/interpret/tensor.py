@@ -17,10 +17,13 @@ Tensor = torch.Tensor
 def reshape(x: Tensor, shape: Any) -> Tensor:
     """Another shape: -1 is what is left; 0 keeps the length of x at that place, counted from the right."""
     wanted = ints(shape)
-    if not x.numel():
-        return x.reshape(wanted)
     lengths = [1] * (len(wanted) - x.ndim) + list(x.shape[-len(wanted) :])
-    return x.reshape([n if d == 0 else d for n, d in zip(lengths, wanted, strict=False)])
+    kept = [n if d == 0 else d for n, d in zip(lengths, wanted, strict=False)]
+    if x.numel():
+        return x.reshape(kept)
+    if -1 not in kept and 0 not in kept:
+        return x.reshape(wanted)  # computed lengths of a tensor without elements
+    return x.reshape([0 if d == -1 else d for d in kept])
 
 
 @impl("reshape_like", moves=True)
@@ -59,7 +62,7 @@ def transpose(x: Tensor, perm: Any) -> Tensor:
 def flatten2d(x: Tensor, axis: int = 1) -> Tensor:
     """Two axes: those before `axis`, and the rest."""
     axis = axis + x.ndim if axis < 0 else axis
-    return x.reshape(math.prod(x.shape[:axis]), -1)
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 @impl("concat")
@@ -136,7 +139,7 @@ def slice_by_index(
     no_begin, no_end, drop = (_mask(m, x.ndim) for m in (begin_mask, end_mask, squeeze_mask))
     for axis in range(x.ndim):
         if drop[axis]:
-            x = x.narrow(axis, b[axis] % x.shape[axis], 1)
+            x = x.narrow(axis, 0 if no_begin[axis] else b[axis] % x.shape[axis], 1)
             continue
         chosen = range(x.shape[axis])[
             slice(None if no_begin[axis] else b[axis], None if no_end[axis] else e[axis], s[axis])

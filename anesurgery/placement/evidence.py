@@ -1,0 +1,133 @@
+"""What a statement about the Neural Engine rests on: grades, scopes, rules and findings.
+
+A statement through Core ML (`via="Core ML"`) is what an app sees. Those made through the private compiler
+(`via="compiler"`) are graded below: where both speak about one op, only Core ML's counts.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from anesurgery.placement.target import CHIPS, Target
+
+
+class Grade(enum.Enum):
+    """How well a statement is supported; the value is what reports print."""
+
+    MEASURED = "measured"
+    DOCUMENTED = "documented by Apple"
+    REPORTED = "reported"
+    GUESS = "guess"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where a statement was found to hold.
+
+    Attributes:
+        families: generations of the engine (`Chip.family`); empty for all.
+        os: the releases it was seen on, in words ("macOS 27.0.1"); empty when not said.
+        until: per platform, the last major release on which it holds; empty for no end.
+        model_type: "mlprogram", "neuralnetwork", or "any".
+        via: "Core ML", or "compiler" for the private ANE compiler.
+    """
+
+    families: frozenset[int] = frozenset()
+    os: str = ""
+    until: tuple[tuple[str, int], ...] = ()
+    model_type: str = "mlprogram"
+    via: str = "Core ML"
+
+    def concerns(self, target: Target) -> bool:
+        """Does it speak about any chip of the target, on its OS?"""
+        if self.families and not self.families & target.families:
+            return False
+        last = dict(self.until).get(target.platform or "")
+        return last is None or target.os is None or target.os <= last
+
+    def covers(self, target: Target) -> bool:
+        """Was it seen on every chip of the target?"""
+        return bool(self.families) and target.families <= self.families
+
+    def __str__(self) -> str:
+        chips = [n for n, c in CHIPS.items() if c.family in self.families]
+        where = [
+            ", ".join(chips) if chips else "all chips",
+            self.os,
+            "compiler" * (self.via != "Core ML"),
+        ]
+        return ", ".join(filter(None, where))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is to be said about one op, or about the model (`op` is empty then).
+
+    Attributes:
+        rule: id of the rule.
+        kind: "legality", "speed", "memory", "numeric", "interface" or "shape".
+        message: what was found, with the value found.
+        because: why it matters.
+        source: where that is known from.
+        grade: how well it is supported.
+        scope: chips, OS and way on which it was seen, in words.
+        remedy: the name of the pass that repairs it; None where none exists.
+        advice: what the user can do where no pass exists.
+        op: name of the op.
+    """
+
+    rule: str
+    kind: str
+    message: str
+    because: str
+    source: str
+    grade: Grade
+    scope: str = ""
+    remedy: str | None = None
+    advice: str = ""
+    op: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**vars(self), "grade": self.grade.value}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of a table: which ops, on which condition, with which verdict, known from where.
+
+    Attributes:
+        id: a short name, cited by findings.
+        ops: op types; empty for all.
+        because: one sentence.
+        source: who measured or said it.
+        legal: False: the ANE cannot run it; True: it can; None: the rule speaks about speed or numbers only.
+        test: the value found in words where the condition holds, else ""; None for no condition.
+        grade: how well it is supported.
+        scope: where it was seen.
+        kind: of the findings it makes.
+        remedy: a pass by name.
+        advice: what to do where no pass exists.
+    """
+
+    id: str
+    ops: frozenset[str]
+    because: str
+    source: str
+    legal: bool | None = None
+    test: Callable[[Any, Target], str] | None = None
+    grade: Grade = Grade.MEASURED
+    scope: Scope = Scope()
+    kind: str = "legality"
+    remedy: str | None = None
+    advice: str = ""
+
+    def finding(self, message: str, op: str = "") -> Finding:
+        """What the rule says about an op."""
+        return Finding(
+            self.id, self.kind, message, self.because, self.source, self.grade, str(self.scope),
+            self.remedy, self.advice, op,
+        )  # fmt: skip

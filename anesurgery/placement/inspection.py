@@ -1,0 +1,200 @@
+"""The whole report of `inspect`: rows of ops, segments, findings, memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from anesurgery.placement.evidence import Finding
+from anesurgery.placement.target import Target
+
+UNITS = ("ane", "gpu", "cpu", None)
+"""Compute units; None where nothing allows a verdict."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Core ML's own estimate of an op, as far as its formula is known; microseconds, and not run times."""
+
+    ane: float | None
+    """None where the ANE cannot run it, or where there is no data."""
+    cpu: float | None
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One op and what is said about it.
+
+    Attributes:
+        index: place in file order.
+        name: of the op (of its first output).
+        op_type: MIL op type, or layer type of a neural network.
+        shape: of the first output, in words ("1x64x32x32").
+        dtype: of the first output.
+        legal: can the ANE run it? None: unknown.
+        preferred: "ane", "cpu", "gpu", or None: unknown.
+        segment: number of the segment it belongs to.
+        findings: what rules say about it.
+        flop: floating point operations, multiply and add counted as two.
+        bytes: read and written at run time.
+        estimate: None where there is no data.
+        measured: the unit that Core ML's own plan names, when it was asked.
+        depth: nesting in control flow; 0 outside.
+    """
+
+    index: int
+    name: str
+    op_type: str
+    shape: str
+    dtype: str
+    legal: bool | None
+    preferred: str | None
+    segment: int
+    findings: tuple[Finding, ...] = ()
+    flop: int = 0
+    bytes: int = 0
+    estimate: Estimate | None = None
+    measured: str | None = None
+    depth: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        own = {**vars(self), "findings": [f.to_json() for f in self.findings]}
+        return {**own, "estimate": None if self.estimate is None else vars(self.estimate)}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Neighbouring ops that run on one unit.
+
+    Attributes:
+        index: number in file order, over all units.
+        unit: "ane", "cpu", "gpu" or None.
+        ops: names of its ops in file order.
+        inputs: name -> shape of what it reads from outside; constants are not counted.
+        outputs: name -> shape of what is read outside.
+        readers: numbers of the segments that read its outputs.
+    """
+
+    index: int
+    unit: str | None
+    ops: tuple[str, ...]
+    inputs: dict[str, tuple[int, ...]]
+    outputs: dict[str, tuple[int, ...]]
+    readers: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the model asks of memory; bytes.
+
+    Attributes:
+        weights: as stored, compressed ones as compressed.
+        activations: the largest sum of values that live at once, each fp16 value with its last axis as it is.
+        largest: the largest single value.
+        limit: weights that one program may hold on the target; None when unknown.
+        chunks: programs of equal weight that would fit.
+    """
+
+    weights: int
+    activations: int
+    largest: int
+    limit: int | None
+    chunks: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Where each op of a model runs, why, and which pass repairs it.
+
+    Attributes:
+        model: what was inspected, in words.
+        target: chips, OS and compute units.
+        ops: one row for each op, constants left out, in file order.
+        segments: runs of ops on one unit.
+        findings: those about the model as a whole; those about an op are in its row.
+        memory: None where it cannot be told.
+        notes: what the reader must know about this report (what is not modelled, what was not measured).
+        measured: does each row carry what Core ML's own plan says?
+        parts: the reports of the parts of a pipeline, by name.
+    """
+
+    model: str
+    target: Target
+    ops: tuple[OpRow, ...]
+    segments: tuple[Segment, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    memory: Memory | None = None
+    notes: tuple[str, ...] = ()
+    measured: bool = False
+    parts: dict[str, Inspection] = field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        """0: every op prefers the ANE; 1: some do; 2: none does (ANECompat's numbers)."""
+        units = {row.preferred for row in self._rows()}
+        if units == {"ane"}:
+            return 0
+        return 1 if "ane" in units else 2
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of ops by preferred unit, "unknown" among them."""
+        return dict(Counter(row.preferred or "unknown" for row in self._rows()))
+
+    @property
+    def residency(self) -> dict[str, float]:
+        """Share of the ANE: of the ops, and of the floating point operations."""
+        rows = self._rows()
+        flop = sum(r.flop for r in rows)
+        mine = [r for r in rows if r.preferred == "ane"]
+        return {
+            "ops": len(mine) / len(rows) if rows else 0.0,
+            "flop": sum(r.flop for r in mine) / flop if flop else 0.0,
+        }
+
+    @property
+    def switches(self) -> int:
+        """Changes of the unit between neighbouring segments."""
+        if self.parts:
+            return sum(part.switches for part in self.parts.values())
+        return max(len(self.segments) - 1, 0)
+
+    @property
+    def all_findings(self) -> tuple[Finding, ...]:
+        """Findings about the model, then those about its ops in file order."""
+        own = [*self.findings, *(f for row in self.ops for f in row.findings)]
+        return tuple(own + [f for part in self.parts.values() for f in part.all_findings])
+
+    def row(self, name: str) -> OpRow:
+        """The row of an op.
+
+        Raises:
+            KeyError: no op of that name.
+        """
+        return next((r for r in self._rows() if r.name == name), None) or _missing(name)
+
+    def _rows(self) -> tuple[OpRow, ...]:
+        return self.ops + tuple(r for part in self.parts.values() for r in part._rows())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: what `--json` prints."""
+        return {
+            "model": self.model, "target": str(self.target), "status": self.status, "counts": self.counts,
+            "residency": self.residency, "switches": self.switches,
+            "segments": [s.to_json() for s in self.segments],
+            "findings": [f.to_json() for f in self.findings],
+            "ops": [r.to_json() for r in self.ops],
+            "memory": None if self.memory is None else vars(self.memory),
+            "notes": list(self.notes), "measured": self.measured,
+            "parts": {name: part.to_json() for name, part in self.parts.items()},
+        }  # fmt: skip
+
+
+def _missing(name: str) -> OpRow:
+    raise KeyError(f"no op {name!r} in this inspection")

@@ -1,0 +1,222 @@
+"""What a model is meant for: chips, an OS, compute units, and the limits that come with them.
+
+`Target.parse("M1/macOS 14")` names one chip and one OS; "M1-M3", "M4+" and "any" name several chips, and a
+verdict then holds for each of them. Limits come from the table `CHIPS`; the source of each is in `SOURCES`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from anesurgery.errors import SurgeryError, UnknownName
+
+GIB = 1 << 30
+COMPUTE_UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A chip: its generation of the Neural Engine and what is known of it.
+
+    Lengths are in elements, memory in bytes; None where nothing is known.
+    """
+
+    name: str
+    family: int
+    """Generation of the engine in the compiler's numbering: 13 for A14 and M1."""
+    platform: str
+    first_os: int
+    """The oldest OS that runs on it, counted from the oldest that this library knows (iOS 15, macOS 12)."""
+    axis: int | None
+    """The longest last or second last axis (width, height); channels reach 65536 everywhere."""
+    kernel_w: int | None
+    kernel_h: int | None
+    program: int
+    """Weights that one program may hold."""
+    address_space: int | None = None
+    """Of all programs loaded together."""
+    working_set: int = 2 << 20
+    """On-chip memory in which the largest operand should find room."""
+
+
+def _row(names: str, family: int, platform: str, first_os: int, **limits: Any) -> list[Chip]:
+    return [Chip(n, family, platform, first_os, **limits) for n in names.split()]
+
+
+IPHONE: dict[str, Any] = {"platform": "iOS", "program": GIB}
+MAC: dict[str, Any] = {"platform": "macOS", "program": 2 * GIB}
+H13: dict[str, Any] = {"axis": 16384, "kernel_w": 13, "kernel_h": 29}
+H14: dict[str, Any] = {"axis": 16384, "kernel_w": 16, "kernel_h": 32}
+H16: dict[str, Any] = {"axis": 65536, "kernel_w": 15, "kernel_h": 31}
+
+CHIPS: dict[str, Chip] = {
+    chip.name: chip for chip in [
+        *_row("A12 A13", 12, first_os=15, **H13, **IPHONE),
+        *_row("A14", 13, first_os=15, **H13, **IPHONE),
+        *_row("A15", 14, first_os=15, **H14, **IPHONE),
+        *_row("A16", 15, first_os=16, **H14, **IPHONE),
+        *_row("A17", 16, first_os=17, **H16, **IPHONE),
+        *_row("A18", 16, first_os=18, **H16, **IPHONE),
+        *_row("A19", 17, first_os=26, **H16, **IPHONE),
+        *_row("M1", 13, first_os=12, **H13, **MAC, address_space=int(3.75 * GIB)),
+        *_row("M2", 14, first_os=12, **H14, **MAC, address_space=34 * GIB),
+        *_row("M3", 15, first_os=14, **H14, **MAC),
+        *_row("M4", 16, first_os=15, **H16, **MAC),
+        *_row("M5", 17, first_os=26, **H16, **MAC, working_set=4_950_000),
+        *_row("M6", 18, first_os=26, **H16, **MAC),
+    ]
+}  # fmt: skip
+"""Every chip whose engine Core ML uses; Pro, Max and Ultra count as the plain chip."""
+
+SOURCES = {
+    "axis": "16384 up to H15: more-ane-transformers (M1 Max), ane-guide; 65536 on M4: 751K, macOS 27.0.1",
+    "kernel": "M4: 751K, macOS 27.0.1, through Core ML; M1 to M3: ane-guide and ANEForge, compiler tables",
+    "program": "1 GB on iOS: coremltools guide; about 2 GB on macOS: ANEForge, reports on M1 and M5",
+    "address_space": "more-ane-transformers: M1 (3 to 3.75 GB), M2 (34 GB)",
+    "working_set": "ane-guide: about 2 MB on M1, 4.72 MB on M5",
+}
+"""Where the numbers of `CHIPS` come from."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "any": tuple(CHIPS),
+    "M1-M3": ("M1", "M2", "M3"),
+    "M4+": ("M4", "M5", "M6"),
+    "A12-A16": ("A12", "A13", "A14", "A15", "A16"),
+    "A17+": ("A17", "A18", "A19"),
+    "iPhone": tuple(c.name for c in CHIPS.values() if c.platform == "iOS"),
+    "Mac": tuple(c.name for c in CHIPS.values() if c.platform == "macOS"),
+}
+"""Names of several chips."""
+
+OS_VERSIONS = {
+    "iOS": (15, 16, 17, 18, 26),
+    "macOS": (12, 13, 14, 15, 26, 27),
+}
+"""Releases that this library knows; 16 to 25 were skipped on the Mac and 19 to 25 on the iPhone."""
+
+_MARKETED = re.compile(r"\s*(pro|max|ultra)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Chips, an OS and compute units.
+
+    Attributes:
+        chips: names of `CHIPS`; what is said about a target holds for each.
+        platform: "macOS" or "iOS"; None without an OS.
+        os: the major version; None for any.
+        compute_units: one of `COMPUTE_UNITS`, as in coremltools.
+        label: what the user wrote.
+    """
+
+    chips: tuple[str, ...] = GROUPS["any"]
+    platform: str | None = None
+    os: int | None = None
+    compute_units: str = "CPU_AND_NE"
+    label: str = "any"
+
+    def __post_init__(self) -> None:
+        if self.compute_units not in COMPUTE_UNITS:
+            raise UnknownName("compute units", str(self.compute_units), COMPUTE_UNITS)
+
+    @classmethod
+    def parse(cls, text: str | Target | None, compute_units: Any = None) -> Target:
+        """A target from words: "M1/macOS 14", "M4+", "iPhone/iOS 18", "macOS 15", "any".
+
+        Args:
+            text: chip or group, and OS, with a slash between them; None for any.
+            compute_units: a name or a coremltools `ComputeUnit`; CPU_AND_NE when absent.
+
+        Raises:
+            UnknownName: no such chip, OS or compute units; near matches are listed.
+            SurgeryError: an OS that does not run on the chip.
+        """
+        units = str(getattr(compute_units, "name", compute_units or "CPU_AND_NE"))
+        if isinstance(text, Target):
+            return text if compute_units is None else replace(text, compute_units=units)
+        words = [w.strip() for w in (text or "any").split("/")]
+        if len(words) > 2:
+            raise SurgeryError(f'target {text!r}: write it as "M1/macOS 14"')
+        chips, system = words[0], (words[1] if len(words) == 2 else "")
+        if not system and re.match(r"(i|mac|ipad)os\b", chips, re.IGNORECASE):
+            chips, system = "any", chips
+        names, (platform, version) = _chips(chips), _os(system)
+        fitting = tuple(n for n in names if _runs(CHIPS[n], platform, version))
+        if not fitting:
+            raise SurgeryError(
+                f"target {text!r}: {platform} {version or ''} does not run on {chips}".replace(
+                    "  ", " "
+                )
+            )
+        return cls(fitting, platform, version, units, (text or "any").strip())
+
+    def __str__(self) -> str:
+        units = "" if self.compute_units == "CPU_AND_NE" else f" ({self.compute_units})"
+        return f"{self.label}{units}"
+
+    @cached_property
+    def families(self) -> frozenset[int]:
+        """The generations of the engine."""
+        return frozenset(CHIPS[n].family for n in self.chips)
+
+    @property
+    def uses_ane(self) -> bool:
+        """May Core ML use the Neural Engine at all?"""
+        return self.compute_units in ("CPU_AND_NE", "ALL")
+
+    def least(self, limit: str) -> tuple[int, str]:
+        """The smallest value of a limit over the chips, and the chip that has it.
+
+        Raises:
+            KeyError: nothing is known of it on any of them.
+        """
+        known = [(v, n) for n in self.chips if (v := getattr(CHIPS[n], limit)) is not None]
+        if not known:
+            raise KeyError(limit)
+        return min(known, key=lambda pair: pair[0])
+
+
+def _runs(chip: Chip, platform: str | None, version: int | None) -> bool:
+    if platform is None:
+        return True
+    tablet = platform == "iOS" and chip.platform == "macOS"  # M chips are in iPads too
+    return tablet or (chip.platform == platform and (version is None or version >= chip.first_os))
+
+
+def _chips(text: str) -> tuple[str, ...]:
+    plain = _MARKETED.sub("", text).strip()
+    named: dict[str, tuple[str, ...]] = {**GROUPS, **{n: (n,) for n in CHIPS}}
+    found = {k.lower(): v for k, v in named.items()}.get(plain.lower())
+    return found if found is not None else _spread(plain, named)
+
+
+def _spread(text: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Ranges that `GROUPS` does not name: "M2+", "A14-A17"."""
+    match = re.fullmatch(r"([AM])(\d+)(?:\+|-\1?(\d+))", text, re.IGNORECASE)
+    chosen: tuple[str, ...] = ()
+    if match:
+        letter, low, high = match[1].upper(), int(match[2]), int(match[3] or 99)
+        chosen = tuple(n for n in CHIPS if n[0] == letter and low <= int(n[1:]) <= high)
+    if not chosen:
+        raise UnknownName("chip", text, known)
+    return chosen
+
+
+def _os(text: str) -> tuple[str | None, int | None]:
+    if not text:
+        return None, None
+    match = re.fullmatch(r"(?P<name>[A-Za-z]+)\s*(?P<major>\d+)?(\.\d+)*", text)
+    platforms = {"ios": "iOS", "ipados": "iOS", "macos": "macOS"}
+    platform = platforms.get(match["name"].lower()) if match else None
+    known = [f"{p} {v}" for p, versions in OS_VERSIONS.items() for v in versions]
+    if match is None or platform is None:
+        raise UnknownName("OS", text, known)
+    if match["major"] is None:
+        return platform, None
+    if int(match["major"]) not in OS_VERSIONS[platform]:
+        raise UnknownName("OS", text, [k for k in known if k.startswith(platform)])
+    return platform, int(match["major"])

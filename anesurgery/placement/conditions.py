@@ -1,0 +1,171 @@
+"""The conditions of the legality rows: each gives the value it found, in words, or "" where it does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from anesurgery.mil import Operation, Var, dtype_name
+from anesurgery.placement.target import Target
+from anesurgery.placement.work import is_stored, is_tensor, read_results, runtime, shape_of
+
+Test = Callable[[Operation, Target], str]
+
+CHANNELS = 65536
+"""The longest axis that is neither width nor height; measured on M4, compiler tables for the others."""
+
+INDEX = frozenset({"int16", "uint16"})
+WIDE = frozenset({"int32", "int64", "uint32", "uint64"})
+DOUBLE = frozenset({"fp32", "fp64", "double"})
+BYTES = frozenset({"int8", "uint8"})
+
+
+def values(op: Operation) -> list[Var]:
+    """What an op reads and makes at run time; results that nobody reads do not count."""
+    return [*runtime(op), *read_results(op)]
+
+
+def typed(variables: Iterable[Var], kinds: frozenset[str]) -> str:
+    """The first values of these types."""
+    named = [
+        f"%{v.name} is {dtype_name(v)}"
+        for v in variables
+        if is_tensor(v) and dtype_name(v) in kinds
+    ]
+    return ", ".join(named[:2])
+
+
+def words(var: Var) -> str:
+    """A shape."""
+    return "x".join(map(str, shape_of(var))) or "scalar"
+
+
+def int32(op: Operation, target: Target) -> str:
+    """Reads or makes 32-bit integers at run time."""
+    return typed(values(op), WIDE)
+
+
+def fp32(op: Operation, target: Target) -> str:
+    """Computes in fp32; casts have a row of their own."""
+    return "" if op.op_type == "cast" else typed(values(op), DOUBLE)
+
+
+def fp32_cast(op: Operation, target: Target) -> str:
+    """Casts from or to fp32."""
+    return typed(values(op), DOUBLE)
+
+
+def int8_read(op: Operation, target: Target) -> str:
+    """Reads 8-bit integers."""
+    return typed(runtime(op), BYTES)
+
+
+def index_guard(op: Operation, target: Target) -> str:
+    """Integer arithmetic that ends in the indices of an embedding."""
+    return typed(values(op), WIDE | INDEX) if _leads_to_lookup(op, 8) else ""
+
+
+GUARD = frozenset({"cast", "greater_equal", "add", "select", "less"})
+"""What coremltools puts before a gather, so that negative indices count from the end."""
+
+
+def _leads_to_lookup(op: Operation, steps: int) -> bool:
+    readers = [r for v in op.outputs for r in v.child_ops]
+    if not readers or steps == 0 or any(v.consuming_blocks for v in op.outputs):
+        return False
+    return all(
+        is_lookup(r) or (r.op_type in GUARD and _leads_to_lookup(r, steps - 1)) for r in readers
+    )
+
+
+def is_lookup(op: Operation) -> bool:
+    """Is it a gather of rows of a constant table at run time?"""
+    if op.op_type != "gather" or is_stored(op.indices) or not is_stored(op.x):
+        return False
+    return len(shape_of(op.x)) == 2
+
+
+def lookup(op: Operation, target: Target) -> str:
+    """Looks up rows of a constant table."""
+    return f"a table of {words(op.x)} read at %{op.indices.name}" if is_lookup(op) else ""
+
+
+def runtime_indices(op: Operation, target: Target) -> str:
+    """Gathers at indices of the run."""
+    if is_stored(op.indices):
+        return ""
+    return f"indices %{op.indices.name} ({dtype_name(op.indices)}) are known at run time only"
+
+
+def rank_over(most: int) -> Test:
+    """A value has more axes than `most`."""
+
+    def test(op: Operation, target: Target) -> str:
+        over = [v for v in values(op) if is_tensor(v) and len(shape_of(v)) > most]
+        return f"%{over[0].name} has rank {over[0].rank} ({words(over[0])})" if over else ""
+
+    return test
+
+
+def rank_under(least: int) -> Test:
+    """`x` has fewer axes than `least`."""
+
+    def test(op: Operation, target: Target) -> str:
+        return f"rank {op.x.rank}" if op.x.rank < least else ""
+
+    return test
+
+
+def long_axis(op: Operation, target: Target) -> str:
+    """The last two axes are longer than the target takes, or another one longer than `CHANNELS`."""
+    limit, chip = target.least("axis")
+    for var in values(op):
+        shape = shape_of(var) if is_tensor(var) else ()
+        wide = max(shape[-2:], default=0)
+        if wide > limit:
+            return f"%{var.name} is {words(var)}: {wide} is more than {limit} ({chip})"
+        deep = max(_other_axes(op, var, shape, target), default=0)
+        if deep > CHANNELS:
+            return f"%{var.name} is {words(var)}: {deep} is more than {CHANNELS}"
+    return ""
+
+
+def _other_axes(op: Operation, var: Var, shape: tuple[int, ...], target: Target) -> tuple[int, ...]:
+    """Without the channels that a convolution makes: from H16 on it may have more (A19, CoreML-LLM)."""
+    if op.op_type == "conv" and var is op.outputs[0] and min(target.families) >= 16:
+        return shape[:1]
+    return shape[:-2]
+
+
+def large_kernel(op: Operation, target: Target) -> str:
+    """The kernel is wider or higher than the target takes; 16x16 passes from H14 to H17."""
+    kernel = shape_of(op.weight)[2:]
+    height, width = (1, *kernel)[-2:]
+    (most_w, chip), (most_h, _) = target.least("kernel_w"), target.least("kernel_h")
+    square = width == height == 16 and min(target.families) >= 14 and max(target.families) < 18
+    if (width <= most_w and height <= most_h) or square:
+        return ""
+    return f"kernel {'x'.join(map(str, kernel))}; {chip} takes {most_h}x{most_w} (height x width)"
+
+
+def wide_window(op: Operation, target: Target) -> str:
+    """The window of a max_pool is wider than 8, and not 32."""
+    width = int(op.kernel_sizes.val[-1])
+    return "" if width <= 8 or width == 32 else f"window width {width}; 1 to 8 and 32 are taken"
+
+
+def long_inner(most: int) -> Test:
+    """The summed axis of a matmul or linear is longer than `most`."""
+
+    def test(op: Operation, target: Target) -> str:
+        shape, turned = shape_of(op.x), op.inputs.get("transpose_x")
+        inner = shape[-2 if turned is not None and bool(turned.val) and len(shape) > 1 else -1]
+        return f"inner length {inner}; {most} is taken" if inner > most else ""
+
+    return test
+
+
+def late_slice(op: Operation, target: Target) -> str:
+    """Where a slice begins or ends is known at run time only."""
+    ends = {n: op.inputs.get(n) for n in ("begin", "end", "size")}
+    late = [n for n, v in ends.items() if v is not None and not is_stored(v)]
+    return f"{' and '.join(late)} known at run time only" if late else ""

@@ -1,0 +1,182 @@
+"""Core ML's own estimate of each op, as far as its formula was found; microseconds.
+
+Re-derived from plans and analysis files of 482 models on an M4 (macOS 27.0.1, coremltools 9.0, fp16), published in
+751K/Apple-Neural-Engine-Microarchitecture-Study-M6. An op of the memory class costs its bytes at one rate, a sum of
+products its operations at a rate that depends on the operations per byte. The rates of the memory class and of relu
+are the same in a published dump of an M1 (macOS 14.6); those of convolutions differ there. These are the numbers by
+which Core ML chooses, and not run times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from anesurgery.mil import Operation
+from anesurgery.placement.inspection import Estimate
+from anesurgery.placement.work import Work, is_stored, read_results, runtime, shape_of, size_of
+
+MEASURED_ON = frozenset({16})
+"""Families of chips (`Chip.family`) on which the rates were found."""
+
+GIB, GB, T = (1 << 30) / 1e6, 1e9 / 1e6, 1e12 / 1e6
+"""Per microsecond."""
+
+MEMORY, SLOWER = 68 * GIB, 1.2
+"""The rate of the memory class on the ANE, and how many times longer the CPU takes."""
+
+CPU_SUMS = 0.7545 * T
+
+MEMORY_CLASS = frozenset(
+    # elementwise
+    "abs acos asin atan atanh acosh asinh cast ceil clip cos cosh elu erf exp exp2 floor gelu inverse "
+    "leaky_relu linear_activation log prelu relu6 round rsqrt scaled_tanh sigmoid sigmoid_hard sign silu sin "
+    "sinh softplus softplus_parametric softsign sqrt square tan tanh thresholded_relu "
+    "equal not_equal greater greater_equal less less_equal logical_and logical_not logical_or logical_xor "
+    "floor_div maximum minimum mod pow real_div select "
+    # norms, reductions, pooling
+    "softmax layer_norm batch_norm instance_norm l2_norm local_response_norm "
+    "reduce_argmax reduce_argmin reduce_l1_norm reduce_l2_norm reduce_log_sum reduce_log_sum_exp reduce_max "
+    "reduce_mean reduce_min reduce_prod reduce_sum reduce_sum_square avg_pool l2_pool max_pool "
+    # movement
+    "argsort batch_to_space cumsum depth_to_space expand_dims fill_like gather_along_axis gather_nd pad "
+    "pixel_shuffle pixel_unshuffle reshape reverse scatter scatter_along_axis scatter_nd slice_by_index "
+    "slice_by_size sliding_windows space_to_batch space_to_depth split squeeze tile topk "
+    # the rest
+    "affine crop_resize dequantize quantize random_normal random_uniform resample resize resize_bilinear "
+    "resize_nearest_neighbor rnn scaled_dot_product_attention upsample_nearest_neighbor".split()
+)
+"""Ops that cost the bytes they move at run time."""
+
+CONV_RATES = ((64, 16.15 * T, 0.7545 * T), (10, 7.16 * T, 0.388 * T), (0, 0.471 * T, 0.0271 * T))
+"""(operations per byte from which on, ANE, CPU)."""
+
+LINEAR_RATES = (
+    (213, 5.29 * T, 0.3355 * T),
+    (150, 10.58 * T, 0.3355 * T),
+    (0, 0.58 * T, 0.0225 * T),
+)
+"""The same for `linear`, whose weights do not count as bytes."""
+
+Formula = Callable[[Operation, Work], Estimate]
+
+
+def estimate(op: Operation, work: Work) -> Estimate | None:
+    """The estimates of an op on both units; None where no formula is known."""
+    formula = FORMULAS.get(op.op_type)
+    if formula is not None:
+        return formula(op, work)
+    return _memory(work.moved) if op.op_type in MEMORY_CLASS else None
+
+
+def _memory(moved: float) -> Estimate:
+    return Estimate(moved / MEMORY, SLOWER * moved / MEMORY)
+
+
+def _rates(ane: float, cpu: float, what: Callable[[Work], float]) -> Formula:
+    return lambda op, work: Estimate(what(work) / ane, what(work) / cpu)
+
+
+def _moved(work: Work) -> float:
+    return work.moved
+
+
+def _written(work: Work) -> float:
+    return work.written
+
+
+def _flop(work: Work) -> float:
+    return work.flop
+
+
+def _stepped(rates: tuple[tuple[float, float, float], ...], flop: float, moved: float) -> Estimate:
+    intensity = flop / max(moved, 1)
+    _, ane, cpu = next(row for row in rates if intensity >= row[0])
+    return Estimate(flop / ane, flop / cpu)
+
+
+def _conv(op: Operation, work: Work) -> Estimate:
+    dilations = op.dilations.val if op.dilations is not None else (1,)
+    flop = work.flop / math.prod(int(d) for d in dilations)
+    weight = size_of(op.weight) if is_stored(op.weight) else 0
+    return _stepped(CONV_RATES, flop, work.moved + weight)
+
+
+def _linear(op: Operation, work: Work) -> Estimate:
+    return _stepped(LINEAR_RATES, work.flop, work.moved)
+
+
+def _matmul(op: Operation, work: Work) -> Estimate:
+    moved = work.moved + work.constant
+    plain = _memory(moved)
+    return Estimate(plain.ane, work.flop / CPU_SUMS if work.flop >= 32 * moved else plain.cpu)
+
+
+def _pool(op: Operation, work: Work) -> Estimate:
+    plain = _memory(work.moved)
+    assert plain.cpu is not None
+    window = math.prod(int(k) for k in op.kernel_sizes.val) * math.prod(shape_of(op.outputs[0]))
+    return Estimate(plain.ane, max(plain.cpu, window / CPU_SUMS))
+
+
+def _arithmetic(same: tuple[float, float], broadcast: tuple[float, float]) -> Formula:
+    """Rates in GB/s for operands of one shape, and for others."""
+
+    def formula(op: Operation, work: Work) -> Estimate:
+        alike = len({shape_of(v) for v in runtime(op)}) == 1 and len(runtime(op)) == 2
+        ane, cpu = same if alike else broadcast
+        moved = work.moved + (0 if alike else work.constant)
+        return Estimate(moved / (ane * GB), moved / (cpu * GB))
+
+    return formula
+
+
+def _transpose(op: Operation, work: Work) -> Estimate:
+    perm = [int(p) % len(op.perm.val) for p in op.perm.val]
+    ane, cpu = (45.7, 3.75) if perm[-1] == len(perm) - 1 else (68.9, 87.4)
+    return Estimate(work.moved / (ane * GB), work.moved / (cpu * GB))
+
+
+def _gather(op: Operation, work: Work) -> Estimate:
+    """A gather at run time is charged the whole table."""
+    if is_stored(op.indices):
+        return Estimate(work.moved / MEMORY, work.moved / (34.5 * GB))
+    table = size_of(op.x) + sum(map(size_of, read_results(op)))
+    return Estimate(None, table / (23 * GB))
+
+
+def _stack(op: Operation, work: Work) -> Estimate:
+    """One measured case: as if one operand only were read."""
+    return _memory(work.written + max(map(size_of, runtime(op)), default=0))
+
+
+def _bilinear(op: Operation, work: Work) -> Estimate:
+    return Estimate(work.moved / (198.5 * GB), work.moved / (1.312 * GB))
+
+
+def _lstm(op: Operation, work: Work) -> Estimate:
+    """One measured case, 16 steps of 64: 477 ms; only the CPU runs it, so the size hardly matters."""
+    steps, hidden = shape_of(op.x)[0], shape_of(op.weight_hh)[-1]
+    return Estimate(None, 476809.0 * steps * hidden * hidden / (16 * 64 * 64))
+
+
+FORMULAS: dict[str, Formula] = {
+    "relu": _rates(100 * GB, 100 * GB, _moved),
+    "add": _arithmetic((53.9, 31.7), (71.7, 31.7)),
+    "sub": _arithmetic((53.9, 31.7), (71.7, 31.7)),
+    "mul": _arithmetic((64.5, 17.3), (71.7, 17.3)),
+    "concat": _rates(100 * GB, 11.5 * GB, _written),
+    "conv": _conv,
+    "conv_transpose": _rates(15.2 * T, 0.063 * T, _flop),
+    "linear": _linear,
+    "matmul": _matmul,
+    "avg_pool": _pool,
+    "l2_pool": _pool,
+    "max_pool": _pool,
+    "transpose": _transpose,
+    "gather": _gather,
+    "stack": _stack,
+    "upsample_bilinear": _bilinear,
+    "lstm": _lstm,
+}
+"""The ops that are estimated in a way of their own. Where an operand is broadcast, mul is taken as add."""

@@ -1,0 +1,127 @@
+"""How much an op reads, writes and computes: what estimates and memory budgets are made of.
+
+Lengths that are known at run time only count as 1; an inspection of such a program says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from anesurgery.mil import Operation, Var, is_symbolic, np_dtype, operands, types
+
+CONSTANT = "constexpr_"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one op.
+
+    Attributes:
+        read: bytes of the operands that are made at run time.
+        constant: bytes of the constant operands with more than one element.
+        written: bytes of the results that somebody reads.
+        flop: floating point operations, multiply and add counted as two; 0 for what only moves data.
+    """
+
+    read: int
+    constant: int
+    written: int
+    flop: int
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written at run time."""
+        return self.read + self.written
+
+
+def is_stored(var: Var) -> bool:
+    """Is it a constant, plain or compressed?"""
+    return var.op is not None and (var.op.op_type == "const" or var.op.op_type.startswith(CONSTANT))
+
+
+def is_weight(op: Operation) -> bool:
+    """Is it no op of the run but a constant?"""
+    return op.op_type == "const" or op.op_type.startswith(CONSTANT)
+
+
+def runtime(op: Operation) -> list[Var]:
+    """The operands that are made at run time, each once."""
+    return list(dict.fromkeys(v for _, v in operands(op) if not is_stored(v)))
+
+
+def read_results(op: Operation) -> list[Var]:
+    """The results that somebody reads; all of them where nobody does."""
+    used = [v for v in op.outputs if v.child_ops or v.consuming_blocks]
+    return used or list(op.outputs)
+
+
+def is_tensor(var: Var) -> bool:
+    """Is it a tensor or a scalar of numbers (and no list, state or string)?"""
+    kind = var.sym_type
+    return (types.is_tensor(kind) or types.is_scalar(kind)) and not types.is_str(var.dtype)
+
+
+def shape_of(var: Var) -> tuple[int, ...]:
+    """Lengths of a tensor, 1 for those known at run time only; of a state, those of its tensor."""
+    if types.is_state(var.sym_type):
+        return tuple(int(d) for d in var.sym_type.wrapped_type().get_shape())
+    return tuple(1 if is_symbolic(d) else int(d) for d in (var.shape or ()))
+
+
+def size_of(var: Var) -> int:
+    """Bytes; 0 for what is no tensor."""
+    if not is_tensor(var):
+        return 0
+    return math.prod(shape_of(var)) * np_dtype(var).itemsize
+
+
+def work_of(op: Operation) -> Work:
+    """What an op reads, writes and computes."""
+    stored = [v for _, v in operands(op) if is_stored(v) and math.prod(shape_of(v)) > 1]
+    count = FLOP.get(op.op_type)
+    return Work(
+        sum(map(size_of, runtime(op))), sum(map(size_of, stored)),
+        sum(map(size_of, read_results(op))), 0 if count is None else count(op),
+    )  # fmt: skip
+
+
+def _elements(op: Operation) -> int:
+    return math.prod(shape_of(op.outputs[0]))
+
+
+def _conv(op: Operation) -> int:
+    """2 * outputs * channels of a group * kernel; the gaps of a dilated kernel are not counted twice."""
+    weight = shape_of(op.weight)
+    return 2 * _elements(op) * math.prod(weight[1:])
+
+
+def _conv_transpose(op: Operation) -> int:
+    """As the compiler counts it: 2 * outputs * channels of a group * kernel, whatever the strides."""
+    weight, groups = shape_of(op.weight), int(np.asarray(op.groups.val)) if op.groups else 1
+    return 2 * _elements(op) * max(weight[0] // groups, 1) * math.prod(weight[2:])
+
+
+def _linear(op: Operation) -> int:
+    return 2 * _elements(op) * shape_of(op.weight)[-1]
+
+
+def _matmul(op: Operation) -> int:
+    shape = shape_of(op.x)
+    turned = op.transpose_x is not None and bool(op.transpose_x.val) and len(shape) > 1
+    return 2 * _elements(op) * shape[-2 if turned else -1]
+
+
+def _attention(op: Operation) -> int:
+    query, key, value = map(shape_of, (op.query, op.key, op.value))
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+FLOP: dict[str, Callable[[Operation], int]] = {
+    "conv": _conv, "conv_transpose": _conv_transpose, "linear": _linear, "matmul": _matmul,
+    "scaled_dot_product_attention": _attention,
+}  # fmt: skip
+"""The ops that compute sums of products."""

@@ -1,0 +1,232 @@
+"""What is known about the layers of the older neural-network models (`.mlmodel`), as a table of rules.
+
+The statements date from 2018 to 2022 and were made through Core ML, mostly by people who watched which engine
+a model woke up; no measurements of such models on later systems were found. Where nothing was said about a layer
+type but the same op of an ML Program was measured, the rule says so, and is graded as a guess.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anesurgery.placement.evidence import Grade, Rule, Scope
+from anesurgery.placement.target import SOURCES, Target
+
+HOLLANCE = "hollance/neural-engine, unsupported-layers"
+ANECOMPAT = "fredyshox/ANECompat, README"
+PROGRAMS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 (ML Programs, M4, macOS 27.0.1)"
+
+WATCHED = Scope(os="iOS 11 to 15", model_type="neuralnetwork")
+CARRIED_OVER = Scope(os="macOS 27.0.1", model_type="neuralnetwork", families=frozenset({16}))
+
+POOL_KERNEL, POOL_STRIDE, UPSAMPLE, LOOKUP_ROWS = 13, 2, 2, 32768
+"""Largest extents of the old rules: elements, elements, times, rows."""
+
+BROADCASTABLE = frozenset({
+    "modBroadcastable", "minBroadcastable", "maxBroadcastable", "addBroadcastable", "powBroadcastable",
+    "divideBroadcastable", "floorDivBroadcastable", "multiplyBroadcastable", "subtractBroadcastable",
+    "whereBroadcastable",
+})  # fmt: skip
+RANK_FREE = frozenset({"concatND", "splitND", "loadConstantND", "softmaxND", "embeddingND"})
+RECURRENT = frozenset({"simpleRecurrent", "gru", "uniDirectionalLSTM", "biDirectionalLSTM"})
+GATHERS = frozenset({"gather", "gatherND", "gatherAlongAxis"})
+CONTROL = frozenset({"branch", "loop", "loopBreak", "loopContinue"})
+CPU_IN_PROGRAMS = frozenset({
+    "tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "argMin", "argMax", "argSort",
+    "cumSum", "scatter", "scatterND", "scatterAlongAxis", "oneHot", "matrixBandPart", "lowerTriangular",
+    "upperTriangular", "whereNonZero", "slidingWindows", "reverseSeq", "NonMaximumSuppression", "cropResize",
+    "reduceProd", "rangeStatic", "rangeDynamic", "getShape", "sliceDynamic",
+    "randomNormalLike", "randomNormalStatic", "randomNormalDynamic",
+    "randomUniformLike", "randomUniformStatic", "randomUniformDynamic",
+    "randomBernoulliLike", "randomBernoulliStatic", "randomBernoulliDynamic", "categoricalDistribution",
+})  # fmt: skip
+SEEN = frozenset({
+    "convolution", "pooling", "activation", "innerProduct", "batchnorm", "softmax", "add", "concat",
+    "upsample",
+})  # fmt: skip
+FIRST_LAYERS = frozenset({
+    "multiply", "scale", "bias", "average", "max", "min", "dot", "padding", "crop", "slice", "split",
+    "flatten", "permute", "reshape", "reduce", "reorganizeData", "l2normalize", "lrn", "mvn", "unary",
+    "loadConstant",
+})  # fmt: skip
+"""The other layers of the first two releases, of which it is said that they mostly run on the engine."""
+
+
+def _window(values: Any) -> tuple[int, int]:
+    """Height and width of a list that may be empty."""
+    given = [int(v) for v in values]
+    return (given[0], given[-1]) if given else (1, 1)
+
+
+def _pooled(layer: Any, target: Target) -> str:
+    pool = layer.pooling
+    if pool.globalPooling:
+        return ""
+    kernel, stride = _window(pool.kernelSize), _window(pool.stride)
+    words = []
+    if max(kernel) > POOL_KERNEL:
+        words.append(f"kernel {kernel[0]}x{kernel[1]}, more than {POOL_KERNEL}")
+    if max(stride) > POOL_STRIDE:
+        words.append(f"stride {stride[0]}x{stride[1]}, more than {POOL_STRIDE}")
+    return "; ".join(words)
+
+
+def _dilated(layer: Any, target: Target) -> str:
+    height, width = _window(layer.convolution.dilationFactor)
+    return f"dilated by {height}x{width}" if max(height, width) > 1 else ""
+
+
+def _wide_kernel(layer: Any, target: Target) -> str:
+    if layer.convolution.isDeconvolution:
+        return ""
+    height, width = _window(layer.convolution.kernelSize)
+    for what, found, name in (("width", width, "kernel_w"), ("height", height, "kernel_h")):
+        limit, chip = target.least(name)
+        if found > limit:
+            return f"kernel {height}x{width}; {what} {found} is more than {limit} ({chip})"
+    return ""
+
+
+def _upsampled(layer: Any, target: Target) -> str:
+    factors = list(layer.upsample.fractionalScalingFactor) or list(layer.upsample.scalingFactor)
+    if not factors or max(factors) <= UPSAMPLE:
+        return ""
+    return f"factor {'x'.join(f'{f:g}' for f in factors)}, more than {UPSAMPLE}"
+
+
+def _looked_up(layer: Any, target: Target) -> str:
+    embedded = layer.WhichOneof("layer") == "embedding"
+    rows = int(layer.embedding.inputDim if embedded else layer.embeddingND.vocabSize)
+    return f"{rows} rows, more than {LOOKUP_ROWS}" if rows > LOOKUP_ROWS else ""
+
+
+def _broadcast(layer: Any, target: Target) -> str:
+    """Shapes are in the file only where the converter wrote them."""
+    shapes = [tuple(t.dimValue)[-3:] for t in layer.inputTensor]
+    if len(shapes) < 2 or any(len(s) < 3 or min(s) < 1 for s in shapes):
+        return ""
+    thin = [s for s in shapes if s[1:] == (1, 1)]
+    full = [s for s in shapes if s[1:] != (1, 1)]
+    if not thin or not full or full[0][0] != thin[0][0]:
+        return ""
+    return " times ".join("x".join(map(str, s)) for s in (full[0], thin[0]))
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "nn-custom", frozenset({"custom"}),
+        "a custom layer has code for the CPU, and perhaps the GPU; nobody can write it for the ANE",
+        HOLLANCE, legal=False, grade=Grade.DOCUMENTED, scope=WATCHED,
+        advice="write it with built-in layers, or split the model there so that the rest stays on the ANE",
+    ),
+    Rule(
+        "nn-recurrent", RECURRENT, "recurrent layers do not run on the ANE", HOLLANCE,
+        legal=False, grade=Grade.REPORTED, scope=WATCHED,
+        advice="unroll it into products and sigmoids, or split the model there",
+    ),
+    Rule(
+        "nn-gather", GATHERS, "gathering does not run on the ANE", HOLLANCE,
+        legal=False, grade=Grade.REPORTED, scope=WATCHED,
+        advice="use slices where the indices are constant, or gather before the model",
+    ),
+    Rule(
+        "nn-broadcastable", BROADCASTABLE, "layers of the Broadcastable kind do not run on the ANE",
+        HOLLANCE, legal=False, grade=Grade.REPORTED, scope=WATCHED,
+        advice="use the first layers (add, multiply, scale, a linear activation); "
+        "or convert to an ML Program, where broadcasting is legal",
+    ),
+    Rule(
+        "nn-rank-free", RANK_FREE, "layers of the ND kind do not run on the ANE", HOLLANCE,
+        legal=False, grade=Grade.REPORTED, scope=WATCHED,
+        advice="use the layer of the same name without ND on (C, H, W); "
+        "or convert to an ML Program, where the op is legal",
+    ),
+    Rule(
+        "nn-dilated", frozenset({"convolution"}),
+        "dilated convolutions were seen off the ANE in 2020; DeepLabV3, which has them, ran there later",
+        f"{HOLLANCE}; {ANECOMPAT}", legal=False, test=_dilated, grade=Grade.REPORTED, scope=WATCHED,
+        advice="measure it; or convert to an ML Program, where dilation is legal",
+    ),
+    Rule(
+        "nn-conv-kernel", frozenset({"convolution"}),
+        "the engine's kernels end here; said of ML Programs and of the compiler, not of neural networks",
+        SOURCES["kernel"], legal=False, test=_wide_kernel, grade=Grade.GUESS, scope=CARRIED_OVER,
+        advice="lay the long side along the height, or split the kernel into shifted smaller ones",
+    ),
+    Rule(
+        "nn-pool", frozenset({"pooling"}), "pooling beyond these sizes does not run on the ANE",
+        HOLLANCE, legal=False, test=_pooled, grade=Grade.REPORTED, scope=WATCHED,
+        advice="pool twice with smaller windows, or globally where the window is the whole image",
+    ),
+    Rule(
+        "nn-upsample", frozenset({"upsample"}),
+        "upsampling by more than 2 does not run on the ANE; DeepLabV3 left it before its last resize by 8",
+        f"{HOLLANCE}; {ANECOMPAT}", legal=False, test=_upsampled, grade=Grade.REPORTED, scope=WATCHED,
+        advice="upsample by 2 several times, or deconvolve",
+    ),
+    Rule(
+        "nn-channel-broadcast", frozenset({"multiply"}),
+        "multiplying a CxHxW tensor with a Cx1x1 tensor does not run on the ANE", HOLLANCE,
+        legal=False, test=_broadcast, grade=Grade.REPORTED, scope=WATCHED,
+        advice="use a scale layer where the factors are constant",
+    ),
+    Rule(
+        "nn-lookup", frozenset({"embedding", "embeddingND"}),
+        "Core ML refuses lookups in tables of more than 32768 rows on the ANE",
+        "smpanaro/more-ane-transformers, NOTES", legal=False, test=_looked_up,
+        scope=Scope(frozenset({13}), "macOS 13", model_type="neuralnetwork"),
+        advice="look up before the model, or split the table",
+    ),
+    Rule(
+        "nn-control", CONTROL, "the engine has no control flow", "smpanaro/more-ane-transformers, NOTES",
+        legal=False, grade=Grade.REPORTED, scope=WATCHED, advice="unroll it, or compute both sides and select",
+    ),
+    Rule(
+        "nn-as-in-programs", CPU_IN_PROGRAMS,
+        "the same op of an ML Program ran on the CPU; nobody measured the layer", PROGRAMS,
+        legal=False, grade=Grade.GUESS, scope=CARRIED_OVER,
+    ),
+    Rule(
+        "nn-seen", SEEN, "Apple's MNIST, YOLOv3 and DeepLabV3 ran on the ANE up to their last layers",
+        ANECOMPAT, legal=True, grade=Grade.REPORTED,
+        scope=Scope(os="macOS 12 or later, Apple silicon", model_type="neuralnetwork"),
+    ),
+    Rule(
+        "nn-first-layers", FIRST_LAYERS, "layers of the first two releases mostly run on the ANE", HOLLANCE,
+        legal=True, grade=Grade.GUESS, scope=WATCHED,
+    ),
+)  # fmt: skip
+"""Those that forbid come first; the first that applies decides, all that forbid are told."""
+
+OLD_FORMAT = Rule(
+    "nn-format", frozenset(),
+    "broadcasting and concatenation of any rank are legal on the ANE in ML Programs, not in neural networks",
+    PROGRAMS, scope=Scope(frozenset({16}), "macOS 27.0.1"),
+    advice="convert the original again with minimum_deployment_target=ct.target.iOS15 or later",
+)  # fmt: skip
+"""Said of a whole model."""
+
+
+def judge(layer: Any, target: Target) -> tuple[bool | None, list[tuple[Rule, str]]]:
+    """Can the ANE run a layer, and which rules forbid it, with what they found?
+
+    Args:
+        layer: a `NeuralNetworkLayer` of a specification.
+        target: whose limits count.
+
+    Returns:
+        False, True or None where nothing is known; and the rules that forbid.
+    """
+    kind = str(layer.WhichOneof("layer"))
+    against: list[tuple[Rule, str]] = []
+    allowed: bool | None = None
+    for rule in RULES:
+        if kind not in rule.ops:
+            continue
+        if rule.legal:
+            allowed = True
+        elif rule.test is None:
+            against.append((rule, f"layer type {kind}"))
+        elif words := rule.test(layer, target):
+            against.append((rule, words))
+    return (False if against else allowed), against

@@ -1,0 +1,169 @@
+"""Inspect each kind of model in its way: networks by layer, pipelines by part, others in a line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from anesurgery import program
+from anesurgery.errors import LoadError
+from anesurgery.mil import Program, ct
+from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.layers import NETWORKS, inspect_network
+from anesurgery.placement.target import Target
+from anesurgery.program import PIPELINES, Loaded, read_spec
+
+PROGRAM = "mlProgram"
+
+WITHOUT_OPS: dict[str, str] = {
+    "treeEnsembleClassifier": "a tree ensemble",
+    "treeEnsembleRegressor": "a tree ensemble",
+    "glmClassifier": "a generalized linear model",
+    "glmRegressor": "a generalized linear model",
+    "supportVectorClassifier": "a support vector machine",
+    "supportVectorRegressor": "a support vector machine",
+    "bayesianProbitRegressor": "a Bayesian probit regressor",
+    "kNearestNeighborsClassifier": "a nearest neighbour classifier",
+    "itemSimilarityRecommender": "an item similarity recommender",
+    "classConfidenceThresholding": "a thresholding of class confidences",
+    "oneHotEncoder": "a one-hot encoder",
+    "imputer": "an imputer",
+    "featureVectorizer": "a feature vectorizer",
+    "dictVectorizer": "a dictionary vectorizer",
+    "scaler": "a scaler",
+    "categoricalMapping": "a categorical mapping",
+    "normalizer": "a normalizer",
+    "arrayFeatureExtractor": "an array feature extractor",
+    "nonMaximumSuppression": "a non-maximum suppression model",
+    "identity": "an identity model",
+}
+"""Kind of model -> its name. These have no tensor ops; Core ML runs them on the CPU."""
+
+CLOSED: dict[str, str] = {
+    "customModel": "a custom model: its code is in the app",
+    "linkedModel": "a link to another model file; inspect that file",
+    "serializedModel": "a serialized model, whose content cannot be read",
+    "textClassifier": "a text classifier of the OS",
+    "wordTagger": "a word tagger of the OS",
+    "visionFeaturePrint": "Apple's image feature extractor, which is part of the OS",
+    "soundAnalysisPreprocessing": "Apple's preprocessing of sound, which is part of the OS",
+    "gazetteer": "a gazetteer of the OS",
+    "wordEmbedding": "a word embedding of the OS",
+    "audioFeaturePrint": "Apple's audio feature extractor, which is part of the OS",
+}
+"""Kind of model -> its name. What these run on is not in the file."""
+
+InspectProgram = Callable[[Loaded, Target], Inspection]
+
+
+def kind_of(model: Any) -> str:
+    """The type of a model as the specification names it: "mlProgram", "pipeline", "neuralNetwork", ...
+
+    Args:
+        model: path, MLModel, MIL program or Loaded.
+
+    Raises:
+        LoadError: it cannot be read, or is no model.
+    """
+    if isinstance(model, (Program, Loaded)):
+        return PROGRAM
+    return str(spec_of(model).WhichOneof("Type"))
+
+
+def spec_of(model: Any) -> Any:
+    """The specification of a model on disk or of an MLModel.
+
+    Raises:
+        LoadError: it cannot be read, or is no model.
+    """
+    if isinstance(model, ct.models.MLModel):
+        return model.get_spec()
+    if not isinstance(model, (str, os.PathLike)):
+        raise LoadError(
+            f"cannot inspect a {type(model).__name__}; give a path, an MLModel or a MIL Program"
+        )
+    return read_spec(program._locate(Path(model).expanduser())[0])
+
+
+def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -> Inspection | None:
+    """Inspect whatever is no ML Program.
+
+    Args:
+        model: path, MLModel, MIL program or Loaded.
+        target: chips, OS and compute units.
+        inspect_program: called for each ML Program in a pipeline.
+
+    Returns:
+        None where the model is an ML Program itself.
+
+    Raises:
+        LoadError: it cannot be read, or is no model.
+    """
+    if isinstance(model, (Program, Loaded)):
+        return None
+    spec = spec_of(model)
+    if spec.WhichOneof("Type") == PROGRAM:
+        return None
+    return _part(spec, target, _label(model), _Programs(model, inspect_program))
+
+
+def _label(model: Any) -> str:
+    return str(model) if isinstance(model, (str, os.PathLike)) else "the model"
+
+
+class _Programs:
+    """Inspects the ML Programs of one pipeline, whose weights lie in one folder."""
+
+    def __init__(self, model: Any, inspect_program: InspectProgram) -> None:
+        path = model.package_path if isinstance(model, ct.models.MLModel) else model
+        self._path = None if path is None else Path(path).expanduser()
+        self._inspect = inspect_program
+
+    def __call__(self, spec: Any, target: Target, label: str) -> Inspection:
+        if self._path is None:
+            raise LoadError(f"{label} needs its weights; save the model and give the path")
+        folder = program._locate(self._path)[1]
+        loaded = program._from_spec(spec, self._path.resolve(), folder, None)
+        return replace(self._inspect(loaded, target), model=label)
+
+
+def _part(spec: Any, target: Target, label: str, programs: _Programs) -> Inspection:
+    kind = str(spec.WhichOneof("Type"))
+    if kind == PROGRAM:
+        return programs(spec, target, label)
+    if kind in NETWORKS:
+        return inspect_network(spec, target, label)
+    if kind in PIPELINES:
+        return _pipeline(PIPELINES[kind](spec), target, label, programs)
+    return Inspection(label, target, (), notes=(_line(kind),))
+
+
+def _pipeline(pipeline: Any, target: Target, label: str, programs: _Programs) -> Inspection:
+    names = part_names(pipeline)
+    parts = {
+        name: _part(spec, target, f"{name} of {label}", programs)
+        for name, spec in zip(names, pipeline.models, strict=True)
+    }
+    bare = [name for name, part in parts.items() if not part.ops and not part.parts]
+    notes = [f"a pipeline of {len(parts)} models, which run one after the other"]
+    if bare:
+        notes.append(f"without ops, and not counted in the status: {', '.join(bare)}")
+    return Inspection(label, target, (), notes=tuple(notes), parts=parts)
+
+
+def part_names(pipeline: Any) -> list[str]:
+    """A name for each model of a pipeline: those of the file where it has one for each, else "model 0", ..."""
+    count, given = len(pipeline.models), list(pipeline.names)
+    if len(set(given)) == count and all(given):
+        return given
+    return [f"model {i}" for i in range(count)]
+
+
+def _line(kind: str) -> str:
+    if kind in WITHOUT_OPS:
+        return f"{WITHOUT_OPS[kind]} has no tensor ops; Core ML runs it on the CPU"
+    what = CLOSED.get(kind, f"a model of type {kind}")
+    return f"{what}; what it runs on cannot be told from the file"

@@ -1,6 +1,7 @@
-"""The command line: list, explain, apply, run, ranges, compare, diff.
+"""The command line: list, explain, inspect, apply, run, ranges, compare, diff.
 
 Exit codes: 0 all is well; 1 a promise was not kept, or two models differ; 2 bad usage or bad input.
+`inspect --status` ends with the status of the model: 0 every op prefers the ANE, 1 some do, 2 none does.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from anesurgery import registry
+from anesurgery.cli_inspect import inspect
+from anesurgery.cli_options import Json, Model, Quiet, show
 from anesurgery.errors import ProofError, SurgeryError, UnknownName
 
 app = typer.Typer(
     help="Rewrite Core ML models for the Apple Neural Engine, and prove it on any machine.\n\n"
-    "Exit codes: 0 all is well; 1 a promise was not kept or two models differ; 2 bad usage or input.\n\n"
+    "Exit codes: 0 all is well; 1 a promise was not kept or two models differ; 2 bad usage or input; "
+    "`inspect --status`: 0 all, 1 some, 2 no ops on the ANE.\n\n"
     "--debug, anywhere, shows the traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
@@ -31,9 +34,6 @@ DEBUG = "--debug"
 """Anywhere on the command line: errors come with their traceback."""
 
 PRECISION = "fp32 (exact), fp16 (as stored), ane or ane:M1 (an estimate of the Neural Engine)."
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Model = Annotated[str, typer.Argument(help="An .mlpackage.", show_default=False)]
 
 
 def main() -> None:
@@ -51,13 +51,6 @@ def main() -> None:
         sys.exit(1 if isinstance(error, ProofError) else 2)
 
 
-def _show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        print(json.dumps(plain, indent=2))
-    elif not quiet:
-        Console().print(shown)
-
-
 @app.command("list")
 def list_(
     kinds: Annotated[str, typer.Argument(help="recipes, passes or all.")] = "all",
@@ -71,7 +64,7 @@ def list_(
     table = Table("name", "kind", "what it does", box=None)
     for kind, name in rows:
         table.add_row(name, kind, registry.summary(name))
-    _show(
+    show(
         [{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows],
         table,
         as_json,
@@ -99,9 +92,12 @@ def explain(
     ]
     shown = "\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines])
     if as_json or quiet:
-        _show({"name": name, "documentation": text, "options": options}, shown, as_json, quiet)
+        show({"name": name, "documentation": text, "options": options}, shown, as_json, quiet)
     else:
         print(shown)
+
+
+app.command()(inspect)
 
 
 @app.command()
@@ -140,7 +136,7 @@ def apply(
     )
     if target_path is not None and not dry_run:
         surgery.save(target_path, overwrite=overwrite)
-    _show(surgery.to_json(), report.surgery_group(surgery), as_json, quiet)
+    show(surgery.to_json(), report.surgery_group(surgery), as_json, quiet)
 
 
 @app.command()
@@ -166,7 +162,7 @@ def run(
     made = {name: np.asarray(value) for name, value in predictor(values).items()}
     if out is not None:
         arrays.write(out, made)
-    _show(report.arrays_json(made), report.arrays_table(made), as_json, quiet)
+    show(report.arrays_json(made), report.arrays_table(made), as_json, quiet)
 
 
 @app.command()
@@ -186,7 +182,7 @@ def ranges(
 
     samples = [arrays.read(path) for path in inputs] if inputs else None
     found = certify(model, samples, chip=chip, function=function, seed=seed)
-    _show(found.to_json(), report.ranges_group(found), as_json, quiet)
+    show(found.to_json(), report.ranges_group(found), as_json, quiet)
     if not found.ok:
         raise typer.Exit(1)
 
@@ -205,7 +201,7 @@ def compare(
     from anesurgery.comparison import compare as run
 
     found = run(a, b, precision=precision, gate=gate, function=function, seed=seed)
-    _show(found.to_json(), report.comparison_group(found), as_json, quiet)
+    show(found.to_json(), report.comparison_group(found), as_json, quiet)
     if not found.ok:
         raise typer.Exit(1)
 

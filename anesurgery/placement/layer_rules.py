@@ -1,8 +1,8 @@
 """What is known about the layers of the older neural-network models (`.mlmodel`), as a table of rules.
 
 The statements date from 2018 to 2022 and were made through Core ML, mostly by people who watched which engine
-a model woke up; no measurements of such models on later systems were found. Where nothing was said about a layer
-type but the same op of an ML Program was measured, the rule says so, and is graded as a guess.
+a model woke up; no measurements of such models on later systems were found. Where nothing was said about a
+layer type but the same op of an ML Program was measured, the rule says so, and is graded as a guess.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ask Core ML itself where each op runs, on a Mac, and put the answer beside the prediction.
 
 Core ML's compute plan (`MLComputePlan`, macOS 14.4) names a preferred unit for each op of a compiled model. It
-speaks about the Mac at hand, and not about other chips of the target. Making it compiles the model for the engine,
-which took minutes for convolutions of 16x16 (751K, M4, macOS 27.0.1). A plan can be recorded as JSON on one machine
-and shown on another.
+speaks about the Mac at hand, and not about other chips of the target. Making it compiles the model for the
+engine, which took minutes for convolutions of 16x16 (751K, M4, macOS 27.0.1). A plan can be recorded as JSON on
+one machine and shown on another.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _fill(inspection: Inspection, units: dict[str, str], place: str) -> Inspecti
 
 
 def _found(units: dict[str, str], place: str, name: str) -> str | None:
-    """The unit of an op, whose first of several outputs ends in _0, and whose name is compiled to an identifier."""
+    """The unit of an op; the first of several outputs ends in _0, and names are compiled to identifiers."""
     for known in (name, f"{name}_0"):
         for spelled in (known, re.sub(r"\W", "_", known, flags=re.ASCII)):
             if place + spelled in units:
@@ -187,12 +187,6 @@ def _rows(inspection: Inspection) -> Iterator[OpRow]:
     yield from inspection.ops
     for part in inspection.parts.values():
         yield from _rows(part)
-
-
-def compared(inspection: Inspection) -> list[OpRow]:
-    """The rows that were measured, those where prediction and plan differ first."""
-    asked = [row for row in _rows(inspection) if row.measured is not None]
-    return sorted(asked, key=lambda row: row.measured == row.preferred)
 
 
 def record(made: Plan) -> str:

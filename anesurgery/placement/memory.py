@@ -1,0 +1,207 @@
+"""What a function asks of memory, from dtypes and shapes: no weight is read.
+
+Weights count as they are stored, each once. Activations live from the op that makes them to the last that reads
+them, views included, since the engine copies them. Symbolic axes count as one element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import accumulate
+
+from anesurgery.mil import (
+    Block,
+    Function,
+    Operation,
+    Var,
+    consumers,
+    producer,
+    static_shape,
+    types,
+    walk_ops,
+)
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.inspection import Memory
+from anesurgery.placement.reading import elements, in_words, shape_in_words, size
+from anesurgery.placement.target import CHIPS, SOURCES, Target
+
+FAILED_IMAGE = 3 * 5568 * 5568 * 2
+"""Bytes of an fp16 image that did not compile."""
+NEAR = 0.8
+"""Share of the address space from which the reports (3 to 3.75 GB on M1) begin."""
+
+
+def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, ...]]:
+    """What a function asks of memory, and what is too much of it for a target.
+
+    Args:
+        function: a MIL function.
+        target: its smallest limit counts.
+
+    Returns:
+        sizes in bytes, and findings about the function as a whole.
+    """
+    stored, values = _weights(function), list(_values(function))
+    largest = max(values, key=size, default=None)
+    limit, chip = target.least("program")
+    memory = Memory(
+        weights=stored,
+        activations=_peak(function, values),
+        largest=0 if largest is None else size(largest),
+        limit=limit,
+        chunks=max(1, math.ceil(stored / limit)),
+    )
+    if not target.uses_ane:
+        return memory, ()
+    found = [*_of_weights(function, memory, target, chip), *_of_values(values, largest, target)]
+    return memory, tuple(found)
+
+
+def _weights(function: Function) -> int:
+    """Bytes of the constants; two of the same memory count once."""
+    seen: dict[object, int] = {}
+    for op in walk_ops(function):
+        if op.op_type == "const" and types.is_tensor(op.outputs[0].sym_type):
+            value = op.outputs[0].val
+            place = getattr(value, "__array_interface__", {}).get("data", (id(op),))[0]
+            seen[place, size(op.outputs[0])] = size(op.outputs[0])
+    return sum(seen.values())
+
+
+def dense(function: Function) -> int:
+    """Bytes of the weights when the compressed ones are decompressed."""
+    packed = [op for op in walk_ops(function) if op.op_type.startswith("constexpr_")]
+    inner = {v for op in packed for v in op.inputs.values() if isinstance(v, Var)}
+    plain = [
+        op.outputs[0]
+        for op in walk_ops(function)
+        if op.op_type == "const" and types.is_tensor(op.outputs[0].sym_type)
+    ]
+    ends = [op.outputs[0] for op in packed if op.outputs[0] not in inner]
+    return sum(map(size, ends)) + sum(size(v) for v in plain if v not in inner)
+
+
+def _values(function: Function) -> Iterator[Var]:
+    """The values of run time: the inputs, and what ops make of them."""
+    yield from function.inputs.values()
+    for op in walk_ops(function):
+        if op.op_type != "const" and not op.op_type.startswith("constexpr_"):
+            yield from op.outputs
+
+
+def _peak(function: Function, values: list[Var]) -> int:
+    """The largest sum of sizes of values that live at once."""
+    places, ends = _places(function)
+    change = [0] * (len(places) + 2)
+    for var in values:
+        op = producer(var)
+        born = 0 if op is None else places[op]
+        change[born] += size(var)
+        change[_dies(var, places, ends, len(places)) + 1] -= size(var)
+    return max(accumulate(change), default=0)
+
+
+def _places(function: Function) -> tuple[dict[Operation, int], dict[Operation, int]]:
+    """Each op's place in file order, and the place at which its nested blocks end."""
+    places = {op: i for i, op in enumerate(walk_ops(function))}
+    ends = dict(places)
+    for op in reversed(list(places)):
+        outer = op.enclosing_block.outer_op if op.enclosing_block is not None else None
+        if outer is not None:
+            ends[outer] = max(ends[outer], ends[op])
+    return places, ends
+
+
+def _dies(var: Var, places: dict[Operation, int], ends: dict[Operation, int], last: int) -> int:
+    """The place of the last op that reads a value; a loop that reads it holds it to its end."""
+    home = var.op.enclosing_block if var.op is not None else None
+    readers = [ends[_outermost(op, home)] for op in consumers(var) if op in places]
+    for block in var.consuming_blocks:
+        readers.append(last if block.outer_op is None else ends[block.outer_op])
+    own = 0 if var.op is None else places[var.op]
+    return max([own, *readers])
+
+
+def _outermost(op: Operation, home: Block | None) -> Operation:
+    """The op of a block in which another one lies (for inputs: of the function)."""
+    while op.enclosing_block is not home and op.enclosing_block is not None:
+        outer = op.enclosing_block.outer_op
+        if outer is None:
+            break
+        op = outer
+    return op
+
+
+OVER = Rule(
+    "size-program", frozenset(),
+    "programs with more weights do not run on the engine, without an error: 1 GB on iOS (Apple's guide; a "
+    "model below 1.4 GB was seen to leave it too), on Macs 1.5 GB ran and 3.4 GB failed",
+    SOURCES["program"], kind="memory", grade=Grade.REPORTED,
+    advice="split the model into chunks of at most 950 MB (coremltools: bisect_model), palettize it, or both; "
+    "each chunk costs a round trip of its inputs and outputs",
+)  # fmt: skip
+ADDRESS = Rule(
+    "size-address-space", frozenset(),
+    "programs loaded together share an address space: four of 0.8 GB ran, a fifth fell back to the CPU; GPT-2 "
+    "XL of 3.1 GB ran only as two",
+    SOURCES["address_space"], kind="memory", scope=Scope(frozenset({13, 14}), "seen on M1 Max, macOS 13"),
+    advice="unload chunks that are not in use, or palettize",
+)  # fmt: skip
+DENSE = Rule(
+    "size-dense", frozenset(),
+    "whether compressed weights stay compressed in the engine's memory is disputed: Apple's Stable Diffusion "
+    "runs unsplit from 6 bits down, two tests found no saving",
+    "apple/ml-stable-diffusion: README; more-ane-transformers; john-rocky/CoreML-LLM", kind="memory",
+    grade=Grade.REPORTED, advice="load it on the device with CPU_AND_NE before you rely on it",
+)  # fmt: skip
+WORKING = Rule(
+    "working-set", frozenset(),
+    "an operand beyond the on-chip memory is streamed in tiles; ane-guide measured 2.3 MB (M1) and 4.72 MB "
+    "(M5), maderix infers about 32 MB on M4 from its throughput",
+    SOURCES["working_set"], kind="memory", scope=Scope(os="seen on M1, M5", via="compiler"),
+    advice="cut along the sequence, the query or the batch where the time counts",
+)  # fmt: skip
+IMAGE = Rule(
+    "size-big-image", frozenset(), "a model of an image of 1x3x5568x5568 did not compile for the engine",
+    "coremltools issue 2247", kind="memory", grade=Grade.REPORTED, advice="cut the image into tiles",
+)  # fmt: skip
+
+
+def _of_weights(function: Function, memory: Memory, target: Target, chip: str) -> Iterator[Finding]:
+    limit, stored = memory.limit or 0, memory.weights
+    if stored > limit:
+        yield OVER.finding(
+            f"{in_words(stored)} of weights; {chip} runs programs of {in_words(limit)}: "
+            f"{memory.chunks} chunks"
+        )
+    spaces = [(space, n) for n in target.chips if (space := CHIPS[n].address_space) is not None]
+    for space, name in spaces:
+        if stored > NEAR * space:
+            yield ADDRESS.finding(
+                f"{in_words(stored)} of weights; {name} has {in_words(space)} for all programs"
+            )
+    # What is decompressed cannot be more than 16 times what is stored (one bit for sixteen).
+    if stored <= limit < 16 * stored and (whole := dense(function)) > limit:
+        yield DENSE.finding(
+            f"{in_words(stored)} of weights are {in_words(whole)} decompressed; {chip} runs programs of "
+            f"{in_words(limit)}"
+        )
+
+
+def _of_values(values: list[Var], largest: Var | None, target: Target) -> Iterator[Finding]:
+    if largest is None or static_shape(largest) is None:
+        return
+    room, chip = target.least("working_set")
+    over = [v for v in values if size(v) > room]
+    if over:
+        yield WORKING.finding(
+            f"{len(over)} values are larger than {in_words(room)} ({chip}); the largest, %{largest.name} "
+            f"{shape_in_words(largest.shape)}, takes {in_words(size(largest))}"
+        )
+    if 2 * elements(largest) >= FAILED_IMAGE:
+        yield IMAGE.finding(f"%{largest.name} is {shape_in_words(largest.shape)}")
+
+
+RULES = (OVER, ADDRESS, DENSE, WORKING, IMAGE)
+"""What `measure` may say."""

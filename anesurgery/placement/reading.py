@@ -1,0 +1,146 @@
+"""Small readers that the tables of findings share: weights, parameters, sizes, and who reads a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from anesurgery.mil import (
+    Operation,
+    Var,
+    constant,
+    consumers,
+    dtype_name,
+    is_output,
+    is_symbolic,
+    operands,
+    producer,
+    static_shape,
+    types,
+)
+
+PRODUCTS = frozenset({"conv", "linear", "matmul"})
+"""Ops that multiply with weights."""
+
+VIEWS = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "cast", "identity"})
+"""Ops that hand the numbers of `x` on, each of them once."""
+
+ATTENTION = frozenset({"matmul", "scaled_dot_product_attention", "einsum"})
+
+
+def is_stored(var: Var | None) -> bool:
+    """Is a value a constant, plain or compressed?"""
+    op = var.op if var is not None else None
+    return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
+
+
+def weight(op: Operation) -> Var | None:
+    """The stored weight of a conv, linear or matmul; None where it is computed."""
+    var = op.inputs.get("y" if op.op_type == "matmul" else "weight")
+    return var if isinstance(var, Var) and is_stored(var) else None
+
+
+def channels(op: Operation) -> tuple[int, int, int] | None:
+    """Outputs, inputs (of one group) and taps of a product with a stored weight of static shape."""
+    var = weight(op)
+    shape = static_shape(var) if var is not None else None
+    if shape is None or len(shape) < 2:
+        return None
+    if op.op_type != "matmul":
+        return shape[0], shape[1], math.prod(shape[2:])
+    if len(shape) > 2 and math.prod(shape[:-2]) > 1:
+        return None
+    rows, columns = shape[-2:]
+    return (rows, columns, 1) if flag(op, "transpose_y") else (columns, rows, 1)
+
+
+def flag(op: Operation, name: str) -> bool:
+    """A boolean parameter; False when absent."""
+    return bool(constant(op.inputs.get(name)))
+
+
+def ints(op: Operation, name: str) -> list[int]:
+    """A parameter of integers; empty when it is absent or known only at run time."""
+    value = constant(op.inputs.get(name))
+    return [] if value is None else [int(v) for v in getattr(value, "flat", [value])]
+
+
+def number(var: Any) -> float | None:
+    """The value of a constant with one element."""
+    if not isinstance(var, Var) or math.prod(static_shape(var) or (2,) * var.rank) != 1:
+        return None
+    value = constant(var)
+    if value is None or isinstance(value, str):
+        return None
+    return float(value if not hasattr(value, "flat") else next(iter(value.flat)))
+
+
+def computed(op: Operation) -> list[Var]:
+    """The operands that are known only at run time."""
+    return [v for _, v in operands(op) if not is_stored(v)]
+
+
+def elements(var: Var) -> int:
+    """Number of elements; symbolic axes count as one."""
+    return math.prod(1 if is_symbolic(d) else int(d) for d in var.shape or ())
+
+
+def itemsize(var: Var) -> float:
+    """Bytes of an element, from the digits of its type: half a byte for "uint4", one for "bool"."""
+    return int("".join(filter(str.isdigit, dtype_name(var))) or 8) / 8
+
+
+def size(var: Var) -> int:
+    """Bytes of a value; symbolic axes count as one, rows are not padded."""
+    return math.ceil(elements(var) * itemsize(var)) if types.is_tensor(var.sym_type) else 0
+
+
+def in_words(count: float) -> str:
+    """Bytes for a reader: "1.5 MiB"."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def shape_in_words(shape: Any) -> str:
+    """A shape for a reader: "1x64x32x32"."""
+    return "x".join(str(d) for d in shape)
+
+
+def behind(var: Var, through: frozenset[str] = VIEWS) -> Iterator[Operation]:
+    """The readers of a value; those of a type in `through` are followed to their readers."""
+    stack, seen = [var], {var}
+    while stack:
+        for op in consumers(stack.pop()):
+            if op.op_type not in through:
+                yield op
+                continue
+            fresh = [v for v in op.outputs if v not in seen]
+            seen.update(fresh)
+            stack += fresh
+
+
+def reaches_output(var: Var, through: frozenset[str]) -> bool:
+    """Is a value an output of its block, as it is or behind ops of these types?"""
+    stack, seen = [var], {var}
+    while stack:
+        found = stack.pop()
+        if is_output(found):
+            return True
+        fresh = [
+            v for op in consumers(found) if op.op_type in through for v in op.outputs
+            if v not in seen
+        ]  # fmt: skip
+        seen.update(fresh)
+        stack += fresh
+    return False
+
+
+def before(var: Var, through: frozenset[str] = VIEWS) -> Operation | None:
+    """The op that made a value, looked for behind ops that hand it on."""
+    op = producer(var)
+    while op is not None and op.op_type in through:
+        op = producer(op.inputs.get("x"))
+    return op

@@ -22,7 +22,7 @@ NOT_MODELLED = (
     "nothing here promises a placement: a compute plan on the device decides",
 )
 ELSEWHERE = "what was measured on an M4 is extrapolated to {}"
-GPU = "the GPU is not modelled: with {} Core ML may choose it for ops shown as unknown"
+GPU = "what goes to the GPU is a guess, fitted to four models of an M4 Pro (macOS 26.5.1)"
 DYNAMIC = "lengths known at run time only count as 1"
 
 
@@ -103,34 +103,35 @@ def _nested(op: Operation) -> Finding:
     )  # fmt: skip
 
 
+UNIT_NAMES = {partition.CPU: "cpu", partition.ANE: "ane", partition.GPU: "gpu"}
+
+
 def _units(judged: Sequence[_Judged], target: Target) -> list[str | None]:
     """The unit that each op prefers; None where it hangs on what is not known."""
-    if not target.uses_ane:
-        return [None if target.compute_units == "CPU_AND_GPU" else "cpu" for _ in judged]
-    likely, unlikely = (partition.shortest([_step(j, b) for j in judged]) for b in (True, False))
-    gpu = target.compute_units == "ALL"
-    units: list[str | None] = []
-    for j, a, b in zip(judged, likely, unlikely, strict=True):
-        if j.legal is False:
-            units.append(None if gpu and j.op.op_type in cost.FORMULAS else "cpu")
-        elif j.legal is None or a != b or (j.estimate is None and _alone(j)):
-            units.append(None)
-        else:
-            units.append("ane" if a == partition.ANE else "cpu")
-    return units
+    if target.compute_units == "CPU_ONLY":
+        return ["cpu"] * len(judged)
+    likely, unlikely = (
+        partition.shortest([_costs(j, target, hopeful) for j in judged])
+        for hopeful in (True, False)
+    )
+    return [
+        UNIT_NAMES[a] if a == b and _is_known(j) else None
+        for j, a, b in zip(judged, likely, unlikely, strict=True)
+    ]
 
 
-def _alone(judged: _Judged) -> bool:
-    return True
+def _is_known(judged: _Judged) -> bool:
+    """An op without an estimate has a place only where the ANE is out of the question."""
+    return judged.legal is False or (judged.legal is True and judged.estimate is not None)
 
 
-def _step(judged: _Judged, hopeful: bool) -> partition.Step:
-    """What an op costs on each unit; what is not known of legality is taken for the best, or for the worst."""
-    guess = judged.estimate
-    forbidden = judged.legal is False or (judged.legal is None and not hopeful)
-    cpu = guess.cpu if guess is not None and guess.cpu is not None else 0.0
-    ane = guess.ane if guess is not None and guess.ane is not None else 0.0
-    return partition.Step(cpu, math.inf if forbidden else ane)
+def _costs(judged: _Judged, target: Target, hopeful: bool) -> tuple[float, float, float]:
+    """Of the op on each unit; what is not known of legality is taken for the best, or for the worst."""
+    guess, kind = judged.estimate or Estimate(0.0, 0.0), judged.op.op_type
+    legal = target.uses_ane and (judged.legal or (judged.legal is None and hopeful))
+    ane = (guess.ane or 0.0) if legal else math.inf
+    gpu = guess.gpu if target.uses_gpu and not (legal and kind in cost.SUMS) else None
+    return guess.cpu or 0.0, ane, math.inf if gpu is None else gpu
 
 
 def _segments(
@@ -155,7 +156,9 @@ def _segment(
 ) -> Segment:
     read = dict.fromkeys(v for j in members for _, v in operands(j.op) if not is_stored(v))
     made = [v for j in members for v in j.op.outputs]
-    readers = {v: {home[o] for r in v.child_ops for o in r.outputs if o in home} - {number} for v in made}
+    readers = {
+        v: {home[o] for r in v.child_ops for o in r.outputs if o in home} - {number} for v in made
+    }
     outside = [v for v in made if readers[v] or v in given]
     return Segment(
         number, unit, tuple(j.op.name for j in members),
@@ -182,10 +185,8 @@ def _notes(target: Target, judged: Sequence[_Judged]) -> tuple[str, ...]:
     notes = list(NOT_MODELLED)
     if not target.families <= cost.MEASURED_ON:
         notes.append(ELSEWHERE.format(target.label))
-    if target.compute_units in ("ALL", "CPU_AND_GPU"):
-        notes.append(GPU.format(target.compute_units))
+    if target.uses_gpu:
+        notes.append(GPU)
     if any(any_symbolic(v.shape or ()) for j in judged for v in j.op.outputs):
         notes.append(DYNAMIC)
     return tuple(notes)
-
-

@@ -1,18 +1,19 @@
 """Core ML's own estimate of each op, as far as its formula was found; microseconds.
 
-Re-derived from plans and analysis files of 482 models on an M4 (macOS 27.0.1, coremltools 9.0, fp16), published in
-751K/Apple-Neural-Engine-Microarchitecture-Study-M6. An op of the memory class costs its bytes at one rate, a sum of
-products its operations at a rate that depends on the operations per byte. The rates of the memory class and of relu
-are the same in a published dump of an M1 (macOS 14.6); those of convolutions differ there. These are the numbers by
-which Core ML chooses, and not run times.
+Re-derived from plans and analysis files of 482 models on an M4 (macOS 27.0.1, coremltools 9.0, fp16), published
+in 751K/Apple-Neural-Engine-Microarchitecture-Study-M6. An op of the memory class costs its bytes at one rate, a
+sum of products its operations at a rate that depends on the operations per byte. The rates of the memory class
+and of relu are the same in a published dump of an M1 (macOS 14.6); those of convolutions differ there. These are
+the numbers by which Core ML chooses, and not run times.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
-from anesurgery.mil import Operation
+from anesurgery.mil import Operation, np_dtype
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.work import Work, is_stored, read_results, runtime, shape_of, size_of
 
@@ -27,24 +28,37 @@ MEMORY, SLOWER = 68 * GIB, 1.2
 
 CPU_SUMS = 0.7545 * T
 
-MEMORY_CLASS = frozenset(
-    # elementwise
+GPU_MEMORY, GPU_SUMS = 120 * GB, 4 * T
+"""A guess: with these, SigLIP, DistilBERT, ResNet-50 and MobileNetV2 divide between ANE and GPU about as was
+measured with ALL on an M4 Pro (macOS 26.5.1, erwinzhang7/coreml-compute-placement). Any rate from 113 to 252 GB/s
+would do."""
+
+SEEN_ON_GPU = frozenset({"add", "sub", "mul", "transpose", "matmul", "softmax", "reshape"})
+"""Ops that went there although the ANE may run them: what stands between the linear ops of attention, and the
+large additions of ResNet-50."""
+
+SUMS = frozenset({"conv", "conv_transpose", "linear"})
+"""Not seen to leave the ANE for the GPU where the ANE is allowed."""
+
+
+def _ops(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+MEMORY_CLASS = _ops(
     "abs acos asin atan atanh acosh asinh cast ceil clip cos cosh elu erf exp exp2 floor gelu inverse "
     "leaky_relu linear_activation log prelu relu6 round rsqrt scaled_tanh sigmoid sigmoid_hard sign silu sin "
     "sinh softplus softplus_parametric softsign sqrt square tan tanh thresholded_relu "
     "equal not_equal greater greater_equal less less_equal logical_and logical_not logical_or logical_xor "
     "floor_div maximum minimum mod pow real_div select "
-    # norms, reductions, pooling
     "softmax layer_norm batch_norm instance_norm l2_norm local_response_norm "
     "reduce_argmax reduce_argmin reduce_l1_norm reduce_l2_norm reduce_log_sum reduce_log_sum_exp reduce_max "
     "reduce_mean reduce_min reduce_prod reduce_sum reduce_sum_square avg_pool l2_pool max_pool "
-    # movement
     "argsort batch_to_space cumsum depth_to_space expand_dims fill_like gather_along_axis gather_nd pad "
     "pixel_shuffle pixel_unshuffle reshape reverse scatter scatter_along_axis scatter_nd slice_by_index "
     "slice_by_size sliding_windows space_to_batch space_to_depth split squeeze tile topk "
-    # the rest
     "affine crop_resize dequantize quantize random_normal random_uniform resample resize resize_bilinear "
-    "resize_nearest_neighbor rnn scaled_dot_product_attention upsample_nearest_neighbor".split()
+    "resize_nearest_neighbor rnn scaled_dot_product_attention upsample_nearest_neighbor"
 )
 """Ops that cost the bytes they move at run time."""
 
@@ -64,9 +78,16 @@ Formula = Callable[[Operation, Work], Estimate]
 def estimate(op: Operation, work: Work) -> Estimate | None:
     """The estimates of an op on both units; None where no formula is known."""
     formula = FORMULAS.get(op.op_type)
-    if formula is not None:
-        return formula(op, work)
-    return _memory(work.moved) if op.op_type in MEMORY_CLASS else None
+    if formula is None and op.op_type not in MEMORY_CLASS:
+        return None
+    found = formula(op, work) if formula is not None else _memory(work.moved)
+    return replace(found, gpu=_gpu(op, work))
+
+
+def _gpu(op: Operation, work: Work) -> float | None:
+    if op.op_type not in SEEN_ON_GPU | SUMS or np_dtype(op.outputs[0]).kind != "f":
+        return None
+    return max((work.moved + work.constant) / GPU_MEMORY, work.flop / GPU_SUMS)
 
 
 def _memory(moved: float) -> Estimate:

@@ -20,6 +20,8 @@ class Estimate:
     ane: float | None
     """None where the ANE cannot run it, or where there is no data."""
     cpu: float | None
+    gpu: float | None = None
+    """A guess fitted to four models of an M4 Pro, for runs that may use the GPU; None where it fits nothing."""
 
 
 @dataclass(frozen=True)

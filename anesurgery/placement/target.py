@@ -168,6 +168,11 @@ class Target:
         """May Core ML use the Neural Engine at all?"""
         return self.compute_units in ("CPU_AND_NE", "ALL")
 
+    @property
+    def uses_gpu(self) -> bool:
+        """May Core ML use the GPU?"""
+        return self.compute_units in ("CPU_AND_GPU", "ALL")
+
     def least(self, limit: str) -> tuple[int, str]:
         """The smallest value of a limit over the chips, and the chip that has it.
 

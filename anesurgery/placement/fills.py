@@ -11,8 +11,9 @@ import numpy as np
 from anesurgery.masks import causal
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype, operands, producer
 from anesurgery.placement import bounds
-from anesurgery.placement.reading import VIEWS, behind, is_stored
+from anesurgery.placement.reading import VIEWS, behind
 from anesurgery.placement.target import Target
+from anesurgery.placement.work import is_stored
 from anesurgery.scores import SHUT
 
 DEEPEST = -3.2e4

@@ -25,6 +25,7 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.reading import elements, in_words, shape_in_words, size
 from anesurgery.placement.target import CHIPS, SOURCES, Target
+from anesurgery.placement.work import is_weight
 
 FAILED_IMAGE = 3 * 5568 * 5568 * 2
 """Bytes of an fp16 image that did not compile."""
@@ -86,7 +87,7 @@ def _values(function: Function) -> Iterator[Var]:
     """The values of run time: the inputs, and what ops make of them."""
     yield from function.inputs.values()
     for op in walk_ops(function):
-        if op.op_type != "const" and not op.op_type.startswith("constexpr_"):
+        if not is_weight(op):
             yield from op.outputs
 
 

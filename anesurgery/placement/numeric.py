@@ -25,8 +25,9 @@ from anesurgery.mil import (
 from anesurgery.placement import bounds
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.fills import causal_mask, empty_rows, fill, other_mask, to_softmax
-from anesurgery.placement.reading import behind, ints, is_stored, number, weight
+from anesurgery.placement.reading import behind, ints, number, weight
 from anesurgery.placement.target import Target
+from anesurgery.placement.work import is_stored
 
 LEAST = 2.0**-24
 """The smallest positive number of fp16."""
@@ -84,7 +85,7 @@ def scale_behind(op: Operation, target: Target) -> str:
     factor = abs(1 / factor if reader.op_type == "real_div" else factor)
     if factor >= 1 or not any(r.op_type == "softmax" for r in to_softmax(reader.outputs[0])):
         return ""
-    return f"the scores are multiplied by {factor:.4g} only behind the product (%{reader.name})"
+    return f"the scores are multiplied by {factor:.4g} only behind the product (%{reader.outputs[0].name})"
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
@@ -162,7 +163,7 @@ def large_integers(op: Operation, target: Target) -> str:
     readers = [r for r in behind(op.outputs[0]) if _reads_an_id(r)]
     if not readers:
         return ""
-    return f"%{op.x.name}, integers of unknown size, becomes fp16 for %{readers[0].name}"
+    return f"%{op.x.name}, integers of unknown size, becomes fp16 for %{readers[0].outputs[0].name}"
 
 
 def _reads_an_id(op: Operation) -> bool:

@@ -13,15 +13,14 @@ from anesurgery.placement.reading import (
     VIEWS,
     behind,
     channels,
-    computed,
     elements,
     in_words,
-    is_stored,
     reaches_output,
     shape_in_words,
     size,
 )
 from anesurgery.placement.target import Target
+from anesurgery.placement.work import is_stored, runtime
 
 AXIS = 16384
 """The longest last axis up to H15."""
@@ -63,7 +62,7 @@ def fused_on_26(op: Operation, target: Target) -> str:
 
 def long_scores(op: Operation, target: Target) -> str:
     """Scores of attention that do not fit the on-chip memory."""
-    if len(computed(op)) < 2 or not any(r.op_type == "softmax" for r in _to_softmax(op)):
+    if len(runtime(op)) < 2 or not any(r.op_type == "softmax" for r in _to_softmax(op)):
         return ""
     room, chip = target.least("working_set")
     found = size(op.outputs[0])
@@ -101,7 +100,7 @@ def written_softmax(op: Operation, target: Target) -> str:
     under = producer(op.y, "reduce_sum")
     if top is None or under is None or under.x is not op.x:
         return ""
-    return f"%{op.name} is a softmax, written as exp, reduce_sum and real_div"
+    return f"%{op.outputs[0].name} is a softmax, written as exp, reduce_sum and real_div"
 
 
 def written_norm(op: Operation, target: Target) -> str:

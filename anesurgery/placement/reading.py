@@ -13,12 +13,11 @@ from anesurgery.mil import (
     consumers,
     dtype_name,
     is_output,
-    is_symbolic,
-    operands,
     producer,
     static_shape,
     types,
 )
+from anesurgery.placement.work import is_stored, shape_of
 
 PRODUCTS = frozenset({"conv", "linear", "matmul"})
 """Ops that multiply with weights."""
@@ -27,12 +26,6 @@ VIEWS = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "cast", "id
 """Ops that hand the numbers of `x` on, each of them once."""
 
 ATTENTION = frozenset({"matmul", "scaled_dot_product_attention", "einsum"})
-
-
-def is_stored(var: Var | None) -> bool:
-    """Is a value a constant, plain or compressed?"""
-    op = var.op if var is not None else None
-    return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
 
 
 def weight(op: Operation) -> Var | None:
@@ -76,14 +69,9 @@ def number(var: Any) -> float | None:
     return float(value if not hasattr(value, "flat") else next(iter(value.flat)))
 
 
-def computed(op: Operation) -> list[Var]:
-    """The operands that are known only at run time."""
-    return [v for _, v in operands(op) if not is_stored(v)]
-
-
 def elements(var: Var) -> int:
     """Number of elements; symbolic axes count as one."""
-    return math.prod(1 if is_symbolic(d) else int(d) for d in var.shape or ())
+    return math.prod(shape_of(var))
 
 
 def itemsize(var: Var) -> float:

@@ -21,8 +21,8 @@ Values = Mapping[str, Any]
 BECAUSE: dict[str, str] = {
     "overflow": "the largest number of fp16 is 65504",
     "saturates": "a result or partial sum of products of magnitude 32768 or more becomes infinite",
-    "may saturate": "a partial sum of products of magnitude 32768 or more becomes infinite; whether it is reached "
-    "depends on the order of its terms, which is not known",
+    "may saturate": "a partial sum of products of magnitude 32768 or more becomes infinite; whether it is "
+    "reached depends on the order of its terms, which is not known",
     "nan": "it is a number in exact arithmetic",
     "infinite": "it is infinite in exact arithmetic already; the engine treats infinities as large numbers",
 }
@@ -50,7 +50,7 @@ def hazards(
         function: which function; `main` or the first by default.
 
     Returns:
-        name of an op (of its first output) -> findings, each with the value found.
+        name of an op -> findings, each with the value found.
 
     Raises:
         InterpretError: inputs that do not fit.
@@ -58,7 +58,7 @@ def hazards(
     """
     loaded = load(model)
     found = ranges(loaded.program, inputs, chip=chip(target), function=function)
-    names = {v.name: op.outputs[0].name for op in walk_ops(loaded.program) for v in op.outputs}
+    names = {v.name: op.name for op in walk_ops(loaded.program) for v in op.outputs}
     made: dict[str, tuple[Finding, ...]] = {}
     for row in found.rows:
         name = names.get(row.name, row.name)

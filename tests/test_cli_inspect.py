@@ -218,7 +218,7 @@ def test_bad_usage_is_a_line_and_exit_code_2(
     ("name", "words"),
     [
         ("waifu2x_anime_noise0.mlmodel", "Every op prefers the Neural Engine"),
-        ("custom_swish_mcneural.mlmodel", "nn-custom"),
+        ("custom_swish_mcneural.mlmodel", "layer type custom"),
         ("silero_unified.mlpackage", "lstm"),
         ("anemll_multifunction.mlpackage", "segments"),
     ],

@@ -75,7 +75,7 @@ def test_rows_units_and_segments() -> None:
 
 def test_a_finding_says_what_why_and_what_to_do() -> None:
     (finding,) = look(chain).row("swish").findings
-    assert (finding.rule, finding.op, finding.grade) == ("nn-custom", "swish", Grade.DOCUMENTED)
+    assert (finding.rule, finding.op, finding.grade) == ("nn-custom", "swish", Grade.REPORTED)
     assert finding.message == "layer type custom"
     assert "split the model" in finding.advice
     assert finding.remedy is None

@@ -116,7 +116,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "nn-custom", frozenset({"custom"}),
         "a custom layer has code for the CPU, and perhaps the GPU; nobody can write it for the ANE",
-        HOLLANCE, legal=False, grade=Grade.DOCUMENTED, scope=WATCHED,
+        HOLLANCE, legal=False, grade=Grade.REPORTED, scope=WATCHED,
         advice="write it with built-in layers, or split the model there so that the rest stays on the ANE",
     ),
     Rule(

@@ -102,8 +102,8 @@ def _compiled(model: Any) -> str:
             return str(model.get_compiled_model_path())
         except Exception:  # coremltools raises plain Exception for a model that was not loaded
             model = model.package_path or model.get_spec()
-    if isinstance(model, os.PathLike):
-        model = os.fspath(model)
+    if isinstance(model, (str, os.PathLike)):
+        model = os.path.expanduser(model)
     return str(ct.models.utils.compile_model(model))
 
 

@@ -23,37 +23,43 @@ WORDS = ("fully on the ANE", "partly on the ANE", "not on the ANE")
 """ANECompat's three answers."""
 
 
+Source = Annotated[str, typer.Argument(help="An .mlpackage or .mlmodel.", show_default=False)]
+After = Annotated[
+    str | None, typer.Argument(help="Another model: what changed.", show_default=False)
+]
+Aim = Annotated[
+    str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+", "iPhone/iOS 18", "any".')
+]
+Units = Annotated[
+    str | None, typer.Option(help="CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY.")
+]
+Samples = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="An .npz file of arrays: look for numeric hazards in a run; repeat for more."
+    ),
+]
+Measured = Annotated[
+    bool, typer.Option("--measured", help="Ask Core ML too (macOS 14.4 or later).")
+]
+Segments = Annotated[
+    bool, typer.Option("--segments", help="Print the ANE segments as JSON lines, like ANECompat.")
+]
+Status = Annotated[
+    bool,
+    typer.Option("--status", help="Print a line; exit with 0 all, 1 some, 2 no ops on the ANE."),
+]
+Html = Annotated[Path | None, typer.Option(help="Write a page.")]
+Fix = Annotated[Path | None, typer.Option(help="Repair what can be repaired; write this package.")]
+Function = Annotated[str | None, typer.Option(help="Which function to inspect.")]
+Overwrite = Annotated[bool, typer.Option(help="Let --fix and --html replace files.")]
+
+
 def inspect(
-    model: Annotated[str, typer.Argument(help="An .mlpackage or .mlmodel.", show_default=False)],
-    after: Annotated[
-        str | None, typer.Argument(help="Another model: what changed.", show_default=False)
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+", "iPhone/iOS 18", "any".')
-    ] = None,
-    compute_units: Annotated[
-        str | None, typer.Option(help="CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY.")
-    ] = None,
-    function: Annotated[str | None, typer.Option(help="Which function to inspect.")] = None,
-    inputs: Annotated[
-        list[Path] | None,
-        typer.Option(help="An .npz file of arrays: look for numeric hazards in a run; repeat for more."),
-    ] = None,
-    measured: Annotated[
-        bool, typer.Option("--measured", help="Ask Core ML too (macOS 14.4 or later).")
-    ] = False,
-    segments: Annotated[
-        bool, typer.Option("--segments", help="Print the ANE segments as JSON lines, like ANECompat.")
-    ] = False,
-    status: Annotated[
-        bool, typer.Option("--status", help="Print a line; exit with 0 all, 1 some, 2 no ops on the ANE.")
-    ] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
-    fix: Annotated[
-        Path | None, typer.Option(help="Repair what can be repaired; write this package.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Let --fix and --html replace files.")] = False,
-    as_json: Json = False, quiet: Quiet = False,
+    model: Source, after: After = None, target: Aim = None, compute_units: Units = None,
+    function: Function = None, inputs: Samples = None, measured: Measured = False,
+    segments: Segments = False, status: Status = False, html: Html = None, fix: Fix = None,
+    overwrite: Overwrite = False, as_json: Json = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Say where each op of a model runs, why, and which pass repairs it."""
     _check(after, segments=segments, status=status, fix=fix, as_json=as_json)

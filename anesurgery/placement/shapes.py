@@ -26,7 +26,7 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.reading import channels, in_words, shape_in_words, size, weight
 from anesurgery.placement.saving import save_changes
 from anesurgery.placement.target import Target
-from anesurgery.placement.work import is_weight, runtime, shape_of
+from anesurgery.placement.work import is_tensor, is_weight, runtime, shape_of
 
 __all__ = ["RULES", "of_model", "save_changes"]
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from anesurgery.interpret import Predictor, run
     from anesurgery.operate import Surgery, apply
     from anesurgery.pattern import Refusal
+    from anesurgery.placement import Inspection, Target
+    from anesurgery.placement.analysis import inspect
     from anesurgery.program import load, save
     from anesurgery.recipe import Recipe
     from anesurgery.registry import register
@@ -34,17 +36,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Inspection": "placement", "Target": "placement",
     "Comparison": "comparison", "Pass": "surgery", "Pipeline": "surgery", "Recipe": "recipe",
     "Refusal": "pattern", "Rewrite": "rewrite", "Surgery": "operate", "SurgeryError": "errors",
     "Predictor": "interpret", "apply": "operate", "compare": "comparison",
-    "first_divergence": "divergence", "load": "program", "ranges": "calibration",
-    "register": "registry", "run": "interpret", "save": "program", "to_text": "text",
+    "first_divergence": "divergence", "load": "program", "inspect": "placement.analysis",
+    "ranges": "calibration", "register": "registry", "run": "interpret", "save": "program", "to_text": "text",
 }  # fmt: skip
 
 __all__ = [
-    "Comparison", "Pass", "Pipeline", "Predictor", "Recipe", "Refusal", "Rewrite", "Surgery",
-    "SurgeryError", "apply", "compare", "first_divergence", "load", "passes", "ranges", "recipes",
-    "register", "run", "save", "to_text",
+    "Comparison", "Inspection", "Pass", "Pipeline", "Predictor", "Recipe", "Refusal", "Rewrite", "Surgery",
+    "SurgeryError", "Target", "apply", "compare", "first_divergence", "inspect", "load", "passes", "ranges",
+    "recipes", "register", "run", "save", "to_text",
 ]  # fmt: skip
 
 

@@ -51,11 +51,12 @@ def site_summary(changes: Sequence[Change]) -> str:
 def _steps_table(surgery: Surgery) -> Table:
     table = Table("step", "edits", "proof of each edit in fp32", "seconds", box=box.SIMPLE_HEAD)
     made = counts(surgery.changes)
-    for step in surgery.steps:
-        own = [c for c in surgery.changes if c.pass_name == step.name]
-        seconds = surgery.timings.get(step.name)
+    listed = {step.name: str(step) for step in surgery.steps}
+    for name in [*listed, *(n for n in made if n not in listed)]:  # a step may run passes of its own
+        own = [c for c in surgery.changes if c.pass_name == name]
+        seconds = surgery.timings.get(name)
         table.add_row(
-            str(step), str(made.get(step.name, 0)), site_summary(own) if own else "",
+            listed.get(name, f"  {name}"), str(made.get(name, 0)), site_summary(own) if own else "",
             "" if seconds is None else f"{seconds:.2f}",
         )  # fmt: skip
     return table

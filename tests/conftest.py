@@ -18,7 +18,7 @@ from anesurgery.mil import Array, Program, Var, any_symbolic, ct, mb, quiet_host
 from anesurgery.program import clone
 
 # Scripts of their own processes, which import their neighbours by name.
-collect_ignore_glob = ["conformance/[!t]*.py", "benchmarks/*.py"]
+collect_ignore_glob = ["conformance/[!t]*.py", "benchmarks/*.py", "benchmarks/*/*.py"]
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 

@@ -124,6 +124,8 @@ class Inspection:
         notes: what the reader must know about this report (what is not modelled, what was not measured).
         measured: does each row carry what Core ML's own plan says?
         parts: the reports of the parts of a pipeline, by name.
+        cost: of the chosen path, as Core ML's segmenter counts: estimates, launches and switches, in
+            microseconds and no run time; None where there is none.
     """
 
     model: str
@@ -135,6 +137,7 @@ class Inspection:
     notes: tuple[str, ...] = ()
     measured: bool = False
     parts: dict[str, Inspection] = field(default_factory=dict)
+    cost: float | None = None
 
     @property
     def status(self) -> int:
@@ -188,7 +191,7 @@ class Inspection:
         """Plain data: what `--json` prints."""
         return {
             "model": self.model, "target": str(self.target), "status": self.status, "counts": self.counts,
-            "residency": self.residency, "switches": self.switches,
+            "residency": self.residency, "switches": self.switches, "cost_us": self.cost,
             "segments": [s.to_json() for s in self.segments],
             "findings": [f.to_json() for f in self.findings],
             "ops": [r.to_json() for r in self.ops],

@@ -59,7 +59,7 @@ NEVER: tuple[tuple[str, str, str | None, str, str], ...] = (
      "blend with a mask, or use slice_update", STUDY),
     ("band_part", "masks are not built on the ANE", "causal_mask_tensor", "make the mask a constant", STUDY),
     ("one_hot", "the ANE cannot write at indices", None, "compare with a constant range", STUDY),
-    ("non_zero shape range_1d", "it computes shapes or indices", None, "fix the shapes, so that it folds", STUDY),
+    ("non_zero shape range_1d", "it computes shapes or indices", None, "fix the shapes: it then folds", STUDY),
     ("random_normal random_uniform random_bernoulli random_categorical", "the ANE has no random numbers",
      None, "make the noise an input", STUDY),
     ("sliding_windows reverse_sequence", "the compiler has no converter for it", None, "use slices", STUDY),
@@ -147,8 +147,9 @@ FORBIDDEN: tuple[Rule, ...] = (
     _compiler("sdpa-rank", "scaled_dot_product_attention", "fused attention takes at most 4 axes",
               when.rank_over(4), source=STRINGS, advice="merge batch and heads"),
     _compiler("sin-cos", "sin cos", "this generation has no sine", families={12, 13, 14},
-              advice="make the table a constant or an input"),
-    _compiler("topk-old", "topk", "this generation has no sort", families={12, 13}, advice="choose on the host"),
+              advice="make the table a constant"),
+    _compiler("topk-old", "topk", "this generation has no sort", families={12, 13},
+              advice="choose on the host"),
     _compiler("texture-old", "resample affine", "this generation has no texture unit", families={12, 13},
               advice="resample on the host"),
     _compiler("conv3d", "conv", "the compiler takes no 3-D convolution", when.rank_over(4),
@@ -184,7 +185,7 @@ class Legality:
         for rule in (*self._own.get(op.op_type, ()), *self._any):
             value = rule.test(op, self.target) if rule.test is not None else op.op_type
             if value:
-                return False, rule.finding(value, op.name)
+                return False, rule.finding(value, op.outputs[0].name)
         untried = op.op_type not in INDEXED and when.typed(when.values(op), when.INDEX)
         known = op.op_type in LEGAL or op.op_type in WITH_STATE
         return (True if known and not untried else None), None

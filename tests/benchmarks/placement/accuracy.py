@@ -1,0 +1,158 @@
+"""How often `inspect` is right: against placements that Core ML reported on real Macs.
+
+Two data sets lie beside the checkout (`shared/placement`): single ops and small graphs on an M4, whole models on
+an M4 Pro. Each case is built, saved as Core ML receives it, inspected, and compared with what was measured.
+Not scored, as the data says: the last relu of a graph (nearly always a tie), ops folded away, and the preferred
+unit where only limits are known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import anesurgery as ane
+
+DATA = Path(__file__).resolve().parents[4] / "shared" / "placement"
+M4, M4_PRO = "M4/macOS 27", "M4 Pro/macOS 26"
+LETTERS = {"A": "ane", "C": "cpu"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One comparison."""
+
+    kind: str
+    """ "legal", "preferred alone", "preferred in a graph", "graphs"."""
+    case: str
+    expected: Any
+    found: Any
+
+    @property
+    def right(self) -> bool:
+        """Are both the same?"""
+        return bool(self.expected == self.found)
+
+
+def builder() -> ModuleType:
+    """The module that makes programs of the records."""
+    spec = importlib.util.spec_from_file_location("build_case", DATA / "build_case.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cases(every: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records, or every n-th of them."""
+    records = json.loads((DATA / "open.json").read_text(encoding="utf-8"))["cases"]
+    for record in records[::every]:
+        if record["ane_supported"] is not None:
+            yield record["case"], record
+
+
+def judge(build: ModuleType, case: str, record: dict[str, Any]) -> Iterator[Verdict]:
+    """What is right and wrong about one record."""
+    found = ane.inspect(build.convert(build.build_program(record), "mlprogram"), M4)
+    row = found.ops[record.get("tested_op_index", 0)]
+    yield Verdict("legal", case, record["ane_supported"], row.legal)
+    if record["basis"] != "notes":
+        yield Verdict("preferred alone", case, record["preferred"], row.preferred)
+    for i, op in enumerate(record.get("ops", [])):
+        if i != record.get("tested_op_index", 0) and op["ane"] is not None:
+            yield Verdict("legal", f"{case}[{i}] {op['op']}", op["ane"], found.ops[i].legal)
+    placed = (record.get("ctx") or {}).get("placement")
+    if placed:
+        yield from _context(build, case, record, [LETTERS[letter] for letter in placed])
+
+
+def _context(
+    build: ModuleType, case: str, record: dict[str, Any], expected: list[str]
+) -> Iterator[Verdict]:
+    program = build.convert(build.build_program(record, ctx=True), "mlprogram")
+    found = [row.preferred for row in ane.inspect(program, M4).ops]
+    if len(expected) != len(found):
+        yield Verdict("graphs", case, len(expected), len(found))
+        return
+    yield Verdict("graphs", case, expected[:-1], found[:-1])
+    for i, (a, b) in enumerate(zip(expected[:-1], found[:-1], strict=True)):
+        yield Verdict("preferred in a graph", f"{case}[{i}]", a, b)
+
+
+def accuracy(verdicts: list[Verdict]) -> Table:
+    """Share of right verdicts by kind."""
+    table = Table("verdict", "right", "of", "share", title=f"single ops and small graphs, {M4}")
+    for kind in dict.fromkeys(v.kind for v in verdicts):
+        own = [v for v in verdicts if v.kind == kind]
+        right = sum(v.right for v in own)
+        table.add_row(kind, str(right), str(len(own)), f"{right / len(own):.1%}")
+    return table
+
+
+def misses(verdicts: list[Verdict]) -> Table:
+    """Every wrong verdict about an op or a graph."""
+    table = Table("wrong", "case", "measured", "predicted", title="misses")
+    for v in verdicts:
+        if not v.right and v.kind != "preferred in a graph":
+            table.add_row(v.kind, v.case, _short(v.expected), _short(v.found))
+    return table
+
+
+def _short(value: Any) -> str:
+    return "".join((u or "?")[0].upper() for u in value) if isinstance(value, list) else str(value)
+
+
+def zoo() -> Table:
+    """ANE share of whole models."""
+    table = Table("model", "units", "measured", "predicted", "apart", title=f"zoo, {M4_PRO}")
+    models = json.loads((DATA / "zoo.json").read_text(encoding="utf-8"))["models"]
+    with tempfile.TemporaryDirectory() as folder:
+        for model in models:
+            package = Path(folder) / f"{model['model']}.mlpackage"
+            if not package.exists():
+                command = [*model["rebuild"].split(), "--save", str(package)]
+                subprocess.run(
+                    [sys.executable, str(DATA / command[0]), *command[1:]],
+                    check=True, capture_output=True,
+                )  # fmt: skip
+            found = ane.inspect(package, M4_PRO, compute_units=model["units"])
+            share = model["ops_per_device"].get("ane", 0) / model["n_ops"]
+            predicted = found.residency["ops"]
+            table.add_row(
+                model["model"], model["units"], f"{share:.1%}", f"{predicted:.1%}",
+                f"{100 * abs(predicted - share):.1f} points",
+            )  # fmt: skip
+    return table
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--every", type=int, default=1, help="every n-th case")
+    parser.add_argument("--without-zoo", action="store_true", help="leave the whole models out")
+    given = parser.parse_args()
+    if not DATA.is_dir():
+        sys.exit(f"the measured placements are not beside this checkout ({DATA.name}/ absent)")
+    build = builder()
+    verdicts = [v for case, record in cases(given.every) for v in judge(build, case, record)]
+    console = Console()
+    console.print(accuracy(verdicts), misses(verdicts))
+    if not given.without_zoo:
+        console.print(zoo())
+
+
+if __name__ == "__main__":
+    main()

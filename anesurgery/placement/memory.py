@@ -18,12 +18,11 @@ from anesurgery.mil import (
     consumers,
     producer,
     static_shape,
-    types,
     walk_ops,
 )
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.inspection import Memory
-from anesurgery.placement.reading import elements, in_words, shape_in_words, size
+from anesurgery.placement.reading import elements, in_words, is_tensor, shape_in_words, size
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.placement.work import is_weight
 
@@ -43,13 +42,13 @@ def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, 
     Returns:
         sizes in bytes, and findings about the function as a whole.
     """
-    stored, values = _weights(function), list(_values(function))
-    largest = max(values, key=size, default=None)
+    stored, values = _weights(function), {v: size(v) for v in _values(function)}
+    largest = max(values, key=lambda v: values[v], default=None)
     limit, chip = target.least("program")
     memory = Memory(
         weights=stored,
         activations=_peak(function, values),
-        largest=0 if largest is None else size(largest),
+        largest=0 if largest is None else values[largest],
         limit=limit,
         chunks=max(1, math.ceil(stored / limit)),
     )
@@ -63,7 +62,7 @@ def _weights(function: Function) -> int:
     """Bytes of the constants; two of the same memory count once."""
     seen: dict[object, int] = {}
     for op in walk_ops(function):
-        if op.op_type == "const" and types.is_tensor(op.outputs[0].sym_type):
+        if op.op_type == "const" and is_tensor(op.outputs[0]):
             value = op.outputs[0].val
             place = getattr(value, "__array_interface__", {}).get("data", (id(op),))[0]
             seen[place, size(op.outputs[0])] = size(op.outputs[0])
@@ -77,7 +76,7 @@ def dense(function: Function) -> int:
     plain = [
         op.outputs[0]
         for op in walk_ops(function)
-        if op.op_type == "const" and types.is_tensor(op.outputs[0].sym_type)
+        if op.op_type == "const" and is_tensor(op.outputs[0])
     ]
     ends = [op.outputs[0] for op in packed if op.outputs[0] not in inner]
     return sum(map(size, ends)) + sum(size(v) for v in plain if v not in inner)
@@ -91,15 +90,14 @@ def _values(function: Function) -> Iterator[Var]:
             yield from op.outputs
 
 
-def _peak(function: Function, values: list[Var]) -> int:
+def _peak(function: Function, values: dict[Var, int]) -> int:
     """The largest sum of sizes of values that live at once."""
     places, ends = _places(function)
     change = [0] * (len(places) + 2)
-    for var in values:
+    for var, count in values.items():
         op = producer(var)
-        born = 0 if op is None else places[op]
-        change[born] += size(var)
-        change[_dies(var, places, ends, len(places)) + 1] -= size(var)
+        change[0 if op is None else places[op]] += count
+        change[_dies(var, places, ends, len(places)) + 1] -= count
     return max(accumulate(change), default=0)
 
 
@@ -190,15 +188,15 @@ def _of_weights(function: Function, memory: Memory, target: Target, chip: str) -
         )
 
 
-def _of_values(values: list[Var], largest: Var | None, target: Target) -> Iterator[Finding]:
+def _of_values(values: dict[Var, int], largest: Var | None, target: Target) -> Iterator[Finding]:
     if largest is None or static_shape(largest) is None:
         return
     room, chip = target.least("working_set")
-    over = [v for v in values if size(v) > room]
+    over = [v for v, count in values.items() if count > room]
     if over:
         yield WORKING.finding(
             f"{len(over)} values are larger than {in_words(room)} ({chip}); the largest, %{largest.name} "
-            f"{shape_in_words(largest.shape)}, takes {in_words(size(largest))}"
+            f"{shape_in_words(largest.shape)}, takes {in_words(values[largest])}"
         )
     if 2 * elements(largest) >= FAILED_IMAGE:
         yield IMAGE.finding(f"%{largest.name} is {shape_in_words(largest.shape)}")

@@ -282,7 +282,7 @@ RULES: tuple[Rule, ...] = (
         scope=Scope(os="seen on M4, M5, M6"), advice="fill with -1e4: such a row then keeps finite weights",
     ),
     Rule(
-        "num-constant", frozenset({"add", "sub", "mul", "real_div", "select", "matmul", "linear"}),
+        "num-constant", frozenset({"add", "sub", "mul", "real_div", "select"}),
         "the largest number of fp16 is 65504, and the engine has no infinities: they behave as large numbers",
         f"{STUDY}; {GUIDE}", test=infinite_constant, kind="numeric", scope=Scope(os="seen on M1 to M6"),
         advice="use a finite number below 65504",

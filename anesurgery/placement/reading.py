@@ -15,7 +15,6 @@ from anesurgery.mil import (
     is_output,
     producer,
     static_shape,
-    types,
 )
 from anesurgery.placement.work import is_stored, shape_of
 
@@ -79,9 +78,14 @@ def itemsize(var: Var) -> float:
     return int("".join(filter(str.isdigit, dtype_name(var))) or 8) / 8
 
 
+def is_tensor(var: Var) -> bool:
+    """Is a value a tensor with axes? The test of the host also knows, and is slow."""
+    return hasattr(var.sym_type, "get_shape")
+
+
 def size(var: Var) -> int:
     """Bytes of a value; symbolic axes count as one, rows are not padded."""
-    return math.ceil(elements(var) * itemsize(var)) if types.is_tensor(var.sym_type) else 0
+    return math.ceil(elements(var) * itemsize(var)) if is_tensor(var) else 0
 
 
 def in_words(count: float) -> str:

@@ -23,10 +23,10 @@ from anesurgery.mil import (
 )
 from anesurgery.placement import overview
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
-from anesurgery.placement.reading import channels, in_words, shape_in_words, size, weight
+from anesurgery.placement.reading import channels, in_words, is_tensor, shape_in_words, size, weight
 from anesurgery.placement.saving import save_changes
 from anesurgery.placement.target import Target
-from anesurgery.placement.work import is_tensor, is_weight, runtime, shape_of
+from anesurgery.placement.work import is_weight, runtime, shape_of
 
 __all__ = ["RULES", "of_model", "save_changes"]
 
@@ -49,8 +49,8 @@ def _padded(shape: tuple[int, ...], var: Var) -> int:
 
 def _made_here(op: Operation, var: Var) -> tuple[int, ...] | None:
     """The shape of a half-precision result whose last axis no operand has already, when it does not fit."""
-    shape = static_shape(var) if is_tensor(var) else None
-    if not shape or len(shape) < 2 or dtype_name(var) != "fp16" or shape[-1] * 2 % UNIT == 0:
+    shape = static_shape(var) if is_tensor(var) and not is_weight(op) else None
+    if not shape or len(shape) < 2 or shape[-1] * 2 % UNIT == 0 or dtype_name(var) != "fp16":
         return None
     given = [v.shape[-1] for v in runtime(op) if is_tensor(v) and v.rank]
     return None if shape[-1] in given else shape

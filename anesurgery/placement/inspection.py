@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from anesurgery.placement.evidence import Finding
@@ -183,6 +185,40 @@ class Inspection:
             KeyError: no op of that name.
         """
         return next((r for r in self._rows() if r.name == name), None) or _missing(name)
+
+    def __str__(self) -> str:
+        from anesurgery.placement.report import inspection_text  # lazy: only who prints needs it
+
+        return inspection_text(self)
+
+    def __repr__(self) -> str:
+        share, ops = self.residency["ops"], len(self._rows())
+        where = (
+            f"status {self.status}, {share:.1%} of {ops} ops on the ANE, {self.switches} switches"
+        )
+        return f"<Inspection of {self.model!r} on {self.target}: {where}>"
+
+    def _repr_html_(self) -> str:
+        from anesurgery.placement.page import cell
+
+        return cell(self)
+
+    def save_html(self, path: str | os.PathLike[str], after: Inspection | None = None) -> Path:
+        """Write the report as one HTML file that needs no network: whole, or not at all.
+
+        Args:
+            path: of the file; an existing one is replaced.
+            after: an inspection of the same model after a surgery, to be shown beside this one.
+
+        Returns:
+            The path as written.
+
+        Raises:
+            SurgeryError: it cannot be written.
+        """
+        from anesurgery.placement.page import save
+
+        return save(Path(path).expanduser(), self, after)
 
     def _rows(self) -> tuple[OpRow, ...]:
         return self.ops + tuple(r for part in self.parts.values() for r in part._rows())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from anesurgery.mil import Operation, Program, consumers, np_dtype, operands, producer, walk_ops
+from anesurgery.mil import Operation, Program, consumers, np_dtype, operands, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule
 from anesurgery.placement.reading import elements
 from anesurgery.placement.work import is_stored
@@ -50,14 +50,12 @@ def _dilation(op: Operation) -> bool:
     return any(r.op_type == "batch_to_space" for c in inner for r in consumers(c.outputs[0]))
 
 
-def _unguarded(op: Operation) -> bool:
+def _signed(op: Operation) -> bool:
+    """Are indices of a run signed, in an opset in which a gather no longer counts from the end by itself?"""
     indices = op.inputs.get("indices")
     if indices is None or is_stored(indices) or int(op.opset_version.value) < GUARDED_FROM:
         return False
-    guard = producer(indices, "select") or producer(
-        getattr(producer(indices, "cast"), "x", None), "select"
-    )
-    return guard is None and np_dtype(indices).kind == "i"
+    return np_dtype(indices).kind == "i"
 
 
 def _widened(op: Operation) -> bool:
@@ -97,9 +95,10 @@ CHANGES = (
         "space_to_batch, conv and batch_to_space become a dilated convolution", _dilation,
     ),
     _Change(
-        "common::guard_negative_gather_indices", frozenset({"gather", "gather_along_axis", "gather_nd"}),
-        "four integer ops are put before the gather, in case its indices are negative; they run on the CPU",
-        _unguarded,
+        "common::guard_negative_gather_indices", frozenset({"gather", "gather_nd"}),
+        "a guard for negative indices is put before each gather, also where one stands already: a cast, a "
+        "comparison, a sum and a select of integers, on the CPU",
+        _signed,
     ),
     _Change(
         "common::const_elimination", frozenset({"cast"}),

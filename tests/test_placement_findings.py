@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types, walk_ops
+from anesurgery.operate import apply
 from anesurgery.placement import numeric, shapes, slow
 from anesurgery.placement.evidence import Rule
 from anesurgery.placement.target import Target
 from anesurgery.program import load
-from anesurgery.registry import pass_names
+from anesurgery.registry import make_pass, pass_names
 
 ANY = Target.parse("any")
 RULES = (*slow.RULES, *numeric.RULES, *shapes.RULES)
@@ -408,3 +409,15 @@ def test_a_converted_decoder(converted: Callable[..., Any], tmp_path: Path) -> N
     assert found == {
         "num-mask-causal": 1, "num-scale-after": 2, "lmhead-last-token": 1, "last-axis-align": 1,
     }  # fmt: skip
+
+
+REPAIRED = [rule for rule in RULES if rule.remedy]
+
+
+@pytest.mark.parametrize("rule", REPAIRED, ids=lambda r: r.id)
+def test_the_remedy_repairs_it(rule: Rule, converted: Callable[..., Any]) -> None:
+    assert rule.remedy is not None
+    for found in (TABLE[rule.id][0](), load(converted("nanogpt").model).program):
+        assert said(rule, found)
+        repaired = apply(found, [make_pass(rule.remedy)], prove=None, quiet=True)
+        assert said(rule, repaired.program) == []

@@ -15,17 +15,18 @@ from dataclasses import dataclass
 import networkx as nx
 
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
-from anesurgery.placement.summary import UNIT_WORDS
+from anesurgery.placement.summary import UNIT_WORDS, counted
 
 OPS_SHOWN = 60
 """Up to so many ops, each is named in its box."""
 TYPES_SHOWN = 48
-"""Up to so many segments, a box names its op types."""
+"""Up to so many segments in the whole width, a box names its op types."""
 BOXES = 400
 """Segments drawn at most."""
 FAINT = 60
 """Arrows that skip a layer, drawn at most; more would hide the rest."""
 
+WIDTH = 1180
 HEAD, LINE, PAD = 24, 16, 8
 GAP_X, GAP_Y, GUTTER = 34, 10, 28
 LETTER = 6.7
@@ -49,7 +50,7 @@ class Style:
     stack: int
 
 
-OPS, TYPES, SMALL = Style("ops", 136, 4), Style("types", 168, 4), Style("small", 66, 5)
+OPS, TYPES, SMALL = Style("ops", 136, 4), Style("types", 144, 4), Style("small", 66, 5)
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,17 @@ class _Content:
     title: str
 
 
-def draw(inspection: Inspection, width: int = 1180) -> Drawing:
-    """Lay out the segments of one model (not of a pipeline) in a given width."""
+def style_of(inspections: Sequence[Inspection], width: int = WIDTH) -> Style:
+    """The one style in which models are drawn beside each other."""
+    most = max((len(i.segments) for i in inspections), default=0)
+    large = TYPES if most <= TYPES_SHOWN * width / WIDTH else SMALL
+    return OPS if all(len(i.ops) <= OPS_SHOWN for i in inspections) else large
+
+
+def draw(inspection: Inspection, width: int = WIDTH, style: Style | None = None) -> Drawing:
+    """Lay out the segments of one model (not of a pipeline) in a given width; its own style by default."""
     segments = inspection.segments[:BOXES]
-    large = TYPES if len(segments) <= TYPES_SHOWN else SMALL
-    style = OPS if len(inspection.ops) <= OPS_SHOWN else large
+    style = style or style_of([inspection], width)
     rows = {row.name: row for row in inspection.ops}
     contents = {s.index: _content(s, rows, style, width) for s in segments}
     flow = _flow(segments)
@@ -149,7 +156,7 @@ def _content(segment: Segment, rows: dict[str, OpRow], style: Style, width: int)
     if style is SMALL:
         head = f"{unit if segment.unit else '?'} {count:,}"
         return _Content(segment, style.column, HEAD + 2, head, (), title)
-    head = f"{unit} · {count:,} op{'s' * (count != 1)}"
+    head = f"{unit} · {counted(count, 'op')}"
     if style is OPS:
         columns = max(1, min(math.ceil(count / 7), (width - 2 * PAD) // style.column))
         each = math.ceil(count / columns) or 1

@@ -5,7 +5,7 @@
   const table = document.getElementById("ops");
   const CHUNK = 150;  // rows drawn at a time: what fits on a screen, and some
   const UNITS = { ane: "ANE", cpu: "CPU", gpu: "GPU" };
-  const [INDEX, PART, NAME, TYPE, SHAPE, DTYPE, LEGAL, UNIT, MEASURED, ANE, CPU, FLOP, SEGMENT, FOUND] = Array(14).keys();
+  const [INDEX, PART, NAME, TYPE, SHAPE, DTYPE, LEGAL, UNIT, MEASURED, ANE, CPU, GPU, FLOP, SEGMENT, FOUND] = Array(15).keys();
   const legal = (row) => row[LEGAL] === null ? "unknown" : row[LEGAL] ? "yes" : "no";
   const short = (n) => {
     const step = n < 1e3 ? 0 : Math.min(5, Math.floor(Math.log10(n) / 3));
@@ -34,10 +34,11 @@
     measured: ["measured", (r) => r[MEASURED], (r) => ({ child: unit(r[MEASURED]) })],
     ane: ["ANE µs", (r) => r[ANE], (r) => number(r[ANE])],
     cpu: ["CPU µs", (r) => r[CPU], (r) => number(r[CPU])],
+    gpu: ["GPU µs", (r) => r[GPU], (r) => number(r[GPU])],
     flop: ["flop", (r) => r[FLOP], (r) => number(r[FLOP], short)],
     findings: ["findings", (r) => r[FOUND].length, (r) => ({ child: r[FOUND].length ? more(r) : null })],
   };
-  const DOWN_FIRST = new Set(["ane", "cpu", "flop", "findings"]);
+  const DOWN_FIRST = new Set(["ane", "cpu", "gpu", "flop", "findings"]);
 
   let state, view, rows, drawn;
 
@@ -67,7 +68,8 @@
   }
 
   const shownColumns = () => Object.entries(columns).filter(([id]) =>
-    (id !== "part" || view.parts.length > 1) && (id !== "measured" || view.measured));
+    (id !== "part" || view.parts.length > 1) && (id !== "measured" || view.measured)
+    && (id !== "gpu" || view.rows.some((row) => row[GPU] !== null)));
 
   function read() {
     state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));

@@ -19,8 +19,7 @@ from rich.filesize import decimal
 
 from anesurgery.arrays import _whole as whole
 from anesurgery.placement import summary
-from anesurgery.placement.drawing import Drawing, draw
-from anesurgery.placement.evidence import Finding
+from anesurgery.placement.drawing import WIDTH, Drawing, Style, draw, style_of
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.summary import UNIT_WORDS, percent
 
@@ -94,12 +93,15 @@ def page(inspection: Inspection, after: Inspection | None = None) -> str:
     if after is None:
         views = [view(inspection, "")]
     else:
-        views = [view(inspection, "before", HALF), view(after, "after", HALF)]
+        parts = [part for i in (inspection, after) for _, part in summary.sections(i)]
+        style = style_of(parts, HALF)
+        views = [view(inspection, "before", HALF, style), view(after, "after", HALF, style)]
     last = views[-1].inspection
     gone, new = summary.gone_and_new(inspection, last)
     return _environment().get_template("page.html").render(
         views=views, last=last, compared=after is not None, changes=summary.changes(inspection, last),
-        gone=gone, new=new, attention=summary.attention(last), findings=summary.by_rule(last.all_findings),
+        gone=gone, new=new, attention=summary.by_reason(summary.attention(last)),
+        findings=summary.by_rule(last.all_findings),
         agreements=summary.agreements(last) if last.measured else [],
         agreement_words=summary.agreement_words(summary.agreements(last)),
         notes=summary.notes(last), data=data([(v.label, v.inspection) for v in views]),
@@ -128,14 +130,16 @@ def cell(inspection: Inspection) -> str:
     )  # fmt: skip
 
 
-def view(inspection: Inspection, label: str, width: int | None = 1180) -> View:
-    """What the template shows of an inspection; graphs of a given width, none without one."""
+def view(
+    inspection: Inspection, label: str, width: int | None = WIDTH, style: Style | None = None
+) -> View:
+    """What the template shows of an inspection; graphs of a given width and style, none without a width."""
     rows = summary.all_rows(inspection)
     return View(
         label, inspection, summary.verdict(inspection), numbers(inspection), shares(inspection),
         [(key(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)], bar(inspection),
         strip(rows) if width and len(rows) > STRIP_FROM else [],
-        [(name, draw(part, width)) for name, part in summary.sections(inspection)] if width else [],
+        [(name, draw(part, width, style)) for name, part in summary.sections(inspection)] if width else [],
     )  # fmt: skip
 
 
@@ -144,12 +148,15 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
     rows = summary.all_rows(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     illegal, unknown = (sum(r.legal is value for r in rows) for value in (False, None))
+    rules = len({f.rule for f in inspection.all_findings})
     made = [
-        ("ops", f"{len(rows):,}", f"{len({r.op_type for r in rows}):,} types"),
+        ("ops", f"{len(rows):,}", summary.counted(len({r.op_type for r in rows}), "type")),
         ("cannot run on the ANE", f"{illegal:,}", f"{unknown:,} not known"),
-        ("segments", f"{segments:,}", f"{inspection.switches:,} switches"),
-        ("findings", f"{len(inspection.all_findings):,}", _rules(inspection.all_findings)),
+        ("segments", f"{segments:,}", summary.counted(inspection.switches, "switch")),
+        ("findings", f"{len(inspection.all_findings):,}", summary.counted(rules, "rule")),
     ]
+    if (cost := summary.cost(inspection)) is not None:
+        made.append(("estimate", summary.microseconds(cost), "no run time"))
     memory = inspection.memory
     if memory is not None:
         limit = "limit unknown" if memory.limit is None else f"of {decimal(memory.limit)}"
@@ -159,11 +166,6 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
             ("activations", decimal(memory.activations), f"largest {decimal(memory.largest)}")
         )
     return made
-
-
-def _rules(findings: Iterable[Finding]) -> str:
-    count = len({f.rule for f in findings})
-    return f"{count} rule{'s' * (count != 1)}"
 
 
 def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
@@ -229,8 +231,9 @@ def _row(row: OpRow, part: int, rules: dict[tuple[str, ...], int]) -> list[Any]:
             f.rule, f.kind, f.because, f.source, f.grade.value, f.scope, f.remedy or "", f.advice
         )  # fmt: skip
         found.append([rules.setdefault(rule, len(rules)), f.message])
-    ane, cpu = (row.estimate.ane, row.estimate.cpu) if row.estimate else (None, None)
-    times = [float(f"{t:.4g}") if t is not None and math.isfinite(t) else None for t in (ane, cpu)]
+    e = row.estimate
+    known = (None, None, None) if e is None else (e.ane, e.cpu, e.gpu)
+    times = [float(f"{t:.4g}") if t is not None and math.isfinite(t) else None for t in known]
     return [
         row.index, part, row.name, row.op_type, row.shape, row.dtype, row.legal, row.preferred, row.measured,
         *times, row.flop, row.segment, found,

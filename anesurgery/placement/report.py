@@ -42,6 +42,13 @@ def plain(words: object, style: str = "") -> Text:
     return Text("".join(c if c.isprintable() else "�" for c in str(words)), style=style)
 
 
+def name_text(name: str) -> Text:
+    """The name of an op; of a long one the beginning and the end, which tells more."""
+    return plain(
+        name if len(name) <= CELL else f"{name[: CELL // 3]}…{name[-(CELL - CELL // 3 - 1) :]}"
+    )
+
+
 def device_bar(inspection: Inspection, width: int = BAR) -> Text:
     """The ops in file order, a cell for a share of them, and a legend with counts."""
     bar = Text()
@@ -62,13 +69,14 @@ def status_line(inspection: Inspection) -> Text:
     residency = inspection.residency
     counted = summary.has_flop(inspection)
     flop = f"{percent(residency['flop'])} of flop" if counted else "flop not counted"
-    memory = summary.memory_words(inspection)
+    memory, cost = summary.memory_words(inspection), summary.cost(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     said = [
         f"on the ANE: {percent(residency['ops'])} of ops, {flop}",
-        f"{segments:,} segments, {inspection.switches:,} switches",
+        f"{summary.counted(segments, 'segment')}, {summary.counted(inspection.switches, 'switch')}",
     ]
     line = Text(f"status {inspection.status}", style=f"bold {STATUS_STYLES[inspection.status]}")
+    said += [] if cost is None else [f"estimate {summary.microseconds(cost)}"]
     rest = " | ".join(["", *said]) + (f"\nweights {memory}" if memory else "")
     return line.append(rest, style="not bold default")
 
@@ -86,7 +94,7 @@ def _sentences(words: str, others: int, finding: Finding | None) -> list[Text]:
     """Why, how it is known, and what to do where no pass exists."""
     why = plain(words)
     if others:
-        why.append(f" (and {others} other value{'s' * (others > 1)})", "dim")
+        why.append(f" (and {others} more)", "dim")
     if finding is None:
         return [why]
     advice = finding.remedy is None and finding.advice
@@ -123,14 +131,18 @@ def _columns(cells: list[Text], widths: list[int]) -> Text:
 
 
 def _attention(inspection: Inspection) -> list[Any]:
-    entries = [
-        (
-            [plain(g.op_type, "bold"), Text(f"{len(g.rows):,}"), plain(g.rows[0].name),
-             Text(g.legal, LEGAL_STYLES.get(g.legal, "")), Text(g.preferred), _remedy(g.finding)],
-            _sentences(g.why, len(g.messages) - 1, g.finding),
-        )
-        for g in summary.attention(inspection)
-    ]  # fmt: skip
+    entries: list[tuple[list[Text], list[Text]]] = []
+    for alike in summary.by_reason(summary.attention(inspection)):
+        entries += [
+            (
+                [plain(g.op_type, "bold"), Text(f"{len(g.rows):,}"), name_text(g.rows[0].name),
+                 Text(g.legal, LEGAL_STYLES.get(g.legal, "")), Text(g.preferred), _remedy(g.finding)],
+                [],
+            )
+            for g in alike
+        ]  # fmt: skip
+        others = len({m for g in alike for m in g.messages}) - 1
+        entries[-1][1].extend(_sentences(alike[0].why, others, alike[0].finding))
     if not entries:
         return []
     header = ("op type", "ops", "first op", "legal", "preferred", "remedy")
@@ -141,7 +153,7 @@ def _findings(inspection: Inspection) -> list[Any]:
     entries = [
         (
             [plain(g.finding.kind, "bold"), plain(g.finding.rule), Text(f"{len(g.ops):,}" if g.ops else ""),
-             plain(g.ops[0] if g.ops else ""), _remedy(g.finding)],
+             name_text(g.ops[0] if g.ops else ""), _remedy(g.finding)],
             _sentences(g.finding.message, len(g.messages) - 1, g.finding),
         )
         for g in summary.other_findings(inspection)
@@ -161,7 +173,7 @@ def _measured(inspection: Inspection) -> list[Any]:
         (
             [Text(UNIT_WORDS[a.predicted]), Text(UNIT_WORDS[a.measured]),
              Text("as predicted", "green") if a.agrees else Text("differs", "red"),
-             plain(a.op_type, "bold"), Text(f"{len(a.rows):,}"), plain(a.rows[0].name)],
+             plain(a.op_type, "bold"), Text(f"{len(a.rows):,}"), name_text(a.rows[0].name)],
             [],
         )
         for a in found

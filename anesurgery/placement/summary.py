@@ -41,6 +41,12 @@ class Attention:
     rows: tuple[OpRow, ...]
 
     @property
+    def reason(self) -> tuple[str, str]:
+        """What is alike in groups that can be told together: the rule and its remedy, or the words."""
+        found = self.finding
+        return (self.why, "") if found is None else (f"rule {found.rule}", found.remedy or "")
+
+    @property
     def legal(self) -> str:
         """Can the ANE run them? In words."""
         return ", ".join(dict.fromkeys(LEGAL_WORDS[r.legal] for r in self.rows))
@@ -141,6 +147,12 @@ def percent(share: float) -> str:
     return "<0.1%" if share > 0 and said == "0.0%" else said
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things in words."""
+    plural = what + ("es" if what.endswith("ch") else "s")
+    return f"{number:,} {what if number == 1 else plural}"
+
+
 def has_flop(inspection: Inspection) -> bool:
     """Were floating point operations counted?"""
     return any(row.flop for row in all_rows(inspection))
@@ -197,7 +209,8 @@ def _without_rule(row: OpRow, uses_ane: bool) -> str:
 def attention(inspection: Inspection) -> list[Attention]:
     """Ops that need attention by (op type, rule): not legal first, then unknown, then not preferred.
 
-    An op that two rules keep from the ANE is in two groups: both need repair.
+    An op that two rules keep from the ANE is in two groups: both need repair. Groups of one reason are
+    neighbours where they are equally severe.
     """
     found: dict[tuple[str, str], list[tuple[OpRow, Finding | None, str]]] = defaultdict(list)
     for _, part in sections(inspection):
@@ -214,13 +227,21 @@ def attention(inspection: Inspection) -> list[Attention]:
         )
         for (op_type, _), met in found.items()
     ]  # fmt: skip
-    return sorted(groups, key=_severity)
+    sizes: Counter[tuple[str, str]] = Counter()
+    for group in groups:
+        sizes[group.reason] += len(group.rows)
+    severity = lambda g: (_worst(g), -sizes[g.reason], g.reason, -len(g.rows))  # noqa: E731
+    return sorted(groups, key=severity)
 
 
-def _severity(group: Attention) -> tuple[int, int]:
+def _worst(group: Attention) -> int:
     legal = [row.legal for row in group.rows]
-    worst = 0 if False in legal else 1 if None in legal else 2
-    return worst, -len(group.rows)
+    return 0 if False in legal else 1 if None in legal else 2
+
+
+def by_reason(groups: Iterable[Attention]) -> list[list[Attention]]:
+    """Neighbouring groups of one reason together, so that it is said once for all its op types."""
+    return [list(met) for _, met in itertools.groupby(groups, key=lambda g: g.reason)]
 
 
 def by_rule(findings: Iterable[Finding]) -> list[RuleGroup]:
@@ -301,6 +322,22 @@ def _weights(i: Inspection) -> tuple[float, str]:
     return (i.memory.weights, decimal(i.memory.weights)) if i.memory else (0, "unknown")
 
 
+def cost(inspection: Inspection) -> float | None:
+    """What the chosen path costs by the estimates, microseconds; None where a part has none."""
+    known = [part.cost for _, part in sections(inspection)]
+    return None if None in known else sum(c for c in known if c is not None)
+
+
+def microseconds(value: float) -> str:
+    """A time in words."""
+    return f"{value:,.0f} µs" if value < 10_000 else f"{value / 1000:,.1f} ms"
+
+
+def _cost(i: Inspection) -> tuple[float, str]:
+    value = cost(i)
+    return (0, "unknown") if value is None else (value, microseconds(value))
+
+
 NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
     "status": (_whole(lambda i: i.status), -1),
     "ops": (_whole(lambda i: len(all_rows(i))), 0),
@@ -311,6 +348,7 @@ NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
     "ops the ANE cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
     "ops of unknown legality": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
     "findings": (_whole(lambda i: len(i.all_findings)), -1),
+    "estimate, no run time": (_cost, -1),
     "weights": (_weights, -1),
 }
 """Number -> how it is had (as number and in words), and the direction in which it improves; 0 for none."""

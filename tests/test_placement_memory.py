@@ -142,7 +142,7 @@ def test_compressed_weights_may_be_decompressed(monkeypatch: pytest.MonkeyPatch)
 def test_large_values() -> None:
     program = built(lambda x: mb.relu(x=x), fp16(1, 3, 5568, 5568))
     said = words(memory.measure(main(program), Target.parse("M5"))[1])
-    assert "2 values are larger than 4.72 MiB (M5)" in said["working-set"]
+    assert "larger than 4.72 MiB (M5): 2 of 2 values" in said["working-set"]
     assert (
         "%x is 1x3x5568x5568" in said["size-big-image"] or "1x3x5568x5568" in said["size-big-image"]
     )
@@ -221,7 +221,7 @@ def test_a_model_without_products() -> None:
 
 def test_layout_and_heads(converted: Callable[..., Any]) -> None:
     said = words(shapes.of_model(main(converted("bert").model._mil_program), ANY))
-    assert said["linear-vs-conv"].startswith("12 of 12 products with weights work on rank 3")
+    assert said["linear-vs-conv"].startswith("12 of 12 products with weights have channels last")
     assert said["attn-split-heads"].startswith("2 attentions take all heads at once")
 
 

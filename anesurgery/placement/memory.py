@@ -195,8 +195,8 @@ def _of_values(values: dict[Var, int], largest: Var | None, target: Target) -> I
     over = [v for v, count in values.items() if count > room]
     if over:
         yield WORKING.finding(
-            f"{len(over)} values are larger than {in_words(room)} ({chip}); the largest, %{largest.name} "
-            f"{shape_in_words(largest.shape)}, takes {in_words(values[largest])}"
+            f"larger than {in_words(room)} ({chip}): {len(over)} of {len(values)} values; the largest, "
+            f"%{largest.name} {shape_in_words(largest.shape)}, takes {in_words(values[largest])}"
         )
     if 2 * elements(largest) >= FAILED_IMAGE:
         yield IMAGE.finding(f"%{largest.name} is {shape_in_words(largest.shape)}")

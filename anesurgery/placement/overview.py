@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from anesurgery.mil import Function, Operation, Var, operands, producer, static_shape, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.reading import PRODUCTS, VIEWS, before, channels, shape_in_words
 from anesurgery.placement.target import Target
-from anesurgery.placement.work import is_stored, is_weight
+from anesurgery.placement.work import is_stored, is_weight, shape_of
 
 HEAVY = PRODUCTS | {
     "conv_transpose",
@@ -73,11 +74,16 @@ def of_function(function: Function, target: Target) -> Iterator[Finding]:
 
 def _layout(ops: list[Operation]) -> str:
     products = [op for op in ops if op.op_type in PRODUCTS and channels(op) is not None]
-    flat = [op for op in products if op.op_type != "conv" and op.outputs[0].rank == 3]
+    flat = [op for op in products if op.op_type != "conv" and _has_rows(op.outputs[0])]
     if len(flat) < 2 or 2 * len(flat) < len(products):
         return ""
     shape = shape_in_words(flat[0].outputs[0].shape)
-    return f"{len(flat)} of {len(products)} products with weights work on rank 3, channels last ({shape})"
+    return f"{len(flat)} of {len(products)} products with weights have channels last ({shape})"
+
+
+def _has_rows(var: Var) -> bool:
+    """Is a value of rank 2 or 3 and holds several positions?"""
+    return var.rank in (2, 3) and math.prod(shape_of(var)[:-1]) > 1
 
 
 def _heads(ops: list[Operation]) -> str:

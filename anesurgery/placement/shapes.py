@@ -60,9 +60,10 @@ def _words(shape: tuple[int, ...], var: Var) -> str:
     stored = _padded(shape, var)
     unit = UNIT // 2
     wide = math.ceil(shape[-1] / unit) * unit
-    more = stored / max(size(var), 1)
+    ratio = stored / max(size(var), 1)
+    more = f"{ratio:.3g} times the memory" if ratio >= 1.05 else "hardly more memory"
     return (
-        f"the last axis of {shape_in_words(shape)} is stored as {wide}: {more:.3g} times the memory "
+        f"the last axis of {shape_in_words(shape)} is stored as {wide}: {more} "
         f"({in_words(stored)}); the next multiple of {BOTH} is {math.ceil(shape[-1] / BOTH) * BOTH}"
     )
 

@@ -1,4 +1,4 @@
-"""The conditions of the legality rows: each gives the value it found, in words, or "" where it does not hold."""
+"""The conditions of the legality rows: the value that was found, in words, or "" where one does not hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from anesurgery.mil import Operation, Var, dtype_name
 from anesurgery.placement.target import Target
-from anesurgery.placement.work import is_stored, is_tensor, read_results, runtime, shape_of
+from anesurgery.placement.work import is_stored, is_tensor, kind_of, read_results, runtime, shape_of
 
 Test = Callable[[Operation, Target], str]
 
@@ -26,11 +26,7 @@ def values(op: Operation) -> list[Var]:
 
 def typed(variables: Iterable[Var], kinds: frozenset[str]) -> str:
     """The first values of these types."""
-    named = [
-        f"%{v.name} is {dtype_name(v)}"
-        for v in variables
-        if is_tensor(v) and dtype_name(v) in kinds
-    ]
+    named = [f"%{v.name} is {k.dtype}" for v in variables if (k := kind_of(v)).dtype in kinds]
     return ", ".join(named[:2])
 
 

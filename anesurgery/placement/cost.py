@@ -3,8 +3,8 @@
 Re-derived from plans and analysis files of 482 models on an M4 (macOS 27.0.1, coremltools 9.0, fp16), published
 in 751K/Apple-Neural-Engine-Microarchitecture-Study-M6. An op of the memory class costs its bytes at one rate, a
 sum of products its operations at a rate that depends on the operations per byte. The rates of the memory class
-and of relu are the same in a published dump of an M1 (macOS 14.6); those of convolutions differ there. These are
-the numbers by which Core ML chooses, and not run times.
+and of relu are the same in a published dump of an M1 (macOS 14.6); those of convolutions differ there. By these
+numbers Core ML chooses; they are no run times.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CPU_SUMS = 0.7545 * T
 
 GPU_MEMORY, GPU_SUMS = 120 * GB, 4 * T
 """A guess: with these, SigLIP, DistilBERT, ResNet-50 and MobileNetV2 divide between ANE and GPU about as was
-measured with ALL on an M4 Pro (macOS 26.5.1, erwinzhang7/coreml-compute-placement). Any rate from 113 to 252 GB/s
-would do."""
+measured with ALL on an M4 Pro (macOS 26.5.1, erwinzhang7/coreml-compute-placement). Any rate from 113 to
+252 GB/s would do."""
 
 SEEN_ON_GPU = frozenset({"add", "sub", "mul", "transpose", "matmul", "softmax", "reshape"})
 """Ops that went there although the ANE may run them: what stands between the linear ops of attention, and the

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Operation, Var, is_symbolic, np_dtype, operands, types
+from anesurgery.mil import Operation, Var, is_symbolic, operands, types
 
 CONSTANT = "constexpr_"
 
@@ -59,24 +61,48 @@ def read_results(op: Operation) -> list[Var]:
     return used or list(op.outputs)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What a type says: is it a tensor or scalar of numbers, of which element type, shape and bytes?"""
+
+    is_tensor: bool
+    dtype: str
+    shape: tuple[int, ...]
+    itemsize: int
+
+
+@lru_cache(maxsize=4096)
+def _kind(sym_type: Any) -> Kind:
+    wrapped = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
+    tensor = types.is_tensor(wrapped)
+    element = wrapped.get_primitive() if tensor else wrapped
+    if not (tensor or types.is_scalar(wrapped)) or types.is_str(element):
+        return Kind(False, "", (), 0)
+    lengths = wrapped.get_shape() if tensor else ()
+    shape = tuple(1 if is_symbolic(d) else int(d) for d in lengths)
+    size = np.dtype(types.nptype_from_builtin(element)).itemsize
+    return Kind(wrapped is sym_type, str(types.builtin_to_string(element)), shape, size)
+
+
+def kind_of(var: Var) -> Kind:
+    """What the type of a value says; of a state, that it is no tensor, and the shape of the one it holds."""
+    return _kind(var.sym_type)
+
+
 def is_tensor(var: Var) -> bool:
     """Is it a tensor or a scalar of numbers (and no list, state or string)?"""
-    kind = var.sym_type
-    return (types.is_tensor(kind) or types.is_scalar(kind)) and not types.is_str(var.dtype)
+    return kind_of(var).is_tensor
 
 
 def shape_of(var: Var) -> tuple[int, ...]:
     """Lengths of a tensor, 1 for those known at run time only; of a state, those of its tensor."""
-    if types.is_state(var.sym_type):
-        return tuple(int(d) for d in var.sym_type.wrapped_type().get_shape())
-    return tuple(1 if is_symbolic(d) else int(d) for d in (var.shape or ()))
+    return kind_of(var).shape
 
 
 def size_of(var: Var) -> int:
     """Bytes; 0 for what is no tensor."""
-    if not is_tensor(var):
-        return 0
-    return math.prod(shape_of(var)) * np_dtype(var).itemsize
+    kind = kind_of(var)
+    return math.prod(kind.shape) * kind.itemsize if kind.is_tensor else 0
 
 
 def work_of(op: Operation) -> Work:

@@ -304,9 +304,9 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(linear(96, 64), (1, 64)),
     ),
     "last-axis-memory": (
-        lambda: program(lambda x: mb.reduce_mean(x=x, axes=[2, 3], keep_dims=True), (1, 4096, 8, 8)),
-        "1x4096x1x1 is stored as 32: 32 times the memory (256 KiB)",
-        lambda: program(lambda x: mb.reduce_mean(x=x, axes=[2, 3], keep_dims=True), (1, 16, 8, 8)),
+        lambda: program(lambda x: mb.reduce_mean(x=x, axes=[2, 3], keep_dims=True), (1, 32768, 2, 2)),
+        "1x32768x1x1 is stored as 32: 32 times the memory (2 MiB)",
+        lambda: program(lambda x: mb.reduce_mean(x=x, axes=[2, 3], keep_dims=True), (1, 8192, 2, 2)),
     ),
 }  # fmt: skip
 
@@ -390,13 +390,13 @@ def every(found: Program) -> Iterator[tuple[Rule, Operation]]:
             yield from ((rule, op) for rule in (*by_type.get(op.op_type, ()), *always))
 
 
-def test_ten_thousand_ops_take_less_than_a_second() -> None:
+def test_ten_thousand_ops_are_judged_at_once() -> None:
     found = convolutions(2000)
     start = time.perf_counter()
     for rule, op in every(found):
         assert rule.test is not None
         rule.test(op, ANY)
-    assert time.perf_counter() - start < 2.0  # 0.3 s on a quiet machine
+    assert time.perf_counter() - start < 2.0  # 0.45 s measured, on a machine with two cores
 
 
 def test_a_converted_decoder(converted: Callable[..., Any], tmp_path: Path) -> None:

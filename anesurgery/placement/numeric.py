@@ -136,7 +136,8 @@ def lost_epsilon(op: Operation, target: Target) -> str:
         found = number(op.inputs.get("epsilon")) if bare else None
     if found is None or found > LEAST / 2:
         return ""
-    return f"epsilon {found:.2g} is 0 in fp16, whose smallest number is {LEAST:.1g}"
+    value = f" {found:.2g}" if found else ""
+    return f"the epsilon{value} is 0 in fp16, whose smallest number is {LEAST:.1g}"
 
 
 def subnormal_epsilon(op: Operation, target: Target) -> str:

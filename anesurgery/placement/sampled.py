@@ -74,16 +74,16 @@ def chip(target: Target) -> str | None:
 
 
 def _finding(hazard: Hazard, row: OpRange, name: str, samples: int) -> Finding:
-    measured = hazard.arithmetic not in ("fp16", "fp32")
-    arithmetic = (
-        hazard.arithmetic.replace("ane:", "the engine of ") if measured else hazard.arithmetic
-    )
-    what = "a partial sum of" if hazard.kind in ("saturates", "may saturate") else "a magnitude of"
+    """The finding of one hazard; `hazard.arithmetic` is "fp32", "fp16", "ane" or "ane:M1"."""
+    measured = hazard.arithmetic.startswith("ane")
+    of_chip = hazard.arithmetic.replace("ane:", "the engine of ")
+    arithmetic = "the engine" if of_chip == "ane" else of_chip
+    what = "a partial sum of" if "saturate" in hazard.kind else "a magnitude of"
     return Finding(
         rule=f"sampled-{hazard.kind.replace(' ', '-')}",
         kind="numeric",
-        message=f"{hazard.kind} in {arithmetic.replace('ane', 'the engine') if measured else arithmetic}: "
-        f"{what} {hazard.value:.4g}, values from {row.minimum:.4g} to {row.maximum:.4g}",
+        message=f"{hazard.kind} in {arithmetic}: {what} {hazard.value:.4g}, values from {row.minimum:.4g} to "
+        f"{row.maximum:.4g}",
         because=BECAUSE[hazard.kind],
         source=f"{STUDY}; {GUIDE}; {FORGE}" if measured else "IEEE 754 half precision",
         grade=Grade.MEASURED if hazard.kind != "may saturate" else Grade.GUESS,

@@ -34,8 +34,8 @@ UNIT = 64
 """Bytes in which rows are stored: 32 elements of fp16."""
 BOTH = 64
 """Elements that satisfy both readings of the rule."""
-WORTH = 64 << 10
-"""Bytes of padding from which a value of no product is worth a word."""
+WORTH = 1 << 20
+"""Bytes of padding, half of the smallest on-chip memory, from which a value of no product is worth a word."""
 MOST_STATES = 2
 PADDED = frozenset({"linear", "matmul"})
 """Products whose result `pad_last_axis` pads."""

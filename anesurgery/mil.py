@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -189,12 +190,20 @@ def static_shape(var: Var) -> tuple[int, ...] | None:
 
 def dtype_name(var: Var) -> str:
     """The element type as MIL prints it: "fp16", "int32", "bool"."""
-    return str(types.builtin_to_string(var.dtype))
+    return _described(var.sym_type)[0]
 
 
 def np_dtype(var: Var) -> np.dtype[Any]:
     """The element type as numpy's."""
-    return np.dtype(types.nptype_from_builtin(var.dtype))
+    return np.dtype(_described(var.sym_type)[1])
+
+
+@lru_cache(maxsize=4096)
+def _described(sym_type: Any) -> tuple[str, Any]:
+    """The element type, asked once for each type: coremltools describes a type anew at every question."""
+    held = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
+    element = held.get_primitive() if types.is_tensor(held) else held
+    return str(types.builtin_to_string(element)), types.nptype_from_builtin(element)
 
 
 def add_input(function: Function, name: str, shape: Sequence[int], dtype: Any) -> Var:

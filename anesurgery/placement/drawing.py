@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -43,14 +43,17 @@ class Style:
         name: "ops", "types" or "small".
         column: width of a column of text in a box.
         stack: boxes above each other in one layer.
+        lines: of a column.
     """
 
     name: str
     column: int
     stack: int
+    lines: int
 
 
-OPS, TYPES, SMALL = Style("ops", 136, 4), Style("types", 144, 4), Style("small", 66, 5)
+OPS, SMALL = Style("ops", 136, 4, 7), Style("small", 76, 5, 0)
+TYPES, FEW = Style("types", 144, 4, 3), Style("types", 144, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ class _Content:
 def style_of(inspections: Sequence[Inspection], width: int = WIDTH) -> Style:
     """The one style in which models are drawn beside each other."""
     most = max((len(i.segments) for i in inspections), default=0)
-    large = TYPES if most <= TYPES_SHOWN * width / WIDTH else SMALL
+    share = most / TYPES_SHOWN * WIDTH / width
+    large = FEW if share <= 0.25 else TYPES if share <= 1 else SMALL
     return OPS if all(len(i.ops) <= OPS_SHOWN for i in inspections) else large
 
 
@@ -158,14 +162,15 @@ def _content(segment: Segment, rows: dict[str, OpRow], style: Style, width: int)
         return _Content(segment, style.column, HEAD + 2, head, (), title)
     head = f"{unit} · {counted(count, 'op')}"
     if style is OPS:
-        columns = max(1, min(math.ceil(count / 7), (width - 2 * PAD) // style.column))
+        columns = max(1, min(math.ceil(count / style.lines), (width - 2 * PAD) // style.column))
         each = math.ceil(count / columns) or 1
-        words: Iterable[str] = types
+        words: list[str] = types
     else:
-        columns, each = 1, 3
+        columns, each = 1, style.lines
         found = Counter(types)
         words = [f"{n} {t}" if n > 1 else t for t, n in found.items()]
-        words = [*words[:2], f"+ {len(found) - 2} more types"] if len(found) > 3 else words
+        if len(words) > each:
+            words = [*words[: each - 1], f"+ {len(words) - each + 1} more types"]
     letters = int((style.column - PAD) / LETTER)
     lines = tuple(
         (PAD + k // each * style.column, HEAD + LINE * (k % each) + 12, _cut(word, letters))

@@ -69,7 +69,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.globals.update(unit_word=unit_word, legal_words=summary.LEGAL_WORDS, key=key)
+    made.globals.update(unit_word=unit_word, short_name=summary.short_name, key=key)
     return made
 
 
@@ -151,7 +151,7 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
     rules = len({f.rule for f in inspection.all_findings})
     made = [
         ("ops", f"{len(rows):,}", summary.counted(len({r.op_type for r in rows}), "type")),
-        ("cannot run on the ANE", f"{illegal:,}", f"{unknown:,} not known"),
+        ("ANE cannot run", f"{illegal:,}", f"{unknown:,} not known"),
         ("segments", f"{segments:,}", summary.counted(inspection.switches, "switch")),
         ("findings", f"{len(inspection.all_findings):,}", summary.counted(rules, "rule")),
     ]

@@ -42,13 +42,6 @@ def plain(words: object, style: str = "") -> Text:
     return Text("".join(c if c.isprintable() else "�" for c in str(words)), style=style)
 
 
-def name_text(name: str) -> Text:
-    """The name of an op; of a long one the beginning and the end, which tells more."""
-    return plain(
-        name if len(name) <= CELL else f"{name[: CELL // 3]}…{name[-(CELL - CELL // 3 - 1) :]}"
-    )
-
-
 def device_bar(inspection: Inspection, width: int = BAR) -> Text:
     """The ops in file order, a cell for a share of them, and a legend with counts."""
     bar = Text()
@@ -102,6 +95,10 @@ def _sentences(words: str, others: int, finding: Finding | None) -> list[Text]:
     return [why, known, *([plain(f"do: {finding.advice}", "green")] if advice else [])]
 
 
+def _name(name: str) -> Text:
+    return plain(summary.short_name(name, CELL))
+
+
 def _remedy(finding: Finding | None) -> Text:
     return plain(finding.remedy, "green") if finding and finding.remedy else Text("none", "dim")
 
@@ -135,7 +132,7 @@ def _attention(inspection: Inspection) -> list[Any]:
     for alike in summary.by_reason(summary.attention(inspection)):
         entries += [
             (
-                [plain(g.op_type, "bold"), Text(f"{len(g.rows):,}"), name_text(g.rows[0].name),
+                [plain(g.op_type, "bold"), Text(f"{len(g.rows):,}"), _name(g.rows[0].name),
                  Text(g.legal, LEGAL_STYLES.get(g.legal, "")), Text(g.preferred), _remedy(g.finding)],
                 [],
             )
@@ -153,7 +150,7 @@ def _findings(inspection: Inspection) -> list[Any]:
     entries = [
         (
             [plain(g.finding.kind, "bold"), plain(g.finding.rule), Text(f"{len(g.ops):,}" if g.ops else ""),
-             name_text(g.ops[0] if g.ops else ""), _remedy(g.finding)],
+             _name(g.ops[0] if g.ops else ""), _remedy(g.finding)],
             _sentences(g.finding.message, len(g.messages) - 1, g.finding),
         )
         for g in summary.other_findings(inspection)
@@ -173,7 +170,7 @@ def _measured(inspection: Inspection) -> list[Any]:
         (
             [Text(UNIT_WORDS[a.predicted]), Text(UNIT_WORDS[a.measured]),
              Text("as predicted", "green") if a.agrees else Text("differs", "red"),
-             plain(a.op_type, "bold"), Text(f"{len(a.rows):,}"), name_text(a.rows[0].name)],
+             plain(a.op_type, "bold"), Text(f"{len(a.rows):,}"), _name(a.rows[0].name)],
             [],
         )
         for a in found

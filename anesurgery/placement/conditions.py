@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from anesurgery.mil import Operation, Var, dtype_name
+from anesurgery.placement import fills
 from anesurgery.placement.target import Target
 from anesurgery.placement.work import is_stored, is_tensor, kind_of, read_results, runtime, shape_of
 
@@ -71,6 +72,31 @@ def _leads_to_lookup(op: Operation, steps: int) -> bool:
     return all(
         is_lookup(r) or (r.op_type in GUARD and _leads_to_lookup(r, steps - 1)) for r in readers
     )
+
+
+MAKES_MASKS = GUARD | {
+    "equal", "expand_dims", "fill", "fill_like", "gather_nd", "greater", "less_equal", "logical_and", "logical_not",
+    "mul", "not_equal", "reshape", "slice_by_index", "sub", "tile", "transpose",
+}  # fmt: skip
+"""What stands between positions and the scores that they mask."""
+
+
+def mask_positions(op: Operation, target: Target) -> str:
+    """Integer arithmetic that ends in a causal mask."""
+    return typed(values(op), WIDE) if typed(values(op), WIDE) and _leads_to_mask(op, target) else ""
+
+
+def _leads_to_mask(op: Operation, target: Target, steps: int = 32) -> bool:
+    waiting, seen = [op], {op}
+    while waiting and len(seen) < steps:
+        now = waiting.pop()
+        if now.op_type in ("select", "add", "sub", "mul") and fills.causal_mask(now, target):
+            return True
+        if now is op or now.op_type in MAKES_MASKS:
+            new = [r for v in now.outputs for r in v.child_ops if r not in seen]
+            seen.update(new)
+            waiting += new
+    return False
 
 
 def is_lookup(op: Operation) -> bool:

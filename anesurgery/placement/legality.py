@@ -120,6 +120,8 @@ FORBIDDEN: tuple[Rule, ...] = (
          remedy="embedding_matmul", advice="look the rows up on the host"),
     _row("slice-runtime", "slice_by_index slice_by_size", "slices must be known when the model is compiled",
          when.late_slice, advice="slice at constants, or use a mask"),
+    _row("mask-positions", "", "integer arithmetic stays on the CPU; this makes a causal mask",
+         when.mask_positions, remedy="causal_mask_tensor", advice="make the mask a constant or an input"),
     _row("int32", "", "a 32-bit integer at run time keeps the op on the CPU", when.int32,
          advice="fold it into constants, move it to the host, or compute in fp16 up to 2048"),
     _row("fp32", "", "ops that compute in fp32 stay on the CPU or GPU", when.fp32, scope=Scope(),

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types conformance equivalence bench clean
+.PHONY: help demo test test-all lint types conformance equivalence bench placement clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ equivalence: $(READY)  ## every pass on every program that those tests build, co
 bench: $(READY)  ## ratios of time and memory, measured on this machine
 	$(BIN)/python tests/benchmarks/recipe.py
 	$(BIN)/python tests/benchmarks/interpreter.py
+
+placement: $(READY)  ## how often inspect is right, against placements measured on Macs
+	$(BIN)/python tests/benchmarks/placement/accuracy.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -75,8 +75,8 @@ def _leads_to_lookup(op: Operation, steps: int) -> bool:
 
 
 MAKES_MASKS = GUARD | {
-    "equal", "expand_dims", "fill", "fill_like", "gather_nd", "greater", "less_equal", "logical_and", "logical_not",
-    "mul", "not_equal", "reshape", "slice_by_index", "sub", "tile", "transpose",
+    "equal", "expand_dims", "fill", "fill_like", "gather_nd", "greater", "less_equal", "logical_and",
+    "logical_not", "mul", "not_equal", "reshape", "slice_by_index", "sub", "tile", "transpose",
 }  # fmt: skip
 """What stands between positions and the scores that they mask."""
 

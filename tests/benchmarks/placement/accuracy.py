@@ -1,7 +1,7 @@
 """How often `inspect` is right: against placements that Core ML reported on real Macs.
 
-Two data sets lie beside the checkout (`shared/placement`): single ops and small graphs on an M4, whole models on
-an M4 Pro. Each case is built, saved as Core ML receives it, inspected, and compared with what was measured.
+Two data sets lie beside the checkout (`shared/placement`): single ops and small graphs on an M4, whole models
+on an M4 Pro. Each case is built, saved as Core ML receives it, inspected, and compared with what was measured.
 Not scored, as the data says: the last relu of a graph (nearly always a tie), ops folded away, and the preferred
 unit where only limits are known.
 """
@@ -14,16 +14,20 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import anesurgery as ane
+from anesurgery.mil import Var, ct, mb, types
+from anesurgery.placement import partition
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "placement"
 M4, M4_PRO = "M4/macOS 27", "M4 Pro/macOS 26"
@@ -138,6 +142,31 @@ def zoo() -> Table:
     return table
 
 
+def speed(count: int = 10_000) -> Table:
+    """How long a long program takes, here and now."""
+    half = np.ones((64, 64, 1, 1), np.float16)
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 64, 32, 32), dtype=types.fp16)],
+        opset_version=ct.target.iOS17,
+    )
+    def program(x: Var) -> Var:
+        for _ in range(count // 4):
+            y = mb.layer_norm(x=mb.relu(x=mb.conv(x=x, weight=half)), axes=[1])
+            x = mb.add(x=x, y=y)
+        return x
+
+    started = time.perf_counter()
+    found = ane.inspect(program, M4)
+    whole = time.perf_counter() - started
+    steps = [(r.estimate.cpu or 0.0, r.estimate.ane or 0.0) for r in found.ops if r.estimate]
+    started = time.perf_counter()
+    partition.shortest(steps)
+    table = Table("ops", "inspect", "of it the shortest path", title="time on this machine")
+    table.add_row(str(len(found.ops)), f"{whole:.2f} s", f"{time.perf_counter() - started:.3f} s")
+    return table
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -149,7 +178,7 @@ def main() -> None:
     build = builder()
     verdicts = [v for case, record in cases(given.every) for v in judge(build, case, record)]
     console = Console()
-    console.print(accuracy(verdicts), misses(verdicts))
+    console.print(accuracy(verdicts), misses(verdicts), speed())
     if not given.without_zoo:
         console.print(zoo())
 

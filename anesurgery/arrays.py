@@ -34,7 +34,7 @@ def write(path: Path, arrays: Mapping[str, Array]) -> None:
         SurgeryError: it cannot be written.
     """
     kept: dict[str, Any] = dict(arrays)
-    _whole(path, lambda file: np.savez(file, **kept))
+    write_whole(path, lambda file: np.savez(file, **kept))
 
 
 def write_one(path: Path, array: Array) -> None:
@@ -43,11 +43,15 @@ def write_one(path: Path, array: Array) -> None:
     Raises:
         SurgeryError: it cannot be written.
     """
-    _whole(path, lambda file: np.save(file, array))
+    write_whole(path, lambda file: np.save(file, array))
 
 
-def _whole(path: Path, fill: Callable[[IO[bytes]], None]) -> None:
-    """Write a file beside its place, and move it there when it is whole."""
+def write_whole(path: Path, fill: Callable[[IO[bytes]], None]) -> None:
+    """Write a file beside its place, and move it there when it is whole.
+
+    Raises:
+        SurgeryError: it cannot be written.
+    """
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=path.suffix, delete=False) as file:
             try:
@@ -55,8 +59,16 @@ def _whole(path: Path, fill: Callable[[IO[bytes]], None]) -> None:
             except BaseException:
                 os.unlink(file.name)
                 raise
+        os.chmod(file.name, _mode())
         os.replace(file.name, path)
     except OSError as error:
         raise SurgeryError(
             f"cannot write {path}: {error.strerror}; choose another place"
         ) from error
+
+
+def _mode() -> int:
+    """What a new file may be to others: temporary files are for their owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

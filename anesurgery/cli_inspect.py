@@ -129,10 +129,9 @@ def _repair(model: str, package: Path, target: str | None, overwrite: bool, quie
 
 
 def _write_page(path: Path, first: Any, second: Any) -> None:
-    from anesurgery.placement.page import page
+    from anesurgery.placement.page import save
 
-    made = page(first) if second is None else page(first, second)
-    path.expanduser().write_text(made, encoding="utf-8")
+    save(path.expanduser(), first, second)
 
 
 def _print_segments(found: Any, quiet: bool) -> None:

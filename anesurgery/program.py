@@ -79,15 +79,15 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
 
 
 def _load_path(path: Path, compute_units: Any) -> Loaded:
-    file, weights = _locate(path)
+    file, weights = locate(path)
     spec = read_spec(file)
     kind = spec.WhichOneof("Type")
     if kind != "mlProgram":
         raise LoadError(_not_a_program(str(path), kind))
-    return _from_spec(spec, path.resolve(), weights, compute_units)
+    return from_spec(spec, path.resolve(), weights, compute_units)
 
 
-def _from_spec(spec: Any, source: Path, folder: Path | None, compute_units: Any) -> Loaded:
+def from_spec(spec: Any, source: Path, folder: Path | None, compute_units: Any) -> Loaded:
     """A model of a specification, its weights in a file of the folder."""
     file = None if folder is None else folder / transcribe.weight_file_name(spec.mlProgram)
     store = WeightFile(file) if file is not None and file.is_file() else None
@@ -112,9 +112,9 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
         LoadError: it cannot be read, or a part is no ML Program.
     """
     source = Path(path).expanduser()
-    file, weights = _locate(source)
+    file, weights = locate(source)
     spec = read_spec(file)
-    return spec, [_from_spec(part, source.resolve(), weights, None) for part in _programs(spec)]
+    return spec, [from_spec(part, source.resolve(), weights, None) for part in _programs(spec)]
 
 
 def _programs(spec: Any, where: str = "the model") -> list[Any]:
@@ -136,7 +136,7 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
 """Kind of model -> the pipeline in its specification."""
 
 
-def _locate(path: Path) -> tuple[Path, Path | None]:
+def locate(path: Path) -> tuple[Path, Path | None]:
     """The specification file and the folder of weights of a model on disk."""
     if not path.exists():
         raise LoadError(_missing(path))

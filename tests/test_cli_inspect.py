@@ -220,7 +220,7 @@ def test_bad_usage_is_a_line_and_exit_code_2(
         ("waifu2x_anime_noise0.mlmodel", "Every op prefers the Neural Engine"),
         ("custom_swish_mcneural.mlmodel", "layer type custom"),
         ("silero_unified.mlpackage", "lstm"),
-        ("anemll_multifunction.mlpackage", "segments"),
+        ("anemll_multifunction.mlpackage", "1 segment"),
     ],
 )
 def test_real_models(call: Call, corpus: Path, name: str, words: str) -> None:

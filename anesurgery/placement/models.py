@@ -85,7 +85,7 @@ def spec_of(model: Any) -> Any:
         raise LoadError(
             f"cannot inspect a {type(model).__name__}; give a path, an MLModel or a MIL Program"
         )
-    return read_spec(program._locate(Path(model).expanduser())[0])
+    return read_spec(program.locate(Path(model).expanduser())[0])
 
 
 def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -> Inspection | None:
@@ -125,8 +125,8 @@ class _Programs:
     def __call__(self, spec: Any, target: Target, label: str) -> Inspection:
         if self._path is None:
             raise LoadError(f"{label} needs its weights; save the model and give the path")
-        folder = program._locate(self._path)[1]
-        loaded = program._from_spec(spec, self._path.resolve(), folder, None)
+        folder = program.locate(self._path)[1]
+        loaded = program.from_spec(spec, self._path.resolve(), folder, None)
         return replace(self._inspect(loaded, target), model=label)
 
 

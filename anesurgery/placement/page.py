@@ -17,7 +17,7 @@ from typing import IO, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.filesize import decimal
 
-from anesurgery.arrays import _whole as whole
+from anesurgery.arrays import write_whole
 from anesurgery.placement import summary
 from anesurgery.placement.drawing import WIDTH, Drawing, Style, draw, style_of
 from anesurgery.placement.inspection import Inspection, OpRow
@@ -119,7 +119,7 @@ def save(path: Path, inspection: Inspection, after: Inspection | None = None) ->
     def fill(file: IO[bytes]) -> None:
         file.write(text)
 
-    whole(path, fill)
+    write_whole(path, fill)
     return path
 
 

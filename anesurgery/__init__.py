@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anesurgery.divergence import first_divergence
     from anesurgery.errors import SurgeryError
     from anesurgery.interpret import Predictor, run
+    from anesurgery.neuralnetwork.upgrade import upgrade
     from anesurgery.operate import Surgery, apply
     from anesurgery.pattern import Refusal
     from anesurgery.placement import Inspection, Target
@@ -42,12 +43,13 @@ _HOMES = {
     "Predictor": "interpret", "apply": "operate", "compare": "comparison",
     "first_divergence": "divergence", "load": "program", "inspect": "placement.analysis",
     "ranges": "calibration", "register": "registry", "run": "interpret", "save": "program", "to_text": "text",
+    "upgrade": "neuralnetwork.upgrade",
 }  # fmt: skip
 
 __all__ = [
     "Comparison", "Inspection", "Pass", "Pipeline", "Predictor", "Recipe", "Refusal", "Rewrite", "Surgery",
     "SurgeryError", "Target", "apply", "compare", "first_divergence", "inspect", "load", "passes", "ranges",
-    "recipes", "register", "run", "save", "to_text",
+    "recipes", "register", "run", "save", "to_text", "upgrade",
 ]  # fmt: skip
 
 

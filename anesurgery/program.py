@@ -30,6 +30,7 @@ from anesurgery.weights import WeightFile, WeightWriter
 MODEL = Path("com.apple.CoreML") / "model.mlmodel"
 WEIGHTS = Path("com.apple.CoreML") / "weights"
 AUTHOR = "com.apple.CoreML"
+PROGRAM = "mlProgram"
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Loaded:
     """The package, which is never written to."""
     weights: WeightFile | None = None
     compute_units: Any = None
+    notes: tuple[str, ...] = ()
+    """What was changed on the way in, as happens to neural networks."""
 
     @property
     def version(self) -> int:
@@ -56,7 +59,8 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     """Read a model.
 
     Args:
-        model: path of an .mlpackage (or .mlmodel that holds an ML Program), MLModel, MIL program, or Loaded.
+        model: path of an .mlpackage or .mlmodel, MLModel, MIL program, or Loaded. A neural network is made into
+            an ML Program; `notes` says what changed.
         compute_units: `ct.ComputeUnit` for the MLModel that comes out; that of a given MLModel by default.
 
     Raises:
@@ -69,7 +73,9 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     if isinstance(model, ct.models.MLModel):
         path = model.package_path
         if path is None:
-            raise LoadError(_not_a_program("this MLModel", model.get_spec().WhichOneof("Type")))
+            return _network(
+                "this MLModel", model.get_spec(), None, compute_units or model.compute_unit
+            )
         return load(path, compute_units=compute_units or model.compute_unit)
     if not isinstance(model, (str, os.PathLike)):
         raise LoadError(
@@ -81,10 +87,15 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
 def _load_path(path: Path, compute_units: Any) -> Loaded:
     file, weights = locate(path)
     spec = read_spec(file)
-    kind = spec.WhichOneof("Type")
-    if kind != "mlProgram":
-        raise LoadError(_not_a_program(str(path), kind))
+    if spec.WhichOneof("Type") != PROGRAM:
+        return _network(str(path), spec, path.resolve(), compute_units)
     return from_spec(spec, path.resolve(), weights, compute_units)
+
+
+def _network(what: str, spec: Any, source: Path | None, units: Any, exact: bool = False) -> Loaded:
+    from anesurgery.neuralnetwork.upgrade import import_network  # it needs this module
+
+    return import_network(spec, what, source=source, compute_units=units, keep_names=exact)
 
 
 def from_spec(spec: Any, source: Path, folder: Path | None, compute_units: Any) -> Loaded:
@@ -108,24 +119,26 @@ def from_spec(spec: Any, source: Path, folder: Path | None, compute_units: Any) 
 def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
     """The specification of a model on disk, and its ML Programs: one, or those of a pipeline in order.
 
+    Neural networks are made into ML Programs whose inputs and outputs keep their names.
+
     Raises:
-        LoadError: it cannot be read, or a part is no ML Program.
+        LoadError: it cannot be read, or a part is neither an ML Program nor a neural network.
     """
     source = Path(path).expanduser()
     file, weights = locate(source)
     spec = read_spec(file)
-    return spec, [from_spec(part, source.resolve(), weights, None) for part in _programs(spec)]
+    return spec, _parts(spec, "the model", source.resolve(), weights)
 
 
-def _programs(spec: Any, where: str = "the model") -> list[Any]:
-    """The specifications with an ML Program in a model, in the order in which they run."""
+def _parts(spec: Any, where: str, source: Path, weights: Path | None) -> list[Loaded]:
+    """The programs of a model, in the order in which they run."""
     kind = spec.WhichOneof("Type")
-    if kind == "mlProgram":
-        return [spec]
+    if kind == PROGRAM:
+        return [from_spec(spec, source, weights, None)]
     if kind not in PIPELINES:
-        raise LoadError(_not_a_program(where, kind))
-    models = PIPELINES[kind](spec).models
-    return [p for i, m in enumerate(models) for p in _programs(m, f"model {i} of the pipeline")]
+        return [_network(where, spec, source, None, exact=True)]
+    models = enumerate(PIPELINES[kind](spec).models)
+    return [p for i, m in models for p in _parts(m, f"model {i} of the pipeline", source, weights)]
 
 
 PIPELINES: dict[str, Callable[[Any], Any]] = {
@@ -186,11 +199,6 @@ def read_spec(file: Path) -> Any:
             f"{file} holds no model, or one damaged or newer than this coremltools; convert it again"
         )
     return spec
-
-
-def _not_a_program(what: str, kind: str) -> str:
-    how = "convert it with minimum_deployment_target=ct.target.iOS15 or later"
-    return f"{what} is a {kind}, not an ML Program; {how}"
 
 
 def _unpack(store: WeightFile, offset: int, element: Any, shape: tuple[int, ...]) -> Array:

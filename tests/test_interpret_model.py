@@ -16,6 +16,7 @@ from anesurgery.interpret import Predictor, run
 from anesurgery.mil import Array, ct, quiet_host
 from anesurgery.program import load
 from anesurgery.sampling import sample_inputs
+from anesurgery.transcribe import proto
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
 RNG = np.random.default_rng(0)
@@ -365,11 +366,12 @@ def test_a_pipeline_runs_its_models_in_order(tmp_path: Path) -> None:
         Predictor(path).make_state()
 
 
-def test_a_neural_network_in_a_pipeline_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "pipeline.mlpackage"
-    with quiet_host():
-        ct.utils.make_pipeline(encoder(), decoder(convert_to="neuralnetwork")).save(str(path))
-    with pytest.raises(LoadError, match="model 1 of the pipeline is a neuralNetwork, not an ML"):
+def test_a_part_without_a_program_is_named(tmp_path: Path) -> None:
+    spec = proto.Model_pb2.Model(specificationVersion=7)
+    spec.pipeline.models.add(specificationVersion=7).identity.SetInParent()
+    path = tmp_path / "pipeline.mlmodel"
+    path.write_bytes(spec.SerializeToString())
+    with pytest.raises(LoadError, match="model 0 of the pipeline is a identity, not an ML"):
         ane.run(path, {"x": floats(1, 4)})
 
 

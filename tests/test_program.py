@@ -231,7 +231,6 @@ def test_an_mlmodel_comes_out(package: Path) -> None:
     [
         ("nowhere.mlpackage", "does not exist"),
         ("nnv2_simple_layer.mlmodel", "is no Core ML specification, or is damaged"),
-        ("pose_cpm.mlmodel", "is a neuralNetwork, not an ML Program"),
         ("README.md", "is no Core ML specification"),
         (".", "is a folder without a Manifest.json"),
     ],

@@ -1,0 +1,1 @@
+"""The older `.mlmodel` format: networks of layers, read and built anew as ML Programs."""

@@ -1,0 +1,198 @@
+"""Build the layers of a network as MIL ops, one after the other: what is known while doing so.
+
+A network speaks of axes from the end: width is -1, height -2, channel -3, batch -4, sequence -5. In the mapping
+of specification 1 to 3 every blob has rank 5. It is held here as (batch, channel, height, width) where the
+sequence is 1 long, which is nearly always, and as rank 5 otherwise: layers that speak of axes from the end, or
+broadcast, need not care. Those that speak of the sequence ask for `ctx.five(x)`. In the exact mapping a blob
+has the rank that its layer gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from anesurgery.errors import LoadError, SurgeryError, UnknownName
+from anesurgery.mil import Array, Var, is_symbolic, mb, types
+from anesurgery.neuralnetwork import layers, spec
+
+Custom = Mapping[str, Callable[..., Any]]
+"""Class name of a custom layer -> function that builds it, called as a layer function is."""
+
+
+class Context:
+    """What is known while a network is built.
+
+    Args:
+        legacy: are blobs of rank 5, as specification 1 to 3 has them?
+        custom: builders of custom layers by class name.
+    """
+
+    def __init__(self, legacy: bool, custom: Custom | None = None) -> None:
+        self.legacy = legacy
+        self.custom = dict(custom or {})
+        self.env: dict[str, Var] = {}
+        """The value of each blob."""
+        self.notes: list[str] = []
+        """What the caller should know of the result."""
+        self.layer: Any = None
+        """The layer that is being built."""
+        self._table = layers.load_families()
+
+    def build(self, network: Any) -> None:
+        """Build the layers of a network (the whole one, or one nested in a layer).
+
+        Raises:
+            LoadError: a layer is unknown, reads a blob that nobody made, or does not fit its inputs.
+        """
+        for layer in network.layers:
+            outer, self.layer = self.layer, layer
+            try:
+                self._build(layer, network)
+            finally:
+                self.layer = outer
+
+    def error(self, words: str) -> LoadError:
+        """An error that names the layer, to be raised."""
+        return LoadError(f"{self.where}: {words}")
+
+    def note(self, words: str) -> None:
+        """Tell the caller something about the layer."""
+        self.notes.append(f"{self.where}: {words}")
+
+    @property
+    def where(self) -> str:
+        """The layer in words."""
+        kind = self.layer.WhichOneof("layer")
+        return f"layer {self.layer.name!r}" + (f" ({kind})" if kind else "")
+
+    def weights(
+        self, params: Any, shape: Sequence[int], name: str = "weights", axis: int = 0
+    ) -> Array:
+        """The fp32 array of a `WeightParams` message; `axis` is that of the output channels."""
+        return spec.weights(params, [int(n) for n in shape], f"{self.where}: {name}", axis)
+
+    def define(self, name: str, var: Var, again: bool = False) -> None:
+        """Give a blob its value.
+
+        Args:
+            name: of the blob.
+            var: its value.
+            again: may it have one already?
+        """
+        if name in self.env and not again:
+            raise self.error(f"makes the blob {name!r}, which exists already; give it another name")
+        self.env[name] = var
+
+    # -- shapes ----------------------------------------------------------------------------------------
+
+    def shape(self, x: Var, axes: Sequence[int] | None = None) -> tuple[int, ...]:
+        """The sizes of some axes (all by default), which must be known.
+
+        Raises:
+            LoadError: one is known at run time only.
+        """
+        found = [x.shape[a] for a in (range(x.rank) if axes is None else axes)]
+        if any(is_symbolic(d) for d in found):
+            raise self.error(
+                "needs a shape that is known in advance; give the input one fixed shape"
+            )
+        return tuple(int(d) for d in found)
+
+    def needs_rank(self, x: Var, least: int) -> None:
+        """Refuse a value of fewer axes."""
+        if x.rank < least:
+            raise self.error(f"takes at least {least} axes, but its input has {x.rank}")
+
+    def five(self, x: Var) -> Var:
+        """A value as (sequence, batch, channel, height, width)."""
+        missing = 5 - x.rank
+        if missing > 0:
+            return cast(Var, mb.expand_dims(x=x, axes=list(range(missing))))
+        return x
+
+    def images(self, x: Var) -> tuple[Var, Callable[[Var], Var]]:
+        """A value as (batch, channel, height, width), and what gives a result its leading axes again."""
+        if x.rank == 4:
+            return x, lambda y: y
+        if x.rank < 4:
+            extra = list(range(4 - x.rank))
+            return mb.expand_dims(x=x, axes=extra), lambda y: mb.squeeze(x=y, axes=extra)
+        lead = x.shape[: x.rank - 3]
+        if all(not is_symbolic(d) and d == 1 for d in lead[:-1]):
+            extra = list(range(x.rank - 4))
+            return mb.squeeze(x=x, axes=extra), lambda y: mb.expand_dims(x=y, axes=extra)
+        flat = self.reshape(x, [-1, *x.shape[-3:]])
+        return flat, lambda y: self.reshape(y, [*lead, *y.shape[-3:]])
+
+    def reshape(self, x: Var, shape: Sequence[Any]) -> Var:
+        """`x` in another shape, in which at most one size may be unknown."""
+        unknown = [i for i, d in enumerate(shape) if is_symbolic(d)]
+        sizes = [-1 if is_symbolic(d) else int(d) for d in shape]
+        if len(unknown) + sizes.count(-1) - len(unknown) > 1:
+            raise self.error(
+                "reshapes two axes that are known at run time only; fix the input's shape"
+            )
+        return cast(Var, mb.reshape(x=x, shape=sizes))
+
+    def whole(self, x: Var) -> Var:
+        """A blob that holds whole numbers, as int32."""
+        return x if x.dtype == types.int32 else cast(Var, mb.cast(x=x, dtype="int32"))
+
+    def truth(self, x: Var) -> Var:
+        """A blob as conditions: true where it is not 0."""
+        return x if x.dtype == types.bool else cast(Var, mb.not_equal(x=x, y=np.float32(0)))
+
+    def blob(self, x: Var) -> Var:
+        """A result as blobs are: fp32, and without a sequence of 1 where blobs have rank 5."""
+        if x.dtype != types.fp32:
+            x = mb.cast(x=x, dtype="fp32")
+        if self.legacy and x.rank == 5 and not is_symbolic(x.shape[0]) and x.shape[0] == 1:
+            x = mb.squeeze(x=x, axes=[0])
+        return x
+
+    # -- one layer -------------------------------------------------------------------------------------
+
+    def _build(self, layer: Any, network: Any) -> None:
+        kind = layer.WhichOneof("layer")
+        known = self._known(kind)
+        inputs = [self._input(name, network) for name in layer.input]
+        if len(inputs) < known.least or (known.most is not None and len(inputs) > known.most):
+            raise self.error(f"has {len(inputs)} inputs, takes {known.inputs}")
+        try:
+            made = known.build(self, getattr(layer, kind), inputs)
+        except SurgeryError:
+            raise
+        except (ValueError, TypeError, IndexError, NotImplementedError) as error:
+            shapes = ", ".join(str(tuple(map(str, v.shape))) for v in inputs)
+            raise self.error(f"does not fit its inputs of shape {shapes}: {error}") from error
+        values = [made] if isinstance(made, Var) else list(made or ())
+        if len(values) != len(layer.output):
+            raise self.error(f"has {len(layer.output)} outputs, makes {len(values)}")
+        for name, value in zip(layer.output, values, strict=True):
+            self.define(name, self.blob(value), again=kind == "copy")
+
+    def _known(self, kind: str | None) -> layers.Layer:
+        if kind is None:
+            raise self.error(
+                "is of a type that this coremltools does not know; upgrade coremltools"
+            )
+        if kind not in self._table:
+            raise self.error(
+                f"layers of type {kind} cannot be built as an ML Program; replace the layer in the source model"
+            )
+        return self._table[kind]
+
+    def _input(self, name: str, network: Any) -> Var:
+        if name in self.env:
+            return self.env[name]
+        makers = [other.name for other in network.layers if name in other.output]
+        if makers:
+            raise self.error(
+                f"reads the blob {name!r}, which only a later layer makes ({makers[0]!r}): a cycle, or a wrong "
+                "order; let the layers stand in the order in which they run"
+            )
+        known = UnknownName("blob", name, self.env)
+        raise self.error(f"reads the blob {name!r}, which nothing makes; {known}")

@@ -1,0 +1,140 @@
+"""Read the specification of a neural network: its kind, its mapping of shapes, and its weights as arrays.
+
+The meaning of the fields is that of the comments in `NeuralNetwork.proto` of coremltools.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.errors import LoadError
+from anesurgery.mil import Array
+
+NETWORKS = ("neuralNetwork", "neuralNetworkClassifier", "neuralNetworkRegressor")
+"""The kinds of model that are networks of layers."""
+
+DAMAGED = "the file is damaged, export it again"
+EXACT = 1
+"""`EXACT_ARRAY_MAPPING`, and `RANK4_IMAGE_MAPPING` likewise: shapes are what the description says."""
+
+
+def network_of(spec: Any) -> Any:
+    """The network in the specification of a model that is one of `NETWORKS`."""
+    return getattr(spec, spec.WhichOneof("Type"))
+
+
+def is_legacy(network: Any) -> bool:
+    """Are arrays mapped to rank 5 (sequence, batch, channel, height, width)? Up to specification 3 all are."""
+    return int(network.arrayInputShapeMapping) != EXACT
+
+
+def weights(params: Any, shape: Sequence[int], what: str, axis: int = 0) -> Array:
+    """The numbers of a `WeightParams` message.
+
+    Args:
+        params: floats, halves, or integers of 1 to 8 bits with scales and biases or a look-up table.
+        shape: of the array; row-major.
+        what: names the layer and the weight in errors.
+        axis: that of the output channels, along which scales and biases of quantized numbers lie.
+
+    Returns:
+        An fp32 array.
+
+    Raises:
+        LoadError: the numbers are missing, of another count than the shape has, or wrongly quantized.
+    """
+    count = math.prod(shape)
+    if params.floatValue:
+        found = np.array(params.floatValue, np.float32)
+    elif params.float16Value:
+        found = _of_bytes(params.float16Value, "<f2", what).astype(np.float32)
+    elif params.int8RawValue:
+        found = _of_bytes(params.int8RawValue, np.int8, what).astype(np.float32)
+        found *= np.float32(_factor(params.quantization, what))
+    elif params.rawValue:
+        codes = _codes(params, count, what)
+        return _dequantize(params.quantization, codes.reshape(shape), what, axis)
+    elif count == 0:
+        found = np.zeros(0, np.float32)
+    else:
+        raise LoadError(f"{what} has no numbers, expected {_words(shape)}; {DAMAGED}")
+    if found.size != count:
+        raise LoadError(f"{what} has {found.size} numbers, expected {_words(shape)}; {DAMAGED}")
+    return found.reshape(shape)
+
+
+def _words(shape: Sequence[int]) -> str:
+    return f"{math.prod(shape)} ({'x'.join(map(str, shape))})"
+
+
+def _of_bytes(raw: bytes, dtype: Any, what: str) -> Array:
+    size = np.dtype(dtype).itemsize
+    if len(raw) % size:
+        raise LoadError(f"{what} has {len(raw)} bytes, no multiple of {size}; {DAMAGED}")
+    return np.frombuffer(raw, dtype)
+
+
+def _factor(quantization: Any, what: str) -> float:
+    scales = quantization.linearQuantization.scale
+    if len(scales) == 1:
+        return float(scales[0])
+    raise LoadError(
+        f"{what} is of 8 bit numbers with a sign, but has {len(scales)} scales, not 1; {DAMAGED}"
+    )
+
+
+def _codes(params: Any, count: int, what: str) -> Array:
+    """The unsigned integers of a packed weight; the bits of each stand from high to low, without gaps."""
+    bits, raw = int(params.quantization.numberOfBits), np.frombuffer(params.rawValue, np.uint8)
+    if not 1 <= bits <= 8:
+        raise LoadError(f"{what} has numbers of {bits} bits, expected 1 to 8; {DAMAGED}")
+    if raw.size != -(-count * bits // 8):
+        raise LoadError(
+            f"{what} has {raw.size} bytes, expected {count} numbers of {bits} bits; {DAMAGED}"
+        )
+    if bits == 8:
+        return raw
+    each = np.unpackbits(raw)[: count * bits].reshape(count, bits).astype(np.uint8)
+    return each @ (1 << np.arange(bits - 1, -1, -1, dtype=np.uint8))
+
+
+def _dequantize(quantization: Any, codes: Array, what: str, axis: int) -> Array:
+    kind = quantization.WhichOneof("QuantizationType")
+    if kind == "lookupTableQuantization":
+        table = np.array(quantization.lookupTableQuantization.floatValue, np.float32)
+        if table.size != 1 << quantization.numberOfBits:
+            raise LoadError(
+                f"{what} has a look-up table of {table.size} numbers, "
+                f"expected {1 << quantization.numberOfBits}; {DAMAGED}"
+            )
+        return table[codes]
+    if kind is None:
+        raise LoadError(
+            f"{what} is quantized, but neither by a scale nor by a look-up table; {DAMAGED}"
+        )
+    linear = quantization.linearQuantization
+    scale = _by_channel(linear.scale, codes, what, axis, "scales", 1.0)
+    return codes.astype(np.float32) * scale + _by_channel(
+        linear.bias, codes, what, axis, "biases", 0.0
+    )
+
+
+def _by_channel(values: Any, codes: Array, what: str, axis: int, name: str, absent: float) -> Array:
+    """Numbers for all channels, or one for each, in a shape that the weights can be multiplied with."""
+    found = np.array(values if len(values) else [absent], np.float32)
+    if found.size == 1:
+        return found.reshape([1] * codes.ndim)
+    shape = [1] * codes.ndim
+    shape[axis] = -1
+    if found.size != codes.shape[axis]:
+        raise LoadError(
+            f"{what} has {found.size} {name}, expected 1 or {codes.shape[axis]}; {DAMAGED}"
+        )
+    return found.reshape(shape)
+
+
+__all__ = ["DAMAGED", "EXACT", "NETWORKS", "is_legacy", "network_of", "weights"]

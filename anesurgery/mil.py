@@ -189,7 +189,7 @@ def static_shape(var: Var) -> tuple[int, ...] | None:
 
 
 def dtype_name(var: Var) -> str:
-    """The element type as MIL prints it: "fp16", "int32", "bool"."""
+    """The element type as MIL prints it: "fp16", "int32", "bool"; "list" or "dict" of what is no tensor."""
     return _described(var.sym_type)[0]
 
 
@@ -202,6 +202,9 @@ def np_dtype(var: Var) -> np.dtype[Any]:
 def _described(sym_type: Any) -> tuple[str, Any]:
     """The element type, asked once for each type: coremltools describes a type anew at every question."""
     held = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
+    for kind, is_kind in (("list", types.is_list), ("dict", types.is_dict)):
+        if is_kind(held):
+            return kind, object
     element = held.get_primitive() if types.is_tensor(held) else held
     return str(types.builtin_to_string(element)), types.nptype_from_builtin(element)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from anesurgery.errors import UnknownName
+from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.mil import Array, Function, Program, Var, consumers, is_symbolic, np_dtype, types
 
 LOOKUPS = {
@@ -62,8 +62,11 @@ def function_of(program: Program, name: str | None) -> Function:
 
     Raises:
         UnknownName: no such function.
+        SurgeryError: the program has none at all.
     """
     functions = program.functions
+    if not functions:
+        raise SurgeryError("the program has no function; give a program that was built or loaded")
     if name is None:
         return functions["main"] if "main" in functions else next(iter(functions.values()))
     if name not in functions:

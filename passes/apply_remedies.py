@@ -109,7 +109,7 @@ def _worse(before: Inspection, after: Inspection) -> Refusal | None:
 def _left(found: Inspection, program: Program) -> Iterator[tuple[str, Refusal]]:
     """What keeps ops off the ANE now, by op."""
     ops: dict[str, Operation] = {v.name: op for op in walk_ops(program) for v in op.outputs}
-    for row in found.ops:
+    for row in (r for r in found.ops if r.legal is False):
         for finding in row.findings:
             if finding.kind == "legality":
                 help_ = finding.remedy or finding.advice or "no pass repairs it"

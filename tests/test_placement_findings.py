@@ -146,13 +146,6 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(conv((4, 4, 3, 3), dilations=[8, 8]), (1, 4, 32, 32)), "dilation is 8x8",
         lambda: program(conv((4, 4, 1, 1), dilations=[8, 8]), (1, 4, 32, 32)),
     ),
-    "comp-stride": (
-        lambda: program(lambda x: mb.conv(x=x, weight=lut((8, 4, 3, 3), (1,) * 4), strides=[4, 4]), (1, 4, 32,
-        32), **IOS18),
-        "palettized weights and a stride of 4x4",
-        lambda: program(lambda x: mb.conv(x=x, weight=lut((8, 4, 3, 3), (1,) * 4), strides=[2, 2]), (1, 4, 32,
-        32), **IOS18),
-    ),
     "comp-group": (
         lambda: program(lambda x: mb.linear(x=x, weight=lut((32, 64), (16, 1))), (1, 64), **IOS18),
         "16 look-up tables, one for each 2 channels",
@@ -167,12 +160,6 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(lambda x: mb.linear(x=x, weight=scaled(int8(32, 64), (32, 4))), (1, 64), **IOS18),
         "32x4 scales for 32x64 weights",
         lambda: program(lambda x: mb.linear(x=x, weight=scaled(int8(32, 64), (32, 1))), (1, 64), **IOS18),
-    ),
-    "comp-pcs": (
-        lambda: program(lambda x: mb.linear(x=x, weight=scaled(lut((32, 64), (1, 1)), (32, 1))), (1, 64),
-        **IOS18),
-        "before the linear (32x1 scales)",
-        lambda: program(lambda x: mb.linear(x=x, weight=lut((32, 64), (1, 1))), (1, 64), **IOS18),
     ),
     "perf-reshape": (
         lambda: program(lambda x: mb.relu(x=mb.transpose(x=x, perm=[0, 2, 1])), (1, 512, 512)),

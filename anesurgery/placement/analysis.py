@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anesurgery.mil import any_symbolic, dtype_name
-from anesurgery.placement import cost, measured, memory, numeric, sampled, shapes, slow
+from anesurgery.placement import measured, memory, numeric, sampled, shapes, slow
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.judging import Judged, choose, judge
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.segments import segments_of
 from anesurgery.placement.target import Target
-from anesurgery.placement.work import shape_of
+from anesurgery.placement.work import kind_of, shape_of
 from anesurgery.program import Loaded, load
 from anesurgery.sampling import function_of
 
@@ -95,10 +95,11 @@ def _beside(found: Inspection, model: Any, target: Target, function: str | None)
 
 def _notes(target: Target, judged: Sequence[Judged]) -> tuple[str, ...]:
     notes = list(NO_PROMISE)
-    if not target.families <= cost.MEASURED_ON:
+    if not target.is_measured:
         notes.append(ELSEWHERE.format(target.label))
     if target.uses_gpu:
         notes.append(GPU)
-    if any(any_symbolic(v.shape or ()) for j in judged for v in j.op.outputs):
+    made = [v for j in judged for v in j.op.outputs if kind_of(v).is_tensor]
+    if any(any_symbolic(v.shape or ()) for v in made):
         notes.append(DYNAMIC)
     return tuple(notes)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from anesurgery.mil import Operation, Var, dtype_name
+from anesurgery.mil import Operation, Var, any_symbolic, constant, dtype_name
 from anesurgery.placement import fills
+from anesurgery.placement.reading import flag, ints, number, shape_in_words
+from anesurgery.placement.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.placement.work import is_stored, is_tensor, kind_of, read_results, runtime, shape_of
 
@@ -37,8 +39,9 @@ def words(var: Var) -> str:
 
 
 def int32(op: Operation, target: Target) -> str:
-    """Reads or makes 32-bit integers at run time."""
-    return typed(values(op), WIDE)
+    """Reads or makes 32-bit integers at run time; where a state is updated may be one (A19, M4: CoreML-LLM)."""
+    places = [op.begin, op.end] if op.op_type == "slice_update" else []
+    return typed([v for v in values(op) if v not in places], WIDE)
 
 
 def fp32(op: Operation, target: Target) -> str:
@@ -49,11 +52,6 @@ def fp32(op: Operation, target: Target) -> str:
 def fp32_cast(op: Operation, target: Target) -> str:
     """Casts from or to fp32."""
     return typed(values(op), DOUBLE)
-
-
-def int8_read(op: Operation, target: Target) -> str:
-    """Reads 8-bit integers."""
-    return typed(runtime(op), BYTES)
 
 
 def index_guard(op: Operation, target: Target) -> str:
@@ -103,7 +101,7 @@ def is_lookup(op: Operation) -> bool:
     """Is it a gather of rows of a constant table at run time?"""
     if op.op_type != "gather" or is_stored(op.indices) or not is_stored(op.x):
         return False
-    return len(shape_of(op.x)) == 2
+    return len(shape_of(op.x)) == 2 and number(op.inputs.get("axis")) in (0, -2)
 
 
 def lookup(op: Operation, target: Target) -> str:
@@ -191,3 +189,47 @@ def late_slice(op: Operation, target: Target) -> str:
     ends = {n: op.inputs.get(n) for n in ("begin", "end", "size")}
     late = [n for n, v in ends.items() if v is not None and not is_stored(v)]
     return f"{' and '.join(late)} known at run time only" if late else ""
+
+
+def large_window(op: Operation, target: Target) -> str:
+    """The window of a pool is longer than 29 (up to H13) or 31."""
+    most = 29 if min(target.families) <= 13 else 31
+    window = ints(op, "kernel_sizes")
+    return f"window {shape_in_words(window)}; {most} is taken" if max(window) > most else ""
+
+
+def mirrored(op: Operation, target: Target) -> str:
+    """Edges are padded by their mirror image."""
+    mode = constant(op.inputs.get("mode"))
+    return f"mode {mode}" if mode in ("reflect", "symmetric") else ""
+
+
+def scaled_palette(op: Operation, target: Target) -> str:
+    """A palette that is scaled for each channel before it is multiplied."""
+    scale = palette_scale(op)
+    if scale is None:
+        return ""
+    return f"the palette is scaled before the {op.op_type} ({shape_in_words(scale.shape)} scales)"
+
+
+def palettized_stride(op: Operation, target: Target) -> str:
+    """A palettized convolution that steps by more than two."""
+    strides = ints(op, "strides")
+    if lut(op) is None or max(strides, default=1) <= 2:
+        return ""
+    return f"palettized weights and a stride of {shape_in_words(strides)}"
+
+
+def dynamic_window(op: Operation, target: Target) -> str:
+    """A window over unknown lengths that steps by more than 2, or by 2 over padded edges, or rounds up."""
+    if not any_symbolic(op.x.shape or ()):
+        return ""
+    step, padded = max(ints(op, "strides"), default=1), constant(op.inputs.get("pad_type"))
+    if op.op_type == "conv" and step > 1 and (step > 2 or str(padded).startswith("same")):
+        return f"lengths known at run time only and a stride of {step}"
+    return "lengths known at run time only and ceil_mode" if flag(op, "ceil_mode") else ""
+
+
+def stepped(op: Operation, target: Target) -> str:
+    """Every second position, or fewer, is written."""
+    return f"stride {steps}" if max(steps := ints(op, "stride"), default=1) > 1 else ""

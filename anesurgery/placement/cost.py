@@ -17,9 +17,6 @@ from anesurgery.mil import Operation, np_dtype
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.work import Work, is_stored, read_results, runtime, shape_of, size_of
 
-MEASURED_ON = frozenset({16})
-"""Families of chips (`Chip.family`) on which the rates were found."""
-
 GIB, GB, T = (1 << 30) / 1e6, 1e9 / 1e6, 1e12 / 1e6
 """Per microsecond."""
 

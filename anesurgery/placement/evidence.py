@@ -28,8 +28,8 @@ class Scope:
     """Where a statement was found to hold.
 
     Attributes:
-        families: generations of the engine (`Chip.family`); empty for all.
-        os: the releases it was seen on, in words ("macOS 27.0.1"); empty when not said.
+        families: generations of the engine (`Chip.family`) that it concerns; empty for all.
+        os: where it was seen, in words ("seen on M4, macOS 27.0.1"); empty when not said.
         until: per platform, the last major release on which it holds; empty for no end.
         model_type: "mlprogram", "neuralnetwork", or "any".
         via: "Core ML", or "compiler" for the private ANE compiler.
@@ -47,10 +47,6 @@ class Scope:
             return False
         last = dict(self.until).get(target.platform or "")
         return last is None or target.os is None or target.os <= last
-
-    def covers(self, target: Target) -> bool:
-        """Was it seen on every chip of the target?"""
-        return bool(self.families) and target.families <= self.families
 
     def __str__(self) -> str:
         chips = [n for n, c in CHIPS.items() if c.family in self.families]
@@ -104,7 +100,8 @@ class Rule:
         ops: op types; empty for all.
         because: one sentence.
         source: who measured or said it.
-        legal: False: the ANE cannot run it; True: it can; None: the rule speaks about speed or numbers only.
+        legal: False: the ANE cannot run it; True: it can; None: nothing is decided; a row of legality then
+            makes it doubtful, others speak about speed or numbers only.
         test: the value found in words where the condition holds, else ""; None for no condition.
         grade: how well it is supported.
         scope: where it was seen.

@@ -16,8 +16,8 @@ HOLLANCE = "hollance/neural-engine, unsupported-layers"
 ANECOMPAT = "fredyshox/ANECompat, README"
 PROGRAMS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 (ML Programs, M4, macOS 27.0.1)"
 
-WATCHED = Scope(os="iOS 11 to 15", model_type="neuralnetwork")
-CARRIED_OVER = Scope(os="macOS 27.0.1", model_type="neuralnetwork", families=frozenset({16}))
+WATCHED = Scope(os="seen on iOS 11 to 15", model_type="neuralnetwork")
+CARRIED_OVER = Scope(os="seen on M4, macOS 27.0.1, in ML Programs", model_type="neuralnetwork")
 
 POOL_KERNEL, POOL_STRIDE, UPSAMPLE, LOOKUP_ROWS = 13, 2, 2, 32768
 """Largest extents of the old rules: elements, elements, times, rows."""
@@ -174,7 +174,7 @@ RULES: tuple[Rule, ...] = (
         "nn-lookup", frozenset({"embedding", "embeddingND"}),
         "Core ML refuses lookups in tables of more than 32768 rows on the ANE",
         "smpanaro/more-ane-transformers, NOTES", legal=False, test=_looked_up,
-        scope=Scope(frozenset({13}), "macOS 13", model_type="neuralnetwork"),
+        scope=Scope(os="seen on M1 Max, macOS 13", model_type="neuralnetwork"),
         advice="look up before the model, or split the table",
     ),
     Rule(
@@ -189,7 +189,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "nn-seen", SEEN, "Apple's MNIST, YOLOv3 and DeepLabV3 ran on the ANE up to their last layers",
         ANECOMPAT, legal=True, grade=Grade.REPORTED,
-        scope=Scope(os="macOS 12 or later, Apple silicon", model_type="neuralnetwork"),
+        scope=Scope(os="seen on Macs, macOS 12 or later", model_type="neuralnetwork"),
     ),
     Rule(
         "nn-first-layers", FIRST_LAYERS, "layers of the first two releases mostly run on the ANE", HOLLANCE,
@@ -201,7 +201,7 @@ RULES: tuple[Rule, ...] = (
 OLD_FORMAT = Rule(
     "nn-format", frozenset(),
     "broadcasting and concatenation of any rank are legal on the ANE in ML Programs, not in neural networks",
-    PROGRAMS, scope=Scope(frozenset({16}), "macOS 27.0.1"),
+    PROGRAMS, scope=Scope(os="seen on M4, macOS 27.0.1"),
     advice="convert the original again with minimum_deployment_target=ct.target.iOS15 or later",
 )  # fmt: skip
 """Said of a whole model."""

@@ -2,27 +2,32 @@
 
 Most rows were measured through Core ML on an M4 (751K/Apple-Neural-Engine-Microarchitecture-Study-M6,
 macOS 27.0.1, coremltools 9.0, opset iOS 18, fp16). For other chips they are extrapolated, and rows of the
-private compiler (ane-guide, ANEForge) add what is known of a generation; those never speak against a row
-through Core ML that was measured on the very chip. The first row that fires is the verdict, so the most
-specific come first.
+private compiler (ane-guide, ANEForge) add what is known of a generation; none of them forbids anything on the
+chip that was measured through Core ML. The first row that forbids is the verdict, so the most specific come
+first. A row of which `legal` is None raises a doubt: where nothing forbids the op, the verdict is unknown.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from anesurgery.mil import Operation
 from anesurgery.placement import conditions as when
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.target import SOURCES, Target
+from anesurgery.placement.work import runtime
 
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
 GUIDE = "sbryngelson/ane-guide, ANEForge (tables of the compiler)"
 OLDER = "hollance/neural-engine, smpanaro/more-ane-transformers"
 STRINGS = "strings of the compiler"
 
-M4 = Scope(frozenset({16}), "macOS 27.0.1")
-EVERY = frozenset({12, 13, 14, 15, 16, 17, 18})
+ON_M4 = Scope(os="seen on M4, macOS 27.0.1")
+LATER = frozenset({16, 17, 18})
+OLDER_CHIPS = frozenset({12, 13, 14, 15})
+EVERY = OLDER_CHIPS | LATER
+NOT_M4 = EVERY - {16}
 
 
 def _ops(names: str) -> frozenset[str]:
@@ -52,23 +57,24 @@ NEVER: tuple[tuple[str, str, str | None, str, str], ...] = (
      "make a table, or write it with sin, cos, exp or atan", STUDY),
     ("mod", "the ANE has no remainder", None, "write it as x - floor_div(x, y) * y", STUDY),
     ("reduce_prod", "the ANE has no product reduction", None, "sum logarithms, or multiply slices", STUDY),
-    ("reduce_argmax reduce_argmin argsort", "its result is int32", None,
-     "leave it last, or return the numbers and choose on the host", STUDY),
     ("cumsum", "the ANE has no running sum", None, "multiply with a triangular matrix of ones", STUDY),
-    ("scatter scatter_along_axis scatter_nd", "the ANE cannot write at indices", None,
+    ("scatter scatter_along_axis", "the ANE cannot write at indices", None,
      "blend with a mask, or use slice_update", STUDY),
+    ("scatter_nd", "the ANE cannot write at indices", None, "blend with a mask, or use slice_update", GUIDE),
     ("band_part", "masks are not built on the ANE", "causal_mask_tensor", "make the mask a constant", STUDY),
     ("one_hot", "the ANE cannot write at indices", None, "compare with a constant range", STUDY),
     ("non_zero shape range_1d", "it computes shapes or indices", None, "fix the shapes: it then folds", STUDY),
     ("random_normal random_uniform random_bernoulli random_categorical", "the ANE has no random numbers",
      None, "make the noise an input", STUDY),
-    ("sliding_windows reverse_sequence", "the compiler has no converter for it", None, "use slices", STUDY),
-    ("crop_resize", "its box indices are int32", None, "slice, then resize", STUDY),
+    ("sliding_windows", "the compiler has no converter for it", None, "use slices", STUDY),
+    ("reverse_sequence", "the compiler has no converter for it", None, "use slices", GUIDE),
+    ("crop_resize", "it ran on the CPU alone, and box indices of int32 are refused", None,
+     "slice, then resize", STUDY),
     ("lstm gru rnn", "recurrent ops stay on the CPU", None, "unroll the steps into linear and sigmoid", STUDY),
     ("cond while_loop", "control flow stays on the CPU", None, "unroll it, or use select", OLDER),
     ("make_list list_read list_write list_gather list_scatter list_length", "lists stay on the CPU", None,
      "use stack and slices", OLDER),
-    ("non_maximum_suppression", "it stays on the CPU", None, "run it on the host", OLDER),
+    ("non_maximum_suppression", "it stays on the CPU", None, "run it on the host", STUDY),
     ("custom", "a custom layer is code for the CPU or GPU", None, "split the model there", OLDER),
     ("classify", "class labels are chosen on the CPU", None, "", OLDER),
 )  # fmt: skip
@@ -76,28 +82,24 @@ NEVER: tuple[tuple[str, str, str | None, str, str], ...] = (
 
 
 def _never(ops: str, because: str, remedy: str | None, advice: str, source: str) -> list[Rule]:
-    grade = Grade.MEASURED if source == STUDY else Grade.REPORTED
+    seen = source == STUDY
+    grade, scope = (Grade.MEASURED, ON_M4) if seen else (Grade.REPORTED, Scope())
     return [
-        Rule(
-            f"op-{op}",
-            _ops(op),
-            because,
-            source,
-            False,
-            None,
-            grade,
-            M4,
-            "legality",
-            remedy,
-            advice,
-        )
+        Rule(f"op-{op}", _ops(op), because, source, False, None, grade, scope, "legality", remedy, advice)
         for op in ops.split()
-    ]
+    ]  # fmt: skip
+
+
+def _indices(ops: str, source: str) -> list[Rule]:
+    """Ops that make indices: what is refused is the int32 of their result."""
+    advice = "leave it last, or return the numbers and choose on the host"
+    rows = _never(ops, "its result is int32", None, advice, source)
+    return [replace(row, test=when.int32) for row in rows]
 
 
 def _row(rule: str, ops: str, because: str, test: when.Test | None = None, **more: Any) -> Rule:
-    given: dict[str, Any] = {"source": STUDY, "scope": M4, **more}
-    return Rule(rule, _ops(ops), because, legal=False, test=test, **given)
+    given: dict[str, Any] = {"source": STUDY, "scope": ON_M4, "legal": False, **more}
+    return Rule(rule, _ops(ops), because, test=test, **given)
 
 
 def _compiler(
@@ -109,8 +111,12 @@ def _compiler(
     return _row(rule, ops, because, test, scope=scope, **given)
 
 
+KERNELS = "sum shifted smaller convolutions; lay long kernels on the height"
+
 FORBIDDEN: tuple[Rule, ...] = (
     *(rule for row in NEVER for rule in _never(*row)),
+    *_indices("reduce_argmax argsort", STUDY),
+    *_indices("reduce_argmin", GUIDE),
     _row("embedding", "gather", "a gather at indices of the run is refused", when.lookup,
          remedy="embedding_matmul", advice="look the rows up on the host"),
     _row("gather-runtime", "gather", "a gather at indices of the run is refused", when.runtime_indices,
@@ -129,38 +135,64 @@ FORBIDDEN: tuple[Rule, ...] = (
          advice="convert with compute_precision=FLOAT16"),
     _row("fp32-cast", "cast", "casts between fp32 and fp16 ran on the CPU", when.fp32_cast,
          source="freedomtan/coreml_modelc_profling",
-         scope=Scope(frozenset({12, 13}), "macOS 14.6", until=(("macOS", 14), ("iOS", 17))),
+         scope=Scope(frozenset({12, 13}), "seen on M1, macOS 14.6", until=(("macOS", 14), ("iOS", 17))),
          advice="declare fp16 inputs and outputs (from iOS 16 on)"),
-    _row("int8-read", "cast add sub mul concat reshape transpose", "8-bit integers are read by dequantize only",
-         when.int8_read, advice="keep quantize beside dequantize"),
     _row("rank", "", "tensors have at most 5 axes", when.rank_over(5), scope=Scope(), grade=Grade.DOCUMENTED,
          source="apple/coreai-models (rules for the ANE); " + STUDY, remedy="rerank", advice="merge axes"),
     _row("axis", "", "an axis is longer than the ANE takes", when.long_axis, source=SOURCES["axis"],
-         advice="split the axis, and join the pieces last"),
+         scope=Scope(os="seen on M1 Max, M4"),
+         advice="split the axis, and join the pieces last or return them"),
+    _compiler("conv-kernel-old", "conv", "the kernel is larger than this generation takes", when.large_kernel,
+              families=OLDER_CHIPS, source=SOURCES["kernel"], advice=KERNELS),
     _row("conv-kernel", "conv", "the kernel is too large (decomposition preconditions)", when.large_kernel,
-         source=SOURCES["kernel"], advice="sum shifted smaller convolutions; lay long kernels on the height"),
+         scope=Scope(LATER, "seen on M4, macOS 27.0.1"), source=SOURCES["kernel"], advice=KERNELS),
     _row("max-pool-width", "max_pool", "the window is too wide", when.wide_window,
          advice="chain smaller pools"),
     _row("matmul-inner", "matmul linear", "a row does not fit into the memory for kernels (64 KiB)",
          when.long_inner(32768), advice="split the inner axis and add the parts"),
     _row("prelu-rank", "prelu", "prelu needs three axes", when.rank_under(3), advice="add axes"),
-    _compiler("linear-rank", "linear", "linear takes at most 4 axes", when.rank_over(4), source=STRINGS,
-              advice="merge axes"),
-    _compiler("sdpa-rank", "scaled_dot_product_attention", "fused attention takes at most 4 axes",
-              when.rank_over(4), source=STRINGS, advice="merge batch and heads"),
+    _row("comp-pcs", "conv linear matmul", "a palette that is scaled before the product leaves the engine",
+         when.scaled_palette, source="coremltools: reorder_lut_per_channel_scale", grade=Grade.DOCUMENTED,
+         scope=Scope(os="iOS 18"),
+         advice="coremltools' pass common::reorder_lut_per_channel_scale, which no default pipeline runs, puts "
+         "the scale behind the product"),
     _compiler("sin-cos", "sin cos", "this generation has no sine", families={12, 13, 14},
               advice="make the table a constant"),
     _compiler("topk-old", "topk", "this generation has no sort", families={12, 13},
               advice="choose on the host"),
     _compiler("texture-old", "resample affine", "this generation has no texture unit", families={12, 13},
               advice="resample on the host"),
-    _compiler("conv3d", "conv", "the compiler takes no 3-D convolution", when.rank_over(4),
-              families={12, 13, 14, 15, 17, 18}, advice="sum 2-D convolutions over the depth"),
+    _compiler("pad-mirror", "pad", "this generation does not mirror edges", when.mirrored, families={12, 13},
+              advice="pad with a constant, or concat reversed slices"),
+    _compiler("pool-window", "avg_pool l2_pool", "the window is larger than the tables of the compiler allow; "
+              "through Core ML (M4) up to 14 was tried", when.large_window, advice="chain smaller pools"),
+    _compiler("conv3d", "conv", "the tables of the compiler have no 3-D convolution, while Core ML placed one "
+              "on an M4", when.rank_over(4), families=NOT_M4, legal=None,
+              advice="sum 2-D convolutions over the depth"),
+    _compiler("logical-and", "logical_and", "the tables of the compiler have no path for it, while Core ML "
+              "placed one on an M4", families=NOT_M4, legal=None, advice="take the minimum of 0 and 1 in fp16"),
+    _compiler("linear-rank", "linear", "a string of the compiler says that linear takes at most 4 axes",
+              when.rank_over(4), source=STRINGS, legal=None, advice="merge axes"),
+    _compiler("sdpa-rank", "scaled_dot_product_attention",
+              "a string of the compiler says that fused attention takes at most 4 axes",
+              when.rank_over(4), source=STRINGS, legal=None, advice="merge batch and heads"),
+    _compiler("comp-stride", "conv", "palettized convolutions with a stride above 2 are not for the engine, by "
+              "Apple's rules for Core AI and by strings of the compiler", when.palettized_stride,
+              source=f"apple/coreai-models: neural_engine_rules.md; {STRINGS}", grade=Grade.DOCUMENTED,
+              legal=None, advice="keep the weights of this convolution fp16"),
+    _compiler("conv-dynamic", "conv max_pool avg_pool", "strings of the compiler refuse it with lengths that "
+              "are known at run time only", when.dynamic_window, source=STRINGS, legal=None,
+              advice="fix or enumerate the shapes"),
+    _compiler("slice-update-stride", "slice_update", "a string of the compiler asks for a stride of 1",
+              when.stepped, source=STRINGS, legal=None, advice="write contiguous parts"),
 )  # fmt: skip
-"""Conditions under which an op leaves the ANE."""
+"""Conditions under which an op leaves the ANE, and those that make its place doubtful."""
 
 INDEXED = _ops("gather gather_nd gather_along_axis cast topk slice_update")
 """Ops at which 16-bit integers were seen on the ANE."""
+
+READS_BYTES = _ops("dequantize")
+"""Ops that were seen to read 8-bit integers there; quantize and cast make them."""
 
 
 class Legality:
@@ -168,26 +200,35 @@ class Legality:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self._any = [r for r in FORBIDDEN if not r.ops and self._speaks(r)]
+        speaking = [r for r in FORBIDDEN if r.scope.concerns(target)]
+        self._any = [r for r in speaking if not r.ops]
         self._own: dict[str, list[Rule]] = {}
-        for rule in FORBIDDEN:
-            for op_type in rule.ops if self._speaks(rule) else ():
+        for rule in speaking:
+            for op_type in rule.ops:
                 self._own.setdefault(op_type, []).append(rule)
 
-    def _speaks(self, rule: Rule) -> bool:
-        """Rows of the study hold everywhere till more is known; the compiler's not where it was made."""
-        if rule.scope == M4:
-            return True
-        if rule.scope.via != "Core ML" and M4.covers(self.target):
-            return False
-        return rule.scope.concerns(self.target)
+    def forbids(self, rule: Rule) -> bool:
+        """Rows of the private compiler raise no more than a doubt where Core ML itself was measured."""
+        return rule.legal is False and not (rule.scope.via != "Core ML" and self.target.is_measured)
 
     def verdict(self, op: Operation) -> tuple[bool | None, Finding | None]:
-        """Can the ANE run the op? True, False with the reason, or None where no row knows it."""
+        """Can the ANE run the op? True; False with the reason; or None, with what makes it doubtful.
+
+        None without a finding: no row knows the op, or the integers that it works on.
+        """
+        doubt: Finding | None = None
         for rule in (*self._own.get(op.op_type, ()), *self._any):
             value = rule.test(op, self.target) if rule.test is not None else op.op_type
-            if value:
+            if value and self.forbids(rule):
                 return False, rule.finding(value, op.outputs[0].name)
-        untried = op.op_type not in INDEXED and when.typed(when.values(op), when.INDEX)
+            if value and doubt is None:
+                doubt = rule.finding(value, op.outputs[0].name)
         known = op.op_type in LEGAL or op.op_type in WITH_STATE
-        return (True if known and not untried else None), None
+        return (True if known and doubt is None and not _untried(op) else None), doubt
+
+
+def _untried(op: Operation) -> bool:
+    """Does it work on integers with which it was not seen?"""
+    if op.op_type not in INDEXED and when.typed(when.values(op), when.INDEX):
+        return True
+    return op.op_type not in READS_BYTES and bool(when.typed(runtime(op), when.BYTES))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from anesurgery.mil import Operation, consumers, dtype_name, producer, static_shape
+from anesurgery.mil import Operation, Var, consumers, dtype_name, producer, static_shape
 from anesurgery.placement import patterns
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.reading import (
@@ -110,14 +110,6 @@ def large_dilation(op: Operation, target: Target) -> str:
     return f"the dilation is {shape_in_words(dilations)}" if wide else ""
 
 
-def palettized_stride(op: Operation, target: Target) -> str:
-    """A palettized convolution that steps by more than two."""
-    strides = ints(op, "strides")
-    if lut(op) is None or max(strides, default=1) <= 2:
-        return ""
-    return f"palettized weights and a stride of {shape_in_words(strides)}"
-
-
 def _makers(op: Operation) -> list[Operation]:
     """The ops that decompress a weight, the last one first."""
     found: list[Operation] = []
@@ -177,14 +169,14 @@ def blockwise(op: Operation, target: Target) -> str:
     return ""
 
 
-def scaled_palette(op: Operation, target: Target) -> str:
-    """A palette that is scaled for each channel before it is multiplied."""
+def palette_scale(op: Operation) -> Var | None:
+    """The scales by which a palette is multiplied before the product."""
     makers = _makers(op)
     kinds = [m.op_type for m in makers]
     if kinds[:2] != ["constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"]:
-        return ""
-    scales = shape_in_words(makers[0].scale.shape)
-    return f"the palette is scaled before the {op.op_type} ({scales} scales)"
+        return None
+    scale: Var = makers[0].scale
+    return scale
 
 
 def moved_last_axis(op: Operation, target: Target) -> str:
@@ -243,12 +235,6 @@ RULES: tuple[Rule, ...] = (
         "training",
     ),
     Rule(
-        "comp-stride", CONV,
-        "palettized convolutions with a stride above 2 are not for the engine",
-        f"{RULES_OF_APPLE}; compiler strings", test=palettized_stride, kind="speed", grade=Grade.DOCUMENTED,
-        advice="keep the weights of this convolution fp16",
-    ),
-    Rule(
         "comp-group", PRODUCTS,
         "4-bit OPT-1.3B took 14.8 ms with one table, 15.5, 17.1 and 30.7 with groups of 8, 4 and 2 channels, "
         "and 59 with one for each channel (fp16: 92.2)",
@@ -269,14 +255,6 @@ RULES: tuple[Rule, ...] = (
         "coremltools guide: opt-quantization-perf; pytorch/executorch docs; compiler strings",
         test=blockwise, kind="speed", grade=Grade.DOCUMENTED,
         advice="one symmetric scale for each output channel",
-    ),
-    Rule(
-        "comp-pcs", PRODUCTS,
-        "a palette that is scaled before the product leaves the engine",
-        "coremltools: reorder_lut_per_channel_scale",
-        test=scaled_palette, kind="speed", grade=Grade.DOCUMENTED, scope=Scope(os="iOS 18"),
-        advice="coremltools' pass common::reorder_lut_per_channel_scale, which no default pipeline runs, moves "
-        "the scale behind the product",
     ),
     Rule(
         "perf-reshape", frozenset({"transpose"}),

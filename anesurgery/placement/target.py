@@ -81,6 +81,9 @@ SOURCES = {
 }
 """Where the numbers of `CHIPS` come from."""
 
+MEASURED = "M4"
+"""The chip on which most rules were measured through Core ML, op by op (751K, macOS 27.0.1)."""
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "any": tuple(CHIPS),
     "M1-M3": ("M1", "M2", "M3"),
@@ -162,6 +165,11 @@ class Target:
     def families(self) -> frozenset[int]:
         """The generations of the engine."""
         return frozenset(CHIPS[n].family for n in self.chips)
+
+    @property
+    def is_measured(self) -> bool:
+        """Is it the one chip on which ops were put through Core ML one by one, the M4?"""
+        return self.chips == (MEASURED,)
 
     @property
     def uses_ane(self) -> bool:

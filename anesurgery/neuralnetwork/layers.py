@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 Made = Var | Sequence[Var] | None
 Build = Callable[["Context", Any, list[Var]], Made]
 
-FAMILIES = ("activations", "arithmetic")
+FAMILIES = (
+    "activations", "arithmetic", "convolution", "images", "normalization", "pooling", "tensors",
+)  # fmt: skip
 """The modules that hold the layers."""
 
 

@@ -1,0 +1,135 @@
+"""Layers that move, cut, pad and resize the spatial axes, which are the last two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Var, mb
+from anesurgery.neuralnetwork import padding
+from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.layers import layer
+
+F = np.float32
+PAD = {"constant": "constant", "reflection": "reflect", "replication": "replicate"}
+UPSAMPLE = ((False, False), (True, False), (False, True))
+"""By `linearUpsampleMode`: (align_corners, half_pixel_centers)."""
+SAMPLING = ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "DEFAULT", "OFFSET_CORNERS")
+"""By `samplingMethod`."""
+BOXES = (
+    "CORNERS_HEIGHT_FIRST", "CORNERS_WIDTH_FIRST", "CENTER_SIZE_HEIGHT_FIRST", "CENTER_SIZE_WIDTH_FIRST",
+)  # fmt: skip
+"""By `boxMode`."""
+
+
+@layer("padding")
+def pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Height and width with a border of a constant, of reflected or of repeated values."""
+    kind = params.WhichOneof("PaddingType") or "constant"
+    amounts = padding.borders(ctx, params.paddingAmounts)
+    value = F(params.constant.value)
+    return mb.pad(x=inputs[0], pad=amounts, mode=PAD[kind], constant_val=value)
+
+
+@layer("crop", inputs=(1, 2))
+def crop(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Height and width without a border; of two inputs, the first in the size of the second."""
+    x = inputs[0]
+    ctx.needs_rank(x, 2)
+    if len(inputs) == 1:
+        top, bottom, left, right = padding.borders(ctx, params.cropAmounts)
+        return window(x, {-2: (top, -bottom or None), -1: (left, -right or None)})
+    high, wide = ctx.shape(inputs[1], [-2, -1])
+    top, left = padding.pairs(params.offset, 0)
+    return window(x, {-2: (top, top + high), -1: (left, left + wide)})
+
+
+def window(x: Var, ranges: dict[int, tuple[int, int | None]], stride: int = 1) -> Var:
+    """A part of some axes: axis (from the end) -> (begin, end), where an end of None is the last place."""
+    begin, end, steps = [0] * x.rank, [0] * x.rank, [1] * x.rank
+    open_begin, open_end = [True] * x.rank, [True] * x.rank
+    for axis, (first, last) in ranges.items():
+        begin[axis], open_begin[axis] = first, first == 0
+        end[axis], open_end[axis] = last or 0, last is None
+        steps[axis] = stride
+    return mb.slice_by_index(
+        x=x, begin=begin, end=end, stride=steps, begin_mask=open_begin, end_mask=open_end
+    )
+
+
+@layer("slice")
+def slice_axis(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """A part of the channels, rows or columns."""
+    axis = params.axis - 3
+    ctx.needs_rank(inputs[0], -axis)
+    ends = (int(params.startIndex), int(params.endIndex))
+    return window(inputs[0], {axis: ends}, int(params.stride) or 1)
+
+
+@layer("upsample")
+def upsample(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Height and width times a factor, by repeating or by interpolating."""
+    x, back = ctx.images(inputs[0])
+    factors: list[Any] = [int(f) for f in params.scalingFactor]
+    factors = factors or [F(f) for f in params.fractionalScalingFactor] or [1, 1]
+    form = {"scale_factor_height": factors[0], "scale_factor_width": factors[1]}
+    if params.mode == 0:
+        return back(mb.upsample_nearest_neighbor(x=x, **form))
+    align, half = UPSAMPLE[params.linearUpsampleMode]
+    return back(mb.upsample_bilinear(x=x, align_corners=align, half_pixel_centers=half, **form))
+
+
+@layer("resizeBilinear")
+def resize_bilinear(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Height and width in a given size, by interpolating."""
+    x, back = ctx.images(inputs[0])
+    high, wide = padding.pairs(params.targetSize, 1)
+    mode = SAMPLING[params.mode.samplingMethod]
+    return back(
+        mb.resize_bilinear(x=x, target_size_height=high, target_size_width=wide, sampling_mode=mode)
+    )
+
+
+@layer("cropResize", inputs=2)
+def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Boxes cut from images and resized: (boxes, batch, channel, height, width).
+
+    The second input has 4 coordinates for each box, which is cut from every image, or 5, of which the first is
+    the place of the image in the batch.
+    """
+    x, _ = ctx.images(inputs[0])
+    batch = ctx.shape(x, [0])[0]
+    rois = ctx.five(inputs[1])
+    count, _, numbers, *_ = ctx.shape(rois)
+    boxes = mb.reshape(x=rois, shape=[count, numbers])
+    height, width = padding.pairs(params.targetSize, 1)
+    form = {
+        "target_height": height, "target_width": width, "normalized_coordinates": params.normalizedCoordinates,
+        "spatial_scale": F(params.spatialScale or 1), "sampling_mode": SAMPLING[params.mode.samplingMethod],
+        "box_coordinate_mode": BOXES[params.boxIndicesMode.boxMode],
+    }  # fmt: skip
+    if numbers == 5:
+        where = ctx.whole(
+            mb.squeeze(x=mb.slice_by_size(x=boxes, begin=[0, 0], size=[count, 1]), axes=[1])
+        )
+        boxes = mb.slice_by_size(x=boxes, begin=[0, 1], size=[count, 4])
+        made = mb.crop_resize(x=x, boxes=boxes, box_indices=where, **form)
+        return mb.expand_dims(x=made, axes=[1])
+    each = [
+        mb.crop_resize(x=x, boxes=boxes, box_indices=np.full(count, b, np.int32), **form)
+        for b in range(batch)
+    ]
+    return mb.stack(values=each, axis=1)
+
+
+@layer("reorganizeData")
+def reorganize_data(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Blocks of pixels into channels, or back."""
+    x, back = ctx.images(inputs[0])
+    size = int(params.blockSize)
+    op, name = (
+        (mb.space_to_depth, "block_size"), (mb.depth_to_space, "block_size"),
+        (mb.pixel_shuffle, "upscale_factor"),
+    )[params.mode]  # fmt: skip
+    return back(op(x=x, **{name: size}))

@@ -68,7 +68,7 @@ def inspect(
     first = look(model)
     second = look(after) if after is not None else None
     if fix is not None:
-        _repair(model, fix, target, overwrite, quiet or as_json)
+        _repair(model, fix, target, compute_units, overwrite=overwrite, quiet=quiet or as_json)
         second = look(fix)
     if html is not None:
         _write_page(html, first, second)
@@ -122,10 +122,20 @@ def _look(
     )  # fmt: skip
 
 
-def _repair(model: str, package: Path, target: str | None, overwrite: bool, quiet: bool) -> None:
+def _repair(
+    model: str,
+    package: Path,
+    target: str | None,
+    units: str | None,
+    *,
+    overwrite: bool,
+    quiet: bool,
+) -> None:
     from anesurgery.operate import apply
+    from anesurgery.registry import recipe
 
-    apply(model, "auto", target=target, quiet=quiet).save(package, overwrite=overwrite)
+    auto = recipe("auto").with_options(compute_units=units)
+    apply(model, auto, target=target, quiet=quiet).save(package, overwrite=overwrite)
 
 
 def _write_page(path: Path, first: Any, second: Any) -> None:

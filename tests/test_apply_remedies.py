@@ -10,7 +10,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes.apply_remedies import ApplyRemedies, example
+from anesurgery.passes.apply_remedies import ApplyRemedies, _worse, example
 from anesurgery.testing import apply_pass
 
 HALF = types.fp16
@@ -85,6 +85,41 @@ def test_nothing_is_wrong_and_nothing_changes() -> None:
     _, session = apply_pass(ApplyRemedies(), program)
     assert not session.changes
     assert not session.refusals
+
+
+def encoder(x: Var) -> Any:
+    """Every position sees every other, and logits come out for each."""
+    weight = np.random.default_rng(0).standard_normal((96, 32)).astype(np.float16)
+    shares = mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1)
+    return mb.linear(x=mb.matmul(x=shares, y=x), weight=weight, name="logits")
+
+
+def test_results_that_are_read_at_every_position_are_not_cut() -> None:
+    program = built(encoder, (1, 8, 32))
+    findings = ane.inspect(program, "M1").row("logits").findings
+    assert "select_last_token" in {f.remedy for f in findings}
+    after, session = apply_pass(ApplyRemedies(target="M1"), program)
+    assert after.functions["main"].outputs[0].shape == (1, 8, 96)
+    (said,) = (r.reason for name, r in session.refusals if name == "select_last_token")
+    assert "no causal mask" in said
+    assert "logits holds the last position alone" in said
+
+
+def test_a_pass_that_hides_the_cost_is_not_kept() -> None:
+    """An op without an estimate costs nothing in the sum."""
+    before = ane.inspect(built(lambda x: mb.relu(x=mb.exp(x=x)), (1, 4)))
+    after = ane.inspect(built(lambda x: mb.identity(x=x), (1, 4)))
+    refusal = _worse([before], [after])
+    assert refusal is not None
+    assert refusal.reason == "ops without an estimate or verdict: 1, 0 now"
+
+
+def test_every_function_counts() -> None:
+    program = built(lambda x: mb.relu(x=x, name="y"), (1, 8, 4, 4))
+    other = built(lambda x: mb.cumsum(x=x, axis=-1, name="sums"), (1, 8, 4, 4))
+    program.add_function("other", other.functions["main"])
+    _, session = apply_pass(ApplyRemedies(), program)
+    assert any("cumsum stays off the ANE" in r.reason for _, r in session.refusals)
 
 
 def test_rounds_are_limited() -> None:

@@ -170,14 +170,16 @@ def test_fix_applies_the_recipe_and_shows_both(
     real = operate.apply
 
     def apply(model: Any, passes: Any, **options: Any) -> Any:
-        asked.append((model, passes, options["target"]))
+        asked.append((model, passes.name, passes.steps[0].compute_units, options["target"]))
         return real(model, "negate_subtract", **options)
 
     monkeypatch.setattr(operate, "apply", apply)
     out = tmp_path / "all.mlpackage"
-    code, shown, err = call(package, "--fix", out, "--target", "M1", "--json")
+    code, shown, err = call(
+        package, "--fix", out, "--target", "M1", "--compute-units", "ALL", "--json"
+    )
     assert (code, err) == (0, "")
-    assert asked == [(str(package), "auto", "M1")]
+    assert asked == [(str(package), "auto", "ALL", "M1")]
     assert [Path(c[0]).name for c in seen] == ["model.mlpackage", "all.mlpackage"]
     assert json.loads(shown)["after"]["status"] == 0
     assert load(out).program.functions["main"].outputs[0].name == "y"

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 
 from anesurgery.masks import causal
-from anesurgery.mil import Array, Operation, Var, constant, np_dtype, operands, producer
+from anesurgery.mil import (
+    Array,
+    Function,
+    Operation,
+    Var,
+    constant,
+    np_dtype,
+    operands,
+    producer,
+    static_shape,
+    walk_ops,
+)
 from anesurgery.placement import bounds
 from anesurgery.placement.reading import VIEWS, behind
 from anesurgery.placement.target import Target
@@ -147,3 +158,49 @@ def empty_rows(op: Operation, target: Target) -> str:
     if not isinstance(cond, Var) or _is_causal(op, found[1]) or _unmoved(cond):
         return ""
     return f"%{cond.name} is known only at run time, and a row without a score to keep is all -inf"
+
+
+JOINS = frozenset({"add", "sub", "select", "logical_and", "mul", "scaled_dot_product_attention"})
+"""Ops that read a mask."""
+ORDERED = frozenset({"less_equal", "greater_equal", "less", "greater"})
+
+
+def is_decoder(function: Function) -> bool:
+    """Does a mask let each position see only those before it? Masks that are inputs are not known."""
+    return any(_looks_back(op) for op in walk_ops(function))
+
+
+def _looks_back(op: Operation) -> bool:
+    if op.op_type == "band_part":
+        return True
+    if op.op_type in ORDERED:
+        return _is_range(op.x) and _is_range(op.y)
+    return op.op_type in JOINS and any(_is_triangular(v) for _, v in operands(op))
+
+
+def _is_triangular(var: Var) -> bool:
+    """Is it a constant that shuts out what lies ahead, or (for a select) what does not?"""
+    shape = static_shape(var) or ()
+    if len(shape) < 2 or min(shape[-2:]) < 2 or math.prod(shape) > bounds.MOST:
+        return False
+    given = constant(var)
+    if given is None or isinstance(given, str):
+        return False
+    keep = np.asarray(given if np.asarray(given).dtype == np.bool_ else given > SHUT)
+    return not causal(keep) or not causal(~keep)
+
+
+def _is_range(var: Var | None, steps: int = 8) -> bool:
+    """Are these positions: a range, or a constant one?"""
+    for _ in range(steps):
+        op = var.op if var is not None else None
+        if op is None or op.op_type == "range_1d":
+            return op is not None
+        if op.op_type == "const":
+            given = np.asarray(constant(var)).ravel()
+            return given.size > 1 and given.dtype.kind in "if" and bool((np.diff(given) > 0).all())
+        if op.op_type not in VIEWS | {"tile", "add", "sub"}:
+            return False
+        sides = [op.inputs.get(name) for name in ("x", "y")]
+        var = next((v for v in sides if isinstance(v, Var) and v.rank > 0), None)
+    return False

@@ -28,7 +28,9 @@ Made = Var | Sequence[Var] | None
 Build = Callable[["Context", Any, list[Var]], Made]
 
 FAMILIES = (
-    "activations", "arithmetic", "convolution", "images", "normalization", "pooling", "tensors",
+    "activations", "arithmetic", "boxes", "broadcasting", "control", "convolution", "custom", "distributions",
+    "filling", "images", "indexing", "lstm", "normalization", "pooling", "recurrent", "reductions", "shapes",
+    "slicing", "tensors",
 )  # fmt: skip
 """The modules that hold the layers."""
 

@@ -1,0 +1,91 @@
+"""What the layers of specification 4 ask of their blobs: all their axes, whole numbers, constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from anesurgery.mil import Array, Var, is_symbolic, mb, producer, types
+from anesurgery.neuralnetwork.context import Context
+
+Numbers = Array | Var
+"""Numbers that are known in advance (an array), or at run time (a value)."""
+
+
+def full(ctx: Context, x: Var, rank: int = 5) -> Var:
+    """A blob with all its axes: in the rank 5 mapping (batch, channel, height, width) gets its sequence again.
+
+    Args:
+        ctx: the network.
+        x: the blob.
+        rank: the axes that the layer counts, where its parameters tell.
+    """
+    return ctx.five(x) if ctx.legacy and x.rank == 4 and rank == 5 else x
+
+
+def at_least_one(x: Var) -> Var:
+    """A result without axes as [1]: blobs have at least one axis."""
+    return cast(Var, mb.expand_dims(x=x, axes=[0])) if x.rank == 0 else x
+
+
+def whole(ctx: Context, x: Var) -> Var:
+    """A blob as int32; of numbers that were int32 before they became a blob, those."""
+    cast_ = producer(x, "cast")
+    if cast_ is not None and cast_.x.dtype == types.int32:
+        return cast(Var, cast_.x)
+    return ctx.whole(x)
+
+
+def sizes(ctx: Context, x: Var) -> Numbers:
+    """A blob that holds a list of whole numbers: an int32 array when it is constant, else [n] int32."""
+    if x.val is not None:
+        return np.asarray(x.val, np.float64).reshape(-1).astype(np.int32)
+    found = whole(ctx, x)
+    return found if found.rank == 1 else cast(Var, mb.reshape(x=found, shape=[-1]))
+
+
+def scalar(x: Var) -> Var:
+    """The one number of a blob, without axes."""
+    return cast(Var, mb.squeeze(x=x)) if x.rank else x
+
+
+def known(ctx: Context, x: Var, what: str) -> Array:
+    """The numbers of a blob as a flat fp32 array.
+
+    Raises:
+        LoadError: it is no constant.
+    """
+    if x.val is None:
+        raise ctx.error(
+            f"takes {what} from a blob that is known at run time only, which an ML Program cannot express; "
+            "make it a constant"
+        )
+    return np.asarray(x.val, np.float32).reshape(-1)
+
+
+def masks(values: Sequence[Any], rank: int) -> list[bool]:
+    """Flags of each axis, false where none are given."""
+    return [bool(v) for v in values] or [False] * rank
+
+
+def shape_of(x: Var) -> Numbers:
+    """The shape: an int32 array when it is known, else a value."""
+    if any(is_symbolic(d) for d in x.shape):
+        return cast(Var, mb.shape(x=x))
+    return np.array(x.shape, np.int32)
+
+
+def broadcast(ctx: Context, x: Var, target: Numbers) -> Var:
+    """`x` repeated along its axes of size 1 until it has the shape that it and `target` have together."""
+    known_ = not isinstance(target, Var) and not any(is_symbolic(d) for d in x.shape)
+    if not known_:
+        ones = mb.fill(shape=target, value=np.float32(1))
+        return cast(Var, mb.mul(x=x, y=ones))
+    wanted = np.broadcast_shapes(tuple(x.shape), tuple(int(d) for d in cast(Array, target)))
+    missing = len(wanted) - x.rank
+    if missing:
+        x = mb.expand_dims(x=x, axes=list(range(missing)))
+    reps = [n // have for n, have in zip(wanted, x.shape, strict=True)]
+    return cast(Var, mb.tile(x=x, reps=reps)) if any(n > 1 for n in reps) else x

@@ -1,0 +1,40 @@
+"""Layers that take axes together: sums, means and the like, and softmax over any axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anesurgery.mil import Var, mb
+from anesurgery.neuralnetwork.axes import at_least_one, full
+from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.layers import Build, layer
+
+REDUCTIONS = {
+    "reduceSum": "reduce_sum", "reduceMean": "reduce_mean", "reduceProd": "reduce_prod",
+    "reduceMax": "reduce_max", "reduceMin": "reduce_min", "reduceL1": "reduce_l1_norm",
+    "reduceL2": "reduce_l2_norm", "reduceSumSquare": "reduce_sum_square", "reduceLogSum": "reduce_log_sum",
+    "reduceLogSumExp": "reduce_log_sum_exp",
+}  # fmt: skip
+"""Layer type -> op."""
+
+
+def _reduction(op: str) -> Build:
+    def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+        if not params.reduceAll and not params.axes:
+            raise ctx.error("names no axes; list some, or set reduceAll")
+        x = full(ctx, inputs[0])
+        axes = list(range(x.rank)) if params.reduceAll else list(params.axes)
+        return at_least_one(getattr(mb, op)(x=x, axes=axes, keep_dims=params.keepDims))
+
+    return build
+
+
+for _kind, _op in REDUCTIONS.items():
+    layer(_kind)(_reduction(_op))
+
+
+@layer("softmaxND")
+def softmax_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Softmax over one axis."""
+    made: Var = mb.softmax(x=full(ctx, inputs[0]), axis=params.axis)
+    return made

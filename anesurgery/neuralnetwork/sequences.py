@@ -1,0 +1,163 @@
+"""What recurrent layers share: stacked weights, names of activations, states, and steps written out.
+
+They become MIL's own ops where those have the activations that are asked for; these ops take names without
+parameters. Otherwise each step is written out, for which the length of the sequence must be known.
+
+Blobs are (sequence, batch, size, 1, 1), states (1, batch, size, 1, 1). Initial states are 0 unless they are
+inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Array, Var, is_symbolic, mb
+from anesurgery.neuralnetwork.context import Context
+
+F = np.float32
+HARD_SIGMOID = (0.2, 0.5)
+"""Slope and offset of MIL's `hard_sigmoid` in recurrent ops."""
+
+States = tuple[Var, ...]
+Step = Callable[[Var, States], States]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Stacked weights of a recurrent layer, fp32."""
+
+    ih: Array
+    """[gates * H, I]."""
+    hh: Array
+    """[gates * H, H]."""
+    bias: Array | None
+    """[gates * H]."""
+    peephole: Array | None = None
+    """[3 * H]: input, forget and output gate."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One walk through a sequence: its weights, its activations, and one step written out."""
+
+    weights: Weights
+    names: list[str | None]
+    """MIL's names of the activations, None for one that has none."""
+    step: Step
+
+
+# -- weights and activations -------------------------------------------------------------------------------
+
+
+def stacked(
+    ctx: Context, params: Any, gates: Sequence[str], size: tuple[int, int], bias: bool
+) -> Weights:
+    """The weights of some gates, one below the other; `size` is (inputs, outputs)."""
+    inputs, hidden = size
+
+    def stack(kind: str, shape: tuple[int, ...]) -> Array:
+        names = [f"{gate}{kind}" for gate in gates]
+        return np.concatenate([ctx.weights(getattr(params, n), shape, n) for n in names])
+
+    return Weights(
+        stack("WeightMatrix", (hidden, inputs)),
+        stack("RecursionMatrix", (hidden, hidden)),
+        stack("BiasVector", (hidden,)) if bias else None,
+    )
+
+
+def activations(ctx: Context, found: Any, count: int) -> list[Any]:
+    """The activations of a layer, of which there must be `count`."""
+    if len(found) != count:
+        raise ctx.error(f"has {len(found)} activations, expected {count}; export the model again")
+    return list(found)
+
+
+def name_of(params: Any) -> str | None:
+    """The name of an activation in MIL's recurrent ops; None for one that they do not have."""
+    kind = params.WhichOneof("NonlinearityType")
+    if kind in ("tanh", "sigmoid"):
+        return str(kind)
+    if kind == "ReLU":
+        return "relu"
+    if kind in ("linear", "sigmoidHard", "scaledTanh"):
+        same = {"linear": (1, 0), "sigmoidHard": HARD_SIGMOID, "scaledTanh": (1, 1)}[kind]
+        names = {"linear": "linear", "sigmoidHard": "hard_sigmoid", "scaledTanh": "tanh"}
+        stated = getattr(params, kind)
+        return names[kind] if np.allclose((stated.alpha, stated.beta), same, 1e-6, 0) else None
+    return None
+
+
+# -- blobs -------------------------------------------------------------------------------------------------
+
+
+def sequence(ctx: Context, x: Var, size: int) -> Var:
+    """The input as [sequence, batch, size]."""
+    five = ctx.five(x)
+    sizes = ctx.shape(five, [2, 3, 4])
+    if math.prod(sizes) != size:
+        raise ctx.error(
+            f"takes {size} numbers at each step, but its input has {math.prod(sizes)} "
+            f"(axes 2 to 4 of {five.rank})"
+        )
+    if sizes[1:] == (1, 1):
+        made: Var = mb.squeeze(x=five, axes=[3, 4])
+        return made
+    return ctx.reshape(five, [*five.shape[:2], size])
+
+
+def initial_states(
+    ctx: Context, inputs: Sequence[Var], sequence: Var, hidden: int, count: int
+) -> list[Var]:
+    """Initial states [batch, hidden]."""
+    if not inputs:
+        return [_zeros(sequence, hidden)] * count
+    if len(inputs) != count:
+        raise ctx.error(f"has {len(inputs) + 1} inputs, takes 1 or {count + 1}")
+    return [mb.squeeze(x=ctx.five(x), axes=[0, 3, 4]) for x in inputs]
+
+
+def _zeros(sequence: Var, hidden: int) -> Var:
+    batch = sequence.shape[1]
+    if not is_symbolic(batch):
+        made: Var = mb.const(val=np.zeros((int(batch), hidden), F))
+        return made
+    size = mb.gather(x=mb.shape(x=sequence), indices=np.array([1], np.int32), axis=0)
+    shape = mb.concat(values=[size, np.array([hidden], np.int32)], axis=0)
+    found: Var = mb.fill(shape=shape, value=F(0))
+    return found
+
+
+def outputs(ctx: Context, y: Var, states: Sequence[Var]) -> list[Var]:
+    """The outputs that the layer names: the sequence, and the last states if they are asked for."""
+    made = [mb.expand_dims(x=y, axes=[3, 4])]
+    made += [mb.expand_dims(x=s, axes=[0, 3, 4]) for s in states]
+    return made[: len(ctx.layer.output)]
+
+
+# -- written out -------------------------------------------------------------------------------------------
+
+
+def written_out(
+    ctx: Context, x: Var, states: States, way: Way, backward: bool
+) -> tuple[list[Var], States]:
+    """The outputs [batch, hidden] of all steps in the order of computing, and the last states."""
+    (length,) = ctx.shape(x, [0])
+    projected = mb.linear(x=x, weight=way.weights.ih, bias=way.weights.bias)
+    rows = mb.split(x=projected, num_splits=length, axis=0) if length > 1 else [projected]
+    made = []
+    for row in reversed(rows) if backward else rows:
+        states = way.step(mb.squeeze(x=row, axes=[0]), states)
+        made.append(states[0])
+    return made, states
+
+
+def joined(rows: Sequence[Var], sequence: bool) -> Var:
+    """[sequence or 1, batch, hidden]."""
+    made: Var = mb.stack(values=rows if sequence else rows[-1:], axis=0)
+    return made

@@ -1,0 +1,204 @@
+"""Layers that move numbers without changing them: other shapes, joining, splitting, repeating, reversing."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from anesurgery.mil import Array, Var, is_symbolic, mb
+from anesurgery.neuralnetwork.axes import Numbers, at_least_one, full, shape_of, sizes
+from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.layers import layer
+
+MANY = (1, None)
+ONE_OR_TWO = (1, 2)
+
+
+# -- shapes --------------------------------------------------------------------------------------------
+
+
+@layer("reshapeStatic")
+def reshape_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Another shape, in which one size may be -1."""
+    return ctx.reshape(inputs[0], list(params.targetShape))
+
+
+@layer("reshapeLike", inputs=2)
+def reshape_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The shape of the second input."""
+    made: Var = mb.reshape(x=inputs[0], shape=shape_of(full(ctx, inputs[1])))
+    return made
+
+
+@layer("reshapeDynamic", inputs=2)
+def reshape_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The shape that the second input lists."""
+    made: Var = mb.reshape(x=inputs[0], shape=sizes(ctx, inputs[1]))
+    return made
+
+
+@layer("rankPreservingReshape")
+def rank_preserving_reshape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """As many axes as before; a size of 0 is that of the input, -1 is what remains."""
+    wanted = list(params.targetShape)
+    x = full(ctx, inputs[0], len(wanted))
+    if len(wanted) != x.rank:
+        raise ctx.error(f"states {len(wanted)} sizes for an input of {x.rank} axes; state one each")
+    shape = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
+    return ctx.reshape(x, shape)
+
+
+@layer("flattenTo2D")
+def flatten_to_2d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The axes before one axis as rows, the others as columns."""
+    x = full(ctx, inputs[0])
+    axis = params.axis + x.rank if params.axis < 0 else params.axis
+    lead, rest = x.shape[:axis], x.shape[axis:]
+    if any(is_symbolic(d) for d in lead):
+        return ctx.reshape(x, [-1, int(np.prod(ctx.shape(x, range(axis, x.rank))))])
+    columns = -1 if any(is_symbolic(d) for d in rest) else int(np.prod(rest))
+    return ctx.reshape(x, [int(np.prod(lead)), columns])
+
+
+@layer("squeeze")
+def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Without some axes of size 1, or all of them."""
+    x = full(ctx, inputs[0])
+    if params.squeezeAll:
+        axes = [i for i, d in enumerate(x.shape) if not is_symbolic(d) and d == 1]
+    else:
+        axes = [a + x.rank if a < 0 else a for a in params.axes]
+    return at_least_one(mb.squeeze(x=x, axes=sorted(axes))) if axes else x
+
+
+@layer("expandDims")
+def expand_dims(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """With axes of size 1 more, counted in the result."""
+    x = full(ctx, inputs[0])
+    rank = x.rank + len(params.axes)
+    made: Var = mb.expand_dims(x=x, axes=sorted(a + rank if a < 0 else a for a in params.axes))
+    return made
+
+
+@layer("getShape")
+def get_shape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The sizes of all axes."""
+    made: Var = mb.shape(x=full(ctx, inputs[0]))
+    return made
+
+
+@layer("transpose")
+def transpose(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The axes in another order."""
+    made: Var = mb.transpose(x=full(ctx, inputs[0], len(params.axes)), perm=list(params.axes))
+    return made
+
+
+# -- joining and splitting -------------------------------------------------------------------------------
+
+
+@layer("concatND", inputs=MANY)
+def concat_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The inputs one behind the other along an axis, or slice by slice in turn."""
+    values = [full(ctx, x) for x in inputs]
+    made: Var = mb.concat(values=values, axis=params.axis, interleave=params.interleave)
+    return made
+
+
+@layer("stack", inputs=MANY)
+def stack(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The inputs along a new axis."""
+    made: Var = mb.stack(values=[full(ctx, x) for x in inputs], axis=params.axis)
+    return made
+
+
+@layer("splitND")
+def split_nd(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
+    """Parts of stated sizes, or as equal as they can be, the first ones larger by one where needed."""
+    x = full(ctx, inputs[0])
+    if params.splitSizes:
+        parts = list(params.splitSizes)
+    else:
+        count = int(params.numSplits) or len(ctx.layer.output)
+        (length,) = ctx.shape(x, [params.axis])
+        parts = [len(part) for part in np.array_split(np.empty(length), count)]
+    return list(mb.split(x=x, split_sizes=parts, axis=params.axis)) if len(parts) > 1 else [x]
+
+
+@layer("tile", inputs=ONE_OR_TWO)
+def tile(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Repeated along the last axes, as often as stated or as the second input lists."""
+    reps = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array(params.reps, np.int32)
+    count = int(reps.shape[0])
+    x = full(ctx, inputs[0], count)
+    if count < x.rank:
+        ones = np.ones(x.rank - count, np.int32)
+        reps = _join(ones, reps)
+    elif count > x.rank:
+        x = mb.expand_dims(x=x, axes=list(range(count - x.rank)))
+    made: Var = mb.tile(x=x, reps=reps)
+    return made
+
+
+def _join(first: Array, second: Numbers) -> Numbers:
+    if isinstance(second, Var):
+        return cast(Var, mb.concat(values=[first, second], axis=0))
+    return np.concatenate([first, second])
+
+
+# -- the other way round -----------------------------------------------------------------------------------
+
+
+@layer("reverse")
+def reverse(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Some axes back to front."""
+    x = full(ctx, inputs[0], len(params.reverseDim))
+    axes = [i for i, back in enumerate(params.reverseDim) if back]
+    return mb.reverse(x=x, axes=axes) if axes else x
+
+
+@layer("reverseSeq", inputs=2)
+def reverse_seq(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The first numbers of each sequence back to front: as many as the second input says."""
+    made: Var = mb.reverse_sequence(
+        x=full(ctx, inputs[0]),
+        lengths=sizes(ctx, inputs[1]),
+        seq_axis=params.sequenceAxis,
+        batch_axis=params.batchAxis,
+    )
+    return made
+
+
+# -- parts of matrices -------------------------------------------------------------------------------------
+
+
+@layer("matrixBandPart")
+def matrix_band_part(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The last two axes as matrices, of which the diagonals near the main one stay; -1 lets all stay."""
+    made: Var = mb.band_part(x=inputs[0], lower=params.numLower, upper=params.numUpper)
+    return made
+
+
+@layer("lowerTriangular")
+def lower_triangular(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Zeros above diagonal k, which counts from the main one to the right."""
+    if params.k >= 0:
+        return mb.band_part(x=inputs[0], lower=-1, upper=params.k)
+    return _masked(ctx, inputs[0], np.tril, params.k)
+
+
+@layer("upperTriangular")
+def upper_triangular(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Zeros below diagonal k, which counts from the main one to the right."""
+    if params.k <= 0:
+        return mb.band_part(x=inputs[0], lower=-params.k, upper=-1)
+    return _masked(ctx, inputs[0], np.triu, params.k)
+
+
+def _masked(ctx: Context, x: Var, part: Any, k: int) -> Var:
+    """A triangle without the main diagonal, which `band_part` always keeps."""
+    keep = part(np.ones(ctx.shape(x, [-2, -1]), bool), k)
+    full_mask = np.broadcast_to(keep, ctx.shape(x))
+    made: Var = mb.select(cond=full_mask, a=x, b=np.zeros(ctx.shape(x), np.float32))
+    return made

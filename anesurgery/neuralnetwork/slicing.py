@@ -1,0 +1,104 @@
+"""Layers that cut out, or add a margin: slices, windows, constant padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from anesurgery.mil import Array, Var, is_symbolic, mb
+from anesurgery.neuralnetwork.axes import Numbers, at_least_one, full, known, masks, sizes
+from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.layers import layer
+
+MASKS = ("beginMasks", "endMasks", "squeezeMasks")
+"""Which beginnings and ends are those of the axis, and which axes are taken away."""
+
+
+def _slice(
+    x: Var, begin: Numbers, end: Numbers, stride: Sequence[int], flags: list[list[bool]]
+) -> Var:
+    made = mb.slice_by_index(
+        x=x, begin=begin, end=end, stride=np.array(stride, np.int32),
+        begin_mask=flags[0], end_mask=flags[1], squeeze_mask=flags[2],
+    )  # fmt: skip
+    return at_least_one(made)
+
+
+@layer("sliceStatic")
+def slice_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """[begin : end : stride] of each axis."""
+    x = full(ctx, inputs[0], len(params.beginIds))
+    begin, end = (np.array(ids, np.int32) for ids in (params.beginIds, params.endIds))
+    strides = list(params.strides) or [1] * x.rank
+    return _slice(x, begin, end, strides, [masks(getattr(params, m), x.rank) for m in MASKS])
+
+
+@layer("sliceDynamic", inputs=(2, 7))
+def slice_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """As `slice_static`; the inputs are data, begin, and if need be end, strides and the three masks."""
+    begin = sizes(ctx, inputs[1])
+    x = full(ctx, inputs[0], int(begin.shape[0]))
+    end = sizes(ctx, inputs[2]) if len(inputs) > 2 else np.array(params.endIds, np.int32)
+    strides = _fixed(ctx, inputs, 3, "strides", list(params.strides) or [1] * x.rank)
+    flags = [
+        [bool(v) for v in _fixed(ctx, inputs, 4 + i, name, masks(getattr(params, name), x.rank))]
+        for i, name in enumerate(MASKS)
+    ]
+    return _slice(x, begin, end, [int(n) for n in strides], flags)
+
+
+def _fixed(ctx: Context, inputs: list[Var], at: int, what: str, stated: Sequence[Any]) -> Any:
+    """What MIL's op takes as a constant only: from an input, else as the layer states it."""
+    return known(ctx, inputs[at], f"its {what}") if len(inputs) > at else stated
+
+
+@layer("sliceBySize", inputs=2)
+def slice_by_size(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """[begin : begin + size] of one axis, where the second input is begin."""
+    x = full(ctx, inputs[0])
+    axis = params.axis + x.rank if params.axis < 0 else params.axis
+    begin = sizes(ctx, inputs[1])
+    before, behind = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
+    if isinstance(begin, Var):
+        parts = [p for p in (before, begin, behind) if p.shape[0]]
+        start: Numbers = mb.concat(values=parts, axis=0) if len(parts) > 1 else begin
+    else:
+        start = np.concatenate([before, begin, behind])
+    size = [-1 if is_symbolic(d) else int(d) for d in x.shape]
+    size[axis] = int(params.size)
+    made: Var = mb.slice_by_size(x=x, begin=start, size=size)
+    return made
+
+
+@layer("slidingWindows")
+def sliding_windows(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """All windows along an axis: their number takes its place, their numbers are a new axis behind it."""
+    made: Var = mb.sliding_windows(
+        x=full(ctx, inputs[0]),
+        axis=params.axis,
+        size=int(params.windowSize),
+        stride=int(params.step) or 1,
+    )
+    return made
+
+
+@layer("constantPad", inputs=(1, 2))
+def constant_pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """A margin of one number; stated as (before, behind) of each axis, or as the sizes of the result."""
+    amounts = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array(params.padAmounts, np.int32)
+    x = full(ctx, inputs[0], int(amounts.shape[0]) // 2)
+    if params.padToGivenOutputSizeMode:
+        amounts = _missing(ctx, x, amounts)
+    made: Var = mb.pad(x=x, pad=amounts, mode="constant", constant_val=np.float32(params.value))
+    return made
+
+
+def _missing(ctx: Context, x: Var, wanted: Numbers) -> Numbers:
+    """What lacks of the wanted sizes, which stand before or behind each axis; 0 asks for nothing."""
+    if isinstance(wanted, Var) or any(is_symbolic(d) for d in x.shape):
+        twice = mb.concat(values=[mb.shape(x=x)] * 2, axis=0, interleave=True)
+        return cast(Var, mb.maximum(x=mb.sub(x=wanted, y=twice), y=np.int32(0)))
+    lacks: Array = np.maximum(np.asarray(wanted) - np.repeat(ctx.shape(x), 2), 0)
+    return lacks.astype(np.int32)

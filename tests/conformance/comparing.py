@@ -22,6 +22,7 @@ class Recorder:
         self.compared = 0
         self.half = 0
         self.stored = ""
+        self.xfail = ""
         self.passes: list[dict[str, Any]] = []
         self.rewritten: list[dict[str, Any]] = []
 
@@ -49,6 +50,18 @@ def recorded(allclose: Any) -> Any:
         RECORD.error = max(RECORD.error, 0.0 if np.isnan(error) else error)
 
     return compare
+
+
+def noted(compare: Any) -> Any:
+    """A test class's own `_test_predictions`, with the true error noted: its tolerance is 1 %."""
+
+    def both(self: Any, expected: Any, actual: Any, *args: Any, **kwargs: Any) -> None:
+        compare(self, expected, actual, *args, **kwargs)
+        error = _relative_error(np.ravel(actual), np.ravel(expected))
+        RECORD.compared += 1
+        RECORD.error = max(RECORD.error, 0.0 if np.isnan(error) else error)
+
+    return both
 
 
 HALF_UNITS = 4

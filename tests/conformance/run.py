@@ -11,19 +11,40 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import report
 
 HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Some of the tests of coremltools."""
+
+    folder: str
+    """Inside coremltools."""
+    backend: str = "mlprogram"
+    """What the tests convert to, where they may choose."""
+    options: tuple[str, ...] = ()
+    """For pytest."""
+
+
+OPS, TORCH = "converters/mil/mil/ops/tests", "converters/mil/frontend/torch/test"
+NETWORKS = ("neuralnetwork", ("-k", "neuralnetwork"))
 SUITES = {
-    "ops": "converters/mil/mil/ops/tests",
-    "passes": "converters/mil/mil/passes/tests",
-    "torch": "converters/mil/frontend/torch/test",
-    "ml_program": "test/ml_program",
+    "ops": Suite(OPS),
+    "passes": Suite("converters/mil/mil/passes/tests"),
+    "torch": Suite(TORCH),
+    "ml_program": Suite("test/ml_program"),
+    "neural_network": Suite("test/neural_network", options=("--past-xfail",)),
+    "network_ops": Suite(OPS, *NETWORKS),
+    "network_torch": Suite(TORCH, *NETWORKS),
 }
-"""Name -> folder inside coremltools."""
+"""By name. "network_...": the tests that may choose, converted to the older format and imported again."""
 
 
 def coremltools_folder() -> Path:
@@ -36,20 +57,21 @@ def coremltools_folder() -> Path:
 
 def run_suite(name: str, out: Path, options: list[str], only: list[str] | None = None) -> Path:
     """Run one suite in a process of its own; the file with a line for each test."""
-    folder = coremltools_folder()
+    folder, suite = coremltools_folder(), SUITES[name]
     file = out / f"{name}.jsonl"
     file.unlink(missing_ok=True)
     environment = {
-        **os.environ, "PYTHONPATH": str(HERE), "PYMIL_TEST_TARGETS": "mlprogram",
+        **os.environ, "PYTHONPATH": str(HERE), "PYMIL_TEST_TARGETS": suite.backend,
         "INCLUDE_MIL_FP32_UNIT_TESTS": "1", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "coreml_on_linux", "-p", "no:cacheprovider",
         "-c", os.devnull,
         f"--rootdir={folder}", "--continue-on-collection-errors", "--report", str(file), "-W", "ignore",
-        *options, *(only or [SUITES[name]]),
+        *suite.options, *options, *(only or [suite.folder]),
     ]  # fmt: skip
-    with (out / f"{name}.log").open("w") as log:
+    with TemporaryDirectory() as models, (out / f"{name}.log").open("w") as log:
+        environment["TMPDIR"] = models
         subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=False)
     if not file.exists():
         raise SystemExit(f"{name}: no test ran; see {out / (name + '.log')}")

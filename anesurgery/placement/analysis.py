@@ -11,6 +11,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.judging import Judged, choose, judge
 from anesurgery.placement.models import inspect_other
+from anesurgery.placement.reading import shape_in_words
 from anesurgery.placement.segments import segments_of
 from anesurgery.placement.target import Target
 from anesurgery.placement.work import kind_of, shape_of
@@ -84,7 +85,7 @@ def _row(
     op, first, name = judged.op, judged.op.outputs[0], judged.name
     findings = (*judged.findings, *hazards.get(name, ()))
     return OpRow(
-        index, name, op.op_type, "x".join(map(str, shape_of(first))), dtype_name(first), judged.legal, unit,
+        index, name, op.op_type, shape_in_words(shape_of(first)), dtype_name(first), judged.legal, unit,
         segment, findings, judged.work.flop, judged.work.moved, judged.estimate, depth=judged.depth,
     )  # fmt: skip
 

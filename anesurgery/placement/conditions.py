@@ -35,7 +35,7 @@ def typed(variables: Iterable[Var], kinds: frozenset[str]) -> str:
 
 def words(var: Var) -> str:
     """A shape."""
-    return "x".join(map(str, shape_of(var))) or "scalar"
+    return shape_in_words(shape_of(var)) or "scalar"
 
 
 def int32(op: Operation, target: Target) -> str:
@@ -164,7 +164,7 @@ def large_kernel(op: Operation, target: Target) -> str:
     square = width == height == 16 and min(target.families) >= 14 and max(target.families) < 18
     if (width <= most_w and height <= most_h) or square:
         return ""
-    return f"kernel {'x'.join(map(str, kernel))}; {chip} takes {most_h}x{most_w} (height x width)"
+    return f"kernel {shape_in_words(kernel)}; {chip} takes {most_h}x{most_w} (height x width)"
 
 
 def wide_window(op: Operation, target: Target) -> str:

@@ -22,9 +22,9 @@ from anesurgery.mil import (
 )
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.inspection import Memory
-from anesurgery.placement.reading import elements, in_words, is_tensor, shape_in_words, size
+from anesurgery.placement.reading import in_words, shape_in_words
 from anesurgery.placement.target import CHIPS, SOURCES, Target
-from anesurgery.placement.work import is_weight
+from anesurgery.placement.work import elements, is_tensor, is_weight, size_of
 
 FAILED_IMAGE = 3 * 5568 * 5568 * 2
 """Bytes of an fp16 image that did not compile."""
@@ -42,7 +42,7 @@ def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, 
     Returns:
         sizes in bytes, and findings about the function as a whole.
     """
-    stored, values = _weights(function), {v: size(v) for v in _values(function)}
+    stored, values = _weights(function), {v: size_of(v) for v in _values(function)}
     largest = max(values, key=lambda v: values[v], default=None)
     limit, chip = target.least("program")
     memory = Memory(
@@ -65,7 +65,7 @@ def _weights(function: Function) -> int:
         if op.op_type == "const" and is_tensor(op.outputs[0]):
             value = op.outputs[0].val
             place = getattr(value, "__array_interface__", {}).get("data", (id(op),))[0]
-            seen[place, size(op.outputs[0])] = size(op.outputs[0])
+            seen[place, size_of(op.outputs[0])] = size_of(op.outputs[0])
     return sum(seen.values())
 
 
@@ -79,7 +79,7 @@ def dense(function: Function) -> int:
         if op.op_type == "const" and is_tensor(op.outputs[0])
     ]
     ends = [op.outputs[0] for op in packed if op.outputs[0] not in inner]
-    return sum(map(size, ends)) + sum(size(v) for v in plain if v not in inner)
+    return sum(map(size_of, ends)) + sum(size_of(v) for v in plain if v not in inner)
 
 
 def _values(function: Function) -> Iterator[Var]:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from rich.filesize import decimal
 
 from anesurgery.arrays import write_whole
 from anesurgery.placement import summary
 from anesurgery.placement.drawing import WIDTH, Drawing, Style, draw, style_of
 from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.placement.reading import in_words
 from anesurgery.placement.summary import UNIT_WORDS, percent
 
 BAR = 590
@@ -159,11 +159,11 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
         made.append(("estimate", summary.microseconds(cost), "no run time"))
     memory = inspection.memory
     if memory is not None:
-        limit = "limit unknown" if memory.limit is None else f"of {decimal(memory.limit)}"
+        limit = "limit unknown" if memory.limit is None else f"of {in_words(memory.limit)}"
         chunks = f", {memory.chunks} chunks" if memory.chunks > 1 else ""
-        made.append(("weights", decimal(memory.weights), limit + chunks))
+        made.append(("weights", in_words(memory.weights), limit + chunks))
         made.append(
-            ("activations", decimal(memory.activations), f"largest {decimal(memory.largest)}")
+            ("activations", in_words(memory.activations), f"largest {in_words(memory.largest)}")
         )
     return made
 

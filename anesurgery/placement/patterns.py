@@ -13,14 +13,12 @@ from anesurgery.placement.reading import (
     VIEWS,
     behind,
     channels,
-    elements,
     in_words,
     reaches_output,
     shape_in_words,
-    size,
 )
 from anesurgery.placement.target import Target
-from anesurgery.placement.work import is_stored, runtime
+from anesurgery.placement.work import elements, is_stored, runtime, size_of
 
 AXIS = 16384
 """The longest last axis up to H15."""
@@ -67,7 +65,7 @@ def long_scores(op: Operation, target: Target) -> str:
     if len(runtime(op)) < 2 or not any(r.op_type == "softmax" for r in _to_softmax(op)):
         return ""
     room, chip = target.least("working_set")
-    found = size(op.outputs[0])
+    found = size_of(op.outputs[0])
     if found <= room:
         return ""
     return f"scores {shape_in_words(op.outputs[0].shape)} take {in_words(found)}; {chip} holds {in_words(room)}"

@@ -1,4 +1,4 @@
-"""Small readers that the tables of findings share: weights, parameters, sizes, and who reads a value."""
+"""Small readers that the tables of findings share: weights, parameters, words, and who reads a value."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from anesurgery.mil import (
     Var,
     constant,
     consumers,
-    dtype_name,
     is_output,
     producer,
     static_shape,
 )
-from anesurgery.placement.work import is_stored, shape_of
+from anesurgery.placement.work import is_stored
 
 PRODUCTS = frozenset({"conv", "linear", "matmul"})
 """Ops that multiply with weights."""
@@ -66,26 +65,6 @@ def number(var: Any) -> float | None:
     if value is None or isinstance(value, str):
         return None
     return float(value if not hasattr(value, "flat") else next(iter(value.flat)))
-
-
-def elements(var: Var) -> int:
-    """Number of elements; symbolic axes count as one."""
-    return math.prod(shape_of(var))
-
-
-def itemsize(var: Var) -> float:
-    """Bytes of an element, from the digits of its type: half a byte for "uint4", one for "bool"."""
-    return int("".join(filter(str.isdigit, dtype_name(var))) or 8) / 8
-
-
-def is_tensor(var: Var) -> bool:
-    """Is a value a tensor with axes? The test of the host also knows, and is slow."""
-    return hasattr(var.sym_type, "get_shape")
-
-
-def size(var: Var) -> int:
-    """Bytes of a value; symbolic axes count as one, rows are not padded."""
-    return math.ceil(elements(var) * itemsize(var)) if is_tensor(var) else 0
 
 
 def in_words(count: float) -> str:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from anesurgery.mil import Operation, Program, consumers, np_dtype, operands, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule
-from anesurgery.placement.reading import elements
-from anesurgery.placement.work import is_stored
+from anesurgery.placement.work import elements, is_stored
 
 GUARDED_FROM = 8
 """Specification version (iOS 17) from which a gather no longer counts negative indices itself."""

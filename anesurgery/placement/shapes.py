@@ -23,10 +23,10 @@ from anesurgery.mil import (
 )
 from anesurgery.placement import overview
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
-from anesurgery.placement.reading import channels, in_words, is_tensor, shape_in_words, size, weight
+from anesurgery.placement.reading import channels, in_words, shape_in_words, weight
 from anesurgery.placement.saving import save_changes
 from anesurgery.placement.target import Target
-from anesurgery.placement.work import is_weight, runtime, shape_of
+from anesurgery.placement.work import is_tensor, is_weight, runtime, shape_of, size_of
 
 __all__ = ["RULES", "of_model", "save_changes"]
 
@@ -60,7 +60,7 @@ def _words(shape: tuple[int, ...], var: Var) -> str:
     stored = _padded(shape, var)
     unit = UNIT // 2
     wide = math.ceil(shape[-1] / unit) * unit
-    ratio = stored / max(size(var), 1)
+    ratio = stored / max(size_of(var), 1)
     more = f"{ratio:.3g} times the memory" if ratio >= 1.05 else "hardly more memory"
     return (
         f"the last axis of {shape_in_words(shape)} is stored as {wide}: {more} "
@@ -84,8 +84,8 @@ def narrow_value(op: Operation, target: Target) -> str:
         shape = _made_here(op, var)
         if shape is None or (op.op_type in PADDED and narrow_product(op, target)):
             continue
-        waste = _padded(shape, var) - size(var)
-        if waste >= WORTH and 4 * waste >= size(var):
+        waste = _padded(shape, var) - size_of(var)
+        if waste >= WORTH and 4 * waste >= size_of(var):
             return _words(shape, var)
     return ""
 

@@ -18,10 +18,10 @@ from anesurgery.placement.reading import (
     ints,
     number,
     shape_in_words,
-    size,
     weight,
 )
 from anesurgery.placement.target import Target
+from anesurgery.placement.work import size_of
 
 MIB = 1 << 20
 NOTCH = 16 << 10
@@ -185,11 +185,11 @@ def moved_last_axis(op: Operation, target: Target) -> str:
     if shape is None or not order or order[-1] % len(shape) == len(shape) - 1:
         return ""
     long_axes = [p % len(shape) for p in order if shape[p % len(shape)] > 1]
-    if long_axes == sorted(long_axes) or size(op.x) < MOVED:
+    if long_axes == sorted(long_axes) or size_of(op.x) < MOVED:
         return ""
     if all(r.op_type == "matmul" for r in consumers(op.outputs[0])):
         return ""
-    return f"the last axis of {shape_in_words(shape)} is moved, {in_words(size(op.x))}"
+    return f"the last axis of {shape_in_words(shape)} is moved, {in_words(size_of(op.x))}"
 
 
 KAS = "kasper0406/stablehlo-coreml: avoid_ane_dma_notch.py"

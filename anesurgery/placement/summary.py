@@ -10,10 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from rich.filesize import decimal
-
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.placement.reading import in_words
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
 LEGAL_WORDS: dict[bool | None, str] = {False: "no", None: "unknown", True: "yes"}
@@ -186,9 +185,9 @@ def memory_words(inspection: Inspection) -> str:
     memory = inspection.memory
     if memory is None:
         return ""
-    limit = "" if memory.limit is None else f" of {decimal(memory.limit)}"
+    limit = "" if memory.limit is None else f" of {in_words(memory.limit)}"
     chunks = "1 chunk" if memory.chunks == 1 else f"{memory.chunks} chunks"
-    return f"{decimal(memory.weights)}{limit}, {chunks}"
+    return f"{in_words(memory.weights)}{limit}, {chunks}"
 
 
 def needs_attention(row: OpRow) -> bool:
@@ -325,7 +324,7 @@ def _share(key: str) -> Callable[[Inspection], tuple[float, str]]:
 
 
 def _weights(i: Inspection) -> tuple[float, str]:
-    return (i.memory.weights, decimal(i.memory.weights)) if i.memory else (0, "unknown")
+    return (i.memory.weights, in_words(i.memory.weights)) if i.memory else (0, "unknown")
 
 
 def cost(inspection: Inspection) -> float | None:

@@ -68,7 +68,8 @@ class Kind:
     is_tensor: bool
     dtype: str
     shape: tuple[int, ...]
-    itemsize: int
+    itemsize: float
+    """Bytes of an element: half a byte for "uint4", one for "bool"."""
 
 
 @lru_cache(maxsize=4096)
@@ -80,8 +81,9 @@ def _kind(sym_type: Any) -> Kind:
         return Kind(False, "", (), 0)
     lengths = wrapped.get_shape() if tensor else ()
     shape = tuple(1 if is_symbolic(d) else int(d) for d in lengths)
-    size = np.dtype(types.nptype_from_builtin(element)).itemsize
-    return Kind(wrapped is sym_type, str(types.builtin_to_string(element)), shape, size)
+    dtype = str(types.builtin_to_string(element))
+    bits = int("".join(filter(str.isdigit, dtype)) or 8)
+    return Kind(wrapped is sym_type, dtype, shape, bits / 8)
 
 
 def kind_of(var: Var) -> Kind:
@@ -100,14 +102,19 @@ def shape_of(var: Var) -> tuple[int, ...]:
 
 
 def size_of(var: Var) -> int:
-    """Bytes; 0 for what is no tensor."""
+    """Bytes, rows not padded; 0 for what is no tensor."""
     kind = kind_of(var)
-    return math.prod(kind.shape) * kind.itemsize if kind.is_tensor else 0
+    return math.ceil(math.prod(kind.shape) * kind.itemsize) if kind.is_tensor else 0
+
+
+def elements(var: Var) -> int:
+    """Number of elements; lengths that are known at run time only count as one."""
+    return math.prod(shape_of(var))
 
 
 def work_of(op: Operation) -> Work:
     """What an op reads, writes and computes."""
-    stored = [v for _, v in operands(op) if is_stored(v) and math.prod(shape_of(v)) > 1]
+    stored = [v for _, v in operands(op) if is_stored(v) and elements(v) > 1]
     count = FLOP.get(op.op_type)
     return Work(
         sum(map(size_of, runtime(op))), sum(map(size_of, stored)),
@@ -115,30 +122,26 @@ def work_of(op: Operation) -> Work:
     )  # fmt: skip
 
 
-def _elements(op: Operation) -> int:
-    return math.prod(shape_of(op.outputs[0]))
-
-
 def _conv(op: Operation) -> int:
     """2 * outputs * channels of a group * kernel; the gaps of a dilated kernel are not counted twice."""
     weight = shape_of(op.weight)
-    return 2 * _elements(op) * math.prod(weight[1:])
+    return 2 * elements(op.outputs[0]) * math.prod(weight[1:])
 
 
 def _conv_transpose(op: Operation) -> int:
     """As the compiler counts it: 2 * outputs * channels of a group * kernel, whatever the strides."""
     weight, groups = shape_of(op.weight), int(np.asarray(op.groups.val)) if op.groups else 1
-    return 2 * _elements(op) * max(weight[0] // groups, 1) * math.prod(weight[2:])
+    return 2 * elements(op.outputs[0]) * max(weight[0] // groups, 1) * math.prod(weight[2:])
 
 
 def _linear(op: Operation) -> int:
-    return 2 * _elements(op) * shape_of(op.weight)[-1]
+    return 2 * elements(op.outputs[0]) * shape_of(op.weight)[-1]
 
 
 def _matmul(op: Operation) -> int:
     shape = shape_of(op.x)
     turned = op.transpose_x is not None and bool(op.transpose_x.val) and len(shape) > 1
-    return 2 * _elements(op) * shape[-2 if turned else -1]
+    return 2 * elements(op.outputs[0]) * shape[-2 if turned else -1]
 
 
 def _attention(op: Operation) -> int:

@@ -46,8 +46,15 @@ def sizes(ctx: Context, x: Var) -> Numbers:
     return found if found.rank == 1 else cast(Var, mb.reshape(x=found, shape=[-1]))
 
 
-def scalar(x: Var) -> Var:
-    """The one number of a blob, without axes."""
+def scalar(ctx: Context, x: Var) -> Var:
+    """The one number of a blob, without axes.
+
+    Raises:
+        LoadError: it has more.
+    """
+    if any(not is_symbolic(d) and d != 1 for d in x.shape):
+        shape = ", ".join(map(str, x.shape))
+        raise ctx.error(f"takes one number, but its input is of shape ({shape})")
     return cast(Var, mb.squeeze(x=x)) if x.rank else x
 
 

@@ -27,7 +27,7 @@ def non_maximum_suppression(ctx: Context, params: Any, inputs: list[Var]) -> lis
     """
     boxes, scores = inputs[:2]
     iou = known(ctx, inputs[2], "iouThreshold")[0] if len(inputs) > 2 else params.iouThreshold
-    least = scalar(inputs[3]) if len(inputs) > 3 else F(params.scoreThreshold)
+    least = scalar(ctx, inputs[3]) if len(inputs) > 3 else F(params.scoreThreshold)
     most = known(ctx, inputs[4], "maxBoxes")[0] if len(inputs) > 4 else params.maxBoxes
     kept, kept_scores, indices = mb.non_maximum_suppression(
         boxes=_swapped(boxes), scores=_swapped(scores), iou_threshold=F(iou),

@@ -44,7 +44,7 @@ def copy(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 def branch(ctx: Context, params: Any, inputs: list[Var]) -> None:
     """One network if the input is not 0, else the other one, if there is one."""
     other = params.elseBranch if params.HasField("elseBranch") else Part()
-    _choose(ctx, _holds(inputs[0]), params.ifBranch, other)
+    _choose(ctx, _holds(ctx, inputs[0]), params.ifBranch, other)
 
 
 @layer("loopBreak", inputs=0)
@@ -70,9 +70,9 @@ def _flag(value: bool) -> Var:
     return made
 
 
-def _holds(x: Var) -> Var:
+def _holds(ctx: Context, x: Var) -> Var:
     """Is the one number of a blob other than 0?"""
-    made: Var = mb.greater(x=mb.abs(x=scalar(x)), y=NEARLY_ZERO)
+    made: Var = mb.greater(x=mb.abs(x=scalar(ctx, x)), y=NEARLY_ZERO)
     return made
 
 
@@ -164,13 +164,21 @@ def _choose(ctx: Context, condition: Var, first: Any, second: Any) -> None:
 
 
 def _results(ctx: Context, names: Sequence[str], outside: Any) -> tuple[Var, ...]:
-    """What a block returns; a value from outside of it becomes one of its own."""
-    theirs = set(outside)
-    found = [ctx.env[n] for n in names]
-    return tuple(
-        mb.identity(x=v) if v in theirs or v in found[:i] or v.op is None else v
-        for i, v in enumerate(found)
-    )
+    """What a block returns; a value from outside of it, or a constant, becomes one of its own."""
+    taken = set(outside)
+    found = []
+    for name in names:
+        value = ctx.env[name]
+        found.append(_own(value) if value in taken or value.val is not None else value)
+        taken.add(value)
+    return tuple(found)
+
+
+def _own(x: Var) -> Var:
+    """The value as one of the block, and not known in advance: coremltools compares known values of loops."""
+    made: Var = mb.identity(x=x)
+    made._sym_val = None  # type: ignore[attr-defined]
+    return made
 
 
 @layer("loop", inputs=(0, 1))
@@ -179,7 +187,7 @@ def loop(ctx: Context, params: Any, inputs: list[Var]) -> None:
 
     The condition is found before the first round and after each.
     """
-    limit = scalar(whole(ctx, inputs[0])) if inputs else np.int32(params.maxLoopIterations)
+    limit = scalar(ctx, whole(ctx, inputs[0])) if inputs else np.int32(params.maxLoopIterations)
     limited, conditional = bool(inputs) or params.maxLoopIterations > 0, bool(params.conditionVar)
     jumps = _jumps(params.bodyNetwork)
     if not limited and not conditional and "loopBreak" not in jumps:
@@ -199,7 +207,7 @@ def loop(ctx: Context, params: Any, inputs: list[Var]) -> None:
         result = terms[0] if len(terms) == 1 else mb.logical_and(x=terms[0], y=terms[1])
         if len(terms) == 3:
             result = mb.logical_and(x=result, y=terms[2])
-        return mb.identity(x=result) if result in values else result
+        return _own(result) if result in values else result
 
     def one_round(*values: Var) -> tuple[Var, ...]:
         ctx.env = {**before, **dict(zip(names, values, strict=True))}
@@ -210,7 +218,7 @@ def loop(ctx: Context, params: Any, inputs: list[Var]) -> None:
             ctx.env = before
 
     made = mb.while_loop(
-        _cond=go_on, _body=one_round, loop_vars=tuple(mb.identity(x=ctx.env[n]) for n in names)
+        _cond=go_on, _body=one_round, loop_vars=tuple(_own(ctx.env[n]) for n in names)
     )
     values = [made] if isinstance(made, Var) else made
     ctx.env = outer
@@ -270,7 +278,7 @@ def _condition(ctx: Context, params: Any) -> None:
             f"takes its condition from the blob {params.conditionVar!r}, which nothing makes; "
             "let the condition network make it"
         )
-    ctx.env[GO_ON] = _holds(ctx.env[params.conditionVar])
+    ctx.env[GO_ON] = _holds(ctx, ctx.env[params.conditionVar])
 
 
 __all__ = ["branch", "copy", "loop", "loop_break", "loop_continue"]

@@ -40,11 +40,13 @@ def simple_recurrent(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
         ctx.weights(params.biasVector, (hidden,), "biasVector") if params.hasBiasVector else None,
     )
 
+    (act,) = activations(ctx, [params.activation], 1)
+
     def step(row: Var, states: States) -> States:
         total = mb.add(x=row, y=mb.linear(x=states[0], weight=weights.hh))
-        return (activate(ctx, params.activation, total),)
+        return (activate(ctx, act, total),)
 
-    way = Way(weights, [name_of(params.activation)], step)
+    way = Way(weights, [name_of(act)], step)
     return _one_state(ctx, params, inputs, way, "rnn", ["activation"])
 
 

@@ -20,8 +20,15 @@ from anesurgery.mil import Array, Var, is_symbolic, mb
 from anesurgery.neuralnetwork.context import Context
 
 F = np.float32
-HARD_SIGMOID = (0.2, 0.5)
-"""Slope and offset of MIL's `hard_sigmoid` in recurrent ops."""
+DEFAULTS = {
+    "linear": ("linear", (1, 0)), "sigmoidHard": ("hard_sigmoid", (0.2, 0.5)),
+    "scaledTanh": ("scaled_tanh", (1, 1)),
+}  # fmt: skip
+"""Activation with alpha and beta -> its name in MIL's recurrent ops, and what alpha and beta are there.
+
+The builder of coremltools states neither for recurrent layers (both are 0 then), and the ops take names only:
+these are the values that such a name has in the interpreter; those of `scaled_tanh` are not documented.
+"""
 
 States = tuple[Var, ...]
 Step = Callable[[Var, States], States]
@@ -75,22 +82,29 @@ def activations(ctx: Context, found: Any, count: int) -> list[Any]:
     """The activations of a layer, of which there must be `count`."""
     if len(found) != count:
         raise ctx.error(f"has {len(found)} activations, expected {count}; export the model again")
-    return list(found)
+    return [_stated(params) for params in found]
+
+
+def _stated(params: Any) -> Any:
+    """An activation with its alpha and beta stated."""
+    kind = params.WhichOneof("NonlinearityType")
+    made = type(params)()
+    made.CopyFrom(params)
+    if kind in DEFAULTS:
+        inner = getattr(made, kind)
+        if inner.alpha == 0 and inner.beta == 0:
+            inner.alpha, inner.beta = DEFAULTS[kind][1]
+    return made
 
 
 def name_of(params: Any) -> str | None:
     """The name of an activation in MIL's recurrent ops; None for one that they do not have."""
     kind = params.WhichOneof("NonlinearityType")
-    if kind in ("tanh", "sigmoid"):
-        return str(kind)
-    if kind == "ReLU":
-        return "relu"
-    if kind in ("linear", "sigmoidHard", "scaledTanh"):
-        same = {"linear": (1, 0), "sigmoidHard": HARD_SIGMOID, "scaledTanh": (1, 1)}[kind]
-        names = {"linear": "linear", "sigmoidHard": "hard_sigmoid", "scaledTanh": "tanh"}
+    if kind in DEFAULTS:
+        name, same = DEFAULTS[kind]
         stated = getattr(params, kind)
-        return names[kind] if np.allclose((stated.alpha, stated.beta), same, 1e-6, 0) else None
-    return None
+        return name if np.allclose((stated.alpha, stated.beta), same, 1e-6, 0) else None
+    return {"tanh": "tanh", "sigmoid": "sigmoid", "ReLU": "relu"}.get(kind)
 
 
 # -- blobs -------------------------------------------------------------------------------------------------

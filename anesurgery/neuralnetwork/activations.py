@@ -47,36 +47,36 @@ def activate(ctx: Context, params: Any, x: Var) -> Var:
     if kind in SIMPLE:
         return SIMPLE[kind](getattr(params, kind), x)
     if kind == "PReLU":
-        alpha = _channels(ctx, params.PReLU.alpha, x, "alpha")
-        return _prelu(ctx, x, alpha)
+        image, back = _with_channels(ctx, x)
+        return back(mb.prelu(x=image, alpha=_each(ctx, params.PReLU.alpha, image, "alpha")))
     if kind == "parametricSoftplus":
+        image, back = _with_channels(ctx, x)
         soft = params.parametricSoftplus
         alpha, beta = (
-            _channels(ctx, w, x, n) for w, n in ((soft.alpha, "alpha"), (soft.beta, "beta"))
+            _each(ctx, w, image, n) for w, n in ((soft.alpha, "alpha"), (soft.beta, "beta"))
         )
-        inner = mb.softplus(x=mb.mul(x=x, y=beta.reshape(-1, 1, 1)))
-        made: Var = mb.mul(x=inner, y=alpha.reshape(-1, 1, 1))
-        return made
+        return back(mb.softplus_parametric(x=image, alpha=alpha, beta=beta))
     raise ctx.error(
         "has no activation that is known; upgrade coremltools, or export the model again"
     )
 
 
-def _channels(ctx: Context, params: Any, x: Var, name: str) -> Array:
-    """A parameter for each channel (axis -3), of which the file may hold but one."""
-    ctx.needs_rank(x, 3)
-    if len(params.floatValue) == 1 or len(params.float16Value) == 2:
-        count = 1
-    else:
-        (count,) = ctx.shape(x, [-3])
-    found = ctx.weights(params, [count], name)
-    return found if count > 1 else np.repeat(found, ctx.shape(x, [-3])[0])
+def _with_channels(ctx: Context, x: Var) -> tuple[Var, Callable[[Var], Var]]:
+    """A value as (batch, channel, height, width), and the way back; of two axes, the last is the channel.
+
+    The specification asks for three axes, but converters write such layers behind matrix products.
+    """
+    if x.rank > 2:
+        return ctx.images(x)
+    axes = [2, 3] if x.rank == 2 else [0, 2, 3]
+    return mb.expand_dims(x=x, axes=axes), lambda y: mb.squeeze(x=y, axes=axes)
 
 
-def _prelu(ctx: Context, x: Var, alpha: Array) -> Var:
-    """MIL's op takes rank 3 to 5 with the channel on axis 1."""
-    image, back = ctx.images(x)
-    return back(mb.prelu(x=image, alpha=alpha))
+def _each(ctx: Context, params: Any, image: Var, name: str) -> Array:
+    """A parameter for each channel, of which the file may hold but one."""
+    (channels,) = ctx.shape(image, [1])
+    single = len(params.floatValue) == 1 or len(params.float16Value) == 2
+    return np.broadcast_to(ctx.weights(params, [1 if single else channels], name), channels).copy()
 
 
 @layer("activation")

@@ -167,7 +167,7 @@ def jumping(jump: str, behind: Callable[[Any], None] | None = None) -> Any:
 )
 def test_a_jump_skips_the_rest(jump: str, y: int, n: int) -> None:
     found = run(jumping(jump), x=[0])
-    assert (found["y"], found["n"]) == (y, n)
+    assert [*found["y"], *found["n"]] == [y, n]
 
 
 def test_what_stands_in_front_of_a_jump_happens() -> None:

@@ -1,16 +1,18 @@
 """Layers that read or write at indices, and layers that find indices: gather, scatter, the largest, sorting.
 
-Indices are blobs too, so whole floats; the ops take and give int32. Negative ones count from the end.
+Indices are blobs too, so whole floats; the ops take and give int32. Negative ones count from the end here, but
+lie outside for MIL's ops of iOS 17: they are made positive.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Var, mb
-from anesurgery.neuralnetwork.axes import at_least_one, full, known, sizes, whole
+from anesurgery.mil import Var, is_symbolic, mb, producer
+from anesurgery.neuralnetwork.axes import Numbers, at_least_one, full, sizes, whole
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import Build, layer
 
@@ -19,36 +21,70 @@ MODES = ("update", "add", "sub", "mul", "div", "max", "min")
 """What a scatter does with what is there, by the number of `ScatterMode`."""
 
 
+COUNTS = ("argsort", "non_zero", "reduce_argmax", "reduce_argmin", "shape", "topk")
+"""Ops that never give a negative index."""
+
+
 # -- read and write ----------------------------------------------------------------------------------------
+
+
+def _indices(ctx: Context, indices: Var, x: Var, axes: Sequence[int]) -> Numbers:
+    """Indices of some axes of `x` as int32, those that count from the end made positive.
+
+    Args:
+        ctx: the network.
+        indices: the blob; where there are several axes, its last axis holds one index of each.
+        x: what is read or written.
+        axes: the axes.
+    """
+    if any(is_symbolic(x.shape[a]) for a in axes):
+        places = np.array([a % x.rank for a in axes], np.int32)
+        lengths: Numbers = mb.gather(x=mb.shape(x=x), indices=places, axis=0)
+    else:
+        lengths = np.array([x.shape[a] for a in axes], np.int32)
+    if indices.val is not None and not isinstance(lengths, Var):
+        known_ = np.asarray(indices.val, np.float64).astype(np.int32)
+        return np.where(known_ < 0, known_ + lengths, known_).astype(np.int32)
+    found = whole(ctx, indices)
+    if producer(found, *COUNTS):
+        return found
+    later = mb.add(x=found, y=lengths)
+    made: Var = mb.select(cond=mb.less(x=found, y=np.int32(0)), a=later, b=found)
+    return made
 
 
 @layer("gather", inputs=2)
 def gather(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The slices along an axis that the second input lists, whose shape takes the place of the axis."""
-    x, indices = full(ctx, inputs[0]), whole(ctx, inputs[1])
+    x = full(ctx, inputs[0])
+    indices = _indices(ctx, inputs[1], x, [params.axis])
     return at_least_one(mb.gather(x=x, indices=indices, axis=params.axis))
 
 
 @layer("gatherND", inputs=2)
 def gather_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The slices at indices of several axes, which stand in the last axis of the second input."""
-    return at_least_one(mb.gather_nd(x=full(ctx, inputs[0]), indices=whole(ctx, inputs[1])))
+    x = full(ctx, inputs[0])
+    (count,) = ctx.shape(inputs[1], [-1])
+    return at_least_one(mb.gather_nd(x=x, indices=_indices(ctx, inputs[1], x, range(count))))
 
 
 @layer("gatherAlongAxis", inputs=2)
 def gather_along_axis(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """For each place the number along an axis that the second input says there."""
-    x, indices = full(ctx, inputs[0]), whole(ctx, full(ctx, inputs[1]))
+    x = full(ctx, inputs[0])
+    indices = _indices(ctx, full(ctx, inputs[1]), x, [params.axis])
     made: Var = mb.gather_along_axis(x=x, indices=indices, axis=params.axis)
     return made
 
 
-def _scatter(op: str, axis: bool) -> Build:
+def _scatter(op: str) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-        x, indices, updates = inputs
-        along = {"axis": params.axis} if axis else {}
+        data, indices, updates = full(ctx, inputs[0]), inputs[1], full(ctx, inputs[2])
+        along = {} if op == "scatter_nd" else {"axis": params.axis}
+        axes = list(along.values()) or range(*ctx.shape(indices, [-1]))
         made: Var = getattr(mb, op)(
-            data=full(ctx, x), indices=whole(ctx, indices), updates=full(ctx, updates),
+            data=data, indices=_indices(ctx, indices, data, axes), updates=updates,
             mode=MODES[params.mode], **along,
         )  # fmt: skip
         return made
@@ -56,9 +92,9 @@ def _scatter(op: str, axis: bool) -> Build:
     return build
 
 
-layer("scatter", inputs=3)(_scatter("scatter", True))
-layer("scatterAlongAxis", inputs=3)(_scatter("scatter_along_axis", True))
-layer("scatterND", inputs=3)(_scatter("scatter_nd", False))
+layer("scatter", inputs=3)(_scatter("scatter"))
+layer("scatterAlongAxis", inputs=3)(_scatter("scatter_along_axis"))
+layer("scatterND", inputs=3)(_scatter("scatter_nd"))
 
 
 @layer("embeddingND")
@@ -95,11 +131,31 @@ def one_hot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer("topK", inputs=(1, 2))
 def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
-    """The K largest (or smallest) numbers along an axis, sorted, and their indices."""
-    k = int(known(ctx, inputs[1], "K")[0]) if len(inputs) == 2 else int(params.K)
+    """The K largest (or smallest) numbers along an axis, sorted, and their indices.
+
+    Where K is known at run time only, all numbers are sorted, and cut off.
+    """
+    k = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array([params.K], np.int32)
     x = full(ctx, inputs[0])
-    values, indices = mb.topk(x=x, k=k, axis=params.axis, ascending=params.useBottomK)
-    return [values, indices][: len(ctx.layer.output)]
+    count = -1 if isinstance(k, Var) else int(k[0])
+    found = mb.topk(x=x, k=count, axis=params.axis, ascending=params.useBottomK)
+    if isinstance(k, Var):
+        found = [_first(v, k, params.axis % x.rank) for v in found]
+    return list(found)[: len(ctx.layer.output)]
+
+
+def _first(x: Var, count: Var, axis: int) -> Var:
+    """The first slices along an axis."""
+    before, behind = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
+    parts = [p for p in (before, count, behind) if p.shape[0]]
+    end = mb.concat(values=parts, axis=0) if len(parts) > 1 else count
+    made: Var = mb.slice_by_index(
+        x=x,
+        begin=np.zeros(x.rank, np.int32),
+        end=end,
+        end_mask=[a != axis for a in range(x.rank)],
+    )
+    return made
 
 
 @layer("argSort")
@@ -125,11 +181,19 @@ layer("argMin")(_extreme("reduce_argmin"))
 @layer("cumSum", inputs=(1, 2))
 def cum_sum(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Sums of all numbers up to each along an axis, with or without itself, from either end."""
-    axis = int(known(ctx, inputs[1], "the axis")[0]) if len(inputs) == 2 else int(params.axis)
-    made: Var = mb.cumsum(
-        x=full(ctx, inputs[0]),
-        axis=axis,
-        exclusive=params.excludeFinalSum,
-        reverse=params.reverse,
-    )
+    x = full(ctx, inputs[0])
+    axis = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array([params.axis], np.int32)
+
+    def along(a: int) -> Var:
+        made: Var = mb.cumsum(x=x, axis=a, exclusive=params.excludeFinalSum, reverse=params.reverse)
+        return made
+
+    if not isinstance(axis, Var):
+        return along(int(axis[0]) % x.rank)
+    made = along(0)
+    for a in range(
+        1, x.rank
+    ):  # MIL takes a constant axis only: of the sums along all axes, one is chosen
+        chosen = mb.equal(x=mb.mod(x=axis, y=np.int32(x.rank)), y=np.int32(a))
+        made = mb.select(cond=chosen, a=along(a), b=made)
     return made

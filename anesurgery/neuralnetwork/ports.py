@@ -230,7 +230,37 @@ def vector(ctx: Context, var: Var, count: int, name: str) -> Var:
     return _into(ctx, var, (count,))
 
 
-def set_float32(feature: Any) -> None:
+def describe(description: Any, names: dict[str, str], notes: list[str]) -> None:
+    """Bring a description into the form of an ML Program's.
+
+    Args:
+        description: changed in place.
+        names: old name of an input or output -> new name; those that are absent stay.
+        notes: what changed is added here.
+    """
+    doubles = []
+    for feature in [*description.input, *description.output]:
+        if array_type(feature) in ("DOUBLE", ""):
+            doubles += [feature.name] if array_type(feature) else []
+            _set_float32(feature)
+    if doubles:
+        notes.append(f"64 bit floats became 32 bit floats: {', '.join(doubles)}")
+    for feature in description.input:
+        array = feature.type.multiArrayType
+        if feature.type.isOptional and array.WhichOneof("defaultOptionalValue") is None:
+            array.floatDefaultValue = 0.0
+            notes.append(f"input {feature.name!r} is optional: when it is absent, it is 0")
+    for feature in [*description.input, *description.output]:
+        new = names.get(feature.name, feature.name)
+        if new != feature.name:
+            notes.append(f"{feature.name!r} is called {new!r}: MIL takes identifiers only")
+            feature.name = new
+    for field in ("predictedFeatureName", "predictedProbabilitiesName"):
+        old = getattr(description, field)
+        setattr(description, field, names.get(old, old))
+
+
+def _set_float32(feature: Any) -> None:
     """State 32 bit floats for a multi-array of 64 bit floats, or of no stated type."""
     if feature.type.WhichOneof("Type") == "multiArrayType":
         feature.type.multiArrayType.dataType = _FEATURES.ArrayFeatureType.FLOAT32

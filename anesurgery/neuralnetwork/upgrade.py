@@ -8,16 +8,20 @@ optional input without a default gets 0.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from anesurgery.errors import LoadError
-from anesurgery.mil import Function, Program, Var, ct, mb, quiet_host
+from anesurgery.mil import Function, Program, Var, ct, mb, producer, quiet_host
 from anesurgery.neuralnetwork import ports
 from anesurgery.neuralnetwork.context import Context, Custom
 from anesurgery.neuralnetwork.naming import identifiers, rename
+from anesurgery.neuralnetwork.pipelines import upgrade_pipeline
 from anesurgery.neuralnetwork.spec import NETWORKS, is_legacy, network_of
-from anesurgery.program import PROGRAM, Loaded, load, locate, read_spec, to_mlmodel
+from anesurgery.program import PIPELINES, PROGRAM, Loaded, load, locate, read_spec, to_mlmodel
 from anesurgery.transcribe import proto
 
 with quiet_host():
@@ -32,7 +36,7 @@ def upgrade(model: Any, custom: Custom | None = None) -> Any:
     """A neural network as an ML Program.
 
     Args:
-        model: path of an .mlmodel, or MLModel, that holds a neural network.
+        model: path or MLModel that holds a neural network, or a pipeline with some; others of its models stay.
         custom: class name of a custom layer -> function that builds it, called as (context, params, inputs)
             with the MIL values that it reads; it gives the MIL value of its output, or a list of values.
 
@@ -42,26 +46,44 @@ def upgrade(model: Any, custom: Custom | None = None) -> Any:
     Raises:
         LoadError: it cannot be read or built; the layer is named.
     """
-    loaded = _read(model, custom)
-    if loaded.notes:
-        loaded.spec.description.metadata.userDefined[NOTES] = "\n".join(loaded.notes)
-    return to_mlmodel(loaded)
-
-
-def _read(model: Any, custom: Custom | None) -> Loaded:
-    source, units = model, None
-    if isinstance(model, ct.models.MLModel):
-        source, units, spec = model.package_path, model.compute_unit, model.get_spec()
-    elif isinstance(model, (str, os.PathLike)):
-        source = Path(model).expanduser()
-        spec = read_spec(locate(source)[0])
+    spec, source, units = _specification(model)
+    kind = PROGRAM if spec is None else spec.WhichOneof("Type")
+    if kind in PIPELINES:
+        return _keep_notes(*_pipeline(spec, source, units, custom))
+    if kind == PROGRAM:
+        loaded = load(model)
     else:
-        return load(model)
-    if spec.WhichOneof("Type") == PROGRAM:
-        return load(model)
-    return import_network(
-        spec, str(source or "this MLModel"), custom=custom, source=source, compute_units=units
-    )
+        what = str(source or "this MLModel")
+        loaded = import_network(spec, what, custom=custom, source=source, compute_units=units)
+    return _keep_notes(to_mlmodel(loaded), loaded.notes)
+
+
+def _specification(model: Any) -> tuple[Any, Path | None, Any]:
+    """Specification, place and compute units of what is on disk or an MLModel; None of anything else."""
+    if isinstance(model, ct.models.MLModel):
+        place = None if model.package_path is None else Path(model.package_path)
+        return model.get_spec(), place, model.compute_unit
+    if isinstance(model, (str, os.PathLike)):
+        source = Path(model).expanduser()
+        return read_spec(locate(source)[0]), source, None
+    return None, None, None
+
+
+def _pipeline(
+    spec: Any, source: Path | None, units: Any, custom: Custom | None
+) -> tuple[Any, Sequence[str]]:
+    weights = None if source is None else locate(source)[1]
+
+    def build(part: Any, what: str) -> Loaded:
+        return import_network(part, what, custom=custom)
+
+    return upgrade_pipeline(spec, source, weights, units, build)
+
+
+def _keep_notes(model: Any, notes: Sequence[str]) -> Any:
+    if notes:
+        model.user_defined_metadata[NOTES] = "\n".join(notes)
+    return model
 
 
 def import_network(
@@ -98,7 +120,7 @@ def import_network(
     program.add_function("main", _function(ctx, network, spec.description, names))
     made = proto.Model_pb2.Model(specificationVersion=OPSET.value)
     made.description.CopyFrom(spec.description)
-    _describe(made.description, names, ctx.notes)
+    ports.describe(made.description, names, ctx.notes)
     made.mlProgram.SetInParent()
     return Loaded(program, made, source, None, compute_units, tuple(ctx.notes))
 
@@ -112,40 +134,43 @@ def _function(ctx: Context, network: Any, description: Any, names: dict[str, str
             ctx.env[feature.name] = ports.read(ctx, network, feature, var)
         ctx.build(network)
         outputs = _outputs(ctx, network, description)
-        fixed: dict[Var, str] = {}
-        for name, var in outputs.items():
-            whole = var.op is not None and var.op.op_type not in ("const", "placeholder")
-            own = var if whole and var not in fixed else mb.identity(x=var)
-            fixed[own] = names[name]
-        function.set_outputs(list(fixed))
+        function.set_outputs([outputs[f.name] for f in description.output])
+    fixed = {var: names[name] for name, var in outputs.items()}
     rename(function, {var: name for name, var in ctx.env.items()}, fixed)
     return function
 
 
 def _outputs(ctx: Context, network: Any, description: Any) -> dict[str, Var]:
-    """The value of each output, in the order of the description."""
-    decided = _decided(ctx, network, description)
+    """The value of each output, made by an op of its own; a classification must come last of all ops."""
+    decided = _classes(network, description)
     found: dict[str, Var] = {}
     for feature in description.output:
         if feature.name in decided:
-            found[feature.name] = decided[feature.name]
-        elif feature.name in ctx.env:
-            found[feature.name] = ports.give(ctx, feature, ctx.env[feature.name])
-        else:
+            continue
+        if feature.name not in ctx.env:
             raise LoadError(
                 f"output {feature.name!r} is a blob that no layer makes; name one that a layer makes"
             )
-    return found
+        var = ports.give(ctx, feature, ctx.env[feature.name])
+        made = producer(var) is not None and producer(var, "const", "placeholder") is None
+        found[feature.name] = var if made and var not in found.values() else mb.identity(x=var)
+    return found | _decided(ctx, network, decided)
 
 
-def _decided(ctx: Context, network: Any, description: Any) -> dict[str, Var]:
-    """The label and the probabilities of a classifier."""
+def _classes(network: Any, description: Any) -> list[str]:
+    """The names of the label and the probabilities of a classifier; none of another network."""
     if "ClassLabels" not in network.DESCRIPTOR.oneofs_by_name:
-        return {}
-    kind = network.WhichOneof("ClassLabels")
-    if kind is None:
+        return []
+    if network.WhichOneof("ClassLabels") is None:
         raise LoadError("the classifier has no class labels; export it again with labels")
-    labels = list(getattr(network, kind).vector)
+    return [description.predictedFeatureName, description.predictedProbabilitiesName]
+
+
+def _decided(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
+    """The label and the probabilities of a classifier, by these names."""
+    if not names:
+        return {}
+    labels = list(getattr(network, network.WhichOneof("ClassLabels")).vector)
     blob = network.labelProbabilityLayerName or network.layers[-1].output[0]
     if blob not in ctx.env:
         raise LoadError(
@@ -153,32 +178,6 @@ def _decided(ctx: Context, network: Any, description: Any) -> dict[str, Var]:
             "name one that a layer makes"
         )
     scores = ports.vector(ctx, ctx.env[blob], len(labels), blob)
-    label, probabilities = mb.classify(probabilities=scores, classes=mb.const(val=mil_list(labels)))
-    found = {description.predictedFeatureName: label}
-    found[description.predictedProbabilitiesName] = probabilities
-    return {name: var for name, var in found.items() if name}
-
-
-def _describe(description: Any, names: dict[str, str], notes: list[str]) -> None:
-    """Bring a description into the form of an ML Program's."""
-    doubles = []
-    for feature in [*description.input, *description.output]:
-        if ports.array_type(feature) in ("DOUBLE", ""):
-            doubles += [feature.name] if ports.array_type(feature) else []
-            ports.set_float32(feature)
-    if doubles:
-        notes.append(f"64 bit floats became 32 bit floats: {', '.join(doubles)}")
-    for feature in description.input:
-        array = feature.type.multiArrayType
-        if feature.type.isOptional and array.WhichOneof("defaultOptionalValue") is None:
-            array.floatDefaultValue = 0.0
-            notes.append(f"input {feature.name!r} is optional: when it is absent, it is 0")
-    for feature in [*description.input, *description.output]:
-        if names[feature.name] != feature.name:
-            notes.append(
-                f"{feature.name!r} is called {names[feature.name]!r}: MIL takes identifiers only"
-            )
-            feature.name = names[feature.name]
-    for field in ("predictedFeatureName", "predictedProbabilitiesName"):
-        old = getattr(description, field)
-        setattr(description, field, names.get(old, old))
+    known = [n if isinstance(n, str) else np.int64(n) for n in labels]
+    made = mb.classify(probabilities=scores, classes=mb.const(val=mil_list(known)))
+    return {name: var for name, var in zip(names, made, strict=True) if name}

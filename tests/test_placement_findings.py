@@ -186,8 +186,8 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(linear(16384, 4), (1, 4)),
     ),
     "lmhead-whole": (
-        lambda: program(linear(70000, 4), (1, 4)), "70000 outputs; only what reads them needs pieces",
-        lambda: program(linear(32000, 4), (1, 4)),
+        lambda: program(conv((70000, 4, 1, 1)), (1, 4, 1, 1)), "70000 outputs; only what reads them needs pieces",
+        lambda: program(linear(70000, 4), (1, 4)),
     ),
     "lmhead-last-token": (
         lambda: program(linear(128, 32), (1, 16, 32)), "128 logits for each of 16 positions",

@@ -186,7 +186,8 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(linear(16384, 4), (1, 4)),
     ),
     "lmhead-whole": (
-        lambda: program(conv((70000, 4, 1, 1)), (1, 4, 1, 1)), "70000 outputs; only what reads them needs pieces",
+        lambda: program(conv((70000, 4, 1, 1)), (1, 4, 1, 1)),
+        "70000 outputs; only what reads them needs pieces",
         lambda: program(linear(70000, 4), (1, 4)),
     ),
     "lmhead-last-token": (

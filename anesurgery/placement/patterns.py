@@ -189,8 +189,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "lmhead-whole", frozenset({"conv"}),
-        "a convolution with so many outputs stayed on the engine, and splitting it did harm: 16 pieces of 262144 "
-        "outputs cost 4.6 % of the tokens per second; what reads more than 65536 outputs leaves the engine",
+        "a convolution with so many outputs stayed on the engine, and splitting it did harm: 16 pieces of "
+        "262144 cost 4.6 % of the tokens per second; what reads more than 65536 outputs leaves the engine",
         "john-rocky/CoreML-LLM: SESSION_2026_04_28_LMSPLIT_FINALISE.md", test=widest_head, kind="speed",
         scope=Scope(frozenset({16, 17, 18}), "seen on A19"),
         advice="leave the head whole, unless ops behind it need the pieces",
@@ -230,10 +230,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "topk-slow", frozenset({"topk"}),
-        "legal on M4, but it cost 1.75 ms beside an engine graph (A19), and an M3 Pro ran that of RF-DETR on the "
-        "CPU (macOS 27)",
+        "legal on M4, but it cost 1.75 ms beside an engine graph (A19), and an M3 Pro ran that of RF-DETR on "
+        "the CPU (macOS 27)",
         "apple/coreai-torch issue 66; roboflow/rf-detr PR 1495", test=largest_few, kind="speed",
-        grade=Grade.REPORTED, scope=Scope(frozenset({15, 17}), "seen on A19, M3 Pro"), advice="return the logits and pick on the host",
+        grade=Grade.REPORTED, scope=Scope(frozenset({15, 17}), "seen on A19, M3 Pro"),
+        advice="return the logits and pick on the host",
     ),
 )  # fmt: skip
 """By op type."""

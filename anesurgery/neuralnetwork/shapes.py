@@ -69,6 +69,9 @@ def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         axes = [i for i, d in enumerate(x.shape) if not is_symbolic(d) and d == 1]
     else:
         axes = [a + x.rank if a < 0 else a for a in params.axes]
+    for axis in axes:
+        if not is_symbolic(x.shape[axis]) and x.shape[axis] != 1:
+            raise ctx.error(f"takes away axis {axis}, whose size is {x.shape[axis]}, not 1")
     return at_least_one(mb.squeeze(x=x, axes=sorted(axes))) if axes else x
 
 

@@ -19,9 +19,19 @@ MASKS = ("beginMasks", "endMasks", "squeezeMasks")
 def _slice(
     x: Var, begin: Numbers, end: Numbers, stride: Sequence[int], flags: list[list[bool]]
 ) -> Var:
+    no_begin, no_end, drop = (np.array(f, bool) for f in flags)
+    last = drop & no_begin & (np.array(stride) < 0)
+    if last.any():  # the first of a way back; MIL's op, told to take one element, has it begin at 0
+        no_begin = no_begin & ~last
+        back = np.full(last.shape, -1, np.int32)
+        begin = (
+            mb.select(cond=last, a=back, b=begin)
+            if isinstance(begin, Var)
+            else np.where(last, back, begin)
+        )
     made = mb.slice_by_index(
         x=x, begin=begin, end=end, stride=np.array(stride, np.int32),
-        begin_mask=flags[0], end_mask=flags[1], squeeze_mask=flags[2],
+        begin_mask=no_begin, end_mask=no_end, squeeze_mask=drop,
     )  # fmt: skip
     return at_least_one(made)
 

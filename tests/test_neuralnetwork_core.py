@@ -175,3 +175,24 @@ def test_an_updatable_model_is_refused() -> None:
     spec.isUpdatable = True
     with pytest.raises(LoadError, match="the model is updatable"):
         import_network(spec)
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ((3, 4, 5), (3, 4, 5)),
+        ((1, 3, 4, 5), (1, 3, 4, 5)),
+        ((5, 4, 3), (2, 3, 4, 5)),
+        ((), (2, 3, 4, 5)),
+    ],
+)
+def test_an_output_has_the_stated_shape_but_for_ones(
+    stated: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    shape = expected if expected[0] == 2 else (1, 3, 4, 5)
+    spec = network({"x": shape}, ["y"], leaky, exact=True).spec
+    spec.description.output[0].type.multiArrayType.shape[:] = stated
+    loaded = import_network(spec)
+    assert ane.run(loaded, {"x": floats(*shape)})["y"].shape == expected
+    told = any("the model stated [5, 4, 3]" in note for note in loaded.notes)
+    assert told == (stated == (5, 4, 3))

@@ -2,9 +2,10 @@
 
 Inputs keep the shape and type of the description, except 64 bit floats, which are 32 bit ones in an ML Program.
 In the rank 5 mapping [C] becomes (1, C, 1, 1) and [C, H, W] becomes (1, C, H, W), with a sequence and a batch
-of 1. On the way out such a blob has the shape that the description states where it holds as many numbers;
-otherwise [C] where all other axes are 1, else [C, H, W], else all five axes. In the exact mapping an output has
-the shape that the layers give it.
+of 1. An output has the shape that the description states where that differs from its blob's by axes of 1 only
+(coremltools' own tests, `test_model.py`, expect it of Core ML). Otherwise it has the shape of its blob in the
+exact mapping; in the rank 5 mapping [C] where all other axes are 1, else [C, H, W] where the sequence and
+the batch are 1, else all five axes.
 """
 
 from __future__ import annotations
@@ -180,8 +181,8 @@ def give(ctx: Context, feature: Any, var: Var) -> Var:
         image, _ = ctx.images(var)
         return image
     stated = tuple(feature.type.multiArrayType.shape)
-    shape = legacy_shape(var, stated) if ctx.legacy else tuple(var.shape) or (1,)
-    if stated and stated != shape:
+    shape = _shape(ctx, var, stated)
+    if stated and stated != shape and static_shape(var) is not None:
         ctx.notes.append(
             f"output {feature.name!r} has the shape {_text(shape)}; the model stated {_text(stated)}"
         )
@@ -190,15 +191,21 @@ def give(ctx: Context, feature: Any, var: Var) -> Var:
     return mb.cast(x=made, dtype=kind.lower().replace("float", "fp")) if kind in ARRAYS else made
 
 
-def legacy_shape(var: Var, stated: Sequence[int]) -> tuple[Any, ...]:
-    """The shape of an output in the rank 5 mapping."""
+def _shape(ctx: Context, var: Var, stated: tuple[int, ...]) -> tuple[Any, ...]:
+    """The shape of an output; axes of 1 are no difference to what is stated."""
     known = static_shape(var)
-    if stated and known is not None and math.prod(known) == math.prod(stated):
-        return tuple(stated)
+    if stated and known is not None and _core(known) == _core(stated):
+        return stated
+    if not ctx.legacy:
+        return tuple(var.shape) or (1,)
     shape = (1,) * (5 - var.rank) + tuple(var.shape)
     if shape[:2] != (1, 1):
         return shape
     return shape[2:3] if shape[3:] == (1, 1) else shape[2:]
+
+
+def _core(shape: Sequence[int]) -> list[int]:
+    return [d for d in shape if d != 1]
 
 
 def _into(ctx: Context, var: Var, shape: tuple[Any, ...]) -> Var:

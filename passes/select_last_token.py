@@ -142,9 +142,8 @@ class SelectLastToken(Rewrite):
         tail = row_tail(value, 1, deep=self.depth == "block", behind_head=behind) if alone else None
         if not isinstance(tail, Tail):
             tail = Tail(value, 1, ())
-        saves = any(
-            op.op_type not in MOVES for op, _ in tail.ops
-        )  # else moving it again gains nothing
+        # Where only views are behind it, moving it again gains nothing.
+        saves = any(op.op_type not in MOVES for op, _ in tail.ops)
         return m.bind(tail=tail, selects=True) if saves or m.root.op_type == "gather" else None
 
     def may_be_logits(self, var: Var) -> bool:

@@ -79,7 +79,7 @@ def _relative_error(actual: Any, desired: Any) -> float:
     both = np.isfinite(b)
     scale = np.abs(b[both]).max(initial=0)
     error = np.abs(a[both] - b[both]).max(initial=0)
-    return float(error / scale) if scale else float(error)
+    return float(error / max(scale, np.finfo(np.float32).tiny)) if scale else float(error)
 
 
 def same_numbers(apply_pass: Any) -> Any:

@@ -40,11 +40,15 @@ SUITES = {
     "passes": Suite("converters/mil/mil/passes/tests"),
     "torch": Suite(TORCH),
     "ml_program": Suite("test/ml_program"),
-    "neural_network": Suite("test/neural_network", options=("--past-xfail",)),
+    "neural_network": Suite("test/neural_network", options=("--past-xfail", "-m", "not slow")),
     "network_ops": Suite(OPS, *NETWORKS),
     "network_torch": Suite(TORCH, *NETWORKS),
 }
 """By name. "network_...": the tests that may choose, converted to the older format and imported again."""
+
+
+UNSTABLE_SORTS = "AVX2 AVX512F AVX512_SKX"
+"""With these numpy sorts equal numbers in another order than on a Mac, and expected indices come from it."""
 
 
 def coremltools_folder() -> Path:
@@ -63,6 +67,7 @@ def run_suite(name: str, out: Path, options: list[str], only: list[str] | None =
     environment = {
         **os.environ, "PYTHONPATH": str(HERE), "PYMIL_TEST_TARGETS": suite.backend,
         "INCLUDE_MIL_FP32_UNIT_TESTS": "1", "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1", "NPY_DISABLE_CPU_FEATURES": UNSTABLE_SORTS,
     }  # fmt: skip
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "coreml_on_linux", "-p", "no:cacheprovider",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,15 @@ def test_a_loop_that_only_a_break_ends() -> None:
     body.add_greater_than("large", ["y"], "large", alpha=100)
     inside(body.add_branch("stop", "large").branch.ifBranch).add_loop_break("break")
     assert run(made, x=[3])["y"] == 192
+
+
+@pytest.mark.parametrize("jump", ["break", "continue"])
+def test_a_loop_is_saved_and_read_again(jump: str, tmp_path: Path) -> None:
+    loaded = import_network(jumping(jump).spec)
+    ane.save(loaded, tmp_path / "loop.mlpackage")
+    x = {"x": np.zeros(1, np.float32)}
+    before, after = ane.run(loaded, x), ane.run(tmp_path / "loop.mlpackage", x)
+    assert [*after["y"], *after["n"]] == [*before["y"], *before["n"]]
 
 
 @pytest.mark.parametrize(

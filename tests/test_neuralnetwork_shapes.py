@@ -287,6 +287,47 @@ def test_a_shape_made_of_a_shape_stays_known() -> None:
     assert_close(run(fill, CUBE), CUBE.reshape(4, 2, 3))
 
 
+FLEXIBLE: dict[str, tuple[Fill, Callable[[Array], Array]]] = {
+    "flatten": (lambda n: n.add_flatten_to_2d("l", "x", "y", axis=2), lambda x: x.reshape(-1, x.shape[2])),
+    "rank_preserving_reshape": (
+        lambda n: n.add_rank_preserving_reshape("l", "x", "y", (0, -1, 1)),
+        lambda x: x.reshape(x.shape[0], -1, 1),
+    ),
+    "lower": (lambda n: n.add_lower_triangular("l", "x", "y", k=-1), lambda x: np.tril(x, -1)),
+    "upper": (lambda n: n.add_upper_triangular("l", "x", "y", k=1), lambda x: np.triu(x, 1)),
+    "fill_like": (lambda n: n.add_fill_like("l", "x", "y", value=2), lambda x: np.full(x.shape, 2.0)),
+    "tile": (lambda n: n.add_tile("l", "x", "y", reps=[1, 2, 1]), lambda x: np.tile(x, (1, 2, 1))),
+    "pad_to": (
+        lambda n: n.add_constant_pad(
+            "l", ["x"], "y", pad_amounts=[0, 7, 0, 0, 0, 0], pad_to_given_output_size_mode=True
+        ),
+        lambda x: np.pad(x, ((0, max(7 - x.shape[0], 0)), (0, 0), (0, 0))),
+    ),
+    "slice": (
+        lambda n: n.add_slice_static(
+            "l", "x", "y", [0, 1, -2], [9, -1, 9], [1] * 3, [False] * 3, [True, False, True]
+        ),
+        lambda x: x[:, 1:-1, -2:],
+    ),
+    "windows": (
+        lambda n: n.add_sliding_windows("l", "x", "y", axis=1, window_size=2),
+        lambda x: np.stack([x[:, i : i + 2] for i in range(x.shape[1] - 1)], 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(5, 5, 5), (1, 4, 3)])
+@pytest.mark.parametrize("name", FLEXIBLE)
+def test_shapes_may_be_known_at_run_time_only(name: str, shape: tuple[int, ...]) -> None:
+    fill, expected = FLEXIBLE[name]
+    spec = network(fill, CUBE)
+    for _ in shape:
+        sizes = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges.add()
+        sizes.lowerBound, sizes.upperBound = 1, 9
+    x = floats(*shape)
+    assert_close(ane.run(import_network(spec), {"x": x})["y"], expected(x))
+
+
 LEGACY: dict[str, tuple[Fill, Callable[[Array], Array]]] = {
     "transpose": (lambda n: n.add_transpose("l", [0, 1, 4, 2, 3], "x", "y"), lambda x: x.transpose(2, 0, 1)),
     "slice": (

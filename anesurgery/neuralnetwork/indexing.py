@@ -137,7 +137,7 @@ def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     """
     k = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array([params.K], np.int32)
     x = full(ctx, inputs[0])
-    count = -1 if isinstance(k, Var) else int(k[0])
+    count = ctx.shape(x, [params.axis])[0] if isinstance(k, Var) else int(k[0])
     found = mb.topk(x=x, k=count, axis=params.axis, ascending=params.useBottomK)
     if isinstance(k, Var):
         found = [_first(v, k, params.axis % x.rank) for v in found]

@@ -45,20 +45,16 @@ def rank_preserving_reshape(ctx: Context, params: Any, inputs: list[Var]) -> Var
     x = full(ctx, inputs[0], len(wanted))
     if len(wanted) != x.rank:
         raise ctx.error(f"states {len(wanted)} sizes for an input of {x.rank} axes; state one each")
-    shape = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
-    return ctx.reshape(x, shape)
+    made: Var = mb.reshape(x=x, shape=wanted)
+    return made
 
 
 @layer("flattenTo2D")
 def flatten_to_2d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The axes before one axis as rows, the others as columns."""
     x = full(ctx, inputs[0])
-    axis = params.axis + x.rank if params.axis < 0 else params.axis
-    lead, rest = x.shape[:axis], x.shape[axis:]
-    if any(is_symbolic(d) for d in lead):
-        return ctx.reshape(x, [-1, int(np.prod(ctx.shape(x, range(axis, x.rank))))])
-    columns = -1 if any(is_symbolic(d) for d in rest) else int(np.prod(rest))
-    return ctx.reshape(x, [int(np.prod(lead)), columns])
+    made: Var = mb.flatten2d(x=x, axis=params.axis)
+    return made
 
 
 @layer("squeeze")
@@ -188,7 +184,7 @@ def lower_triangular(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Zeros above diagonal k, which counts from the main one to the right."""
     if params.k >= 0:
         return mb.band_part(x=inputs[0], lower=-1, upper=params.k)
-    return _masked(ctx, inputs[0], np.tril, params.k)
+    return _without(inputs[0], -1 - params.k, -1)
 
 
 @layer("upperTriangular")
@@ -196,12 +192,12 @@ def upper_triangular(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Zeros below diagonal k, which counts from the main one to the right."""
     if params.k <= 0:
         return mb.band_part(x=inputs[0], lower=-params.k, upper=-1)
-    return _masked(ctx, inputs[0], np.triu, params.k)
+    return _without(inputs[0], -1, params.k - 1)
 
 
-def _masked(ctx: Context, x: Var, part: Any, k: int) -> Var:
-    """A triangle without the main diagonal, which `band_part` always keeps."""
-    keep = part(np.ones(ctx.shape(x, [-2, -1]), bool), k)
-    full_mask = np.broadcast_to(keep, ctx.shape(x))
-    made: Var = mb.select(cond=full_mask, a=x, b=np.zeros(ctx.shape(x), np.float32))
+def _without(x: Var, lower: int, upper: int) -> Var:
+    """Zeros in a band with the main diagonal, which `band_part` always keeps."""
+    ones = mb.fill(shape=shape_of(x), value=np.float32(1))
+    band = mb.band_part(x=ones, lower=lower, upper=upper)
+    made: Var = mb.select(cond=mb.equal(x=band, y=np.float32(1)), a=np.float32(0), b=x)
     return made

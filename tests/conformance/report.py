@@ -11,7 +11,7 @@ from typing import Any
 Row = dict[str, Any]
 
 OUTSIDE: dict[str, str] = {
-    r"has no layers and no ops|'renamed_feature'":
+    r"has no layers and no ops|renamed_feature":
         "a model that is no network: a linear regressor (the tests share it, and a failure leaves it renamed)",
     r"torchvision|torchao|executorch|tensorflow|torchaudio|peft|No module named|is required for":
         "a package that is not installed",

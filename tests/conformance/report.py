@@ -38,6 +38,8 @@ EXPLAINED: dict[str, str] = {
     r"TestFill::test_fill_.*int32": "the converter fills an integer tensor with 0.2",
     r"test_batchnorm_dynamic": "torch refuses the module itself",
     r"test_gather_nd_int16_indices": "looks at the dtype that the converter chose, before any number",
+    r"test_nms_[cg]pu|test_slice_dynamic_[cg]pu":
+        "gives as a blob what must be a constant in an ML Program: thresholds, strides",
     r"TestNormalizationBatchNorm::.*float16.*float16":
         "mixes fp16 and fp32 in one op, which coremltools writes and cannot read",
 }  # fmt: skip
@@ -103,6 +105,11 @@ def loose(row: Row) -> bool:
     )
 
 
+def known_loose(row: Row) -> str:
+    """Why a test passes only loosely, where somebody looked; "" elsewhere."""
+    return _first(LOOSE, row["test"])
+
+
 GROUPS = (
     "passed",
     "failed",
@@ -149,7 +156,7 @@ def listing(suites: dict[str, list[Row]]) -> str:
     wide: dict[str, list[str]] = defaultdict(list)
     for row in (r for rows in suites.values() for r in rows if loose(r)):
         size = f"{row['stored']}, relative error {row['error']:.1e}"
-        wide[_first(LOOSE, row["test"]) or size].append(row["test"])
+        wide[known_loose(row) or size].append(row["test"])
     return "\n".join([*parts, _section("passed by a loose tolerance", wide)])
 
 

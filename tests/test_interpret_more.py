@@ -339,6 +339,15 @@ def test_pads_of_every_rank(one_op: OneOp, mode: str) -> None:
         assert_close(found, expected)
 
 
+@pytest.mark.parametrize(("size", "pad"), [(3, (4, 9)), (2, (5, 1)), (1, (2, 3)), (4, (0, 3))])
+def test_a_mirror_may_be_wider_than_the_axis(
+    one_op: OneOp, size: int, pad: tuple[int, int]
+) -> None:
+    x = floats(2, size)
+    (found,) = one_op("pad", x=x, pad=list(pad), mode="reflect", constant_val=np.float32(0))
+    assert_close(found, np.pad(x, [(0, 0), pad], "reflect"))
+
+
 @pytest.mark.parametrize(("equation", "a", "b"), [
     ("nchw,nwhu->nchu", (2, 3, 4, 5), (2, 5, 4, 6)), ("abcd,adce->abce", (1, 3, 4, 5), (2, 5, 1, 6)),
     ("chw,whr->chr", (3, 4, 5), (5, 4, 6)), ("ijk,kjl->ijl", (3, 1, 5), (5, 4, 6)),

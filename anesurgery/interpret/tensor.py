@@ -109,7 +109,10 @@ def reverse(x: Tensor, axes: Any = None) -> Tensor:
 
 @impl("pad", moves=True)
 def pad(x: Tensor, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Tensor:
-    """X with more elements at the ends of its last axes: a value, a mirror, or the edge repeated."""
+    """X with more elements at the ends of its last axes: a value, a mirror, or the edge repeated.
+
+    A mirror wider than the axis is mirrored again, as numpy does.
+    """
     amounts = ints(pad)
     pairs = list(zip(amounts[::2], amounts[1::2], strict=True))
     if mode == "constant":
@@ -120,8 +123,9 @@ def pad(x: Tensor, pad: Any, mode: str = "constant", constant_val: float = 0.0) 
         if begin or end:
             last = x.shape[axis] - 1
             place = torch.arange(-begin, last + 1 + end)
-            inside = place.clamp(0, last)
-            x = x.index_select(axis, inside if mode == "replicate" else 2 * inside - place)
+            there_and_back = place % max(2 * last, 1)
+            mirrored = torch.minimum(there_and_back, 2 * last - there_and_back).clamp(min=0)
+            x = x.index_select(axis, place.clamp(0, last) if mode == "replicate" else mirrored)
     return x
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
 import anesurgery as ane
+from anesurgery.errors import LoadError
 from anesurgery.mil import Array, quiet_host
 from anesurgery.neuralnetwork.upgrade import import_network
 
@@ -414,3 +415,25 @@ def test_deconvolutions(case: Case) -> None:
 @pytest.mark.parametrize("case", POOLINGS, ids=lambda c: c.name)
 def test_poolings(case: Case) -> None:
     check(case)
+
+
+def test_a_dilated_deconvolution_is_refused() -> None:
+    builder = NeuralNetworkBuilder(
+        [("x", datatypes.Array(2, 5, 5))], [("y", None)], disable_rank5_shape_mapping=True
+    )
+    builder.add_convolution(
+        "wide", 2, 3, 2, 2, 1, 1, "valid", 1, np.ones((2, 2, 2, 3), np.float32), None, False,
+        is_deconv=True, dilation_factors=[2, 2], input_name="x", output_name="y",
+    )  # fmt: skip
+    with pytest.raises(LoadError, match="layer 'wide' .convolution.: is a dilated deconvolution"):
+        import_network(builder.spec)
+
+
+def test_the_logarithm_has_its_epsilon() -> None:
+    builder = NeuralNetworkBuilder(
+        [("x", datatypes.Array(3))], [("y", None)], disable_rank5_shape_mapping=True
+    )
+    builder.add_unary("log", "x", "y", "log", epsilon=1.0)
+    x = np.array([0, 1, 9], np.float32)
+    found = ane.run(import_network(builder.spec), {"x": x})["y"]
+    np.testing.assert_allclose(found, np.log1p(x), rtol=1e-5, atol=1e-6)

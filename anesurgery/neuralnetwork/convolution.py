@@ -27,6 +27,8 @@ def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
             raise ctx.error(
                 "is a deconvolution with two inputs, takes 1; its weight must be in the file"
             )
+        if any(d > 1 for d in params.dilationFactor):
+            raise ctx.error("is a dilated deconvolution, which is not imported yet")
         return back(_deconvolution(ctx, params, x, strides, groups, bias))
     kernel = padding.pairs(params.kernelSize, 3)
     shape = [int(params.outputChannels), int(params.kernelChannels), *kernel]
@@ -115,6 +117,8 @@ def convolution3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
             x=x, weight=weight, strides=strides, dilations=dilations, groups=groups, **bias,
             **padding.volume(params),
         )  # fmt: skip
+    if any(d > 1 for d in dilations):
+        raise ctx.error("is a dilated deconvolution, which is not imported yet")
     # Stored as coremltools' builder does, with the channels in first.
     shape = [params.inputChannels, params.outputChannels // groups, *kernel]
     weight = ctx.weights(params.weights, shape, axis=1)

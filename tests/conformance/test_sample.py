@@ -29,11 +29,9 @@ def test_nearly_all_pass(suites: Any) -> None:
     rows = [row for rows in suites.values() for row in rows]
     failed = [row for row in rows if report.group(row) == "failed"]
     passed = [row for row in rows if report.group(row) == "passed"]
-    unclear = [row for row in failed if not report.explained(row)]
     assert len(passed) > 300
-    assert len(failed) <= 0.015 * len(passed)
-    assert len(unclear) <= 0.005 * len(passed), "\n".join(
-        f"{r['test']}: {r['reason']}" for r in unclear
+    assert len(failed) <= 0.01 * len(passed), "\n".join(
+        f"{r['test']}: {r['reason']}" for r in failed
     )
 
 

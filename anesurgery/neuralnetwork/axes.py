@@ -14,20 +14,16 @@ Numbers = Array | Var
 """Numbers that are known in advance (an array), or at run time (a value)."""
 
 
-def full(ctx: Context, x: Var, rank: int = 5) -> Var:
-    """A blob with all its axes: in the rank 5 mapping (batch, channel, height, width) gets its sequence again.
+def of_rank(x: Var, rank: int) -> Var:
+    """A blob with as many axes as the parameters of its layer count: leading ones of size 1 are left out.
 
-    Args:
-        ctx: the network.
-        x: the blob.
-        rank: the axes that the layer counts, where its parameters tell.
+    A sequence or batch of 1 is nothing to a layer that lists three axes (`make_image_input` of coremltools
+    writes such a transpose behind an image).
     """
-    return ctx.five(x) if ctx.legacy and x.rank == 4 and rank == 5 else x
-
-
-def at_least_one(x: Var) -> Var:
-    """A result without axes as [1]: blobs have at least one axis."""
-    return cast(Var, mb.expand_dims(x=x, axes=[0])) if x.rank == 0 else x
+    extra = list(range(x.rank - rank))
+    if extra and all(not is_symbolic(x.shape[a]) and x.shape[a] == 1 for a in extra):
+        return cast(Var, mb.squeeze(x=x, axes=extra))
+    return x
 
 
 def whole(ctx: Context, x: Var) -> Var:

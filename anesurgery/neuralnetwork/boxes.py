@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Var, mb, types
-from anesurgery.neuralnetwork.axes import known, scalar
+from anesurgery.neuralnetwork.axes import known, of_rank, scalar
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import layer
+from anesurgery.neuralnetwork.layers import layer_nd
 
 F = np.float32
 
 
-@layer("NonMaximumSuppression", inputs=(2, 5))
+@layer_nd("NonMaximumSuppression", inputs=(2, 5))
 def non_maximum_suppression(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     """Boxes [b, n, 4] and scores [b, n, classes] to those of `maxBoxes`, their indices [b, m], the counts [b].
 
     The inputs behind the scores are the thresholds of overlap and of scores, and the number of boxes. Missing
     boxes are 0, missing indices -1. Where no score reaches the threshold, the best box alone stays.
     """
-    boxes, scores = inputs[:2]
+    boxes, scores = (of_rank(x, 3) for x in inputs[:2])
     iou = known(ctx, inputs[2], "iouThreshold")[0] if len(inputs) > 2 else params.iouThreshold
     least = scalar(ctx, inputs[3]) if len(inputs) > 3 else F(params.scoreThreshold)
     most = known(ctx, inputs[4], "maxBoxes")[0] if len(inputs) > 4 else params.maxBoxes

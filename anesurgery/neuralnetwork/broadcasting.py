@@ -14,7 +14,7 @@ import numpy as np
 from anesurgery.mil import Array, Var, is_symbolic, mb
 from anesurgery.neuralnetwork.axes import broadcast, shape_of
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import Build, layer
+from anesurgery.neuralnetwork.layers import Build, layer, layer_nd
 
 F = np.float32
 ONE_OR_TWO = (1, 2)
@@ -126,7 +126,7 @@ def _covers(a: Var, b: Var, condition: Var) -> bool:
     return np.broadcast_shapes(*shapes[:2]) == np.broadcast_shapes(*shapes)
 
 
-@layer("whereNonZero")
+@layer_nd("whereNonZero")
 def where_nonzero(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The indices of all numbers that are not 0: [count, rank]."""
     return _made("non_zero", x=inputs[0])

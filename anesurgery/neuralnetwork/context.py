@@ -3,8 +3,12 @@
 A network speaks of axes from the end: width is -1, height -2, channel -3, batch -4, sequence -5. In the mapping
 of specification 1 to 3 every blob has rank 5. It is held here as (batch, channel, height, width) where the
 sequence is 1 long, which is nearly always, and as rank 5 otherwise: layers that speak of axes from the end, or
-broadcast, need not care. Those that speak of the sequence ask for `ctx.five(x)`. In the exact mapping a blob
-has the rank that its layer gives it.
+broadcast, need not care. Those that speak of the sequence ask for `ctx.five(x)`. A layer that counts all axes
+is given all five, and what it makes has the rank that it gives it: `ctx.exact` tells a blob of four axes from
+one held without its sequence. In the exact mapping every blob has the rank that its layer gives it.
+
+A blob may have no axes: it is [1] as an output only. (The format's text says so of ranges, but of `squeeze`
+that a vector stays one; coremltools' test `TestRank0ExpandDimsSwap` expects the former of a Mac.)
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ class Context:
         self.custom = dict(custom or {})
         self.env: dict[str, Var] = {}
         """The value of each blob."""
+        self.exact: set[str] = set()
+        """In the mapping to rank 5: the blobs of four axes that have no more."""
         self.notes: list[str] = []
         """What the caller should know of the result."""
         self.layer: Any = None
@@ -85,6 +91,11 @@ class Context:
         if name in self.env and not again:
             raise self.error(f"makes the blob {name!r}, which exists already; give it another name")
         self.env[name] = var
+        self.exact.discard(name)
+
+    def is_short(self, name: str) -> bool:
+        """Is a blob of rank 5 held without its sequence of 1?"""
+        return self.legacy and self.env[name].rank == 4 and name not in self.exact
 
     # -- shapes ----------------------------------------------------------------------------------------
 
@@ -161,6 +172,9 @@ class Context:
         inputs = [self._input(name, network) for name in layer.input]
         if len(inputs) < known.least or (known.most is not None and len(inputs) > known.most):
             raise self.error(f"has {len(inputs)} inputs, takes {known.inputs}")
+        short = [self.is_short(name) for name in layer.input]
+        if known.axes == "all":
+            inputs = [self.five(x) if cut else x for x, cut in zip(inputs, short, strict=True)]
         try:
             made = known.build(self, getattr(layer, kind), inputs)
         except SurgeryError:
@@ -171,8 +185,13 @@ class Context:
         values = [made] if isinstance(made, Var) else list(made or ())
         if len(values) != len(layer.output):
             raise self.error(f"has {len(layer.output)} outputs, makes {len(values)}")
+        lent = short[:1] if known.axes == "first" else short
+        five = known.axes != "all" and (any(lent) or not lent)
         for name, value in zip(layer.output, values, strict=True):
-            self.define(name, self.blob(value), again=kind == "copy")
+            blob = self.blob(value)
+            self.define(name, blob, again=kind == "copy")
+            if self.legacy and value.rank == blob.rank == 4 and not five:
+                self.exact.add(name)
 
     def _known(self, kind: str | None) -> layers.Layer:
         if kind is None:

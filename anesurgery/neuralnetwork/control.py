@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce as fold
 from typing import Any
 
 import numpy as np
@@ -148,19 +149,32 @@ def _choose(ctx: Context, condition: Var, first: Any, second: Any) -> None:
     if not names:
         return
 
-    def side(network: Any) -> Callable[[], tuple[Var, ...]]:
+    exact = ctx.exact
+    ends: list[set[str]] = [set(), set()]
+
+    def side(network: Any, which: int) -> Callable[[], tuple[Var, ...]]:
         def build() -> tuple[Var, ...]:
-            ctx.env = dict(outer)
+            ctx.env, ctx.exact = dict(outer), set(exact)
             try:
                 _run(ctx, network)
+                ends[which] = ctx.exact.intersection(names)
                 return _results(ctx, names, outer.values())
             finally:
-                ctx.env = outer
+                ctx.env, ctx.exact = outer, exact
 
         return build
 
-    made = mb.cond(pred=condition, _true_fn=side(first), _false_fn=side(second))
+    made = mb.cond(pred=condition, _true_fn=side(first, 0), _false_fn=side(second, 1))
+    _same_axes(ctx, ends[0], ends[1], "the two sides of a branch")
     outer.update(zip(names, [made] if isinstance(made, Var) else made, strict=True))
+    ctx.exact = exact.difference(names) | ends[0]
+
+
+def _same_axes(ctx: Context, one: set[str], other: set[str], where: str) -> None:
+    """Refuse a blob of four axes that is one of five elsewhere, which MIL would not notice."""
+    if one != other:
+        name = min(one ^ other)
+        raise ctx.error(f"gives {name!r} 4 axes or 5, depending on {where}; let it have 5 always")
 
 
 def _results(ctx: Context, names: Sequence[str], outside: Any) -> tuple[Var, ...]:
@@ -197,25 +211,22 @@ def loop(ctx: Context, params: Any, inputs: list[Var]) -> None:
     outer = dict(ctx.env)
     flags = _start(ctx, params, limited, conditional, jumps)
     names = [*flags, *_carried(ctx, params, outer)]
-    before = dict(ctx.env)
+    before, exact = dict(ctx.env), ctx.exact
 
     def go_on(*values: Var) -> Var:
-        state = dict(zip(names, values, strict=True))
-        terms = [mb.less(x=state[ROUND], y=limit)] if limited else []
-        terms += [state[GO_ON]] if GO_ON in state else []
-        terms += [mb.logical_not(x=state[BROKEN])] if BROKEN in state else []
-        result = terms[0] if len(terms) == 1 else mb.logical_and(x=terms[0], y=terms[1])
-        if len(terms) == 3:
-            result = mb.logical_and(x=result, y=terms[2])
+        result = _goes_on(dict(zip(names, values, strict=True)), limit)
         return _own(result) if result in values else result
 
     def one_round(*values: Var) -> tuple[Var, ...]:
         ctx.env = {**before, **dict(zip(names, values, strict=True))}
+        ctx.exact = set(exact)
         try:
             _one_round(ctx, params, jumps)
+            kept = ctx.exact.intersection(names)
+            _same_axes(ctx, exact.intersection(names), kept, "the round of a loop")
             return _results(ctx, names, [*before.values(), *values])
         finally:
-            ctx.env = before
+            ctx.env, ctx.exact = before, exact
 
     made = mb.while_loop(
         _cond=go_on, _body=one_round, loop_vars=tuple(_own(ctx.env[n]) for n in names)
@@ -223,6 +234,14 @@ def loop(ctx: Context, params: Any, inputs: list[Var]) -> None:
     values = [made] if isinstance(made, Var) else made
     ctx.env = outer
     ctx.env.update({n: v for n, v in zip(names, values, strict=True) if n not in flags})
+
+
+def _goes_on(state: dict[str, Var], limit: Any) -> Var:
+    """Is there another round?"""
+    terms = [mb.less(x=state[ROUND], y=limit)] if ROUND in state else []
+    terms += [state[GO_ON]] if GO_ON in state else []
+    terms += [mb.logical_not(x=state[BROKEN])] if BROKEN in state else []
+    return fold(lambda a, b: mb.logical_and(x=a, y=b), terms)
 
 
 def _start(

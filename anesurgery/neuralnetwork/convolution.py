@@ -8,13 +8,13 @@ from typing import Any
 from anesurgery.mil import Array, Var, mb
 from anesurgery.neuralnetwork import padding
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import layer
+from anesurgery.neuralnetwork.layers import layer, layer_nd
 
 Cuts = list[tuple[int, int]]
 VOLUME = ("Depth", "Height", "Width")
 
 
-@layer("convolution", inputs=(1, 2))
+@layer("convolution", inputs=(1, 2), axes="first")
 def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Convolution or deconvolution of (..., channel, height, width); the second input is the weight."""
     ctx.needs_rank(inputs[0], 3)
@@ -99,7 +99,7 @@ def _transposed(
     return mb.add(x=y, y=bias["bias"].reshape(-1, *[1] * len(cuts))) if bias else y
 
 
-@layer("convolution3d")
+@layer_nd("convolution3d")
 def convolution3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Convolution or deconvolution of (batch, channel, depth, height, width)."""
     x = inputs[0]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Var, mb
-from anesurgery.neuralnetwork.axes import Numbers, full, shape_of, sizes
+from anesurgery.neuralnetwork.axes import Numbers, shape_of, sizes
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import Build, layer
+from anesurgery.neuralnetwork.layers import Build, layer, layer_nd
 
 F = np.float32
 
@@ -22,7 +22,7 @@ FIELDS = {
 """Kind -> op, and its parameters by field of the layer."""
 
 SHAPES: dict[str, tuple[int, Callable[[Context, Any, list[Var]], Numbers]]] = {
-    "Like": (1, lambda ctx, params, inputs: shape_of(full(ctx, inputs[0]))),
+    "Like": (1, lambda ctx, params, inputs: shape_of(inputs[0])),
     "Static": (0, lambda ctx, params, inputs: np.array(params.outputShape, np.int32)),
     "Dynamic": (1, lambda ctx, params, inputs: sizes(ctx, inputs[0])),
 }
@@ -42,7 +42,7 @@ def _random(op: str, fields: dict[str, str], shape: Callable[..., Numbers]) -> B
 
 for _kind, (_op, _fields) in FIELDS.items():
     for _how, (_count, _shape) in SHAPES.items():
-        layer(f"random{_kind}{_how}", inputs=_count)(_random(_op, _fields, _shape))
+        layer_nd(f"random{_kind}{_how}", inputs=_count)(_random(_op, _fields, _shape))
 
 
 @layer("categoricalDistribution")

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Var, mb
-from anesurgery.neuralnetwork.axes import Numbers, broadcast, full, scalar, shape_of, sizes
+from anesurgery.neuralnetwork.axes import Numbers, broadcast, scalar, shape_of, sizes
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import layer
+from anesurgery.neuralnetwork.layers import layer_nd
 
 F = np.float32
 
 
-@layer("loadConstantND", inputs=0)
+@layer_nd("loadConstantND", inputs=0)
 def load_constant_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The array that the layer holds."""
     made: Var = mb.const(val=ctx.weights(params.data, list(params.shape), "data"))
@@ -26,49 +26,49 @@ def _fill(shape: Numbers, value: float) -> Var:
     return made
 
 
-@layer("fillLike")
+@layer_nd("fillLike")
 def fill_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """One number in the shape of the input."""
-    return _fill(shape_of(full(ctx, inputs[0])), params.value)
+    return _fill(shape_of(inputs[0]), params.value)
 
 
-@layer("fillStatic", inputs=0)
+@layer_nd("fillStatic", inputs=0)
 def fill_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """One number in a stated shape."""
     return _fill(np.array(params.targetShape, np.int32), params.value)
 
 
-@layer("fillDynamic")
+@layer_nd("fillDynamic")
 def fill_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """One number in the shape that the input lists."""
     return _fill(sizes(ctx, inputs[0]), params.value)
 
 
-@layer("broadcastToLike", inputs=2)
+@layer_nd("broadcastToLike", inputs=2)
 def broadcast_to_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Repeated to the shape of the second input."""
-    return broadcast(ctx, inputs[0], shape_of(full(ctx, inputs[1])))
+    return broadcast(ctx, inputs[0], shape_of(inputs[1]))
 
 
-@layer("broadcastToStatic")
+@layer_nd("broadcastToStatic")
 def broadcast_to_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Repeated to a stated shape."""
     return broadcast(ctx, inputs[0], np.array(params.targetShape, np.int32))
 
 
-@layer("broadcastToDynamic", inputs=2)
+@layer_nd("broadcastToDynamic", inputs=2)
 def broadcast_to_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Repeated to the shape that the second input lists."""
     return broadcast(ctx, inputs[0], sizes(ctx, inputs[1]))
 
 
-@layer("rangeStatic", inputs=0)
+@layer_nd("rangeStatic", inputs=0)
 def range_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Numbers from start (included) to end (excluded) in steps."""
     return _range(ctx, F(params.startValue), F(params.endValue), F(params.stepSizeValue))
 
 
-@layer("rangeDynamic", inputs=(1, 3))
+@layer_nd("rangeDynamic", inputs=(1, 3))
 def range_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """As `range_static`; the inputs are end, start and step, the last two optional."""
     given = [scalar(ctx, x) for x in inputs]

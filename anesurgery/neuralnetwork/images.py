@@ -32,7 +32,7 @@ def pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return mb.pad(x=inputs[0], pad=amounts, mode=PAD[kind], constant_val=value)
 
 
-@layer("crop", inputs=(1, 2))
+@layer("crop", inputs=(1, 2), axes="first")
 def crop(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Height and width without a border; of two inputs, the first in the size of the second."""
     x = inputs[0]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Var, is_symbolic, mb, producer
-from anesurgery.neuralnetwork.axes import Numbers, at_least_one, full, sizes, whole
+from anesurgery.neuralnetwork.axes import Numbers, sizes, whole
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import Build, layer
+from anesurgery.neuralnetwork.layers import Build, layer_nd
 
 F = np.float32
 MODES = ("update", "add", "sub", "mul", "div", "max", "min")
@@ -53,34 +53,36 @@ def _indices(ctx: Context, indices: Var, x: Var, axes: Sequence[int]) -> Numbers
     return made
 
 
-@layer("gather", inputs=2)
+@layer_nd("gather", inputs=2)
 def gather(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The slices along an axis that the second input lists, whose shape takes the place of the axis."""
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     indices = _indices(ctx, inputs[1], x, [params.axis])
-    return at_least_one(mb.gather(x=x, indices=indices, axis=params.axis))
+    made: Var = mb.gather(x=x, indices=indices, axis=params.axis)
+    return made
 
 
-@layer("gatherND", inputs=2)
+@layer_nd("gatherND", inputs=2)
 def gather_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The slices at indices of several axes, which stand in the last axis of the second input."""
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     (count,) = ctx.shape(inputs[1], [-1])
-    return at_least_one(mb.gather_nd(x=x, indices=_indices(ctx, inputs[1], x, range(count))))
+    made: Var = mb.gather_nd(x=x, indices=_indices(ctx, inputs[1], x, range(count)))
+    return made
 
 
-@layer("gatherAlongAxis", inputs=2)
+@layer_nd("gatherAlongAxis", inputs=2)
 def gather_along_axis(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """For each place the number along an axis that the second input says there."""
-    x = full(ctx, inputs[0])
-    indices = _indices(ctx, full(ctx, inputs[1]), x, [params.axis])
+    x = inputs[0]
+    indices = _indices(ctx, inputs[1], x, [params.axis])
     made: Var = mb.gather_along_axis(x=x, indices=indices, axis=params.axis)
     return made
 
 
 def _scatter(op: str) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-        data, indices, updates = full(ctx, inputs[0]), inputs[1], full(ctx, inputs[2])
+        data, indices, updates = inputs[0], inputs[1], inputs[2]
         along = {} if op == "scatter_nd" else {"axis": params.axis}
         axes = list(along.values()) or range(*ctx.shape(indices, [-1]))
         made: Var = getattr(mb, op)(
@@ -92,15 +94,15 @@ def _scatter(op: str) -> Build:
     return build
 
 
-layer("scatter", inputs=3)(_scatter("scatter"))
-layer("scatterAlongAxis", inputs=3)(_scatter("scatter_along_axis"))
-layer("scatterND", inputs=3)(_scatter("scatter_nd"))
+layer_nd("scatter", inputs=3)(_scatter("scatter"))
+layer_nd("scatterAlongAxis", inputs=3)(_scatter("scatter_along_axis"))
+layer_nd("scatterND", inputs=3)(_scatter("scatter_nd"))
 
 
-@layer("embeddingND")
+@layer_nd("embeddingND")
 def embedding_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The row of a table for each index; the last axis, of size 1, becomes that of the row."""
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     if ctx.shape(x, [-1]) != (1,):
         raise ctx.error(f"takes indices with a last axis of size 1, not {x.shape[-1]}")
     size, count = int(params.embeddingSize), int(params.vocabSize)
@@ -112,7 +114,7 @@ def embedding_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return made if x.rank > 1 else mb.squeeze(x=made, axes=[0])
 
 
-@layer("oneHot", inputs=(1, 2))
+@layer_nd("oneHot", inputs=(1, 2))
 def one_hot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """One number at each index, another one elsewhere, along a new axis."""
     size = np.int32(params.oneHotVectorSize)
@@ -129,14 +131,14 @@ def one_hot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 # -- find --------------------------------------------------------------------------------------------------
 
 
-@layer("topK", inputs=(1, 2))
+@layer_nd("topK", inputs=(1, 2))
 def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     """The K largest (or smallest) numbers along an axis, sorted, and their indices.
 
     Where K is known at run time only, all numbers are sorted, and cut off.
     """
     k = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array([params.K], np.int32)
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     count = ctx.shape(x, [params.axis])[0] if isinstance(k, Var) else int(k[0])
     found = mb.topk(x=x, k=count, axis=params.axis, ascending=params.useBottomK)
     if isinstance(k, Var):
@@ -158,30 +160,30 @@ def _first(x: Var, count: Var, axis: int) -> Var:
     return made
 
 
-@layer("argSort")
+@layer_nd("argSort")
 def arg_sort(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The indices that sort along an axis."""
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     made: Var = mb.argsort(x=x, axis=params.axis, ascending=not params.descending)
     return made
 
 
 def _extreme(op: str) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-        x = full(ctx, inputs[0])
-        return at_least_one(getattr(mb, op)(x=x, axis=params.axis, keep_dims=not params.removeDim))
+        made: Var = getattr(mb, op)(x=inputs[0], axis=params.axis, keep_dims=not params.removeDim)
+        return made
 
     return build
 
 
-layer("argMax")(_extreme("reduce_argmax"))
-layer("argMin")(_extreme("reduce_argmin"))
+layer_nd("argMax")(_extreme("reduce_argmax"))
+layer_nd("argMin")(_extreme("reduce_argmin"))
 
 
-@layer("cumSum", inputs=(1, 2))
+@layer_nd("cumSum", inputs=(1, 2))
 def cum_sum(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Sums of all numbers up to each along an axis, with or without itself, from either end."""
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     axis = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array([params.axis], np.int32)
 
     def along(a: int) -> Var:

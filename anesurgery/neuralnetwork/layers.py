@@ -10,6 +10,9 @@ A family of layers is a module; its functions are registered by `@layer(...)` an
 one output, or a list of values, one for each output. `ctx.layer` is the whole message of the layer.
 
 Blobs are fp32, whatever they hold: conditions are 1 and 0, indices are whole floats.
+
+A layer that counts axes from the first, or makes or takes away axes, is registered by `@layer_nd(...)`: it is
+given its blobs with all their axes. The others count from the end, and so need not know of a sequence of 1.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from anesurgery.mil import Var
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 Made = Var | Sequence[Var] | None
 Build = Callable[["Context", Any, list[Var]], Made]
+Axes = Literal["all", "most", "first"]
 
 FAMILIES = (
     "activations", "arithmetic", "boxes", "broadcasting", "control", "convolution", "custom", "distributions",
@@ -44,6 +48,9 @@ class Layer:
     """Number of inputs, at least."""
     most: int | None
     """Number of inputs, at most; None without bound."""
+    axes: Axes = "most"
+    """How axes are counted: "all" as they are; else from the end, and the result has as many as the input with
+    the most, or as the "first" input."""
 
     @property
     def inputs(self) -> str:
@@ -57,21 +64,29 @@ LAYERS: dict[str, Layer] = {}
 """Layer type, as the field of `NeuralNetworkLayer` is named -> how it is built (after `load_families`)."""
 
 
-def layer(*kinds: str, inputs: int | tuple[int, int | None] = 1) -> Callable[[Build], Build]:
+def layer(
+    *kinds: str, inputs: int | tuple[int, int | None] = 1, axes: Axes = "most"
+) -> Callable[[Build], Build]:
     """Register a function for layer types.
 
     Args:
         kinds: fields of `NeuralNetworkLayer`.
         inputs: how many inputs; (least, most), where most may be None.
+        axes: how the layer counts them, see `Layer`.
     """
     least, most = (inputs, inputs) if isinstance(inputs, int) else inputs
 
     def register(build: Build) -> Build:
         for kind in kinds:
-            LAYERS[kind] = Layer(build, least, most)
+            LAYERS[kind] = Layer(build, least, most, axes)
         return build
 
     return register
+
+
+def layer_nd(*kinds: str, inputs: int | tuple[int, int | None] = 1) -> Callable[[Build], Build]:
+    """Register a function for layer types that count all axes of their blobs."""
+    return layer(*kinds, inputs=inputs, axes="all")
 
 
 def load_families() -> dict[str, Layer]:

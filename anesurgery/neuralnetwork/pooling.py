@@ -8,7 +8,7 @@ from typing import Any
 from anesurgery.mil import Var, mb
 from anesurgery.neuralnetwork import padding
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import layer
+from anesurgery.neuralnetwork.layers import layer, layer_nd
 
 KINDS = ("max", "average", "l2")
 """By `type`."""
@@ -45,7 +45,7 @@ def _windows(
     return op(x=x, kernel_sizes=kernel, strides=strides, **form)
 
 
-@layer("pooling3d")
+@layer_nd("pooling3d")
 def pooling3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Pooling of (batch, channel, depth, height, width)."""
     kernel, strides = (
@@ -57,7 +57,7 @@ def pooling3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return _windows(KINDS[params.type], x, kernel, strides, form, params.countExcludePadding)
 
 
-@layer("globalPooling3d")
+@layer_nd("globalPooling3d")
 def global_pooling3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Pooling of (batch, channel, depth, height, width) to one value for each channel."""
     return GLOBAL[KINDS[params.type]](ctx.five(inputs[0]), [-3, -2, -1])

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anesurgery.mil import Var, mb
-from anesurgery.neuralnetwork.axes import at_least_one, full
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import Build, layer
+from anesurgery.neuralnetwork.layers import Build, layer_nd
 
 REDUCTIONS = {
     "reduceSum": "reduce_sum", "reduceMean": "reduce_mean", "reduceProd": "reduce_prod",
@@ -22,19 +21,20 @@ def _reduction(op: str) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         if not params.reduceAll and not params.axes:
             raise ctx.error("names no axes; list some, or set reduceAll")
-        x = full(ctx, inputs[0])
+        x = inputs[0]
         axes = list(range(x.rank)) if params.reduceAll else list(params.axes)
-        return at_least_one(getattr(mb, op)(x=x, axes=axes, keep_dims=params.keepDims))
+        made: Var = getattr(mb, op)(x=x, axes=axes, keep_dims=params.keepDims)
+        return made
 
     return build
 
 
 for _kind, _op in REDUCTIONS.items():
-    layer(_kind)(_reduction(_op))
+    layer_nd(_kind)(_reduction(_op))
 
 
-@layer("softmaxND")
+@layer_nd("softmaxND")
 def softmax_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Softmax over one axis."""
-    made: Var = mb.softmax(x=full(ctx, inputs[0]), axis=params.axis)
+    made: Var = mb.softmax(x=inputs[0], axis=params.axis)
     return made

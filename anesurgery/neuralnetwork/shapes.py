@@ -7,9 +7,9 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
-from anesurgery.neuralnetwork.axes import Numbers, at_least_one, full, shape_of, sizes
+from anesurgery.neuralnetwork.axes import Numbers, of_rank, shape_of, sizes
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import layer
+from anesurgery.neuralnetwork.layers import layer, layer_nd
 
 MANY = (1, None)
 ONE_OR_TWO = (1, 2)
@@ -18,49 +18,49 @@ ONE_OR_TWO = (1, 2)
 # -- shapes --------------------------------------------------------------------------------------------
 
 
-@layer("reshapeStatic")
+@layer_nd("reshapeStatic")
 def reshape_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Another shape, in which one size may be -1."""
     return ctx.reshape(inputs[0], list(params.targetShape))
 
 
-@layer("reshapeLike", inputs=2)
+@layer_nd("reshapeLike", inputs=2)
 def reshape_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The shape of the second input."""
-    made: Var = mb.reshape(x=inputs[0], shape=shape_of(full(ctx, inputs[1])))
+    made: Var = mb.reshape(x=inputs[0], shape=shape_of(inputs[1]))
     return made
 
 
-@layer("reshapeDynamic", inputs=2)
+@layer_nd("reshapeDynamic", inputs=2)
 def reshape_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The shape that the second input lists."""
     made: Var = mb.reshape(x=inputs[0], shape=sizes(ctx, inputs[1]))
     return made
 
 
-@layer("rankPreservingReshape")
+@layer_nd("rankPreservingReshape")
 def rank_preserving_reshape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """As many axes as before; a size of 0 is that of the input, -1 is what remains."""
     wanted = list(params.targetShape)
-    x = full(ctx, inputs[0], len(wanted))
+    x = of_rank(inputs[0], len(wanted))
     if len(wanted) != x.rank:
         raise ctx.error(f"states {len(wanted)} sizes for an input of {x.rank} axes; state one each")
     made: Var = mb.reshape(x=x, shape=wanted)
     return made
 
 
-@layer("flattenTo2D")
+@layer_nd("flattenTo2D")
 def flatten_to_2d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The axes before one axis as rows, the others as columns."""
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     made: Var = mb.flatten2d(x=x, axis=params.axis)
     return made
 
 
-@layer("squeeze")
+@layer_nd("squeeze")
 def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Without some axes of size 1, or all of them."""
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     if params.squeezeAll:
         axes = [i for i, d in enumerate(x.shape) if not is_symbolic(d) and d == 1]
     else:
@@ -68,54 +68,54 @@ def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     for axis in axes:
         if not is_symbolic(x.shape[axis]) and x.shape[axis] != 1:
             raise ctx.error(f"takes away axis {axis}, whose size is {x.shape[axis]}, not 1")
-    return at_least_one(mb.squeeze(x=x, axes=sorted(axes))) if axes else x
+    return mb.squeeze(x=x, axes=sorted(axes)) if axes else x
 
 
-@layer("expandDims")
+@layer_nd("expandDims")
 def expand_dims(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """With axes of size 1 more, counted in the result."""
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     rank = x.rank + len(params.axes)
     made: Var = mb.expand_dims(x=x, axes=sorted(a + rank if a < 0 else a for a in params.axes))
     return made
 
 
-@layer("getShape")
+@layer_nd("getShape")
 def get_shape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The sizes of all axes."""
-    made: Var = mb.shape(x=full(ctx, inputs[0]))
+    made: Var = mb.shape(x=inputs[0])
     return made
 
 
-@layer("transpose")
+@layer_nd("transpose")
 def transpose(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The axes in another order."""
-    made: Var = mb.transpose(x=full(ctx, inputs[0], len(params.axes)), perm=list(params.axes))
+    made: Var = mb.transpose(x=of_rank(inputs[0], len(params.axes)), perm=list(params.axes))
     return made
 
 
 # -- joining and splitting -------------------------------------------------------------------------------
 
 
-@layer("concatND", inputs=MANY)
+@layer_nd("concatND", inputs=MANY)
 def concat_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The inputs one behind the other along an axis, or slice by slice in turn."""
-    values = [full(ctx, x) for x in inputs]
+    values = [x if x.rank else mb.expand_dims(x=x, axes=[0]) for x in inputs]
     made: Var = mb.concat(values=values, axis=params.axis, interleave=params.interleave)
     return made
 
 
-@layer("stack", inputs=MANY)
+@layer_nd("stack", inputs=MANY)
 def stack(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The inputs along a new axis."""
-    made: Var = mb.stack(values=[full(ctx, x) for x in inputs], axis=params.axis)
+    made: Var = mb.stack(values=inputs, axis=params.axis)
     return made
 
 
-@layer("splitND")
+@layer_nd("splitND")
 def split_nd(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     """Parts of stated sizes, or as equal as they can be, the first ones larger by one where needed."""
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     if params.splitSizes:
         parts = list(params.splitSizes)
     else:
@@ -125,12 +125,12 @@ def split_nd(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     return list(mb.split(x=x, split_sizes=parts, axis=params.axis)) if len(parts) > 1 else [x]
 
 
-@layer("tile", inputs=ONE_OR_TWO)
+@layer_nd("tile", inputs=ONE_OR_TWO)
 def tile(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Repeated along the last axes, as often as stated or as the second input lists."""
     reps = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array(params.reps, np.int32)
     count = int(reps.shape[0])
-    x = full(ctx, inputs[0], count)
+    x = of_rank(inputs[0], count)
     if count < x.rank:
         ones = np.ones(x.rank - count, np.int32)
         reps = _join(ones, reps)
@@ -149,19 +149,19 @@ def _join(first: Array, second: Numbers) -> Numbers:
 # -- the other way round -----------------------------------------------------------------------------------
 
 
-@layer("reverse")
+@layer_nd("reverse")
 def reverse(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Some axes back to front."""
-    x = full(ctx, inputs[0], len(params.reverseDim))
+    x = of_rank(inputs[0], len(params.reverseDim))
     axes = [i for i, back in enumerate(params.reverseDim) if back]
     return mb.reverse(x=x, axes=axes) if axes else x
 
 
-@layer("reverseSeq", inputs=2)
+@layer_nd("reverseSeq", inputs=2)
 def reverse_seq(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The first numbers of each sequence back to front: as many as the second input says."""
     made: Var = mb.reverse_sequence(
-        x=full(ctx, inputs[0]),
+        x=inputs[0],
         lengths=sizes(ctx, inputs[1]),
         seq_axis=params.sequenceAxis,
         batch_axis=params.batchAxis,

@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
-from anesurgery.neuralnetwork.axes import Numbers, at_least_one, full, known, masks, sizes
+from anesurgery.neuralnetwork.axes import Numbers, known, masks, of_rank, sizes
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers import layer
+from anesurgery.neuralnetwork.layers import layer_nd
 
 MASKS = ("beginMasks", "endMasks", "squeezeMasks")
 """Which beginnings and ends are those of the axis, and which axes are taken away."""
@@ -29,27 +29,27 @@ def _slice(
             if isinstance(begin, Var)
             else np.where(last, back, begin)
         )
-    made = mb.slice_by_index(
+    made: Var = mb.slice_by_index(
         x=x, begin=begin, end=end, stride=np.array(stride, np.int32),
         begin_mask=no_begin, end_mask=no_end, squeeze_mask=drop,
     )  # fmt: skip
-    return at_least_one(made)
+    return made
 
 
-@layer("sliceStatic")
+@layer_nd("sliceStatic")
 def slice_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """[begin : end : stride] of each axis."""
-    x = full(ctx, inputs[0], len(params.beginIds))
+    x = of_rank(inputs[0], len(params.beginIds))
     begin, end = (np.array(ids, np.int32) for ids in (params.beginIds, params.endIds))
     strides = list(params.strides) or [1] * x.rank
     return _slice(x, begin, end, strides, [masks(getattr(params, m), x.rank) for m in MASKS])
 
 
-@layer("sliceDynamic", inputs=(2, 7))
+@layer_nd("sliceDynamic", inputs=(2, 7))
 def slice_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """As `slice_static`; the inputs are data, begin, and if need be end, strides and the three masks."""
     begin = sizes(ctx, inputs[1])
-    x = full(ctx, inputs[0], int(begin.shape[0]))
+    x = of_rank(inputs[0], int(begin.shape[0]))
     end = sizes(ctx, inputs[2]) if len(inputs) > 2 else np.array(params.endIds, np.int32)
     strides = _fixed(ctx, inputs, 3, "strides", list(params.strides) or [1] * x.rank)
     flags = [
@@ -64,10 +64,10 @@ def _fixed(ctx: Context, inputs: list[Var], at: int, what: str, stated: Sequence
     return known(ctx, inputs[at], f"its {what}") if len(inputs) > at else stated
 
 
-@layer("sliceBySize", inputs=2)
+@layer_nd("sliceBySize", inputs=2)
 def slice_by_size(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """[begin : begin + size] of one axis, where the second input is begin."""
-    x = full(ctx, inputs[0])
+    x = inputs[0]
     axis = params.axis + x.rank if params.axis < 0 else params.axis
     begin = sizes(ctx, inputs[1])
     before, behind = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
@@ -82,11 +82,11 @@ def slice_by_size(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return made
 
 
-@layer("slidingWindows")
+@layer_nd("slidingWindows")
 def sliding_windows(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """All windows along an axis: their number takes its place, their numbers are a new axis behind it."""
     made: Var = mb.sliding_windows(
-        x=full(ctx, inputs[0]),
+        x=inputs[0],
         axis=params.axis,
         size=int(params.windowSize),
         stride=int(params.step) or 1,
@@ -94,11 +94,11 @@ def sliding_windows(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return made
 
 
-@layer("constantPad", inputs=(1, 2))
+@layer_nd("constantPad", inputs=(1, 2))
 def constant_pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """A margin of one number; stated as (before, behind) of each axis, or as the sizes of the result."""
     amounts = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array(params.padAmounts, np.int32)
-    x = full(ctx, inputs[0], int(amounts.shape[0]) // 2)
+    x = of_rank(inputs[0], int(amounts.shape[0]) // 2)
     if params.padToGivenOutputSizeMode:
         amounts = _missing(ctx, x, amounts)
     made: Var = mb.pad(x=x, pad=amounts, mode="constant", constant_val=np.float32(params.value))

@@ -333,6 +333,41 @@ def test_an_input_of_another_size_is_explained() -> None:
         import_network(spec)
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("shape", [(B, H, 1, 1, 1), (1, B, H, 1, 1), (1, 1, B, H, 1)])
+@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
+def test_states_are_read_flat(kind: str, shape: tuple[int, ...], legacy: bool) -> None:
+    """Of whatever shape: converters of coremltools write that of a simple one as (batch, hidden, 1, 1, 1)."""
+    names = {"rnn": ["x", "h0"], "gru": ["x", "h0"], "lstm": ["x", "h0", "c0"]}[kind]
+    w = weights({"rnn": 1, "gru": 3, "lstm": 4}[kind], 100)
+
+    def fill(b: Any) -> None:
+        if kind == "lstm":
+            b.add_unilstm("l", input_names=names, output_names=["y"], **options({}, w))
+        elif kind == "gru":
+            b.add_gru("l", w["W_h"], w["W_x"], w["b"], H, N, names, ["y"])
+        else:
+            b.add_simple_rnn("l", w["W_h"][0], w["W_x"][0], w["b"][0], H, N, "TANH", names, ["y"])
+
+    usual = {"x": sequence()} | {n: state(i) for i, n in enumerate(names[1:])}
+    other = {n: v.reshape(shape) if n != "x" else v for n, v in usual.items()}
+    wanted = ane.run(import_network(built(usual, ["y"], fill, legacy)), usual)
+    compare(built(other, ["y"], fill, legacy), other, wanted)
+
+
+def test_states_of_another_size_are_refused() -> None:
+    inputs = {"x": sequence(), "h0": floats(1, B, H + 1, 1, 1)}
+    w = weights(3, 100)
+    spec = built(
+        inputs, ["y"],
+        lambda b: b.add_gru("g", w["W_h"], w["W_x"], w["b"], H, N, ["x", "h0"], ["y"]),
+    )  # fmt: skip
+    with pytest.raises(
+        LoadError, match=rf"initial state of {B * (H + 1)} numbers, takes {B} x {H}"
+    ):
+        import_network(spec)
+
+
 def test_states_come_together() -> None:
     inputs = {"x": sequence(), "h0": state(1)}
     spec = built(inputs, ["y"], lambda b: b.add_unilstm(

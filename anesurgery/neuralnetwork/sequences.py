@@ -4,7 +4,7 @@ They become MIL's own ops where those have the activations that are asked for; t
 parameters. Otherwise each step is written out, for which the length of the sequence must be known.
 
 Blobs are (sequence, batch, size, 1, 1), states (1, batch, size, 1, 1). Initial states are 0 unless they are
-inputs.
+inputs, which need only have as many numbers.
 """
 
 from __future__ import annotations
@@ -133,7 +133,18 @@ def initial_states(
         return [_zeros(sequence, hidden)] * count
     if len(inputs) != count:
         raise ctx.error(f"has {len(inputs) + 1} inputs, takes 1 or {count + 1}")
-    return [mb.squeeze(x=ctx.five(x), axes=[0, 3, 4]) for x in inputs]
+    return [_state(ctx, x, sequence.shape[1], hidden) for x in inputs]
+
+
+def _state(ctx: Context, x: Var, batch: Any, hidden: int) -> Var:
+    """An initial state as [batch, hidden], read flat: converters write (batch, hidden, 1, 1, 1) too."""
+    known = not any(is_symbolic(d) for d in (*x.shape, batch))
+    if known and math.prod(x.shape) != batch * hidden:
+        raise ctx.error(
+            f"has an initial state of {math.prod(x.shape)} numbers, takes {batch} x {hidden}"
+        )
+    made: Var = mb.reshape(x=x, shape=[batch if known else -1, hidden])
+    return made
 
 
 def _zeros(sequence: Var, hidden: int) -> Var:

@@ -171,7 +171,11 @@ class Context:
         known = self._known(kind)
         inputs = [self._input(name, network) for name in layer.input]
         if len(inputs) < known.least or (known.most is not None and len(inputs) > known.most):
-            raise self.error(f"has {len(inputs)} inputs, takes {known.inputs}")
+            raise self.error(f"has {len(inputs)} inputs, takes {known.inputs}; {spec.DAMAGED}")
+        if strange := spec.unknown_choice(getattr(layer, kind)):
+            raise self.error(
+                f"has {strange}, which this coremltools does not know; upgrade coremltools"
+            )
         short = [self.is_short(name) for name in layer.input]
         if known.axes == "all":
             inputs = [self.five(x) if cut else x for x, cut in zip(inputs, short, strict=True)]
@@ -179,12 +183,17 @@ class Context:
             made = known.build(self, getattr(layer, kind), inputs)
         except SurgeryError:
             raise
-        except (ValueError, TypeError, IndexError, NotImplementedError) as error:
+        except Exception as error:  # of coremltools' ops, of a caller's function: any kind
             shapes = ", ".join(str(tuple(map(str, v.shape))) for v in inputs)
-            raise self.error(f"does not fit its inputs of shape {shapes}: {error}") from error
+            why = str(error) or type(error).__name__
+            raise self.error(
+                f"does not fit its inputs of shape {shapes}: {why}; change the layer in the source model"
+            ) from error
         values = [made] if isinstance(made, Var) else list(made or ())
         if len(values) != len(layer.output):
-            raise self.error(f"has {len(layer.output)} outputs, makes {len(values)}")
+            raise self.error(
+                f"has {len(layer.output)} outputs, makes {len(values)}; {spec.DAMAGED}"
+            )
         lent = short[:1] if known.axes == "first" else short
         five = known.axes != "all" and (any(lent) or not lent)
         for name, value in zip(layer.output, values, strict=True):
@@ -196,7 +205,7 @@ class Context:
     def _known(self, kind: str | None) -> layers.Layer:
         if kind is None:
             raise self.error(
-                "is of a type that this coremltools does not know; upgrade coremltools"
+                "is of a type that this coremltools does not know; upgrade coremltools, or export the model again"
             )
         if kind not in self._table:
             raise self.error(

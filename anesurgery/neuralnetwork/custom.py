@@ -15,11 +15,16 @@ def custom(ctx: Context, params: Any, inputs: list[Var]) -> Made:
     """What the caller's function for the class makes of (context, params, inputs).
 
     Raises:
-        LoadError: there is no function for the class.
+        LoadError: there is no function for the class, or it gives something else.
     """
     name = str(params.className)
     if name in ctx.custom:
         made: Made = ctx.custom[name](ctx, params, inputs)
+        for value in [made] if isinstance(made, Var) else made or ():
+            if not isinstance(value, Var):
+                raise ctx.error(
+                    f"the function for class {name!r} gives a {type(value).__name__}; let it give MIL values"
+                )
         return made
     known = f" ({UnknownName('class', name, ctx.custom)})" if ctx.custom else ""
     raise ctx.error(

@@ -18,6 +18,8 @@ NETWORKS = ("neuralNetwork", "neuralNetworkClassifier", "neuralNetworkRegressor"
 """The kinds of model that are networks of layers."""
 
 DAMAGED = "the file is damaged, export it again"
+_LARGE = ("WeightParams", "NeuralNetwork")
+"""Messages within parameters that have no choices of the layer itself."""
 EXACT = 1
 """`EXACT_ARRAY_MAPPING`, and `RANK4_IMAGE_MAPPING` likewise: shapes are what the description says."""
 
@@ -65,6 +67,23 @@ def weights(params: Any, shape: Sequence[int], what: str, axis: int = 0) -> Arra
     if found.size != count:
         raise LoadError(f"{what} has {found.size} numbers, expected {_words(shape)}; {DAMAGED}")
     return found.reshape(shape)
+
+
+def unknown_choice(params: Any) -> str:
+    """The first choice in the parameters of a layer that has no name, as those of newer formats; "" if none.
+
+    Weights and the networks nested in a layer are not looked at.
+    """
+    for field, value in params.ListFields():
+        if field.enum_type is not None:
+            for choice in [value] if isinstance(value, int) else value:
+                if choice not in field.enum_type.values_by_number:
+                    return f"{field.name} = {choice}"
+        elif field.message_type is not None and field.message_type.name not in _LARGE:
+            for inner in [value] if hasattr(value, "ListFields") else value:
+                if hasattr(inner, "ListFields") and (found := unknown_choice(inner)):
+                    return found
+    return ""
 
 
 def _words(shape: Sequence[int]) -> str:
@@ -137,4 +156,4 @@ def _by_channel(values: Any, codes: Array, what: str, axis: int, name: str, abse
     return found.reshape(shape)
 
 
-__all__ = ["DAMAGED", "EXACT", "NETWORKS", "is_legacy", "network_of", "weights"]
+__all__ = ["DAMAGED", "EXACT", "NETWORKS", "is_legacy", "network_of", "unknown_choice", "weights"]

@@ -123,12 +123,15 @@ def apply(
     chosen = _steps(steps, option or [])
     from anesurgery import report
     from anesurgery.operate import apply as operate
-    from anesurgery.program import check_target, load
+    from anesurgery.operate import on_layers
+    from anesurgery.recipe import steps_of
+    from anesurgery.writing import check_target
 
     if target_path is not None and not dry_run:
-        check_target(Path(source), Path(target_path), overwrite)
+        suffix = ".mlmodel" if on_layers(tuple(steps_of(chosen))) else ".mlpackage"
+        check_target(Path(source), Path(target_path), overwrite, suffix)
     surgery = operate(
-        load(source),
+        source,
         chosen,
         target=target,
         prove=None if prove == "none" else prove,

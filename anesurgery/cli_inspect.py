@@ -97,7 +97,7 @@ def _check(
 def _check_files(model: str, html: Path | None, fix: Path | None, overwrite: bool) -> None:
     """Refuse places that cannot be written to, before any work is done."""
     from anesurgery.errors import LoadError
-    from anesurgery.program import check_target
+    from anesurgery.writing import check_target
 
     if fix is not None:
         check_target(Path(model).expanduser(), fix.expanduser(), overwrite)

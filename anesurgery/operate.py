@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class Surgery:
     """Arrays that left the model and are written beside it on `save`, by file name."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by step."""
+    notes: list[str] = field(default_factory=list)
+    """What else the caller should know."""
 
     @property
     def program(self) -> Program:
@@ -88,7 +90,7 @@ def apply(
     """Apply passes to a model; the model given is not changed.
 
     Args:
-        model: path of a package, MLModel, or MIL Program.
+        model: path of a package or .mlmodel, MLModel, or MIL Program; passes over layers need a neural network.
         passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these.
         target: chip and OS the model is meant for ("M1/macOS 14"); recorded.
         prove: "sites" runs both sides of every edit on random numbers, "model" compares whole models in the
@@ -108,6 +110,12 @@ def apply(
         raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
     recipe = _recipe(passes)
     steps = tuple(steps_of(recipe if recipe is not None else passes))
+    if on_layers(steps):
+        from anesurgery.neuralnetwork.operating import apply_layers  # it needs this module
+
+        return apply_layers(
+            model, steps, target=target, prove=prove, inputs=inputs, quiet=quiet, seed=seed
+        )
     started = time.perf_counter()
     loaded = clone(load(model)) if isinstance(model, (Program, Loaded)) else load(model)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed)
@@ -124,11 +132,19 @@ def apply(
     surgery = Surgery(
         loaded, steps, session.changes, session.refusals, session.contract, ops,
         op_counts(loaded.program), target, artifacts=session.artifacts, timings=session.timings,
+        notes=list(loaded.notes),
     )  # fmt: skip
     if prove in ("model", "both"):
         gate = recipe.psnr if recipe is not None else 60.0
         surgery.proof = _prove_model(model, surgery, inputs, gate, seed)
     return surgery
+
+
+def on_layers(steps: Sequence[Pass]) -> bool:
+    """Is one of the steps for the layers of a neural network?"""
+    from anesurgery.neuralnetwork.layer_pass import LayerPass
+
+    return any(isinstance(step, LayerPass) for step in steps)
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

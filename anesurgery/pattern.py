@@ -12,10 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from anesurgery.errors import PatternError
 from anesurgery.mil import Block, Operation, Var
+
+
+class Named(Protocol):
+    """Something with a name: an op, or a layer."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +31,8 @@ class Refusal:
     """Why a rewrite did not fire: a value, never an exception; false in a condition."""
 
     reason: str
-    where: Operation | None = None
-    """The op at which the reason holds."""
+    where: Named | None = None
+    """The op or layer at which the reason holds."""
 
     def __bool__(self) -> bool:
         return False

@@ -26,6 +26,7 @@ from anesurgery.errors import LoadError, UnknownName
 from anesurgery.mil import Array, Program, Var, ct, quiet_host, types
 from anesurgery.transcribe import proto
 from anesurgery.weights import WeightFile, WeightWriter
+from anesurgery.writing import check_target, write_whole
 
 MODEL = Path("com.apple.CoreML") / "model.mlmodel"
 WEIGHTS = Path("com.apple.CoreML") / "weights"
@@ -241,43 +242,7 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
     """
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite)
-    try:
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise LoadError(
-            f"cannot write into {target.parent}: {error.strerror}; choose another folder"
-        ) from error
-    try:
-        package = scratch / "new.mlpackage"
-        write_package(loaded, package)
-        if target.exists():
-            target.rename(scratch / "old.mlpackage")
-        package.rename(target)
-    except OSError as error:
-        raise LoadError(
-            f"{target} was not written: {error.strerror}; nothing was changed"
-        ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return target
-
-
-def check_target(source: Path | None, target: Path, overwrite: bool) -> None:
-    """Refuse a place that a package cannot be written to, before any work is done.
-
-    Raises:
-        LoadError: wrong suffix, no such folder, the input itself, or something is there already.
-    """
-    if target.suffix != ".mlpackage":
-        raise LoadError(f"{target.name!r} is no package name; let it end in .mlpackage")
-    if not target.parent.is_dir():
-        raise LoadError(f"the folder {target.parent} does not exist; make it first")
-    if not os.access(target.parent, os.W_OK):
-        raise LoadError(f"cannot write into {target.parent}; choose another folder")
-    if source is not None and target.resolve() == source.resolve():
-        raise LoadError(f"{target} is the input, which is never changed; choose another name")
-    if target.exists() and not overwrite:
-        raise LoadError(f"{target} exists; choose another name, or overwrite it on request")
+    return write_whole(target, lambda package: write_package(loaded, package))
 
 
 def write_package(loaded: Loaded, package: Path) -> None:

@@ -1,7 +1,8 @@
 """Names of passes and recipes, found without importing them, and their bridge to coremltools.
 
-A pass lives in `passes/<name>.py`, a recipe in a file of `recipes/`; `register` adds a user's own pass. Listing
-reads the files' docstrings, so it needs neither coremltools nor torch.
+A pass over the ops of an ML Program lives in `passes/<name>.py`, one over the layers of a neural network in
+`passes/layers/<name>.py`, a recipe in a file of `recipes/`; `register` adds a user's own pass. Listing reads
+the files' docstrings, so it needs neither coremltools nor torch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from anesurgery.surgery import Pass
 
 NAMESPACE = "anesurgery"
+LAYERS = "passes/layers"
+"""The room of the passes over the layers of neural networks."""
 ROOT = Path(__file__).resolve().parent
 
 _OWN: dict[str, type[Pass]] = {}
@@ -33,9 +36,25 @@ def _files(room: str) -> dict[str, Path]:
     return {p.stem: p for p in sorted((ROOT / room).glob("*.py")) if not p.stem.startswith("_")}
 
 
+def _pass_files() -> dict[str, Path]:
+    """Pass name -> file, those over ops first."""
+    return _files("passes") | _files(LAYERS)
+
+
 def pass_names() -> list[str]:
     """The names of all passes, the library's first."""
-    return [*_files("passes"), *_OWN]
+    return [*_pass_files(), *_OWN]
+
+
+def op_pass_names() -> list[str]:
+    """The names of the passes over the ops of ML Programs, the library's first."""
+    own = [name for name, cls in _OWN.items() if not hasattr(cls, "run_network")]
+    return [*_files("passes"), *own]
+
+
+def layer_pass_names() -> list[str]:
+    """The names of the library's passes over the layers of neural networks."""
+    return list(_files(LAYERS))
 
 
 def recipe_names() -> list[str]:
@@ -69,7 +88,7 @@ def documentation(name: str) -> str:
     """
     if name in _OWN:
         return _OWN[name].__doc__ or ""
-    path = _files("passes").get(name) or _recipe_files().get(name)
+    path = _pass_files().get(name) or _recipe_files().get(name)
     if path is None:
         raise UnknownName("pass or recipe", name, [*pass_names(), *recipe_names()])
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -83,9 +102,10 @@ def pass_class(name: str) -> type[Pass]:
     """
     if name in _OWN:
         return _OWN[name]
-    if name not in _files("passes"):
+    if name not in _pass_files():
         raise UnknownName("pass", name, pass_names())
-    module = importlib.import_module(f"anesurgery.passes.{name}")
+    room = "passes.layers" if name in _files(LAYERS) else "passes"
+    module = importlib.import_module(f"anesurgery.{room}.{name}")
     cls: type[Pass] = getattr(module, camel(name))
     return cls
 
@@ -136,7 +156,7 @@ def register(cls: P) -> P:
     Raises:
         SurgeryError: the name belongs to a pass of the library.
     """
-    if cls.name in _files("passes"):
+    if cls.name in _pass_files():
         hint = "import it as anesurgery.passes (not plain passes), or choose another name"
         raise SurgeryError(f"pass {cls.name!r} is already registered by the library; {hint}")
     _OWN[cls.name] = cls
@@ -145,10 +165,10 @@ def register(cls: P) -> P:
 
 
 def register_with_coremltools() -> None:
-    """Put every pass into coremltools' PASS_REGISTRY as `anesurgery::<name>`; harmless when done twice."""
+    """Put every pass over ops into coremltools' PASS_REGISTRY, as `anesurgery::<name>`; twice is harmless."""
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-    for name in pass_names():
+    for name in op_pass_names():
         PASS_REGISTRY.add(NAMESPACE, _bridge(name), override=True, name=name)
 
 

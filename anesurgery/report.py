@@ -78,6 +78,7 @@ def _surgery_parts(surgery: Surgery) -> list[Any]:
     if not surgery.changes:
         parts.append(Text("nothing to change: no step found a site", style="yellow"))
     parts += [Text(f"interface: {change.words}", style="cyan") for change in surgery.contract]
+    parts += [Text(f"note: {note}", style="cyan") for note in surgery.notes]
     parts += [Text(f"left alone: {line}", style="dim") for line in refusal_lines(surgery.refusals)]
     if surgery.proof is not None:
         parts += [
@@ -208,6 +209,7 @@ def surgery_json(surgery: Surgery) -> dict[str, Any]:
             for name, reason, count, where in grouped_refusals(surgery.refusals)
         ],
         "interface_changes": [change.words for change in surgery.contract],
+        "notes": surgery.notes,
         "ops": {"before": surgery.before, "after": surgery.after},
         "proof": None if surgery.proof is None else surgery.proof.to_json(),
         "seconds": {name: round(spent, 3) for name, spent in surgery.timings.items()},

@@ -34,7 +34,7 @@ def sources() -> list[Path]:
         for p in ENGINE.rglob("*.py")
         if p.relative_to(ENGINE).parts[0] not in ("passes", "recipes")
     ]
-    return sorted([*engine, *PASSES.glob("*.py"), *RECIPES.glob("*.py")])
+    return sorted([*engine, *PASSES.rglob("*.py"), *RECIPES.glob("*.py")])
 
 
 def ids(path: Path) -> str:
@@ -126,7 +126,7 @@ def test_the_engine_knows_no_pass(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*registry.pass_names(), "_template"])
 def test_a_pass_file_is_one_pass(name: str) -> None:
-    path = PASSES / f"{name}.py"
+    path = next(PASSES.rglob(f"{name}.py"))
     classes = [n.name for n in tree(path).body if isinstance(n, ast.ClassDef)]
     public = [c for c in classes if not c.startswith("_")]
     assert public == [registry.camel(name.lstrip("_"))]
@@ -153,7 +153,7 @@ def test_recipes_name_registered_passes(name: str) -> None:
 def test_the_package_list_is_the_folders_on_disk() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     listed = settings["tool"]["setuptools"]["packages"]
-    folders = ["anesurgery", "anesurgery.passes", "anesurgery.recipes"]
+    folders = ["anesurgery", "anesurgery.passes", "anesurgery.passes.layers", "anesurgery.recipes"]
     for init in ENGINE.rglob("__init__.py"):
         parts = init.parent.relative_to(ROOT).parts
         if len(parts) > 1 and parts[1] not in ("passes", "recipes"):

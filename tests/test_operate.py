@@ -196,7 +196,7 @@ def test_an_empty_recipe_changes_nothing(corpus: Path, tmp_path: Path, name: str
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_every_pass_leaves_real_packages_whole(corpus: Path, tmp_path: Path, name: str) -> None:
-    steps = [n for n in registry.pass_names() if n != "select_last_token"]
+    steps = [n for n in registry.op_pass_names() if n != "select_last_token"]
     surgery = ane.apply(corpus / f"{name}.mlpackage", steps, prove="sites", quiet=True)
     path = surgery.save(tmp_path / "out.mlpackage")
     for function in surgery.program.functions:

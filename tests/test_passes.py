@@ -6,11 +6,11 @@ import ast
 import dataclasses
 import importlib
 import inspect
-import textwrap
 from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+from sketches import sketch
 
 from anesurgery import registry
 from anesurgery.mil import Program
@@ -19,7 +19,7 @@ from anesurgery.surgery import Pass
 from anesurgery.testing import apply_pass, assert_same_numbers
 from anesurgery.text import to_text
 
-NAMES = [*registry.pass_names(), "_template"]
+NAMES = [*registry.op_pass_names(), "_template"]
 """The template is no registered pass, but it must be as good as one."""
 
 
@@ -32,23 +32,12 @@ def class_of(name: str) -> type[Pass]:
     return found
 
 
-def sketch(name: str, title: str) -> str:
-    """The block under `Before::` or `After::`."""
-    after_title = (module_of(name).__doc__ or "").split(f"{title}::\n", 1)[1]
-    lines = []
-    for line in after_title.splitlines()[1:]:
-        if line and not line.startswith("    "):
-            break
-        lines.append(line)
-    return textwrap.dedent("\n".join(lines)).strip("\n")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sketch_is_true_and_each_site_is_proven(name: str) -> None:
     program: Program = module_of(name).example()
-    assert sketch(name, "Before") == to_text(program)
+    assert sketch(module_of(name), "Before") == to_text(program)
     after, session = apply_pass(class_of(name)(), program)
-    assert sketch(name, "After") == to_text(after)
+    assert sketch(module_of(name), "After") == to_text(after)
     assert session.changes
     for change in session.changes:
         assert change.proof is not None or change.unproven, change
@@ -96,7 +85,7 @@ def test_every_option_is_explained(name: str) -> None:
             assert said, f"{name}: option {ast.unparse(field.target)} has no line about it"
 
 
-@pytest.mark.parametrize("name", registry.pass_names())
+@pytest.mark.parametrize("name", registry.op_pass_names())
 def test_it_is_known_by_name(name: str) -> None:
     assert [type(step) for step in steps_of(name)] == [class_of(name)]
     assert registry.summary(name)

@@ -21,7 +21,7 @@ class Rewriting:
     def __init__(self, names: str) -> None:
         from anesurgery import registry
 
-        known = [*registry.pass_names(), *registry.recipe_names()]
+        known = [*registry.op_pass_names(), *registry.recipe_names()]
         self.names = known if names == "all" else names.split(",")
 
     def check(self, predictor: Any, given: dict[str, Any]) -> None:

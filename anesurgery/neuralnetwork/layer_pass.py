@@ -1,0 +1,252 @@
+"""Passes over the layers of a neural network, and the driver that applies a rewrite to each of them.
+
+A pass author names the layer types and writes `rewrite`; the driver owns the rest: walking, names, building the
+new layers as MIL ops beside the old ones, proof, replacing, layers that nobody reads any more::
+
+    class LegacyClip(LayerRewrite):
+        kinds = frozenset({"maxBroadcastable"})
+
+        def rewrite(self, site: Site) -> Refusal | None:
+            ...
+            site.emit("unary", [x], site.outputs, type="THRESHOLD", alpha=least)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.errors import LoadError, PassError, ProofError, SurgeryError
+from anesurgery.mil import Array, Program, Var, quiet_host
+from anesurgery.neuralnetwork.making import make_layer
+from anesurgery.neuralnetwork.network import Network, Node
+from anesurgery.pattern import Refusal
+from anesurgery.proof import SiteProof, prove_site
+from anesurgery.surgery import Change, Pass, Session
+
+Shape = tuple[int | None, ...]
+
+
+@dataclass
+class Site:
+    """One layer that a rewrite looks at, and the layers that it puts there."""
+
+    network: Network
+    node: Node
+    new: list[Node] = field(default_factory=list)
+    """The layers to come."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Outputs that go because their readers may read another blob."""
+
+    @property
+    def params(self) -> Any:
+        """The message of the layer type."""
+        return self.node.params
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The blobs that the layer reads."""
+        return self.node.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The blobs that the layer makes."""
+        return self.node.outputs
+
+    def shape(self, blob: str) -> Shape:
+        """The shape with its true rank; None for a size known at run time only.
+
+        Raises:
+            Unknown: nothing is known about the blob.
+        """
+        shape = self.network.shape(blob)
+        if shape is None:
+            raise Unknown(
+                f"the shape of {blob!r} is unknown: {self.network.blobs.missing.get(blob)}"
+            )
+        return shape
+
+    def sizes(self, blob: str) -> tuple[int, ...]:
+        """The shape, which must be known.
+
+        Raises:
+            Unknown: a size is known at run time only.
+        """
+        found = self.shape(blob)
+        if None in found:
+            words = "x".join("?" if d is None else str(d) for d in found)
+            raise Unknown(f"the shape of {blob!r} is {words}, known at run time only")
+        return tuple(d for d in found if d is not None)
+
+    def constant(self, blob: str) -> Array | None:
+        """The value of a blob that is the same at every run, or None."""
+        return self.network.constant(blob)
+
+    def emit(
+        self, kind: str, inputs: Sequence[str], outputs: Sequence[str] | None = None, **fields: Any
+    ) -> str:
+        """Put a layer there.
+
+        Args:
+            kind: field of `NeuralNetworkLayer`.
+            inputs: the blobs that it reads.
+            outputs: the blobs that it makes; a new one by default. One that has the outputs of the old layer
+                takes its name too.
+            fields: of the message of the layer type; dictionaries for messages in it.
+
+        Returns:
+            The first output.
+        """
+        last = outputs is not None and set(outputs) & set(self.outputs)
+        name = self.node.message.name if last and not self._named() else ""
+        name = name or self.network.fresh(f"{self.node.name}_{kind}")
+        made = [self.network.fresh(f"{self.outputs[0]}_{kind}")] if outputs is None else outputs
+        self.new.append(Node(make_layer(kind, inputs, made, name, **fields)))
+        return str(made[0])
+
+    def linear(
+        self, x: str, alpha: float, beta: float, outputs: Sequence[str] | None = None
+    ) -> str:
+        """Put alpha x + beta there; the blob that it makes."""
+        fields = {"alpha": float(alpha), "beta": float(beta)}
+        return self.emit("activation", [x], outputs, linear=fields)
+
+    def _named(self) -> bool:
+        return any(node.message.name == self.node.message.name for node in self.new)
+
+    def copy(self, node: Node, inputs: Sequence[str], outputs: Sequence[str] | None = None) -> Any:
+        """Put a copy of a layer there, with other blobs; its message, to be changed."""
+        self.emit(node.kind, inputs, outputs)
+        message = self.new[-1].message
+        getattr(message, node.kind).CopyFrom(node.params)
+        return message
+
+    def forward(self, blob: str) -> None:
+        """Let the readers of the layer's one output read `blob`, so that the layer goes without another."""
+        out = self.outputs[0]
+        if out in self.network.outputs:
+            # The caller asks for this name, so a layer has to make it.
+            self.linear(blob, 1.0, 0.0, [out])
+        else:
+            self.renamed[out] = blob
+
+
+class Unknown(Exception):  # noqa: N818 - becomes a refusal, never an error
+    """Something that a rewrite must know is not known."""
+
+
+@dataclass(frozen=True)
+class LayerPass(Pass):
+    """A pass over the layers of a neural network (`.mlmodel`), not over the ops of an ML Program."""
+
+    def requires(self, program: Program) -> Refusal | None:
+        """ML Programs have no layers."""
+        return Refusal("it rewrites the layers of a neural network (.mlmodel), not an ML Program")
+
+    def run(self, program: Program, session: Session) -> None:
+        """Nothing: see `requires`."""
+
+    def run_network(self, network: Network, session: Session) -> None:
+        """Edit a network in place."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LayerRewrite(LayerPass):
+    """A pass that puts other layers in the place of one, wherever it may."""
+
+    kinds: ClassVar[frozenset[str]]
+    """The layer types that `rewrite` wants to see."""
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        """Emit the layers that make the outputs of the old one, or say why not.
+
+        Nothing emitted and None: the layer is not this pass's business.
+        """
+        raise NotImplementedError
+
+    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
+        """Values for an input of the proof whose range matters (ids, for example); None: normal numbers."""
+        return None
+
+    def run_network(self, network: Network, session: Session) -> None:
+        """Visit the layers in order, and those that come anew."""
+        for node in list(network.nodes):
+            if node.kind not in self.kinds or node not in network.nodes:
+                continue
+            if (refusal := self._visit(network, node, session)) is not None:
+                session.refusals.append((self.name, refusal))
+        network.commit()
+
+    def _visit(self, network: Network, node: Node, session: Session) -> Refusal | None:
+        site = Site(network, node)
+        if not all(map(network.plain, node.outputs)):
+            return Refusal(
+                "it makes a blob that a loop or branch, or another layer, makes too", node
+            )
+        try:
+            refusal = self.rewrite(site)
+        except Unknown as reason:
+            return Refusal(str(reason), node)
+        except SurgeryError:
+            raise
+        except Exception as error:
+            words = (
+                f"pass {self.name} failed at layer {node.name!r}: {type(error).__name__}: {error}"
+            )
+            raise PassError(f"{words}; the model given to it is unchanged") from error
+        if refusal is not None:
+            return Refusal(refusal.reason, node)
+        if site.new or site.renamed:
+            self._edit(site, session)
+        return None
+
+    def _edit(self, site: Site, session: Session) -> None:
+        proof = self._proven(site, session)
+        for old, new in site.renamed.items():
+            site.network.forward(old, new)
+        gone = site.network.replace(site.node, site.new)
+        words = proof if isinstance(proof, str) else ""
+        session.changes.append(
+            Change(
+                self.name, site.node.name, tuple(map(str, gone)), tuple(map(str, site.new)), unproven=words,
+                proof=proof if isinstance(proof, SiteProof) else None,
+            )
+        )  # fmt: skip
+
+    def _proven(self, site: Site, session: Session) -> SiteProof | str | None:
+        """Build the new layers beside the old ones and, if wanted, compare what they make.
+
+        Raises:
+            PassError: they cannot be built, or have another shape.
+            ProofError: they make other numbers than promised.
+        """
+        blobs, where = site.network.blobs, f"pass {self.name} at layer {site.node.name!r}"
+        known_before = {name: blobs.var(name) for name in site.outputs}
+        try:
+            with quiet_host():
+                ops, made = blobs.add([node.message for node in site.new])
+        except LoadError as error:
+            raise PassError(f"{where}: the new layers do not fit: {error}") from error
+        new = made | {old: blobs.var(name) for old, name in site.renamed.items()}
+        pairs = [(a, b) for n, a in known_before.items() if a is not None and (b := new[n])]
+        if any(tuple(map(str, a.shape)) != tuple(map(str, b.shape)) for a, b in pairs):
+            raise PassError(f"{where}: the shape of an output changed")
+        if not session.prove_sites:
+            return None
+        if len(pairs) < len(site.outputs):
+            return f"not known before: {blobs.missing.get(site.outputs[0])}"
+
+        def sample(var: Var, rng: np.random.Generator) -> Array | None:
+            return self.sample(site, var, rng)
+
+        known = session.proven.setdefault(str(self), {})
+        proof = prove_site(pairs, ops, sample, session.rng, proven=known)
+        if isinstance(proof, SiteProof) and not proof.within(self.tolerance):
+            raise ProofError(
+                f"{where}: the numbers differ by {proof.max_rel:.2g} of the largest, promised: {self.tolerance}"
+            )
+        return proof

@@ -1,0 +1,226 @@
+"""A neural network as a graph that layer passes edit: its layers, and who makes and reads which blob."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.inference import Blobs
+from anesurgery.neuralnetwork.spec import network_of
+
+FOURTH = 600
+"""Field number of `NeuralNetworkLayer` from which on a layer type needs specification 4 (iOS 13, macOS 10.15):
+the format's definition lists the layers of its first releases below it."""
+
+
+def nested_networks(message: Any) -> list[Any]:
+    """The networks inside a layer: those of a branch or a loop."""
+    kind = message.WhichOneof("layer")
+    if kind == "branch":
+        return [message.branch.ifBranch, message.branch.elseBranch]
+    return [message.loop.conditionNetwork, message.loop.bodyNetwork] if kind == "loop" else []
+
+
+@dataclass(eq=False)
+class Node:
+    """A layer of the network itself, not of one nested in it."""
+
+    message: Any
+    """The `NeuralNetworkLayer`."""
+    nested: bool = field(init=False)
+    """Does it hold networks of its own?"""
+
+    def __post_init__(self) -> None:
+        self.nested = bool(nested_networks(self.message))
+
+    @property
+    def kind(self) -> str:
+        """The layer type, as the field of `NeuralNetworkLayer` is called."""
+        return str(self.message.WhichOneof("layer"))
+
+    @property
+    def name(self) -> str:
+        """The name, or that of the first output where there is none."""
+        return self.message.name or next(iter(self.message.output), self.kind)
+
+    @property
+    def params(self) -> Any:
+        """The message of the layer type."""
+        return getattr(self.message, self.kind)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The blobs that it reads."""
+        return tuple(self.message.input)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The blobs that it makes."""
+        return tuple(self.message.output)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def blobs_inside(message: Any) -> Iterator[str]:
+    """All blobs that the networks inside a layer speak of."""
+    for network in nested_networks(message):
+        for layer in network.layers:
+            yield from [*layer.input, *layer.output]
+            yield from blobs_inside(layer)
+    if message.WhichOneof("layer") == "loop":
+        yield message.loop.conditionVar
+
+
+class Network:
+    """The network of a model; edits reach the specification with `commit`.
+
+    Args:
+        spec: specification of a model that holds a network; it is changed by `commit` only.
+        blobs: shapes and constants; inferred by default.
+    """
+
+    def __init__(self, spec: Any, blobs: Blobs | None = None) -> None:
+        self.spec = spec
+        self.message = network_of(spec)
+        self.nodes = [Node(layer) for layer in self.message.layers]
+        self.blobs = blobs or Blobs(self.message, spec.description)
+        self.inputs = tuple(f.name for f in spec.description.input)
+        self.outputs = frozenset(_results(spec, self.message))
+        self._index()
+
+    def _index(self) -> None:
+        self._makers: dict[str, list[Node]] = {}
+        self._readers: dict[str, list[Node]] = {}
+        self._names = {node.message.name for node in self.nodes} | set(self.inputs)
+        for node in self.nodes:
+            self._enter(node)
+
+    def _enter(self, node: Node) -> None:
+        for blob in node.outputs:
+            self._makers.setdefault(blob, []).append(node)
+        for blob in node.inputs:
+            self._readers.setdefault(blob, []).append(node)
+        for blob in blobs_inside(node.message):
+            # A nested network may read or overwrite a blob of the outer one.
+            self._makers.setdefault(blob, []).append(node)
+            self._readers.setdefault(blob, []).append(node)
+        self._names |= {node.message.name, *node.outputs, *blobs_inside(node.message)}
+
+    def _leave(self, node: Node) -> None:
+        for blob in node.outputs:
+            self._makers[blob].remove(node)
+        for blob in node.inputs:
+            self._readers[blob].remove(node)
+
+    @staticmethod
+    def nodes_of(spec: Any) -> list[Node]:
+        """The layers of the network in a specification."""
+        return [Node(layer) for layer in network_of(spec).layers]
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def maker(self, blob: str, *kinds: str) -> Node | None:
+        """The one layer that makes a blob, if it is of one of the kinds (any, if none is named)."""
+        makers = self._makers.get(blob, [])
+        if len(makers) != 1 or blob in self.inputs or makers[0].nested:
+            return None
+        return makers[0] if not kinds or makers[0].kind in kinds else None
+
+    def readers(self, blob: str) -> list[Node]:
+        """The layers that read a blob, one that reads it twice counted twice."""
+        return list(self._readers.get(blob, []))
+
+    def only_reader(self, blob: str, node: Node) -> bool:
+        """Does nobody but a layer read a blob, the caller of the model included?"""
+        return blob not in self.outputs and set(self.readers(blob)) == {node}
+
+    def plain(self, blob: str) -> bool:
+        """Is a blob made once, and not inside a branch or loop?"""
+        return blob in self.inputs or self.maker(blob) is not None
+
+    def shape(self, blob: str) -> tuple[int | None, ...] | None:
+        """The shape with its true rank; None for a size known at run time only; None if nothing is known."""
+        return self.blobs.shape(blob)
+
+    def constant(self, blob: str) -> Array | None:
+        """The value of a blob that is the same at every run."""
+        return self.blobs.constant(blob)
+
+    # -- editing ---------------------------------------------------------------------------------------
+
+    def fresh(self, wish: str) -> str:
+        """A name that no layer and no blob bears yet."""
+        name, n = wish, 0
+        while name in self._names:
+            n += 1
+            name = f"{wish}_{n}"
+        self._names.add(name)
+        return name
+
+    def replace(self, node: Node, new: Sequence[Node]) -> list[Node]:
+        """Put layers in the place of one, and remove what then makes nothing that is read.
+
+        Returns:
+            The layers that went, `node` first.
+        """
+        at = self.nodes.index(node)
+        self.nodes[at : at + 1] = new
+        self._leave(node)
+        for one in new:
+            self._enter(one)
+        least = 4 if any(_number(one) >= FOURTH for one in new) else 1
+        self.spec.specificationVersion = max(self.spec.specificationVersion, least)
+        return [node, *self._bury(node.inputs)]
+
+    def remove_unread(self) -> list[Node]:
+        """Remove all layers that make nothing that is read."""
+        return self._bury([blob for node in reversed(self.nodes) for blob in node.outputs])
+
+    def _bury(self, blobs: Sequence[str]) -> list[Node]:
+        gone: list[Node] = []
+        pending = list(blobs)
+        while pending:
+            node = self.maker(pending.pop(0))
+            if node is None or not node.outputs:
+                continue
+            if any(b in self.outputs or self._readers.get(b) for b in node.outputs):
+                continue
+            self.nodes.remove(node)
+            self._leave(node)
+            gone.append(node)
+            pending += node.inputs
+        return gone
+
+    def forward(self, old: str, new: str) -> None:
+        """Let all who read `old` read `new`."""
+        for node in self.readers(old):
+            self._readers[old].remove(node)
+            self._readers.setdefault(new, []).append(node)
+            for i, blob in enumerate(node.message.input):
+                if blob == old:
+                    node.message.input[i] = new
+
+    def commit(self) -> None:
+        """Write the layers into the specification."""
+        kept = [node.message for node in self.nodes]
+        copies = type(self.message)()
+        copies.layers.extend(kept)
+        del self.message.layers[:]
+        self.message.layers.extend(copies.layers)
+        self.nodes = [Node(layer) for layer in self.message.layers]
+        self._index()
+
+
+def _results(spec: Any, network: Any) -> Iterator[str]:
+    """The blobs that leave the network."""
+    yield from (f.name for f in spec.description.output)
+    if "ClassLabels" in network.DESCRIPTOR.oneofs_by_name:
+        last = network.layers[-1].output[0] if len(network.layers) else ""
+        yield network.labelProbabilityLayerName or last
+
+
+def _number(node: Node) -> int:
+    return int(node.message.DESCRIPTOR.fields_by_name[node.kind].number)

@@ -1,0 +1,218 @@
+"""Apply layer passes to the neural networks of a model, prove the result, and save it as an `.mlmodel`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from anesurgery.comparison import Comparison, compare
+from anesurgery.errors import LoadError, PassError, ProofError, SurgeryError
+from anesurgery.mil import Array, Program, ct, quiet_host
+from anesurgery.neuralnetwork.layer_pass import LayerPass
+from anesurgery.neuralnetwork.network import Network
+from anesurgery.neuralnetwork.spec import NETWORKS
+from anesurgery.neuralnetwork.upgrade import import_network
+from anesurgery.operate import Surgery
+from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.layers import inspect_network
+from anesurgery.placement.target import Target
+from anesurgery.program import PIPELINES, Loaded, locate, read_spec
+from anesurgery.surgery import Pass, Session
+from anesurgery.transcribe import proto
+from anesurgery.writing import check_target, write_whole
+
+SUFFIX = ".mlmodel"
+EXACT, CLOSE = float("inf"), 100.0
+"""PSNR in dB of the outputs in fp32: where every pass is exact, and where one rounds otherwise."""
+RELEASES = {4: "iOS 13 or macOS 10.15"}
+"""Specification version -> the first systems that read it."""
+
+
+@dataclass
+class NetworkSurgery(Surgery):
+    """The result of `apply` with layer passes: `loaded.spec` is the changed specification."""
+
+    original: Any = None
+    """The specification as it came."""
+    file: Path | None = None
+    """Its file, which is never written to."""
+
+    @property
+    def spec(self) -> Any:
+        """The changed specification."""
+        return self.loaded.spec
+
+    @property
+    def program(self) -> Program:
+        """The changed network as an ML Program; made anew on each use.
+
+        Raises:
+            LoadError: it is a pipeline, or a layer cannot be built.
+        """
+        return import_network(self.spec, keep_names=True).program
+
+    @property
+    def model(self) -> Any:
+        """The changed model as a coremltools MLModel of the older format."""
+        units = self.loaded.compute_units or ct.ComputeUnit.ALL
+        with quiet_host():
+            return ct.models.MLModel(self.spec, compute_units=units)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the `.mlmodel`, whole or not at all; byte for byte the input where nothing changed.
+
+        Raises:
+            LoadError: the path exists, is the input, has another suffix, or cannot be written.
+        """
+        target = Path(path).expanduser().absolute()
+        check_target(self.loaded.source, target, overwrite, SUFFIX)
+        same = self.file if not self.changes else None
+        content = self.spec.SerializeToString() if same is None else same.read_bytes()
+        return write_whole(target, lambda file: file.write_bytes(content))
+
+
+def apply_layers(
+    model: Any, steps: Sequence[Pass], *, target: str | None, prove: str | None,
+    inputs: Mapping[str, Array] | None, quiet: bool, seed: int,
+) -> NetworkSurgery:  # fmt: skip
+    """`anesurgery.apply` for layer passes; the arguments are as there.
+
+    Raises:
+        LoadError: the model cannot be read.
+        SurgeryError: it holds no neural network, or a step is for ML Programs.
+        PassError: a pass raised, or its layers do not fit.
+        ProofError: the numbers after are outside what was promised.
+    """
+    layered = _layered(steps)
+    started = time.perf_counter()
+    loaded, file = _read(model)
+    original = proto.Model_pb2.Model()
+    original.CopyFrom(loaded.spec)
+    networks = list(_networks(loaded.spec))
+    if not networks:
+        names = ", ".join(step.name for step in steps)
+        words = f"it is a {loaded.spec.WhichOneof('Type')}, which has no layers"
+        raise SurgeryError(f"{names}: for neural networks (.mlmodel); {words}")
+    session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed)
+    session.timings["load"] = time.perf_counter() - started
+    for spec in networks:
+        _operate(spec, layered, session, quiet)
+    before = _counts(_networks(original))
+    surgery = NetworkSurgery(
+        loaded, tuple(steps), session.changes, session.refusals, [], before, _counts(networks), target,
+        timings=session.timings, notes=_notes(original, loaded.spec, target), original=original, file=file,
+    )  # fmt: skip
+    if prove in ("model", "both"):
+        surgery.proof = _prove(surgery, inputs, seed)
+    return surgery
+
+
+def _layered(steps: Sequence[Pass]) -> list[LayerPass]:
+    """The steps, which must all be layer passes."""
+    found = [step for step in steps if isinstance(step, LayerPass)]
+    others = [step.name for step in steps if not isinstance(step, LayerPass)]
+    if others:
+        raise SurgeryError(
+            f"{', '.join(s.name for s in found)} work on the layers of a neural network, "
+            f"{', '.join(others)} on the ops of an ML Program; apply the first, then the others to the result"
+        )
+    return found
+
+
+def _read(model: Any) -> tuple[Loaded, Path | None]:
+    """A specification of its own, and its file."""
+    if isinstance(model, ct.models.MLModel):
+        spec = proto.Model_pb2.Model()
+        spec.CopyFrom(model.get_spec())
+        place = None if model.package_path is None else Path(model.package_path)
+        return Loaded(Program(), spec, place, None, model.compute_unit), None
+    if isinstance(model, proto.Model_pb2.Model):
+        spec = proto.Model_pb2.Model()
+        spec.CopyFrom(model)
+        return Loaded(Program(), spec), None
+    if not isinstance(model, (str, os.PathLike)):
+        raise LoadError(
+            f"cannot read layers from a {type(model).__name__}; give the path of an {SUFFIX}, an MLModel of "
+            "one, or its specification"
+        )
+    source = Path(model).expanduser()
+    file, _ = locate(source)
+    return Loaded(Program(), read_spec(file), source.resolve()), file
+
+
+def _networks(spec: Any) -> Iterator[Any]:
+    """The specifications that hold a network: the model itself, or models of a pipeline."""
+    kind = spec.WhichOneof("Type")
+    if kind in NETWORKS:
+        yield spec
+    elif kind in PIPELINES:
+        for part in PIPELINES[kind](spec).models:
+            yield from _networks(part)
+
+
+def _operate(spec: Any, steps: Sequence[LayerPass], session: Session, quiet: bool) -> None:
+    network = Network(spec)
+    for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
+        started = time.perf_counter()
+        step.run_network(network, session)
+        spent = time.perf_counter() - started
+        session.timings[step.name] = session.timings.get(step.name, 0.0) + spent
+    network.commit()
+
+
+def _counts(networks: Any) -> dict[str, int]:
+    """Number of layers by type, the most frequent first."""
+    kinds = Counter(node.kind for spec in networks for node in Network.nodes_of(spec))
+    return dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _notes(before: Any, after: Any, target: str | None) -> list[str]:
+    """What the caller should know: the version, and what the rules of the older format say."""
+    found = []
+    old, new = ([int(s.specificationVersion) for s in _networks(spec)] for spec in (before, after))
+    for a, b in sorted({(a, b) for a, b in zip(old, new, strict=True) if a != b}):
+        found.append(f"specification version {a} became {b}, which needs {RELEASES[b]}")
+    aim = Target.parse(target, None)
+    was, now = ([inspect_network(s, aim, "") for s in _networks(spec)] for spec in (before, after))
+    said = f"{_kept_off(was)} -> {_kept_off(now)}"
+    return [*found, f"layers that the rules of the format keep off the ANE: {said}"]
+
+
+def _kept_off(found: Sequence[Inspection]) -> str:
+    rows = [row for part in found for row in part.ops]
+    return f"{sum(row.legal is False for row in rows)} of {len(rows)}"
+
+
+def _prove(surgery: NetworkSurgery, inputs: Mapping[str, Array] | None, seed: int) -> Comparison:
+    """Compare each changed network with what it was, in fp32.
+
+    Raises:
+        ProofError: the outputs differ by more than the passes promised.
+    """
+    started = time.perf_counter()
+    used = {change.pass_name for change in surgery.changes}
+    exact = all(s.tolerance.rtol == 0 for s in surgery.steps if s.name in used)
+    found: Comparison | None = None
+    pairs = zip(_networks(surgery.original), _networks(surgery.spec), strict=True)
+    for old, new in pairs:
+        a, b = (import_network(spec, keep_names=True) for spec in (old, new))
+        gate = EXACT if exact else CLOSE
+        result = compare(a, b, inputs, precision="fp32", gate=gate, seed=seed)
+        if not result.ok:
+            raise ProofError(
+                f"the outputs differ: PSNR {result.psnr:.1f} dB, promised {gate:g} dB; "
+                f"first at {result.first_divergence}"
+            )
+        if found is None or result.psnr < found.psnr:
+            found = result
+    surgery.timings["prove model"] = time.perf_counter() - started
+    if found is None:
+        raise PassError("there is no network to compare")
+    return found

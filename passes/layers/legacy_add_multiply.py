@@ -1,0 +1,123 @@
+"""Write broadcasting additions and products with the layers of the first releases.
+
+Before::
+
+    network(%x: 1x2x4x4, %z: 1x2x4x4) {
+      %scale: 2x1x1 = loadConstantND(shape=[2, 1, 1], data=[2, 3])
+      %half: 1 = loadConstantND(shape=[1], data=[0.5])
+      %sum: 1x2x4x4 = addBroadcastable(%x, %z)
+      %scaled: 1x2x4x4 = multiplyBroadcastable(%sum, %scale)
+      %y: 1x2x4x4 = addBroadcastable(%half, %scaled)
+      return %y
+    }
+
+After::
+
+    network(%x: 1x2x4x4, %z: 1x2x4x4) {
+      %sum: 1x2x4x4 = add(%x, %z)
+      %scaled: 1x2x4x4 = scale(%sum, shapeScale=[2], scale=[2, 3])
+      %y: 1x2x4x4 = activation(%scaled, linear={alpha=1, beta=0.5})
+      return %y
+    }
+
+Two computed blobs become `add` or `multiply`; a constant becomes a linear activation where it is one number,
+else `bias` or `scale`.
+
+Refuses when the broadcasting is not one that the definition of the format lists for the layer: of (B, C, H, W),
+the other side may be (B, C, H, W), (B, C, 1, 1), (B, 1, H, W) or (B, 1, 1, 1), with as many axes; a constant
+may have the sizes [1], [C], [1, H, W] or [C, H, W], and the result must be as large as the other side. Refuses
+too when a shape that matters is known at run time only.
+
+Why it helps: layers of the Broadcastable kind were reported off the ANE, `add`, `multiply`, `scale` and linear
+activations on it (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on
+later systems. Exact: the same numbers are added and multiplied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.broadcast_forms import Sizes, constant_form, same_result
+from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.pattern import Refusal
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What stands for one of the two kinds."""
+
+    computed: str
+    constant: str
+    shape: str
+    """The field of the constant layer that holds the sizes; its weights are named as the layer is."""
+
+
+FORMS = {
+    "addBroadcastable": _Form("add", "bias", "shape"),
+    "multiplyBroadcastable": _Form("multiply", "scale", "shapeScale"),
+}
+
+
+@dataclass(frozen=True)
+class LegacyAddMultiply(LayerRewrite):
+    """Broadcasting sums and products become `add`, `multiply`, `bias`, `scale` or a linear activation."""
+
+    name: ClassVar[str] = "legacy_add_multiply"
+    kinds: ClassVar[frozenset[str]] = frozenset(FORMS)
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        """By a constant if one side is one, else between the two sides."""
+        if len(site.inputs) != 2:
+            return Refusal(f"it has {len(site.inputs)} inputs, not 2")
+        x, y = site.inputs
+        for one, other in ((x, y), (y, x)):
+            if (value := site.constant(other)) is not None and site.constant(one) is None:
+                return _by_constant(site, one, value)
+        return _by_blob(site, x, y)
+
+
+def _by_constant(site: Site, x: str, value: Array) -> Refusal | None:
+    form, shape = FORMS[site.node.kind], site.shape(x)
+    sizes = constant_form(shape, value, site.shape(site.outputs[0]))
+    if isinstance(sizes, Refusal):
+        return sizes
+    if sizes == [] and form.computed == "add":
+        site.linear(x, 1.0, float(value.flat[0]), site.outputs)
+    elif sizes == []:
+        site.linear(x, float(value.flat[0]), 0.0, site.outputs)
+    else:
+        fields = {form.shape: sizes, form.constant: weights(value)}
+        site.emit(form.constant, [x], site.outputs, **fields)
+    return None
+
+
+def _by_blob(site: Site, x: str, y: str) -> Refusal | None:
+    a: Sizes
+    a, b = site.shape(x), site.shape(y)
+    if same_result(b, a) and not same_result(a, b):
+        x, y, a, b = y, x, b, a  # the first one gives the result its shape
+    if not same_result(a, b):
+        return Refusal(f"{_words(a)} and {_words(b)} are not among the shapes of the plain layer")
+    site.emit(FORMS[site.node.kind].computed, [x, y], site.outputs)
+    return None
+
+
+def _words(shape: Sizes) -> str:
+    return "x".join("?" if d is None else str(d) for d in shape)
+
+
+def example() -> Any:
+    """A sum of two images, scaled by channel and shifted by one number."""
+    layers = [
+        make_layer("loadConstantND", [], ["scale"], shape=[2, 1, 1], data=weights(np.array([2, 3]))),
+        make_layer("loadConstantND", [], ["half"], shape=[1], data=weights(np.array([0.5]))),
+        make_layer("addBroadcastable", ["x", "z"], ["sum"]),
+        make_layer("multiplyBroadcastable", ["sum", "scale"], ["scaled"]),
+        make_layer("addBroadcastable", ["half", "scaled"], ["y"]),
+    ]  # fmt: skip
+    return make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])

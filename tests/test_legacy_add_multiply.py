@@ -1,0 +1,125 @@
+"""`legacy_add_multiply`: every broadcasting that the plain layers have, and those that they lack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.testing import (
+    apply_layer_pass,
+    assert_refuses_layers,
+    assert_rewrites_layers,
+    assert_same_network,
+)
+from anesurgery.passes.layers.legacy_add_multiply import LegacyAddMultiply
+
+KINDS = ("addBroadcastable", "multiplyBroadcastable")
+STEP = LegacyAddMultiply()
+Shape = tuple[int, ...]
+
+
+def two(kind: str, x: Shape, z: Shape) -> Any:
+    return make_network({"x": x, "z": z}, [make_layer(kind, ["x", "z"], ["y"])], ["y"])
+
+
+def with_constant(kind: str, x: Shape, value: Array, first: bool = False) -> Any:
+    constant = make_layer("loadConstantND", [], ["c"], shape=value.shape, data=weights(value))
+    layer = make_layer(kind, ["c", "x"] if first else ["x", "c"], ["y"])
+    return make_network({"x": x}, [constant, layer], ["y"])
+
+
+def kinds_after(spec: Any) -> list[str]:
+    after, session = apply_layer_pass(STEP, spec)
+    assert session.changes, session.refusals
+    assert_same_network(STEP, spec, after)
+    return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("x", "z"),
+    [
+        ((1, 3, 4, 5), (1, 3, 4, 5)),
+        ((2, 3, 4, 5), (2, 3, 1, 1)),
+        ((2, 3, 4, 5), (2, 1, 4, 5)),
+        ((2, 3, 4, 5), (2, 1, 1, 1)),
+        ((3, 4, 5), (3, 1, 1)),
+        ((7,), (7,)),
+        ((1, 3, 1, 1), (1, 3, 4, 5)),  # the larger side comes first afterwards
+    ],
+)
+def test_computed_blobs(kind: str, x: Shape, z: Shape) -> None:
+    assert kinds_after(two(kind, x, z)) == [kind.removesuffix("Broadcastable")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("x", "z", "words"),
+    [
+        ((1, 3, 4, 5), (1, 3, 4, 1), "not among the shapes"),
+        ((1, 3, 4, 5), (1, 1, 1, 5), "not among the shapes"),
+        ((2, 3, 4, 5), (1, 3, 4, 5), "not among the shapes"),
+        ((1, 3, 4, 5), (3, 4, 5), "not among the shapes"),
+        ((1, 3, 1, 1), (1, 1, 4, 5), "not among the shapes"),
+        ((1, 5), (4, 1), "not among the shapes"),
+    ],
+)
+def test_broadcasting_that_the_plain_layers_lack(kind: str, x: Shape, z: Shape, words: str) -> None:
+    assert_refuses_layers(STEP, two(kind, x, z), words)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "shape", "expected"),
+    [
+        ("addBroadcastable", (), "activation"),
+        ("addBroadcastable", (3, 1, 1), "bias"),
+        ("addBroadcastable", (1, 3, 1, 1), "bias"),
+        ("addBroadcastable", (4, 5), "bias"),
+        ("addBroadcastable", (3, 4, 5), "bias"),
+        ("multiplyBroadcastable", (1,), "activation"),
+        ("multiplyBroadcastable", (3, 1, 1), "scale"),
+        ("multiplyBroadcastable", (1, 1, 4, 5), "scale"),
+        ("multiplyBroadcastable", (1, 3, 4, 5), "scale"),
+    ],
+)
+def test_constants(kind: str, shape: Shape, expected: str, first: bool) -> None:
+    value = np.random.default_rng(0).standard_normal(shape or (1,)).astype(np.float32)
+    assert kinds_after(with_constant(kind, (1, 3, 4, 5), value, first)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("x", "shape", "words"),
+    [
+        ((1, 3, 4, 5), (1, 1, 5), "is none of"),
+        ((2, 3, 4, 5), (2, 3, 1, 1), "varies along the batch"),
+        ((3, 1, 1), (3, 4, 5), "larger than its input"),
+        ((4, 5), (5,), "take 3 axes"),
+    ],
+)
+def test_constants_without_a_form(x: Shape, shape: Shape, words: str) -> None:
+    value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    assert_refuses_layers(STEP, with_constant("addBroadcastable", x, value), words)
+
+
+def test_a_constant_of_equal_numbers_is_a_linear_activation() -> None:
+    spec = with_constant("multiplyBroadcastable", (1, 2, 2, 2), np.full((2, 1, 1), 3, np.float32))
+    after = """
+network(%x: 1x2x2x2) {
+  %y: 1x2x2x2 = activation(%x, linear={alpha=3})
+  return %y
+}
+"""
+    assert_rewrites_layers(STEP, spec, after)
+
+
+def test_a_constant_that_others_read_stays() -> None:
+    value = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
+    spec = with_constant("addBroadcastable", (1, 3, 4, 5), value)
+    spec.neuralNetwork.layers.append(make_layer("subtractBroadcastable", ["y", "c"], ["d"]))
+    spec.description.output.add(name="d").type.multiArrayType.dataType = 65568
+    assert kinds_after(spec) == ["loadConstantND", "bias", "subtractBroadcastable"]

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
 import anesurgery as ane
-from anesurgery.errors import LoadError
 from anesurgery.mil import Array, quiet_host
 from anesurgery.neuralnetwork.upgrade import import_network
 
@@ -294,7 +293,7 @@ CONVOLUTIONS = [
 def deconvolution(
     mode: str = "valid", kernel: tuple[int, int] = (3, 3), stride: tuple[int, int] = (2, 2), groups: int = 1,
     pad: tuple[int, int, int, int] = (0, 0, 0, 0), top: bool = False, output: tuple[int, int] | None = None,
-    bias: bool = True,
+    bias: bool = True, dilation: tuple[int, int] = (1, 1),
 ) -> Case:  # fmt: skip
     weight, shift = floats(4, 6 // groups, *kernel, seed=3), floats(6, seed=4)
 
@@ -304,10 +303,11 @@ def deconvolution(
             bias, is_deconv=True, output_shape=output, input_name="x", output_name="out", padding_top=pad[0],
             padding_bottom=pad[1], padding_left=pad[2], padding_right=pad[3],
             same_padding_asymmetry_mode="TOP_LEFT_HEAVY" if top else "BOTTOM_RIGHT_HEAVY",
+            dilation_factors=list(dilation),
         )  # fmt: skip
 
     def expected(x: Array) -> Array:
-        y = F.conv_transpose2d(t(x)[None], t(weight), None, stride, groups=groups)[0]
+        y = F.conv_transpose2d(t(x)[None], t(weight), None, stride, 0, 0, groups, dilation)[0]
         cuts = list(pad)
         if mode == "same" or output:
             wanted = output or [n * s for n, s in zip(x.shape[1:], stride, strict=True)]
@@ -319,7 +319,8 @@ def deconvolution(
         y = F.pad(y, [-cuts[2], -cuts[3], -cuts[0], -cuts[1]])
         return (y + (t(shift)[:, None, None] if bias else 0)).numpy()
 
-    return Case(f"{mode}_{kernel}_{stride}_{groups}_{pad}_{output}", fill, expected, ((4, 5, 6),))
+    name = f"{mode}_{kernel}_{stride}_{groups}_{pad}_{output}_{dilation}"
+    return Case(name, fill, expected, ((4, 5, 6),))
 
 
 DECONVOLUTIONS = [
@@ -327,6 +328,9 @@ DECONVOLUTIONS = [
     deconvolution("same"), deconvolution("same", (4, 4)), deconvolution("same", top=True),
     deconvolution("same", (2, 2), (3, 3)), deconvolution("same", (2, 2), (3, 3), bias=False),
     deconvolution(output=(9, 11)), deconvolution(output=(10, 12)), deconvolution("same", output=(10, 13)),
+    deconvolution(dilation=(2, 3)), deconvolution(groups=2, stride=(1, 1), dilation=(2, 1)),
+    deconvolution(dilation=(3, 2), pad=(1, 2, 2, 1)), deconvolution("same", dilation=(2, 3)),
+    deconvolution(output=(12, 13), dilation=(2, 2)),
 ]  # fmt: skip
 
 
@@ -417,16 +421,34 @@ def test_poolings(case: Case) -> None:
     check(case)
 
 
-def test_a_dilated_deconvolution_is_refused() -> None:
-    builder = NeuralNetworkBuilder(
-        [("x", datatypes.Array(2, 5, 5))], [("y", None)], disable_rank5_shape_mapping=True
-    )
-    builder.add_convolution(
-        "wide", 2, 3, 2, 2, 1, 1, "valid", 1, np.ones((2, 2, 2, 3), np.float32), None, False,
-        is_deconv=True, dilation_factors=[2, 2], input_name="x", output_name="y",
+@pytest.mark.parametrize("mode", ["valid", "custom", "same"])
+@pytest.mark.parametrize("dilation", [(1, 1, 1), (2, 1, 3)])
+def test_deconvolution_of_volumes(mode: str, dilation: tuple[int, int, int]) -> None:
+    weight, shift, stride = floats(4, 3, 2, 3, 2), floats(6), (1, 2, 1)
+    builder = NeuralNetworkBuilder([("x", datatypes.Array(1, 4, 4, 5, 6))], [("out", None)])
+    sizes = dict(zip(("depth", "height", "width"), zip(stride, dilation, strict=True), strict=True))
+    builder.add_convolution3d(
+        "l", 4, 6, 2, 3, 2, weight.transpose(1, 0, 2, 3, 4), shift, True, groups=2, is_deconv=True,
+        padding_mode=mode, padding_top=1, padding_right=1, input_name="x", output_name="out",
+        **{f"stride_{n}": s for n, (s, _) in sizes.items()},
+        **{f"dilation_{n}": d for n, (_, d) in sizes.items()},
     )  # fmt: skip
-    with pytest.raises(LoadError, match="layer 'wide' .convolution.: is a dilated deconvolution"):
-        import_network(builder.spec)
+    x = floats(1, 4, 4, 5, 6, seed=5)
+    y = F.conv_transpose3d(t(x), t(weight), t(shift), stride, 0, 0, 2, dilation)[0].numpy()
+    if mode == "custom":
+        y = y[:, :, 1:, :-1]
+    elif mode == "same":
+        for axis, (n, s) in enumerate(zip(x.shape[2:], stride, strict=True), 1):
+            y = np.take(y, np.arange(n * s) + (y.shape[axis] - n * s) // 2, axis)
+    found = ane.run(import_network(builder.spec), {"x": x})["out"]
+    np.testing.assert_allclose(found.reshape(y.shape), y, rtol=1e-5, atol=1e-5)
+
+
+def test_a_dilated_deconvolution_is_told() -> None:
+    fill = deconvolution(dilation=(2, 1)).fill
+    builder = NeuralNetworkBuilder([("x", datatypes.Array(4, 5, 6))], [("out", None)])
+    fill(builder)
+    assert "dilated deconvolution" in import_network(builder.spec).notes[0]
 
 
 def test_the_logarithm_has_its_epsilon() -> None:

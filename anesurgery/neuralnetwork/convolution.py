@@ -1,4 +1,9 @@
-"""Convolutions and deconvolutions over two and three spatial axes."""
+"""Convolutions and deconvolutions over two and three spatial axes.
+
+The format's text says that a deconvolution over two axes ignores its dilation. coremltools' converter writes
+one with the output shape of a dilated kernel, and its tests (`TestConvTranspose`) expect that kernel's numbers:
+they are made here, and a note tells it.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +32,6 @@ def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
             raise ctx.error(
                 "is a deconvolution with two inputs, takes 1; its weight must be in the file"
             )
-        if any(d > 1 for d in params.dilationFactor):
-            raise ctx.error("is a dilated deconvolution, which is not imported yet")
         return back(_deconvolution(ctx, params, x, strides, groups, bias))
     kernel = padding.pairs(params.kernelSize, 3)
     shape = [int(params.outputChannels), int(params.kernelChannels), *kernel]
@@ -53,14 +56,24 @@ def _deconvolution(
     kernel = padding.pairs(params.kernelSize, 3)
     shape = [int(params.kernelChannels), int(params.outputChannels) // groups, *kernel]
     weight = ctx.weights(params.weights, shape, axis=1)
+    dilations = padding.pairs(params.dilationFactor, 1)
+    if max(dilations) > 1:
+        ctx.note("is a dilated deconvolution; the format's text says that its dilation is ignored")
+    extents = _extents(kernel, dilations)
     same, heavy = params.HasField("same"), bool(params.same.asymmetryMode)
     amounts = [0] * 4 if same else padding.borders(ctx, params.valid.paddingAmounts)
     cuts = list(zip(amounts[::2], amounts[1::2], strict=True))
     if same:
-        cuts = [_halves(k - s, heavy) for k, s in zip(kernel, strides, strict=True)]
+        cuts = [_halves(k - s, heavy) for k, s in zip(extents, strides, strict=True)]
     if params.outputShape:
-        cuts = _to_shape(ctx, x, kernel, strides, cuts, params.outputShape, heavy)
-    return _transposed(x, weight, strides, groups, bias, cuts)
+        cuts = _to_shape(ctx, x, extents, strides, cuts, params.outputShape, heavy)
+    form = {"strides": strides, "dilations": dilations, "groups": groups}
+    return _transposed(x, weight, form, bias, cuts)
+
+
+def _extents(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    """How far a dilated kernel reaches."""
+    return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
 
 
 def _halves(total: int, begin_heavy: bool = False) -> tuple[int, int]:
@@ -72,27 +85,27 @@ def _halves(total: int, begin_heavy: bool = False) -> tuple[int, int]:
 
 
 def _to_shape(
-    ctx: Context, x: Var, kernel: Sequence[int], strides: Sequence[int], cuts: Cuts, wanted: Any,
+    ctx: Context, x: Var, extents: Sequence[int], strides: Sequence[int], cuts: Cuts, wanted: Any,
     begin_heavy: bool = False,
 ) -> Cuts:  # fmt: skip
     """The cuts that lead to a stated size: the given ones where they do, else as with "same" padding."""
     sizes = ctx.shape(x, range(2, x.rank))
     found = []
-    for size, k, s, cut, out in zip(sizes, kernel, strides, cuts, wanted, strict=True):
+    for size, k, s, cut, out in zip(sizes, extents, strides, cuts, wanted, strict=True):
         total = (size - 1) * s + k - int(out)
         found.append(cut if sum(cut) == total else _halves(total, begin_heavy))
     return found
 
 
 def _transposed(
-    x: Var, weight: Array, strides: list[int], groups: int, bias: dict[str, Array], cuts: Cuts
+    x: Var, weight: Array, form: dict[str, Any], bias: dict[str, Array], cuts: Cuts
 ) -> Var:
     """A transposed convolution without its ends; a negative cut adds what no input reaches: the bias."""
     flat = [n for begin, end in cuts for n in (begin, max(end, 0))]
     grown = any(end < 0 for _, end in cuts)
     y = mb.conv_transpose(
-        x=x, weight=weight, strides=strides, groups=groups, **({} if grown else bias), **padding.arguments(flat)
-    )  # fmt: skip
+        x=x, weight=weight, **form, **({} if grown else bias), **padding.arguments(flat)
+    )
     if not grown:
         return y
     y = mb.pad(x=y, pad=[n for _, end in cuts for n in (0, max(-end, 0))], mode="constant")
@@ -110,27 +123,24 @@ def convolution3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         for word in ("kernel", "stride", "dilation")
     )
     groups, bias = int(params.nGroups) or 1, _bias(ctx, params)
+    form = {"strides": strides, "dilations": dilations, "groups": groups}
     if not params.isDeconvolution:
         shape = [params.outputChannels, params.inputChannels // groups, *kernel]
         weight = ctx.weights(params.weights, shape)
-        return mb.conv(
-            x=x, weight=weight, strides=strides, dilations=dilations, groups=groups, **bias,
-            **padding.volume(params),
-        )  # fmt: skip
-    if any(d > 1 for d in dilations):
-        raise ctx.error("is a dilated deconvolution, which is not imported yet")
+        return mb.conv(x=x, weight=weight, **form, **bias, **padding.volume(params))
     # Stored as coremltools' builder does, with the channels in first.
     shape = [params.inputChannels, params.outputChannels // groups, *kernel]
     weight = ctx.weights(params.weights, shape, axis=1)
-    cuts = _volume_cuts(params, kernel, strides)
+    extents = _extents(kernel, dilations)
+    cuts = _volume_cuts(params, extents, strides)
     if params.outputShape:
-        cuts = _to_shape(ctx, x, kernel, strides, cuts, params.outputShape)
-    return _transposed(x, weight, strides, groups, bias, cuts)
+        cuts = _to_shape(ctx, x, extents, strides, cuts, params.outputShape)
+    return _transposed(x, weight, form, bias, cuts)
 
 
-def _volume_cuts(params: Any, kernel: Sequence[int], strides: Sequence[int]) -> Cuts:
+def _volume_cuts(params: Any, extents: Sequence[int], strides: Sequence[int]) -> Cuts:
     kind = padding.KINDS[params.paddingType]
     if kind == "same":
-        return [_halves(k - s) for k, s in zip(kernel, strides, strict=True)]
+        return [_halves(k - s) for k, s in zip(extents, strides, strict=True)]
     amounts = padding.by_side(params) if kind == "custom" else [0] * 6
     return list(zip(amounts[::2], amounts[1::2], strict=True))

@@ -128,7 +128,7 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
     source = Path(path).expanduser()
     file, weights = locate(source)
     spec = read_spec(file)
-    return spec, _parts(spec, "the model", source.resolve(), weights)
+    return spec, _parts(spec, str(path), source.resolve(), weights)
 
 
 def _parts(spec: Any, where: str, source: Path, weights: Path | None) -> list[Loaded]:
@@ -194,7 +194,10 @@ def read_spec(file: Path) -> Any:
         spec.ParseFromString(file.read_bytes())
         kind = spec.WhichOneof("Type")
     except Exception as error:
-        raise LoadError(f"{file} is no Core ML specification, or is damaged: {error}") from error
+        raise LoadError(
+            f"{file} is no Core ML specification, or is damaged ({error}); give an .mlmodel or .mlpackage, or "
+            "export it again"
+        ) from error
     if kind is None:
         raise LoadError(
             f"{file} holds no model, or one damaged or newer than this coremltools; convert it again"

@@ -205,7 +205,7 @@ class Context:
     def _known(self, kind: str | None) -> layers.Layer:
         if kind is None:
             raise self.error(
-                "is of a type that this coremltools does not know; upgrade coremltools, or export the model again"
+                "is of a type that this coremltools does not know; upgrade coremltools, or export it again"
             )
         if kind not in self._table:
             raise self.error(

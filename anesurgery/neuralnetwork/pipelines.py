@@ -9,6 +9,7 @@ from typing import Any
 from anesurgery.errors import LoadError
 from anesurgery.mil import ct, quiet_host
 from anesurgery.neuralnetwork.ports import describe
+from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.program import PIPELINES, PROGRAM, Loaded, from_spec, to_mlmodel
 from anesurgery.transcribe import proto
 
@@ -36,34 +37,41 @@ def upgrade_pipeline(
     """
     parts = list(PIPELINES[spec.WhichOneof("Type")](spec).models)
     if len(parts) < 2:
-        raise LoadError("the pipeline has one model only; upgrade that model")
-    models: list[Any] = []
+        raise LoadError(
+            f"the pipeline has {len(parts)} models, expected 2 or more; upgrade the model itself"
+        )
+    built: list[Any] = []
     notes: list[str] = []
     names: dict[str, str] = {}
     for i, part in enumerate(parts):
         what = f"model {i} of the pipeline"
-        model, told = _part(part, what, source, weights, build)
-        models.append(model)
-        notes += [f"{what}: {words}" for words in told]
-        names |= _renamed(part, model.get_spec(), what, names)
+        made = _part(part, what, source, weights, build)
+        built.append(made)
+        if isinstance(made, Loaded):
+            notes += [f"{what}: {words}" for words in made.notes]
+            names |= _renamed(part, made.spec, what, names)
+    # Only now is anything written, into temporary packages that live until the process ends.
+    models = [to_mlmodel(made) if isinstance(made, Loaded) else made for made in built]
     with quiet_host():
         made = ct.utils.make_pipeline(*models, compute_units=units or ct.ComputeUnit.ALL)
     return _as_it_was(made, spec, names), notes
 
 
-def _part(
-    part: Any, what: str, source: Path | None, weights: Path | None, build: Import
-) -> tuple[Any, tuple[str, ...]]:
+def _part(part: Any, what: str, source: Path | None, weights: Path | None, build: Import) -> Any:
+    """The program of a part that has one, else an MLModel."""
     kind = part.WhichOneof("Type")
-    if kind.startswith("neuralNetwork"):
-        loaded = build(part, what)
-        return to_mlmodel(loaded), loaded.notes
+    if kind is None:
+        raise LoadError(
+            f"{what} is empty, or newer than this coremltools; export the pipeline again"
+        )
+    if kind in NETWORKS:
+        return build(part, what)
     if kind == PROGRAM and source is not None:
-        return to_mlmodel(from_spec(part, source, weights, None)), ()
+        return from_spec(part, source, weights, None)
     if kind in PIPELINES:
         raise LoadError(f"{what} is a pipeline itself; put its models into the outer one")
     with quiet_host():
-        return ct.models.MLModel(part, skip_model_load=True), ()
+        return ct.models.MLModel(part, skip_model_load=True)
 
 
 def _renamed(before: Any, after: Any, what: str, known: dict[str, str]) -> dict[str, str]:

@@ -121,6 +121,10 @@ def read(ctx: Context, network: Any, feature: Any, var: Var) -> Var:
         var = _preprocess(network, feature, var)
         five = not ctx.legacy and int(network.imageInputShapeMapping) != EXACT
         return mb.expand_dims(x=var, axes=[0]) if five else var
+    if any(step.featureName == feature.name for step in network.preprocessing):
+        ctx.notes.append(
+            f"the preprocessing of {feature.name!r} was left out: it is an array, no image"
+        )
     if not ctx.legacy:
         return var
     if var.rank not in LEGACY_AXES:

@@ -17,6 +17,7 @@ import numpy as np
 from anesurgery.errors import LoadError
 from anesurgery.mil import Function, Program, Var, ct, mb, producer, quiet_host
 from anesurgery.neuralnetwork import ports
+from anesurgery.neuralnetwork.checks import check
 from anesurgery.neuralnetwork.context import Context, Custom
 from anesurgery.neuralnetwork.naming import identifiers, rename
 from anesurgery.neuralnetwork.pipelines import upgrade_pipeline
@@ -94,23 +95,31 @@ def import_network(
 
     Args:
         spec: specification of a model, one of `NETWORKS`.
-        what: the model in words, for errors.
+        what: the model in words; errors begin with it.
         custom: builders of custom layers by class name.
         source: the file it came from.
         compute_units: of the MLModel that comes out.
         keep_names: keep names of inputs and outputs that MIL does not take; then it can be run, but not saved.
 
     Raises:
-        LoadError: a layer is unknown or damaged, or the model is updatable.
+        LoadError: the network or a layer of it is damaged, unknown, or cannot be an ML Program.
     """
     kind = spec.WhichOneof("Type")
     if kind not in NETWORKS:
         how = "convert it with minimum_deployment_target=ct.target.iOS15 or later"
         raise LoadError(f"{what} is a {kind}, not an ML Program; {how}")
-    if spec.isUpdatable:
-        raise LoadError(
-            f"{what} is updatable, which an ML Program cannot be; export it with updating switched off"
-        )
+    try:
+        check(spec)
+        program, made, notes = _import(spec, custom, keep_names)
+    except LoadError as error:
+        raise LoadError(f"{what}: {error}") from error
+    return Loaded(program, made, source, None, compute_units, notes)
+
+
+def _import(
+    spec: Any, custom: Custom | None, keep_names: bool
+) -> tuple[Program, Any, tuple[str, ...]]:
+    """The program, its specification, and what changed."""
     network = network_of(spec)
     ctx = Context(is_legacy(network), custom)
     features = [*spec.description.input, *spec.description.output]
@@ -122,7 +131,7 @@ def import_network(
     made.description.CopyFrom(spec.description)
     ports.describe(made.description, names, ctx.notes)
     made.mlProgram.SetInParent()
-    return Loaded(program, made, source, None, compute_units, tuple(ctx.notes))
+    return program, made, tuple(ctx.notes)
 
 
 def _function(ctx: Context, network: Any, description: Any, names: dict[str, str]) -> Function:
@@ -161,8 +170,6 @@ def _classes(network: Any, description: Any) -> list[str]:
     """The names of the label and the probabilities of a classifier; none of another network."""
     if "ClassLabels" not in network.DESCRIPTOR.oneofs_by_name:
         return []
-    if network.WhichOneof("ClassLabels") is None:
-        raise LoadError("the classifier has no class labels; export it again with labels")
     return [description.predictedFeatureName, description.predictedProbabilitiesName]
 
 
@@ -171,7 +178,7 @@ def _decided(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
     if not names:
         return {}
     labels = list(getattr(network, network.WhichOneof("ClassLabels")).vector)
-    blob = network.labelProbabilityLayerName or network.layers[-1].output[0]
+    blob = network.labelProbabilityLayerName or "".join(network.layers[-1].output[:1])
     if blob not in ctx.env:
         raise LoadError(
             f"the probabilities of the classifier are the blob {blob!r}, which no layer makes; "

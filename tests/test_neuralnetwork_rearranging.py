@@ -367,6 +367,20 @@ def test_layers_give_what_the_specification_says(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_images_to_crop_may_be_of_any_number(indexed: bool, batch: int) -> None:
+    case = boxes(indexed=indexed, batch=batch)
+    spec = build(case)
+    array = spec.description.input[0].type.multiArrayType
+    for low, high in zip((1, 1, 1, 6, 8), (1, 9, 9, 6, 8), strict=True):
+        array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
+    values = case.values | {"x": floats(1, batch, 4, 6, 8)}
+    found = ane.run(import_network(spec), values)["out"]
+    wanted = case.expected(values["x"], values["y"])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_a_reduction_to_a_place_needs_one_axis() -> None:
     spec = build(Case("", lambda b: b.add_reduce("l", "x", "out", "CHW", "sum"), lambda x: x))
     spec.neuralNetwork.layers[0].reduce.mode = 9

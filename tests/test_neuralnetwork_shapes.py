@@ -11,11 +11,8 @@ from one_layer import Case, Fill, assert_close, floats, network, run
 
 import anesurgery as ane
 from anesurgery.errors import LoadError
-from anesurgery.mil import Array, quiet_host
+from anesurgery.mil import Array
 from anesurgery.neuralnetwork.upgrade import import_network
-
-with quiet_host():
-    pass
 
 
 def triangle(method: str, **how: int) -> Fill:
@@ -118,6 +115,10 @@ CASES: dict[str, Case] = {
             "l", ["x", "z", "w"], "y", strides=[1, 1, -2], **MASKED, squeeze_masks=[False] * 3
         ),
         lambda x, z, w: x[0:, :3, ::-2], (CUBE, numbers(0, 1, -1), numbers(2, 3, -4)),
+    ),
+    "slice_with_flags_of_five_axes": Case(
+        lambda n: n.add_slice_dynamic("l", ["x", "z", "w"], "y", strides=[1, 2, 1, 1, 1]),
+        lambda x, z, w: x[0:2, 0:3:2, 1:3], (CUBE, numbers(0, 0, 1), numbers(2, 3, 3)),
     ),
     "slice_dynamic_squeezed": Case(
         lambda n: n.add_slice_dynamic(
@@ -299,6 +300,12 @@ LEGACY: dict[str, tuple[Fill, Callable[[Array], Array]]] = {
     "pad": (
         lambda n: n.add_constant_pad("l", ["x"], "y", value=1, pad_amounts=[0, 0, 0, 0, 1, 0, 0, 2, 0, 0]),
         lambda x: np.pad(x, ((1, 0), (0, 2), (0, 0)), constant_values=1),
+    ),
+    "three_axes": (lambda n: n.add_transpose("l", [1, 2, 0], "x", "y"), lambda x: x.transpose(1, 2, 0)),
+    "four_axes": (lambda n: n.add_transpose("l", [0, 2, 3, 1], "x", "y"), lambda x: x.transpose(1, 2, 0)),
+    "slice_of_three": (
+        lambda n: n.add_slice_static("l", "x", "y", [0, 1, 2], [2, 3, 4], [1] * 3, [False] * 3, [False] * 3),
+        lambda x: x[:2, 1:3, 2:4],
     ),
     "flatten": (lambda n: n.add_flatten_to_2d("l", "x", "y", axis=3), lambda x: x.reshape(1, 2, 12)),
 }  # fmt: skip

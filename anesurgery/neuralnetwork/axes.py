@@ -68,9 +68,12 @@ def known(ctx: Context, x: Var, what: str) -> Array:
     return np.asarray(x.val, np.float32).reshape(-1)
 
 
-def masks(values: Sequence[Any], rank: int) -> list[bool]:
-    """Flags of each axis, false where none are given."""
-    return [bool(v) for v in values] or [False] * rank
+def of_each(values: Sequence[Any], rank: int, absent: int) -> list[int]:
+    """A number for each axis; where none is given, what stands for that.
+
+    coremltools' builder writes flags and strides of five axes for a blob of any rank.
+    """
+    return [*(int(v) for v in values), *[absent] * rank][:rank]
 
 
 def shape_of(x: Var) -> Numbers:
@@ -78,6 +81,23 @@ def shape_of(x: Var) -> Numbers:
     if any(is_symbolic(d) for d in x.shape):
         return cast(Var, mb.shape(x=x))
     return np.array(x.shape, np.int32)
+
+
+def lengths(x: Var, *axes: int) -> Numbers:
+    """The sizes of some axes, [n] int32: an array when they are known, else a value."""
+    if any(is_symbolic(x.shape[a]) for a in axes):
+        found = mb.gather(x=mb.shape(x=x), indices=np.array(axes, np.int32), axis=0)
+        return cast(Var, found)
+    return np.array([x.shape[a] for a in axes], np.int32)
+
+
+def joined(*parts: Numbers) -> Numbers:
+    """Lists of numbers one behind the other; empty arrays are left out."""
+    parts = tuple(p for p in parts if p.shape[0])
+    arrays = [p for p in parts if not isinstance(p, Var)]
+    if len(arrays) == len(parts):
+        return np.concatenate(arrays)
+    return parts[0] if len(parts) == 1 else cast(Var, mb.concat(values=parts, axis=0))
 
 
 def broadcast(ctx: Context, x: Var, target: Numbers) -> Var:

@@ -8,10 +8,12 @@ import numpy as np
 
 from anesurgery.mil import Var, mb
 from anesurgery.neuralnetwork import padding
+from anesurgery.neuralnetwork.axes import joined, lengths
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer
 
 F = np.float32
+ONE = np.ones(1, np.int32)
 PAD = {"constant": "constant", "reflection": "reflect", "replication": "replicate"}
 UPSAMPLE = ((False, False), (True, False), (False, True))
 """By `linearUpsampleMode`: (align_corners, half_pixel_centers)."""
@@ -96,12 +98,11 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Boxes cut from images and resized: (boxes, batch, channel, height, width).
 
     The second input has 4 coordinates for each box, which is cut from every image, or 5, of which the first is
-    the place of the image in the batch.
+    the place of the image in the batch. Of 4, the images are cut as channels of one, as each is cut alike.
     """
     x, _ = ctx.images(inputs[0])
-    batch = ctx.shape(x, [0])[0]
     rois = ctx.five(inputs[1])
-    count, _, numbers, *_ = ctx.shape(rois)
+    count, numbers = ctx.shape(rois, [0, 2])
     boxes = mb.reshape(x=rois, shape=[count, numbers])
     height, width = padding.pairs(params.targetSize, 1)
     form = {
@@ -110,17 +111,21 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         "box_coordinate_mode": BOXES[params.boxIndicesMode.boxMode],
     }  # fmt: skip
     if numbers == 5:
-        where = ctx.whole(
-            mb.squeeze(x=mb.slice_by_size(x=boxes, begin=[0, 0], size=[count, 1]), axes=[1])
-        )
-        boxes = mb.slice_by_size(x=boxes, begin=[0, 1], size=[count, 4])
-        made = mb.crop_resize(x=x, boxes=boxes, box_indices=where, **form)
+        where = ctx.whole(mb.squeeze(x=_columns(boxes, 0, 1), axes=[1]))
+        made = mb.crop_resize(x=x, boxes=_columns(boxes, 1, 5), box_indices=where, **form)
         return mb.expand_dims(x=made, axes=[1])
-    each = [
-        mb.crop_resize(x=x, boxes=boxes, box_indices=np.full(count, b, np.int32), **form)
-        for b in range(batch)
-    ]
-    return mb.stack(values=each, axis=1)
+    leading = lengths(x, 0, 1)
+    if x.shape[0] != 1:
+        x = mb.reshape(x=x, shape=joined(ONE, -ONE, lengths(x, 2, 3)))
+    made = mb.crop_resize(x=x, boxes=boxes, box_indices=np.zeros(count, np.int32), **form)
+    shape = joined(np.array([count], np.int32), leading, np.array([height, width], np.int32))
+    return mb.reshape(x=made, shape=shape)
+
+
+def _columns(x: Var, begin: int, end: int) -> Var:
+    """Some columns of a matrix."""
+    made: Var = mb.slice_by_index(x=x, begin=[0, begin], end=[0, end], end_mask=[True, False])
+    return made
 
 
 @layer("reorganizeData")

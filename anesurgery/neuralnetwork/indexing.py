@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Var, is_symbolic, mb, producer
-from anesurgery.neuralnetwork.axes import Numbers, sizes, whole
+from anesurgery.mil import Var, mb, producer
+from anesurgery.neuralnetwork.axes import Numbers, joined, lengths, sizes, whole
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import Build, layer_nd
 
@@ -37,18 +37,14 @@ def _indices(ctx: Context, indices: Var, x: Var, axes: Sequence[int]) -> Numbers
         x: what is read or written.
         axes: the axes.
     """
-    if any(is_symbolic(x.shape[a]) for a in axes):
-        places = np.array([a % x.rank for a in axes], np.int32)
-        lengths: Numbers = mb.gather(x=mb.shape(x=x), indices=places, axis=0)
-    else:
-        lengths = np.array([x.shape[a] for a in axes], np.int32)
-    if indices.val is not None and not isinstance(lengths, Var):
+    ends = lengths(x, *(a % x.rank for a in axes))
+    if indices.val is not None and not isinstance(ends, Var):
         known_ = np.asarray(indices.val, np.float64).astype(np.int32)
-        return np.where(known_ < 0, known_ + lengths, known_).astype(np.int32)
+        return np.where(known_ < 0, known_ + ends, known_).astype(np.int32)
     found = whole(ctx, indices)
     if producer(found, *COUNTS):
         return found
-    later = mb.add(x=found, y=lengths)
+    later = mb.add(x=found, y=ends)
     made: Var = mb.select(cond=mb.less(x=found, y=np.int32(0)), a=later, b=found)
     return made
 
@@ -149,12 +145,10 @@ def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
 def _first(x: Var, count: Var, axis: int) -> Var:
     """The first slices along an axis."""
     before, behind = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
-    parts = [p for p in (before, count, behind) if p.shape[0]]
-    end = mb.concat(values=parts, axis=0) if len(parts) > 1 else count
     made: Var = mb.slice_by_index(
         x=x,
         begin=np.zeros(x.rank, np.int32),
-        end=end,
+        end=joined(before, count, behind),
         end_mask=[a != axis for a in range(x.rank)],
     )
     return made

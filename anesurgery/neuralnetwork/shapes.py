@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Array, Var, is_symbolic, mb
-from anesurgery.neuralnetwork.axes import Numbers, of_rank, shape_of, sizes
+from anesurgery.mil import Var, is_symbolic, mb
+from anesurgery.neuralnetwork.axes import joined, of_rank, shape_of, sizes
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer, layer_nd
 
@@ -133,17 +133,11 @@ def tile(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     x = of_rank(inputs[0], count)
     if count < x.rank:
         ones = np.ones(x.rank - count, np.int32)
-        reps = _join(ones, reps)
+        reps = joined(ones, reps)
     elif count > x.rank:
         x = mb.expand_dims(x=x, axes=list(range(count - x.rank)))
     made: Var = mb.tile(x=x, reps=reps)
     return made
-
-
-def _join(first: Array, second: Numbers) -> Numbers:
-    if isinstance(second, Var):
-        return cast(Var, mb.concat(values=[first, second], axis=0))
-    return np.concatenate([first, second])
 
 
 # -- the other way round -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
-from anesurgery.neuralnetwork.axes import Numbers, known, masks, of_rank, sizes
+from anesurgery.neuralnetwork.axes import Numbers, joined, known, of_each, of_rank, sizes
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer_nd
 
@@ -17,7 +17,7 @@ MASKS = ("beginMasks", "endMasks", "squeezeMasks")
 
 
 def _slice(
-    x: Var, begin: Numbers, end: Numbers, stride: Sequence[int], flags: list[list[bool]]
+    x: Var, begin: Numbers, end: Numbers, stride: Sequence[int], flags: list[list[int]]
 ) -> Var:
     no_begin, no_end, drop = (np.array(f, bool) for f in flags)
     last = drop & no_begin & (np.array(stride) < 0)
@@ -41,8 +41,8 @@ def slice_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """[begin : end : stride] of each axis."""
     x = of_rank(inputs[0], len(params.beginIds))
     begin, end = (np.array(ids, np.int32) for ids in (params.beginIds, params.endIds))
-    strides = list(params.strides) or [1] * x.rank
-    return _slice(x, begin, end, strides, [masks(getattr(params, m), x.rank) for m in MASKS])
+    flags = [of_each(getattr(params, m), x.rank, False) for m in MASKS]
+    return _slice(x, begin, end, of_each(params.strides, x.rank, 1), flags)
 
 
 @layer_nd("sliceDynamic", inputs=(2, 7))
@@ -51,12 +51,12 @@ def slice_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     begin = sizes(ctx, inputs[1])
     x = of_rank(inputs[0], int(begin.shape[0]))
     end = sizes(ctx, inputs[2]) if len(inputs) > 2 else np.array(params.endIds, np.int32)
-    strides = _fixed(ctx, inputs, 3, "strides", list(params.strides) or [1] * x.rank)
+    strides = of_each(_fixed(ctx, inputs, 3, "strides", params.strides), x.rank, 1)
     flags = [
-        [bool(v) for v in _fixed(ctx, inputs, 4 + i, name, masks(getattr(params, name), x.rank))]
+        of_each(_fixed(ctx, inputs, 4 + i, name, getattr(params, name)), x.rank, False)
         for i, name in enumerate(MASKS)
     ]
-    return _slice(x, begin, end, [int(n) for n in strides], flags)
+    return _slice(x, begin, end, strides, flags)
 
 
 def _fixed(ctx: Context, inputs: list[Var], at: int, what: str, stated: Sequence[Any]) -> Any:
@@ -71,14 +71,9 @@ def slice_by_size(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     axis = params.axis + x.rank if params.axis < 0 else params.axis
     begin = sizes(ctx, inputs[1])
     before, behind = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
-    if isinstance(begin, Var):
-        parts = [p for p in (before, begin, behind) if p.shape[0]]
-        start: Numbers = mb.concat(values=parts, axis=0) if len(parts) > 1 else begin
-    else:
-        start = np.concatenate([before, begin, behind])
     size = [-1 if is_symbolic(d) else int(d) for d in x.shape]
     size[axis] = int(params.size)
-    made: Var = mb.slice_by_size(x=x, begin=start, size=size)
+    made: Var = mb.slice_by_size(x=x, begin=joined(before, begin, behind), size=size)
     return made
 
 

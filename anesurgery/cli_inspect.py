@@ -50,7 +50,12 @@ Status = Annotated[
     typer.Option("--status", help="Print a line; exit with 0 all, 1 some, 2 no ops on the ANE."),
 ]
 Html = Annotated[Path | None, typer.Option(help="Write a page.")]
-Fix = Annotated[Path | None, typer.Option(help="Repair what can be repaired; write this package.")]
+Fix = Annotated[
+    Path | None,
+    typer.Option(
+        help="Repair what can be repaired; write this .mlpackage, or .mlmodel of a network."
+    ),
+]
 Function = Annotated[str | None, typer.Option(help="Which function to inspect.")]
 Overwrite = Annotated[bool, typer.Option(help="Let --fix and --html replace files.")]
 
@@ -100,7 +105,8 @@ def _check_files(model: str, html: Path | None, fix: Path | None, overwrite: boo
     from anesurgery.writing import check_target
 
     if fix is not None:
-        check_target(Path(model).expanduser(), fix.expanduser(), overwrite)
+        suffix = ".mlmodel" if _of_layers(model) else ".mlpackage"
+        check_target(Path(model).expanduser(), fix.expanduser(), overwrite, suffix)
     if html is not None and not html.expanduser().parent.is_dir():
         raise LoadError(f"the folder {html.parent} does not exist; make it first")
     if html is not None and html.expanduser().exists() and not overwrite:
@@ -135,7 +141,16 @@ def _repair(
     from anesurgery.registry import recipe
 
     auto = recipe("auto").with_options(compute_units=units)
-    apply(model, auto, target=target, quiet=quiet).save(package, overwrite=overwrite)
+    chosen = recipe("neuralnetwork_ane") if _of_layers(model) else auto
+    apply(model, chosen, target=target, quiet=quiet).save(package, overwrite=overwrite)
+
+
+def _of_layers(model: str) -> bool:
+    """Is it a neural network, or a pipeline with one?"""
+    from anesurgery.neuralnetwork.operating import networks_of
+    from anesurgery.placement.models import spec_of
+
+    return bool(networks_of(spec_of(model)))
 
 
 def _write_page(path: Path, first: Any, second: Any) -> None:

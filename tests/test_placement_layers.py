@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anesurgery import registry
 from anesurgery.errors import LoadError
 from anesurgery.mil import ct
+from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement import Grade, Inspection, Target
-from anesurgery.placement.layer_rules import RULES
-from anesurgery.placement.layers import NETWORKS, UNKNOWN, inspect_network
+from anesurgery.placement.layer_rules import REMEDIES, RULES
+from anesurgery.placement.layers import inspect_network
 from anesurgery.program import read_spec
 
 Build = Callable[[Any], None]
@@ -65,12 +67,12 @@ def test_rows_units_and_segments() -> None:
     ]  # fmt: skip
     assert (found.status, found.switches, found.counts) == (1, 2, {"ane": 3, "cpu": 1})
     first, middle, last = found.segments
-    assert (first.inputs, first.outputs) == ({"x": (4, 16, 16)}, {"a": UNKNOWN})
+    assert (first.inputs, first.outputs) == ({"x": (4, 16, 16)}, {"a": (4, 16, 16)})
     assert (middle.ops, middle.readers) == (("swish",), (2,))
     assert last.outputs == {"y": (4, 16, 16)}
     assert last.readers == ()
     assert found.ops[3].shape == "4x16x16"
-    assert found.ops[0].shape == ""
+    assert found.ops[0].shape == "4x16x16"
 
 
 def test_a_finding_says_what_why_and_what_to_do() -> None:
@@ -238,7 +240,9 @@ def test_an_empty_network_has_status_2() -> None:
 def test_rules_are_of_one_format_and_named_once() -> None:
     assert len({r.id for r in RULES}) == len(RULES)
     assert {r.scope.model_type for r in RULES} == {"neuralnetwork"}
-    assert all(r.remedy is None and r.source and r.because and r.ops for r in RULES)
+    assert all(r.source and r.because and r.ops for r in RULES)
+    named = {r.remedy for r in RULES if r.remedy is not None} | set(REMEDIES.values())
+    assert named <= set(registry.layer_pass_names())
     assert all(r.advice for r in RULES if r.legal is False and r.id != "nn-as-in-programs")
     allowed = [r.ops for r in RULES if r.legal]
     flat = {op for r in RULES if r.legal is False and r.test is None for op in r.ops}

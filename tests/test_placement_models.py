@@ -123,7 +123,7 @@ def test_other_kinds_have_a_line(kind: str, words: str, tmp_path: Path) -> None:
 
 
 def test_every_kind_of_the_format_is_named() -> None:
-    from anesurgery.placement.layers import NETWORKS
+    from anesurgery.neuralnetwork.spec import NETWORKS
     from anesurgery.placement.models import CLOSED, PROGRAM, WITHOUT_OPS
     from anesurgery.program import PIPELINES
 

@@ -115,11 +115,6 @@ class Network:
         for blob in node.inputs:
             self._readers[blob].remove(node)
 
-    @staticmethod
-    def nodes_of(spec: Any) -> list[Node]:
-        """The layers of the network in a specification."""
-        return [Node(layer) for layer in network_of(spec).layers]
-
     # -- reading ---------------------------------------------------------------------------------------
 
     def maker(self, blob: str, *kinds: str) -> Node | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class NetworkSurgery(Surgery):
     """The specification as it came."""
     file: Path | None = None
     """Its file, which is never written to."""
+    inspected: tuple[tuple[Inspection, ...], tuple[Inspection, ...]] = ((), ())
+    """What the rules of the format say of each network, before and after."""
 
     @property
     def spec(self) -> Any:
@@ -95,7 +97,7 @@ def apply_layers(
     loaded, file = _read(model)
     original = proto.Model_pb2.Model()
     original.CopyFrom(loaded.spec)
-    networks = list(_networks(loaded.spec))
+    networks = networks_of(loaded.spec)
     if not networks:
         names = ", ".join(step.name for step in steps)
         words = f"it is a {loaded.spec.WhichOneof('Type')}, which has no layers"
@@ -104,10 +106,11 @@ def apply_layers(
     session.timings["load"] = time.perf_counter() - started
     for spec in networks:
         _operate(spec, layered, session, quiet)
-    before = _counts(_networks(original))
+    before, after = _inspect(original, target), _inspect(loaded.spec, target)
     surgery = NetworkSurgery(
-        loaded, tuple(steps), session.changes, session.refusals, [], before, _counts(networks), target,
-        timings=session.timings, notes=_notes(original, loaded.spec, target), original=original, file=file,
+        loaded, tuple(steps), session.changes, session.refusals, [], _counts(before), _counts(after), target,
+        timings=session.timings, notes=[*_versions(original, loaded.spec), _kept_off(before, after)],
+        original=original, file=file, inspected=(before, after),
     )  # fmt: skip
     if prove in ("model", "both"):
         surgery.proof = _prove(surgery, inputs, seed)
@@ -147,14 +150,14 @@ def _read(model: Any) -> tuple[Loaded, Path | None]:
     return Loaded(Program(), read_spec(file), source.resolve()), file
 
 
-def _networks(spec: Any) -> Iterator[Any]:
+def networks_of(spec: Any) -> list[Any]:
     """The specifications that hold a network: the model itself, or models of a pipeline."""
     kind = spec.WhichOneof("Type")
     if kind in NETWORKS:
-        yield spec
-    elif kind in PIPELINES:
-        for part in PIPELINES[kind](spec).models:
-            yield from _networks(part)
+        return [spec]
+    if kind not in PIPELINES:
+        return []
+    return [found for part in PIPELINES[kind](spec).models for found in networks_of(part)]
 
 
 def _operate(spec: Any, steps: Sequence[LayerPass], session: Session, quiet: bool) -> None:
@@ -167,27 +170,33 @@ def _operate(spec: Any, steps: Sequence[LayerPass], session: Session, quiet: boo
     network.commit()
 
 
-def _counts(networks: Any) -> dict[str, int]:
+def _inspect(spec: Any, target: str | None) -> tuple[Inspection, ...]:
+    aim = Target.parse(target, None)
+    return tuple(inspect_network(part, aim, "") for part in networks_of(spec))
+
+
+def _counts(found: Sequence[Inspection]) -> dict[str, int]:
     """Number of layers by type, the most frequent first."""
-    kinds = Counter(node.kind for spec in networks for node in Network.nodes_of(spec))
+    kinds = Counter(row.op_type for part in found for row in part.ops)
     return dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _notes(before: Any, after: Any, target: str | None) -> list[str]:
-    """What the caller should know: the version, and what the rules of the older format say."""
-    found = []
-    old, new = ([int(s.specificationVersion) for s in _networks(spec)] for spec in (before, after))
-    for a, b in sorted({(a, b) for a, b in zip(old, new, strict=True) if a != b}):
-        found.append(f"specification version {a} became {b}, which needs {RELEASES[b]}")
-    aim = Target.parse(target, None)
-    was, now = ([inspect_network(s, aim, "") for s in _networks(spec)] for spec in (before, after))
-    said = f"{_kept_off(was)} -> {_kept_off(now)}"
-    return [*found, f"layers that the rules of the format keep off the ANE: {said}"]
+def _versions(before: Any, after: Any) -> list[str]:
+    """What a version that had to be raised asks of the system."""
+    old, new = (
+        [int(s.specificationVersion) for s in networks_of(spec)] for spec in (before, after)
+    )
+    raised = sorted({(a, b) for a, b in zip(old, new, strict=True) if a != b})
+    return [f"specification version {a} became {b}, which needs {RELEASES[b]}" for a, b in raised]
 
 
-def _kept_off(found: Sequence[Inspection]) -> str:
-    rows = [row for part in found for row in part.ops]
-    return f"{sum(row.legal is False for row in rows)} of {len(rows)}"
+def _kept_off(before: Sequence[Inspection], after: Sequence[Inspection]) -> str:
+    """How many layers the rules of the format forbid."""
+    words = []
+    for found in (before, after):
+        rows = [row for part in found for row in part.ops]
+        words.append(f"{sum(row.legal is False for row in rows)} of {len(rows)}")
+    return f"layers that the rules of the format keep off the ANE: {' -> '.join(words)}"
 
 
 def _prove(surgery: NetworkSurgery, inputs: Mapping[str, Array] | None, seed: int) -> Comparison:
@@ -200,7 +209,7 @@ def _prove(surgery: NetworkSurgery, inputs: Mapping[str, Array] | None, seed: in
     used = {change.pass_name for change in surgery.changes}
     exact = all(s.tolerance.rtol == 0 for s in surgery.steps if s.name in used)
     found: Comparison | None = None
-    pairs = zip(_networks(surgery.original), _networks(surgery.spec), strict=True)
+    pairs = zip(networks_of(surgery.original), networks_of(surgery.spec), strict=True)
     for old, new in pairs:
         a, b = (import_network(spec, keep_names=True) for spec in (old, new))
         gate = EXACT if exact else CLOSE

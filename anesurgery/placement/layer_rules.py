@@ -7,6 +7,7 @@ layer type but the same op of an ML Program was measured, the rule says so, and 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anesurgery.placement.evidence import Grade, Rule, Scope
@@ -40,6 +41,7 @@ CPU_IN_PROGRAMS = frozenset({
     "randomUniformLike", "randomUniformStatic", "randomUniformDynamic",
     "randomBernoulliLike", "randomBernoulliStatic", "randomBernoulliDynamic", "categoricalDistribution",
 })  # fmt: skip
+LEGAL_IN_PROGRAMS = frozenset({"clip"})
 SEEN = frozenset({
     "convolution", "pooling", "activation", "innerProduct", "batchnorm", "softmax", "add", "concat",
     "upsample",
@@ -52,14 +54,42 @@ FIRST_LAYERS = frozenset({
 """The other layers of the first two releases, of which it is said that they mostly run on the engine."""
 
 
+REMEDIES: dict[str, str] = {
+    "addBroadcastable": "legacy_add_multiply", "multiplyBroadcastable": "legacy_add_multiply",
+    "subtractBroadcastable": "legacy_subtract", "divideBroadcastable": "legacy_divide",
+    "minBroadcastable": "legacy_clip", "maxBroadcastable": "legacy_clip", "powBroadcastable": "legacy_power",
+    "concatND": "legacy_concat", "splitND": "legacy_split", "loadConstantND": "legacy_constant",
+    "softmaxND": "legacy_softmax", "embeddingND": "legacy_embedding", "gather": "legacy_gather",
+}  # fmt: skip
+"""Layer type that the ANE does not run as such -> the pass that writes it otherwise, where it can."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A layer with the shapes of its inputs.
+
+    Attributes:
+        spec: the `NeuralNetworkLayer`.
+        inputs: one shape for each input; () where it is unknown.
+    """
+
+    spec: Any
+    inputs: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The layer type."""
+        return str(self.spec.WhichOneof("layer"))
+
+
 def _window(values: Any) -> tuple[int, int]:
     """Height and width of a list that may be empty."""
     given = [int(v) for v in values]
     return (given[0], given[-1]) if given else (1, 1)
 
 
-def _pooled(layer: Any, target: Target) -> str:
-    pool = layer.pooling
+def _pooled(layer: Described, target: Target) -> str:
+    pool = layer.spec.pooling
     if pool.globalPooling:
         return ""
     kernel, stride = _window(pool.kernelSize), _window(pool.stride)
@@ -71,15 +101,15 @@ def _pooled(layer: Any, target: Target) -> str:
     return "; ".join(words)
 
 
-def _dilated(layer: Any, target: Target) -> str:
-    height, width = _window(layer.convolution.dilationFactor)
+def _dilated(layer: Described, target: Target) -> str:
+    height, width = _window(layer.spec.convolution.dilationFactor)
     return f"dilated by {height}x{width}" if max(height, width) > 1 else ""
 
 
-def _wide_kernel(layer: Any, target: Target) -> str:
-    if layer.convolution.isDeconvolution:
+def _wide_kernel(layer: Described, target: Target) -> str:
+    if layer.spec.convolution.isDeconvolution:
         return ""
-    height, width = _window(layer.convolution.kernelSize)
+    height, width = _window(layer.spec.convolution.kernelSize)
     for what, found, name in (("width", width, "kernel_w"), ("height", height, "kernel_h")):
         limit, chip = target.least(name)
         if found > limit:
@@ -87,22 +117,27 @@ def _wide_kernel(layer: Any, target: Target) -> str:
     return ""
 
 
-def _upsampled(layer: Any, target: Target) -> str:
-    factors = list(layer.upsample.fractionalScalingFactor) or list(layer.upsample.scalingFactor)
+def _upsampled(layer: Described, target: Target) -> str:
+    params = layer.spec.upsample
+    factors = list(params.fractionalScalingFactor) or list(params.scalingFactor)
     if not factors or max(factors) <= UPSAMPLE:
         return ""
     return f"factor {'x'.join(f'{f:g}' for f in factors)}, more than {UPSAMPLE}"
 
 
-def _looked_up(layer: Any, target: Target) -> str:
-    embedded = layer.WhichOneof("layer") == "embedding"
-    rows = int(layer.embedding.inputDim if embedded else layer.embeddingND.vocabSize)
+def _swish(layer: Described, target: Target) -> str:
+    params = layer.spec.custom
+    return "class Swish" if params.className == "Swish" and not params.parameters else ""
+
+
+def _looked_up(layer: Described, target: Target) -> str:
+    embedded = layer.kind == "embedding"
+    rows = int(layer.spec.embedding.inputDim if embedded else layer.spec.embeddingND.vocabSize)
     return f"{rows} rows, more than {LOOKUP_ROWS}" if rows > LOOKUP_ROWS else ""
 
 
-def _broadcast(layer: Any, target: Target) -> str:
-    """Shapes are in the file only where the converter wrote them."""
-    shapes = [tuple(t.dimValue)[-3:] for t in layer.inputTensor]
+def _broadcast(layer: Described, target: Target) -> str:
+    shapes = [shape[-3:] for shape in layer.inputs]
     if len(shapes) < 2 or any(len(s) < 3 or min(s) < 1 for s in shapes):
         return ""
     thin = [s for s in shapes if s[1:] == (1, 1)]
@@ -118,6 +153,11 @@ RULES: tuple[Rule, ...] = (
         "a custom layer has code for the CPU, and perhaps the GPU; nobody can write it for the ANE",
         HOLLANCE, legal=False, grade=Grade.REPORTED, scope=WATCHED,
         advice="write it with built-in layers, or split the model there so that the rest stays on the ANE",
+    ),
+    Rule(
+        "nn-swish", frozenset({"custom"}),
+        "a custom layer of this name is x * sigmoid(x) by custom, which built-in layers can compute",
+        HOLLANCE, legal=False, test=_swish, grade=Grade.REPORTED, scope=WATCHED, remedy="swish_layers",
     ),
     Rule(
         "nn-recurrent", RECURRENT, "recurrent layers do not run on the ANE", HOLLANCE,
@@ -145,6 +185,7 @@ RULES: tuple[Rule, ...] = (
         "nn-dilated", frozenset({"convolution"}),
         "dilated convolutions were seen off the ANE in 2020; DeepLabV3, which has them, ran there later",
         f"{HOLLANCE}; {ANECOMPAT}", legal=False, test=_dilated, grade=Grade.REPORTED, scope=WATCHED,
+        remedy="undilate_convolution",
         advice="measure it; or convert to an ML Program, where dilation is legal",
     ),
     Rule(
@@ -155,13 +196,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "nn-pool", frozenset({"pooling"}), "pooling beyond these sizes does not run on the ANE",
-        HOLLANCE, legal=False, test=_pooled, grade=Grade.REPORTED, scope=WATCHED,
+        HOLLANCE, legal=False, test=_pooled, grade=Grade.REPORTED, scope=WATCHED, remedy="split_pooling",
         advice="pool twice with smaller windows, or globally where the window is the whole image",
     ),
     Rule(
         "nn-upsample", frozenset({"upsample"}),
         "upsampling by more than 2 does not run on the ANE; DeepLabV3 left it before its last resize by 8",
         f"{HOLLANCE}; {ANECOMPAT}", legal=False, test=_upsampled, grade=Grade.REPORTED, scope=WATCHED,
+        remedy="split_upsampling",
         advice="upsample by 2 several times, or deconvolve",
     ),
     Rule(
@@ -187,6 +229,11 @@ RULES: tuple[Rule, ...] = (
         legal=False, grade=Grade.GUESS, scope=CARRIED_OVER,
     ),
     Rule(
+        "nn-as-legal-in-programs", LEGAL_IN_PROGRAMS,
+        "the same op of an ML Program ran on the ANE; nobody measured the layer", PROGRAMS,
+        legal=True, grade=Grade.GUESS, scope=CARRIED_OVER,
+    ),
+    Rule(
         "nn-seen", SEEN, "Apple's MNIST, YOLOv3 and DeepLabV3 ran on the ANE up to their last layers",
         ANECOMPAT, legal=True, grade=Grade.REPORTED,
         scope=Scope(os="seen on Macs, macOS 12 or later", model_type="neuralnetwork"),
@@ -207,26 +254,26 @@ OLD_FORMAT = Rule(
 """Said of a whole model."""
 
 
-def judge(layer: Any, target: Target) -> tuple[bool | None, list[tuple[Rule, str]]]:
+def judge(layer: Described, target: Target) -> tuple[bool | None, list[tuple[Rule, str]]]:
     """Can the ANE run a layer, and which rules forbid it, with what they found?
 
     Args:
-        layer: a `NeuralNetworkLayer` of a specification.
+        layer: the layer, with the shapes of its inputs.
         target: whose limits count.
 
     Returns:
         False, True or None where nothing is known; and the rules that forbid.
     """
-    kind = str(layer.WhichOneof("layer"))
     against: list[tuple[Rule, str]] = []
     allowed: bool | None = None
     for rule in RULES:
-        if kind not in rule.ops:
+        if layer.kind not in rule.ops:
             continue
         if rule.legal:
             allowed = True
         elif rule.test is None:
-            against.append((rule, f"layer type {kind}"))
+            own = replace(rule, remedy=rule.remedy or REMEDIES.get(layer.kind))
+            against.append((own, f"layer type {layer.kind}"))
         elif words := rule.test(layer, target):
             against.append((rule, words))
     return (False if against else allowed), against

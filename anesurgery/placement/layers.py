@@ -1,7 +1,7 @@
 """Inspect a neural-network model (`.mlmodel`), layer by layer, by the rules of its own format.
 
 There is no cost model for these models: a layer that the ANE can run is counted as running there. Shapes are
-told where the file has them, which is mostly at the inputs and outputs.
+inferred by building the layers as MIL ops; where that fails, those that the file has are told.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from anesurgery.errors import SurgeryError
+from anesurgery.neuralnetwork.inference import Blobs
+from anesurgery.neuralnetwork.spec import network_of
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
-from anesurgery.placement.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, judge
+from anesurgery.placement.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
 from anesurgery.placement.target import Target
 
-NETWORKS = ("neuralNetwork", "neuralNetworkClassifier", "neuralNetworkRegressor")
 CONSTANTS = {"loadConstant", "loadConstantND"}
 """Layers that compute nothing; the first kind is left out, the second gets a row for what is said of it."""
 
@@ -88,7 +90,8 @@ def _nested(layer: Any) -> list[Any]:
 
 
 def _row(index: int, layer: _Layer, target: Target, shapes: dict[str, tuple[int, ...]]) -> OpRow:
-    legal, against = judge(layer.spec, target)
+    inputs = tuple(shapes.get(name, ()) for name in layer.spec.input)
+    legal, against = judge(Described(layer.spec, inputs), target)
     findings = tuple(rule.finding(words, layer.name) for rule, words in against)
     shape = shapes.get(next(iter(layer.spec.output), ""), UNKNOWN)
     return OpRow(
@@ -108,18 +111,34 @@ def _unit(legal: bool | None, target: Target) -> str | None:
 
 
 def _shapes(spec: Any, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
-    """Shapes by name of value: those of the interface, and what converters wrote into the layers."""
-    known: dict[str, tuple[int, ...]] = {}
+    """Shapes by name of value: inferred, of the interface, and what converters wrote into the layers."""
+    known = _inferred(spec, layers)
     for layer in layers:
         named = [*zip(layer.spec.input, layer.spec.inputTensor, strict=False)]
         named += [*zip(layer.spec.output, layer.spec.outputTensor, strict=False)]
         for name, tensor in named:
-            if len(tensor.dimValue) == tensor.rank > 0:
+            if len(tensor.dimValue) == tensor.rank > 0 and name not in known:
                 known[name] = tuple(int(d) for d in tensor.dimValue)
     for feature in [*spec.description.input, *spec.description.output]:
         if shape := feature_shape(feature):
             known[feature.name] = shape
     return known
+
+
+def _inferred(spec: Any, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
+    """The shapes that are known from the layers, (channel, height, width) where arrays have rank 5."""
+    try:
+        blobs = Blobs(network_of(spec), spec.description)
+    except SurgeryError:
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    for name in {n for layer in layers for n in [*layer.spec.input, *layer.spec.output]}:
+        shape = blobs.shape(name)
+        if shape is not None and None not in shape:
+            sizes = tuple(int(d or 0) for d in shape)
+            old = blobs.ctx.legacy and len(sizes) == 5 and sizes[:2] == (1, 1)
+            found[name] = sizes[2:] if old else sizes
+    return found
 
 
 def feature_shape(feature: Any) -> tuple[int, ...]:

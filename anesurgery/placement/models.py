@@ -11,8 +11,9 @@ from typing import Any
 from anesurgery import program
 from anesurgery.errors import LoadError
 from anesurgery.mil import Program, ct
+from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.layers import NETWORKS, inspect_network
+from anesurgery.placement.layers import inspect_network
 from anesurgery.placement.target import Target
 from anesurgery.program import PIPELINES, Loaded, read_spec
 

@@ -75,7 +75,12 @@ def _with_channels(ctx: Context, x: Var) -> tuple[Var, Callable[[Var], Var]]:
 def _each(ctx: Context, params: Any, image: Var, name: str) -> Array:
     """A parameter for each channel, of which the file may hold but one."""
     (channels,) = ctx.shape(image, [1])
-    single = len(params.floatValue) == 1 or len(params.float16Value) == 2
+    bits = 8 * len(params.rawValue)
+    single = (
+        len(params.floatValue) == 1
+        or len(params.float16Value) == 2
+        or 0 < bits < channels * params.quantization.numberOfBits
+    )
     return np.broadcast_to(ctx.weights(params, [1 if single else channels], name), channels).copy()
 
 

@@ -98,12 +98,13 @@ def _of_bytes(raw: bytes, dtype: Any, what: str) -> Array:
 
 
 def _factor(quantization: Any, what: str) -> float:
-    scales = quantization.linearQuantization.scale
-    if len(scales) == 1:
-        return float(scales[0])
-    raise LoadError(
-        f"{what} is of 8 bit numbers with a sign, but has {len(scales)} scales, not 1; {DAMAGED}"
-    )
+    linear = quantization.linearQuantization
+    for name, count, wanted in (("scales", len(linear.scale), 1), ("biases", len(linear.bias), 0)):
+        if count != wanted:
+            raise LoadError(
+                f"{what} is of 8 bit numbers with a sign, but has {count} {name}, not {wanted}; {DAMAGED}"
+            )
+    return float(linear.scale[0])
 
 
 def _codes(params: Any, count: int, what: str) -> Array:
@@ -136,15 +137,14 @@ def _dequantize(quantization: Any, codes: Array, what: str, axis: int) -> Array:
             f"{what} is quantized, but neither by a scale nor by a look-up table; {DAMAGED}"
         )
     linear = quantization.linearQuantization
-    scale = _by_channel(linear.scale, codes, what, axis, "scales", 1.0)
-    return codes.astype(np.float32) * scale + _by_channel(
-        linear.bias, codes, what, axis, "biases", 0.0
-    )
+    scale = _by_channel(linear.scale, codes, what, axis, "scales")
+    bias = _by_channel(linear.bias or [0.0], codes, what, axis, "biases")
+    return codes.astype(np.float32) * scale + bias
 
 
-def _by_channel(values: Any, codes: Array, what: str, axis: int, name: str, absent: float) -> Array:
+def _by_channel(values: Any, codes: Array, what: str, axis: int, name: str) -> Array:
     """Numbers for all channels, or one for each, in a shape that the weights can be multiplied with."""
-    found = np.array(values if len(values) else [absent], np.float32)
+    found = np.array(values, np.float32)
     if found.size == 1:
         return found.reshape([1] * codes.ndim)
     shape = [1] * codes.ndim

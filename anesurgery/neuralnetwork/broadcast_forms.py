@@ -13,11 +13,15 @@ Sizes = Sequence[int | None]
 SPATIAL = 3
 """Axes that a layer broadcasts by itself: channel, height, width. Those in front count as batch."""
 
+BY_CHANNEL = frozenset({"max", "min"})
+"""The layers of which the format names no other second shape than (B, C, H, W) and (B, C, 1, 1)."""
 
-def same_result(first: Sizes, second: Sizes) -> bool:
-    """Does `add`, `multiply` or `average` give the first shape, the second broadcast to it as numpy does?
 
-    The comments of the format name (B, C, H, W), (B, C, 1, 1), (B, 1, H, W), (B, 1, 1, 1) as the second shape.
+def same_result(first: Sizes, second: Sizes, kind: str = "add") -> bool:
+    """Does a plain layer give the first shape, the second broadcast to it as numpy does?
+
+    The comments of the format name (B, C, H, W), (B, C, 1, 1), (B, 1, H, W), (B, 1, 1, 1) as the second shape
+    of `add`, `multiply` and `average`, and the first two of them as that of `max` and `min`.
     Equal shapes of any rank pass, unknown sizes only at the same place of an axis that nothing is done to.
     """
     if len(first) != len(second):
@@ -29,7 +33,9 @@ def same_result(first: Sizes, second: Sizes) -> bool:
     if len(first) < SPATIAL or first[:-SPATIAL] != second[:-SPATIAL]:
         return False
     channel, height, width = first[-SPATIAL:]
-    others = {(1, 1, 1), (channel, 1, 1), (1, height, width)}
+    others = {(channel, 1, 1), (1, 1, 1), (1, height, width)}
+    if kind in BY_CHANNEL:
+        others = {(channel, 1, 1)}
     return tuple(second[-SPATIAL:]) in others
 
 

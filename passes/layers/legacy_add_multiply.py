@@ -40,27 +40,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.mil import Array
-from anesurgery.neuralnetwork.broadcast_forms import Sizes, constant_form, same_result
 from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.two_sides import Constant, combine, plus, times, two_sides
 from anesurgery.pattern import Refusal
 
-
-@dataclass(frozen=True)
-class _Form:
-    """What stands for one of the two kinds."""
-
-    computed: str
-    constant: str
-    shape: str
-    """The field of the constant layer that holds the sizes; its weights are named as the layer is."""
-
-
-FORMS = {
-    "addBroadcastable": _Form("add", "bias", "shape"),
-    "multiplyBroadcastable": _Form("multiply", "scale", "shapeScale"),
-}
+FORMS = {"addBroadcastable": ("add", plus), "multiplyBroadcastable": ("multiply", times)}
+"""Layer type -> the plain layer of two blobs, and what puts a constant there."""
 
 
 @dataclass(frozen=True)
@@ -72,43 +58,15 @@ class LegacyAddMultiply(LayerRewrite):
 
     def rewrite(self, site: Site) -> Refusal | None:
         """By a constant if one side is one, else between the two sides."""
-        if len(site.inputs) != 2:
-            return Refusal(f"it has {len(site.inputs)} inputs, not 2")
-        x, y = site.inputs
-        for one, other in ((x, y), (y, x)):
-            if (value := site.constant(other)) is not None and site.constant(one) is None:
-                return _by_constant(site, one, value)
-        return _by_blob(site, x, y)
-
-
-def _by_constant(site: Site, x: str, value: Array) -> Refusal | None:
-    form, shape = FORMS[site.node.kind], site.shape(x)
-    sizes = constant_form(shape, value, site.shape(site.outputs[0]))
-    if isinstance(sizes, Refusal):
-        return sizes
-    if sizes == [] and form.computed == "add":
-        site.linear(x, 1.0, float(value.flat[0]), site.outputs)
-    elif sizes == []:
-        site.linear(x, float(value.flat[0]), 0.0, site.outputs)
-    else:
-        fields = {form.shape: sizes, form.constant: weights(value)}
-        site.emit(form.constant, [x], site.outputs, **fields)
-    return None
-
-
-def _by_blob(site: Site, x: str, y: str) -> Refusal | None:
-    a: Sizes
-    a, b = site.shape(x), site.shape(y)
-    if same_result(b, a) and not same_result(a, b):
-        x, y, a, b = y, x, b, a  # the first one gives the result its shape
-    if not same_result(a, b):
-        return Refusal(f"{_words(a)} and {_words(b)} are not among the shapes of the plain layer")
-    site.emit(FORMS[site.node.kind].computed, [x, y], site.outputs)
-    return None
-
-
-def _words(shape: Sizes) -> str:
-    return "x".join("?" if d is None else str(d) for d in shape)
+        sides, (plain, constant) = two_sides(site), FORMS[site.node.kind]
+        if isinstance(sides, Refusal):
+            return sides
+        if not isinstance(sides, Constant):
+            return combine(site, plain, *sides)
+        if isinstance(sides.form, Refusal):
+            return sides.form
+        constant(site, sides.x, sides.value, sides.form)
+        return None
 
 
 def example() -> Any:

@@ -1,0 +1,101 @@
+"""Layers of two sides, written with the layers of the first releases: what the passes over them share.
+
+One side may be a constant: it becomes a parameter of a layer with one input. Otherwise the two blobs become the
+inputs of `add`, `multiply`, `max` or `min`, the larger one first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.broadcast_forms import Sizes, constant_form, same_result
+from anesurgery.neuralnetwork.layer_pass import Site
+from anesurgery.neuralnetwork.making import weights
+from anesurgery.pattern import Refusal
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One side is computed, the other is the same at every run."""
+
+    x: str
+    """The computed blob."""
+    value: Array
+    first: bool
+    """Is the constant the first side?"""
+    form: list[int] | Refusal
+    """The sizes that `bias` and `scale` give it: [C], [1, H, W] or [C, H, W]; [] for a single number."""
+
+    @property
+    def number(self) -> float | None:
+        """The one number that the constant is, if the result is as large as the computed side."""
+        return float(self.value.flat[0]) if self.form == [] else None
+
+
+def two_sides(site: Site) -> Constant | tuple[str, str] | Refusal:
+    """The constant side and the other, or the two blobs where none or both of them are constant.
+
+    Raises:
+        Unknown: nothing is known about the shape of a side.
+    """
+    if len(site.inputs) != 2:
+        return Refusal(f"it has {len(site.inputs)} inputs, not 2")
+    x, y = site.inputs
+    for one, other in ((x, y), (y, x)):
+        if (value := site.constant(other)) is not None and site.constant(one) is None:
+            form = constant_form(site.shape(one), value, site.shape(site.outputs[0]))
+            return Constant(one, value, other == x, form)
+    return x, y
+
+
+def plus(site: Site, x: str, value: Array, form: Sequence[int], alpha: float = 1.0) -> None:
+    """Put alpha x + value there as the outputs of the layer; `form` is that of the constant."""
+    if not form:
+        site.linear(x, alpha, float(value.flat[0]), site.outputs)
+        return
+    if alpha != 1:
+        x = site.linear(x, alpha, 0.0)
+    site.emit("bias", [x], site.outputs, shape=form, bias=weights(value))
+
+
+def times(site: Site, x: str, value: Array, form: Sequence[int]) -> None:
+    """Put x times value there as the outputs of the layer; `form` is that of the constant."""
+    if not form:
+        site.linear(x, float(value.flat[0]), 0.0, site.outputs)
+    else:
+        site.emit("scale", [x], site.outputs, shapeScale=form, scale=weights(value))
+
+
+def order(site: Site, kind: str, x: str, y: str) -> tuple[int, int] | Refusal:
+    """The places of two blobs as the inputs of a plain layer: first the one that gives the result its shape.
+
+    Args:
+        site: whose blobs they are.
+        kind: "add", "multiply", "max" or "min".
+        x: the first blob.
+        y: the second one.
+
+    Raises:
+        Unknown: nothing is known about the shape of a blob.
+    """
+    a, b = site.shape(x), site.shape(y)
+    if same_result(a, b, kind):
+        return 0, 1
+    if same_result(b, a, kind):
+        return 1, 0
+    return Refusal(f"{_words(a)} and {_words(b)} are not among the shapes of the plain layer")
+
+
+def combine(site: Site, kind: str, x: str, y: str) -> Refusal | None:
+    """Put the plain layer of two blobs there; arguments and errors as of `order`."""
+    places = order(site, kind, x, y)
+    if isinstance(places, Refusal):
+        return places
+    site.emit(kind, [(x, y)[i] for i in places], site.outputs)
+    return None
+
+
+def _words(shape: Sizes) -> str:
+    return "x".join("?" if d is None else str(d) for d in shape)

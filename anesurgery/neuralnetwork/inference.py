@@ -67,7 +67,7 @@ class Blobs:
         if var is None:
             return None
         sizes = tuple(None if is_symbolic(d) else int(d) for d in var.shape)
-        return (1, *sizes) if self.ctx.legacy and len(sizes) == 4 else sizes
+        return (1, *sizes) if self.ctx.is_short(blob) else sizes
 
     def constant(self, blob: str) -> Array | None:
         """The fp32 value of a blob that is the same at every run, in the shape of `shape`."""

@@ -226,6 +226,7 @@ class LayerRewrite(LayerPass):
         """
         blobs, where = site.network.blobs, f"pass {self.name} at layer {site.node.name!r}"
         known_before = {name: blobs.var(name) for name in site.outputs}
+        exact_before = {name: name in blobs.ctx.exact for name in known_before}
         try:
             with quiet_host():
                 ops, made = blobs.add([node.message for node in site.new])
@@ -233,7 +234,9 @@ class LayerRewrite(LayerPass):
             raise PassError(f"{where}: the new layers do not fit: {error}") from error
         new = made | {old: blobs.var(name) for old, name in site.renamed.items()}
         pairs = [(a, b) for n, a in known_before.items() if a is not None and (b := new[n])]
-        if any(tuple(map(str, a.shape)) != tuple(map(str, b.shape)) for a, b in pairs):
+        exact = {n: site.renamed.get(n, n) in blobs.ctx.exact for n in known_before}
+        same = [tuple(map(str, a.shape)) == tuple(map(str, b.shape)) for a, b in pairs]
+        if not all(same) or (len(pairs) == len(exact) and exact != exact_before):
             raise PassError(f"{where}: the shape of an output changed")
         if not session.prove_sites:
             return None

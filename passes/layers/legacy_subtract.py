@@ -1,0 +1,93 @@
+"""Write broadcasting differences as sums with the negated second side.
+
+Before::
+
+    network(%x: 1x2x4x4, %z: 1x2x4x4) {
+      %mean: 2x1x1 = loadConstantND(shape=[2, 1, 1], data=[2, 3])
+      %one: 1 = loadConstantND(shape=[1], data=[1])
+      %difference: 1x2x4x4 = subtractBroadcastable(%x, %z)
+      %centred: 1x2x4x4 = subtractBroadcastable(%difference, %mean)
+      %y: 1x2x4x4 = subtractBroadcastable(%one, %centred)
+      return %y
+    }
+
+After::
+
+    network(%x: 1x2x4x4, %z: 1x2x4x4) {
+      %difference_activation_1: 1x2x4x4 = activation(%z, linear={alpha=-1})
+      %difference: 1x2x4x4 = add(%x, %difference_activation_1)
+      %centred: 1x2x4x4 = bias(%difference, shape=[2], bias=[-2, -3])
+      %y: 1x2x4x4 = activation(%centred, linear={alpha=-1, beta=1})
+      return %y
+    }
+
+A computed second side is negated by a linear activation and added; where it is the larger one, it comes first.
+A constant second side is negated in the file and added by `bias`, or by a linear activation where it is one
+number. From a constant first side, the other is negated first.
+
+Refuses when the broadcasting is not one that the definition of the format lists for `add` and `bias`: of
+(B, C, H, W), the other side may be (B, C, H, W), (B, C, 1, 1), (B, 1, H, W) or (B, 1, 1, 1), with as many axes;
+a constant may have the sizes [1], [C], [1, H, W] or [C, H, W], and the result must be as large as the other
+side. Refuses too when a shape that matters is known at run time only.
+
+Why it helps: layers of the Broadcastable kind were reported off the ANE, `add` and linear activations on it;
+the first releases have no layer that subtracts, and the same report names this way around it
+(hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on later systems.
+Exact: x - y and x + (-y) are the same number in floating point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.two_sides import Constant, order, plus, two_sides
+from anesurgery.pattern import Refusal
+
+
+@dataclass(frozen=True)
+class LegacySubtract(LayerRewrite):
+    """Broadcasting differences become `add`, `bias` or a linear activation, one side negated."""
+
+    name: ClassVar[str] = "legacy_subtract"
+    kinds: ClassVar[frozenset[str]] = frozenset({"subtractBroadcastable"})
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        """By a constant if one side is one, else between the two sides."""
+        sides = two_sides(site)
+        if isinstance(sides, Refusal):
+            return sides
+        if not isinstance(sides, Constant):
+            return _by_blob(site, *sides)
+        if isinstance(sides.form, Refusal):
+            return sides.form
+        if sides.first:
+            plus(site, sides.x, sides.value, sides.form, alpha=-1.0)
+        else:
+            plus(site, sides.x, -sides.value, sides.form)
+        return None
+
+
+def _by_blob(site: Site, x: str, y: str) -> Refusal | None:
+    places = order(site, "add", x, y)
+    if isinstance(places, Refusal):
+        return places
+    sides = (x, site.linear(y, -1.0, 0.0))
+    site.emit("add", [sides[i] for i in places], site.outputs)
+    return None
+
+
+def example() -> Any:
+    """A difference of two images, centred by channel and taken from one."""
+    layers = [
+        make_layer("loadConstantND", [], ["mean"], shape=[2, 1, 1], data=weights(np.array([2, 3]))),
+        make_layer("loadConstantND", [], ["one"], shape=[1], data=weights(np.array([1]))),
+        make_layer("subtractBroadcastable", ["x", "z"], ["difference"]),
+        make_layer("subtractBroadcastable", ["difference", "mean"], ["centred"]),
+        make_layer("subtractBroadcastable", ["one", "centred"], ["y"]),
+    ]  # fmt: skip
+    return make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])

@@ -1,0 +1,43 @@
+"""Networks of one layer of two sides, for the tests of the passes that write such layers otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.layer_pass import LayerPass
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.testing import apply_layer_pass, assert_same_network
+
+Shape = tuple[int, ...]
+
+
+def two(kind: str, x: Shape, z: Shape, rank5: bool = False) -> Any:
+    """Two inputs, x first."""
+    layers = [make_layer(kind, ["x", "z"], ["y"])]
+    return make_network({"x": x, "z": z}, layers, ["y"], rank5=rank5)
+
+
+def with_constant(
+    kind: str, x: Shape, value: Array, first: bool = False, rank5: bool = False
+) -> Any:
+    """The input x and a constant; `first`: the constant is the first side."""
+    constant = make_layer("loadConstantND", [], ["c"], shape=value.shape, data=weights(value))
+    layer = make_layer(kind, ["c", "x"] if first else ["x", "c"], ["y"])
+    return make_network({"x": x}, [constant, layer], ["y"], rank5=rank5)
+
+
+def layers_after(
+    step: LayerPass, spec: Any, inputs: Mapping[str, Array] | None = None
+) -> list[Any]:
+    """The layers after a pass, which gives the same numbers as it promises."""
+    after, session = apply_layer_pass(step, spec)
+    assert session.changes, session.refusals
+    assert_same_network(step, spec, after, inputs=inputs)
+    return list(after.neuralNetwork.layers)
+
+
+def kinds_after(step: LayerPass, spec: Any, inputs: Mapping[str, Array] | None = None) -> list[str]:
+    """The types of `layers_after`."""
+    return [layer.WhichOneof("layer") for layer in layers_after(step, spec, inputs)]

@@ -375,9 +375,15 @@ def test_images_to_crop_may_be_of_any_number(indexed: bool, batch: int) -> None:
     array = spec.description.input[0].type.multiArrayType
     for low, high in zip((1, 1, 1, 6, 8), (1, 9, 9, 6, 8), strict=True):
         array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
-    values = case.values | {"x": floats(1, batch, 4, 6, 8)}
-    found = ane.run(import_network(spec), values)["out"]
-    wanted = case.expected(values["x"], values["y"])
+    x, places = floats(1, batch, 4, 6, 8), case.values["y"]
+    wanted = case.expected(x, places)
+    found = ane.run(import_network(spec), {"x": x, "y": places})["out"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    del spec.description.input[1]
+    builder = NeuralNetworkBuilder(spec=spec, disable_rank5_shape_mapping=True)
+    builder.add_load_constant_nd("places", "y", places, places.shape)
+    spec.neuralNetwork.layers.reverse()
+    found = ane.run(import_network(spec), {"x": x})["out"]
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Var, mb
+from anesurgery.mil import Var, is_symbolic, mb
 from anesurgery.neuralnetwork import padding
 from anesurgery.neuralnetwork.axes import joined, lengths
 from anesurgery.neuralnetwork.context import Context
@@ -112,6 +112,8 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     }  # fmt: skip
     if numbers == 5:
         where = ctx.whole(mb.squeeze(x=_columns(boxes, 0, 1), axes=[1]))
+        if is_symbolic(x.shape[0]):  # MIL's op compares constant places with the size of the batch
+            x, where = mb.gather(x=x, indices=where, axis=0), np.arange(count, dtype=np.int32)
         made = mb.crop_resize(x=x, boxes=_columns(boxes, 1, 5), box_indices=where, **form)
         return mb.expand_dims(x=made, axes=[1])
     leading = lengths(x, 0, 1)

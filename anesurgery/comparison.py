@@ -108,7 +108,7 @@ def compare(
             f"the outputs {sorted(expected)} became {sorted(found)}; compare models of the same interface, "
             "or pass the contract of the surgery"
         )
-    rows = tuple(compare_arrays(n, np.asarray(expected[n]), np.asarray(found[n])) for n in expected)
+    rows = tuple(compare_arrays(n, *_numbers(expected[n], found[n])) for n in expected)
     words = tuple(change.words for change in contract)
     result = Comparison(rows, precision, gate, None, words)
     if result.ok:
@@ -117,6 +117,18 @@ def compare(
         first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
     )
     return Comparison(rows, precision, gate, None if where is None else str(where), words)
+
+
+def _numbers(a: Any, b: Any) -> tuple[Array, Array]:
+    """An output as numbers: those of a dictionary in the order of its keys, 1 for a label that is equal."""
+    if isinstance(a, Mapping):
+        keys = sorted(a.keys() | b.keys())
+        x, y = (np.array([value.get(key, np.nan) for key in keys]) for value in (a, b))
+        return x, y
+    x, y = np.asarray(a), np.asarray(b)
+    if x.dtype.kind in "US":
+        return np.ones(x.shape), np.asarray(x == y).astype(np.float64)
+    return x, y
 
 
 def compare_arrays(name: str, a: Array, b: Array) -> OutputComparison:

@@ -118,3 +118,25 @@ def test_symbolic_dimensions_get_a_length() -> None:
 
     assert sample_inputs(program, length=7)["x"].shape == (1, 7)
     assert sample_inputs(program, shapes={"x": (1, 2)})["x"].shape == (1, 2)
+
+
+def classifier(factor: float) -> Program:
+    from coremltools.converters.mil.mil import mil_list
+
+    @mb.program(input_specs=[mb.TensorSpec((3,))])
+    def program(x: Var) -> Any:
+        scores = mb.softmax(x=mb.mul(x=x, y=np.float32(factor)), axis=-1)
+        return mb.classify(
+            probabilities=scores, classes=mb.const(val=mil_list(["a", "b", "c"])), name="class"
+        )
+
+    return program
+
+
+def test_labels_and_their_probabilities() -> None:
+    inputs = {"x": np.array([3, 2, 1], np.float32)}
+    same = compare(classifier(1), classifier(1), inputs, gate=math.inf)
+    assert same.ok
+    other = compare(classifier(1), classifier(-1), inputs)
+    assert not other.ok
+    assert [o.max_abs > 0.5 for o in other.outputs] == [True, True]

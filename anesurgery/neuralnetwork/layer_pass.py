@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import LoadError, PassError, ProofError, SurgeryError
-from anesurgery.mil import Array, Program, Var, quiet_host
+from anesurgery.mil import Array, Operation, Program, Var, quiet_host
 from anesurgery.neuralnetwork.making import make_layer
 from anesurgery.neuralnetwork.network import Network, Node
 from anesurgery.pattern import Refusal
@@ -224,24 +224,14 @@ class LayerRewrite(LayerPass):
             PassError: they cannot be built, or have another shape.
             ProofError: they make other numbers than promised.
         """
-        blobs, where = site.network.blobs, f"pass {self.name} at layer {site.node.name!r}"
-        known_before = {name: blobs.var(name) for name in site.outputs}
-        exact_before = {name: name in blobs.ctx.exact for name in known_before}
-        try:
-            with quiet_host():
-                ops, made = blobs.add([node.message for node in site.new])
-        except LoadError as error:
-            raise PassError(f"{where}: the new layers do not fit: {error}") from error
-        new = made | {old: blobs.var(name) for old, name in site.renamed.items()}
-        pairs = [(a, b) for n, a in known_before.items() if a is not None and (b := new[n])]
-        exact = {n: site.renamed.get(n, n) in blobs.ctx.exact for n in known_before}
-        same = [tuple(map(str, a.shape)) == tuple(map(str, b.shape)) for a, b in pairs]
-        if not all(same) or (len(pairs) == len(exact) and exact != exact_before):
-            raise PassError(f"{where}: the shape of an output changed")
+        unknown = next(
+            (why for n in site.outputs if (why := site.network.blobs.missing.get(n))), ""
+        )
+        pairs, ops = self._built(site)
         if not session.prove_sites:
             return None
-        if len(pairs) < len(site.outputs):
-            return f"not known before: {blobs.missing.get(site.outputs[0])}"
+        if unknown:
+            return f"not known before: {unknown}"
 
         def sample(var: Var, rng: np.random.Generator) -> Array | None:
             return self.sample(site, var, rng)
@@ -250,6 +240,24 @@ class LayerRewrite(LayerPass):
         proof = prove_site(pairs, ops, sample, session.rng, proven=known)
         if isinstance(proof, SiteProof) and not proof.within(self.tolerance):
             raise ProofError(
-                f"{where}: the numbers differ by {proof.max_rel:.2g} of the largest, promised: {self.tolerance}"
+                f"pass {self.name} at layer {site.node.name!r}: the numbers differ by {proof.max_rel:.2g} of "
+                f"the largest, promised: {self.tolerance}"
             )
         return proof
+
+    def _built(self, site: Site) -> tuple[list[tuple[Var, Var]], list[Operation]]:
+        """The old and new value of each output that was known, and the ops that came."""
+        blobs, where = site.network.blobs, f"pass {self.name} at layer {site.node.name!r}"
+        old = {n: var for n in site.outputs if (var := blobs.var(n)) is not None}
+        exact = [n in blobs.ctx.exact for n in old]
+        try:
+            with quiet_host():
+                ops, made = blobs.add([node.message for node in site.new])
+        except LoadError as error:
+            raise PassError(f"{where}: the new layers do not fit: {error}") from error
+        new = made | {n: blobs.ctx.env[name] for n, name in site.renamed.items()}
+        pairs = [(var, new[n]) for n, var in old.items()]
+        same = all(tuple(map(str, a.shape)) == tuple(map(str, b.shape)) for a, b in pairs)
+        if not same or exact != [site.renamed.get(n, n) in blobs.ctx.exact for n in old]:
+            raise PassError(f"{where}: the shape of an output changed")
+        return pairs, ops

@@ -1,0 +1,149 @@
+"""Write broadcasting quotients as products with the inverse of the divisor.
+
+Before::
+
+    network(%x: 1x2x4x4, %z: 1x2x4x4) {
+      %deviation: 2x1x1 = loadConstantND(shape=[2, 1, 1], data=[4, 0.5])
+      %quotient: 1x2x4x4 = divideBroadcastable(%x, %z)
+      %y: 1x2x4x4 = divideBroadcastable(%quotient, %deviation)
+      return %y
+    }
+
+After::
+
+    network(%x: 1x2x4x4, %z: 1x2x4x4) {
+      %quotient_unary_1: 1x2x4x4 = unary(%z, type=INVERSE, epsilon=1.17549e-38)
+      %quotient: 1x2x4x4 = multiply(%x, %quotient_unary_1)
+      %y: 1x2x4x4 = scale(%quotient, shapeScale=[2], scale=[0.25, 2])
+      return %y
+    }
+
+A constant divisor becomes its reciprocal in the file: a linear activation where it is one number, else `scale`.
+Of a computed divisor y, the layer `unary` gives 1 / (y + epsilon), which `multiply` takes, or `scale` where the
+first side is constant. The format reads an epsilon of 0 as 1e-6, so the default is the smallest normal fp32
+number: every |y| above 1e-30 absorbs it, and fp16 does not hold it. Larger ones, up to 2^-24 (6e-8, the
+smallest that fp16 holds, absorbed by every |y| from 2 on), are an option.
+
+Refuses when a constant divisor holds a number whose reciprocal is no normal fp32 number (0, 2e38, NaN), or when
+the broadcasting is not one that the definition of the format lists for `multiply` and `scale`: of (B, C, H, W),
+the other side may be (B, C, H, W), (B, C, 1, 1), (B, 1, H, W) or (B, 1, 1, 1), with as many axes; a constant may
+have the sizes [1], [C], [1, H, W] or [C, H, W], and the result must be as large as the other side. With
+`exact=True`, also where a divisor is computed, or no power of two.
+
+Why it helps: layers of the Broadcastable kind were reported off the ANE, `multiply`, `scale` and `unary` mostly
+on it, but a product of (C, H, W) and (C, 1, 1) off it as well (hollance/neural-engine, unsupported-layers;
+through Core ML, iOS 11 to 15). Not measured on later systems.
+
+Bit-exact by powers of two. Else the quotient was rounded, and now the reciprocal and the product are: three times
+2^-24 of the number at most, so the promise is 2^-22. Beyond it, a divisor of 0 gives x / epsilon, not an
+infinity, and 0 / 0 gives 0, not NaN. In fp16 the inverse of a divisor below 1.5e-5 is infinite, and above 16384
+it has fewer digits, even where the quotient is an ordinary number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.errors import PassError
+from anesurgery.mil import Array, Var
+from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.two_sides import Constant, order, times, two_sides
+from anesurgery.pattern import Refusal
+from anesurgery.proof import Tolerance
+
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 2.0**-24
+"""Bounds of epsilon: the smallest normal fp32 number, and the smallest fp16 number."""
+
+
+@dataclass(frozen=True)
+class LegacyDivide(LayerRewrite):
+    """Broadcasting quotients become products with the inverse; by powers of two exactly.
+
+    Attributes:
+        exact: leave the layers whose numbers would change.
+        epsilon: what a computed divisor is increased by.
+    """
+
+    name: ClassVar[str] = "legacy_divide"
+    kinds: ClassVar[frozenset[str]] = frozenset({"divideBroadcastable"})
+    tolerance: ClassVar[Tolerance] = Tolerance(2.0**-22)
+
+    exact: bool = False
+    epsilon: float = SMALLEST
+
+    def __post_init__(self) -> None:
+        if not SMALLEST <= self.epsilon <= LARGEST:
+            said = f"epsilon={self.epsilon:g}; it must lie in [{SMALLEST:g}, {LARGEST:g}]"
+            raise PassError(f"{self.name}: {said}")
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        """By a constant if the divisor is one, else by its inverse."""
+        sides = two_sides(site)
+        if isinstance(sides, Refusal):
+            return sides
+        if isinstance(sides, Constant) and not sides.first:
+            return self._by_constant(site, sides)
+        if self.exact:
+            return Refusal("the divisor is computed, so the product with its inverse is not exact")
+        if isinstance(sides, Constant):
+            return self._of_constant(site, sides)
+        return self._by_blob(site, *sides)
+
+    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
+        """Divisors of a size of 2 to 8, which absorb any epsilon."""
+        if var is not site.network.blobs.var(site.inputs[1]):
+            return None
+        sign = rng.choice([-1.0, 1.0], var.shape)
+        found: Array = (sign * rng.uniform(2, 8, var.shape)).astype(np.float32)
+        return found
+
+    def _by_constant(self, site: Site, sides: Constant) -> Refusal | None:
+        if isinstance(sides.form, Refusal):
+            return sides.form
+        value = sides.value.astype(np.float32)
+        with np.errstate(all="ignore"):
+            factor = 1 / value
+        normal = np.isfinite(factor) & (np.abs(factor) >= SMALLEST)
+        if not normal.all():
+            words = f"{value[~normal][0]:g}, whose reciprocal is no normal fp32 number"
+            return Refusal(f"the divisor holds {words}")
+        power = np.abs(np.frexp(value)[0]) == 0.5
+        if self.exact and not power.all():
+            return Refusal(f"the divisor holds {value[~power][0]:g}, which is no power of two")
+        times(site, sides.x, factor, sides.form)
+        return None
+
+    def _of_constant(self, site: Site, sides: Constant) -> Refusal | None:
+        if isinstance(sides.form, Refusal):
+            return sides.form
+        if sides.number == 1:
+            self._inverse(site, sides.x, site.outputs)
+        else:
+            times(site, self._inverse(site, sides.x), sides.value, sides.form)
+        return None
+
+    def _by_blob(self, site: Site, x: str, y: str) -> Refusal | None:
+        places = order(site, "multiply", x, y)
+        if isinstance(places, Refusal):
+            return places
+        sides = (x, self._inverse(site, y))
+        site.emit("multiply", [sides[i] for i in places], site.outputs)
+        return None
+
+    def _inverse(self, site: Site, y: str, outputs: tuple[str, ...] | None = None) -> str:
+        return site.emit("unary", [y], outputs, type="INVERSE", epsilon=self.epsilon)
+
+
+def example() -> Any:
+    """A quotient of two images, divided by channel."""
+    deviation = weights(np.array([4, 0.5]))
+    layers = [
+        make_layer("loadConstantND", [], ["deviation"], shape=[2, 1, 1], data=deviation),
+        make_layer("divideBroadcastable", ["x", "z"], ["quotient"]),
+        make_layer("divideBroadcastable", ["quotient", "deviation"], ["y"]),
+    ]
+    return make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])

@@ -125,7 +125,13 @@ class Site:
         return message
 
     def forward(self, blob: str) -> None:
-        """Let the readers of the layer's one output read `blob`, so that the layer goes without another."""
+        """Let the readers of the layer's one output read `blob`, so that the layer goes without another.
+
+        Raises:
+            Unknown: it is overwritten, so that its readers may find another value than the layer.
+        """
+        if not self.network.plain(blob):
+            raise Unknown(f"the blob {blob!r} is made more than once, or in a loop or branch")
         out = self.outputs[0]
         if out in self.network.outputs:
             # The caller asks for this name, so a layer has to make it.

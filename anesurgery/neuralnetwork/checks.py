@@ -20,16 +20,12 @@ def check(spec: Any) -> None:
         spec: specification of a model that is a network.
 
     Raises:
-        LoadError: it is too new, updatable, without layers, or its description contradicts itself.
+        LoadError: it is too new, without layers, or its description contradicts itself.
     """
     if spec.specificationVersion > NEWEST:
         raise LoadError(
             f"specification {spec.specificationVersion} is newer than {NEWEST}, the newest that coremltools "
             f"{ct.__version__} knows; upgrade coremltools"
-        )
-    if spec.isUpdatable:
-        raise LoadError(
-            "the model is updatable, which an ML Program cannot be; export it with updating switched off"
         )
     network, description = network_of(spec), spec.description
     if not network.layers:

@@ -109,7 +109,6 @@ def import_network(
         how = "convert it with minimum_deployment_target=ct.target.iOS15 or later"
         raise LoadError(f"{what} is a {kind}, not an ML Program; {how}")
     try:
-        check(spec)
         program, made, notes = _import(spec, custom, keep_names)
     except LoadError as error:
         raise LoadError(f"{what}: {error}") from error
@@ -120,6 +119,11 @@ def _import(
     spec: Any, custom: Custom | None, keep_names: bool
 ) -> tuple[Program, Any, tuple[str, ...]]:
     """The program, its specification, and what changed."""
+    check(spec)
+    if spec.isUpdatable:
+        raise LoadError(
+            "the model is updatable, which an ML Program cannot be; export it with updating switched off"
+        )
     network = network_of(spec)
     ctx = Context(is_legacy(network), custom)
     features = [*spec.description.input, *spec.description.output]

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.neuralnetwork.inference import Blobs
 from anesurgery.neuralnetwork.spec import network_of
+from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
 from anesurgery.placement.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
@@ -44,7 +45,7 @@ class _Layer:
 
     @property
     def kind(self) -> str:
-        return str(self.spec.WhichOneof("layer"))
+        return self.spec.WhichOneof("layer") or "unknown"
 
     @property
     def name(self) -> str:
@@ -62,6 +63,7 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     Returns:
         Rows in file order, those of nested networks behind the layer that holds them; constants of the first
         kind are left out. `dtype` is "", `flop` and `bytes` are 0, `memory` is None: the file does not say.
+        Where no ML Program can be made of the network, a note says why.
     """
     network = getattr(spec, spec.WhichOneof("Type"))
     layers = [found for found in walk(network) if found.kind != "loadConstant"]
@@ -70,7 +72,8 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     numbers, segments = _segments(layers, rows, shapes, {f.name for f in spec.description.output})
     rows = [replace(row, segment=number) for row, number in zip(rows, numbers, strict=True)]
     return Inspection(
-        label, target, tuple(rows), tuple(segments), tuple(_about(rows)), None, tuple(_notes(rows, target))
+        label, target, tuple(rows), tuple(segments), tuple(_about(rows)), None,
+        (*_notes(rows, target), *_obstacle(spec)),
     )  # fmt: skip
 
 
@@ -213,3 +216,10 @@ def _notes(rows: Sequence[OpRow], target: Target) -> Iterator[str]:
         yield f"nothing is known about these layers: {words}"
     if target.compute_units in ("ALL", "CPU_AND_GPU"):
         yield ON_ALL if target.uses_ane else ON_GPU
+
+
+def _obstacle(spec: Any) -> Iterator[str]:
+    try:
+        import_network(spec)
+    except LoadError as error:
+        yield f"no ML Program can be made of it: {str(error).removeprefix('the model: ')}"

@@ -178,6 +178,11 @@ def _difference(old: torch.Tensor, new: torch.Tensor) -> tuple[float, float, int
     return largest, (largest / scale if scale else largest), a.numel()
 
 
+def drawn_shape(var: Var) -> tuple[int, ...]:
+    """The shape of the values that stand for a var."""
+    return tuple(SYMBOL_LENGTH if is_symbolic(d) else int(d) for d in var.shape or ())
+
+
 def draw(var: Var, sample: Sampler, rng: np.random.Generator) -> torch.Tensor:
     """Random values for a boundary var: as `sample` says, else normal, small non-negative, or coin flips.
 
@@ -190,7 +195,7 @@ def draw(var: Var, sample: Sampler, rng: np.random.Generator) -> torch.Tensor:
         raise ValueError(f"%{var.name} is no tensor")
     values: Any = sample(var, rng)
     if values is None:
-        shape = tuple(SYMBOL_LENGTH if is_symbolic(d) else int(d) for d in var.shape or ())
+        shape = drawn_shape(var)
         dtype = np_dtype(var)
         if dtype.kind == "f":
             seed = torch.Generator().manual_seed(int(rng.integers(2**31)))

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
+from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
-from anesurgery.mil import Array
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-    assert_rewrites_layers,
-    assert_same_network,
-)
+from anesurgery.neuralnetwork.making import make_layer
+from anesurgery.neuralnetwork.testing import assert_refuses_layers, assert_rewrites_layers
 from anesurgery.passes.layers.legacy_add_multiply import LegacyAddMultiply
 
 KINDS = ("addBroadcastable", "multiplyBroadcastable")
 STEP = LegacyAddMultiply()
-Shape = tuple[int, ...]
-
-
-def two(kind: str, x: Shape, z: Shape) -> Any:
-    return make_network({"x": x, "z": z}, [make_layer(kind, ["x", "z"], ["y"])], ["y"])
-
-
-def with_constant(kind: str, x: Shape, value: Array, first: bool = False) -> Any:
-    constant = make_layer("loadConstantND", [], ["c"], shape=value.shape, data=weights(value))
-    layer = make_layer(kind, ["c", "x"] if first else ["x", "c"], ["y"])
-    return make_network({"x": x}, [constant, layer], ["y"])
-
-
-def kinds_after(spec: Any) -> list[str]:
-    after, session = apply_layer_pass(STEP, spec)
-    assert session.changes, session.refusals
-    assert_same_network(STEP, spec, after)
-    return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,7 +28,7 @@ def kinds_after(spec: Any) -> list[str]:
     ],
 )
 def test_computed_blobs(kind: str, x: Shape, z: Shape) -> None:
-    assert kinds_after(two(kind, x, z)) == [kind.removesuffix("Broadcastable")]
+    assert kinds_after(STEP, two(kind, x, z)) == [kind.removesuffix("Broadcastable")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,6 +45,12 @@ def test_computed_blobs(kind: str, x: Shape, z: Shape) -> None:
 )
 def test_broadcasting_that_the_plain_layers_lack(kind: str, x: Shape, z: Shape, words: str) -> None:
     assert_refuses_layers(STEP, two(kind, x, z), words)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_batches_that_may_differ(kind: str) -> None:
+    spec = with_any_batch(two(kind, (1, 3, 4, 5), (1, 3, 4, 5)))
+    assert_refuses_layers(STEP, spec, "may differ where a size is known at run time only")
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -89,7 +70,7 @@ def test_broadcasting_that_the_plain_layers_lack(kind: str, x: Shape, z: Shape, 
 )
 def test_constants(kind: str, shape: Shape, expected: str, first: bool) -> None:
     value = np.random.default_rng(0).standard_normal(shape or (1,)).astype(np.float32)
-    assert kinds_after(with_constant(kind, (1, 3, 4, 5), value, first)) == [expected]
+    assert kinds_after(STEP, with_constant(kind, (1, 3, 4, 5), value, first)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -122,4 +103,4 @@ def test_a_constant_that_others_read_stays() -> None:
     spec = with_constant("addBroadcastable", (1, 3, 4, 5), value)
     spec.neuralNetwork.layers.append(make_layer("subtractBroadcastable", ["y", "c"], ["d"]))
     spec.description.output.add(name="d").type.multiArrayType.dataType = 65568
-    assert kinds_after(spec) == ["loadConstantND", "bias", "subtractBroadcastable"]
+    assert kinds_after(STEP, spec) == ["loadConstantND", "bias", "subtractBroadcastable"]

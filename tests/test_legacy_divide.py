@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from two_sided import Shape, kinds_after, layers_after, two, with_constant
+from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, with_constant
 
 from anesurgery.errors import PassError
 from anesurgery.interpret import run
 from anesurgery.mil import Array
+from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.neuralnetwork.testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.passes.layers.legacy_divide import LARGEST, SMALLEST, LegacyDivide
@@ -87,6 +88,16 @@ def test_computed_divisors(x: Shape, z: Shape, inverse_first: bool, epsilon: flo
     assert inverse.unary.epsilon == np.float32(epsilon)
     assert list(inverse.input) == ["z"]
     assert list(product.input).index(inverse.output[0]) == (0 if inverse_first else 1)
+
+
+def test_an_unknown_batch_must_be_the_same() -> None:
+    halved = make_layer("activation", ["x"], ["z"], linear={"alpha": 0.5})
+    shape = (1, 3, 4, 5)
+    same = make_network({"x": shape}, [halved, make_layer(KIND, ["x", "z"], ["y"])], ["y"])
+    after, session = apply_layer_pass(STEP, with_any_batch(same))
+    assert [n.WhichOneof("layer") for n in after.neuralNetwork.layers][1:] == ["unary", "multiply"]
+    assert session.changes[0].proof is not None
+    assert_refuses_layers(STEP, with_any_batch(two(KIND, shape, shape)), "may differ where")
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,10 @@ def order(site: Site, kind: str, x: str, y: str) -> tuple[int, int] | Refusal:
         Unknown: nothing is known about the shape of a blob.
     """
     a, b = site.shape(x), site.shape(y)
+    if None in a + b and not _alike(site, x, y):
+        return Refusal(
+            f"{_words(a)} and {_words(b)} may differ where a size is known at run time only"
+        )
     if same_result(a, b, kind):
         return 0, 1
     if same_result(b, a, kind):
@@ -95,6 +99,12 @@ def combine(site: Site, kind: str, x: str, y: str) -> Refusal | None:
         return places
     site.emit(kind, [(x, y)[i] for i in places], site.outputs)
     return None
+
+
+def _alike(site: Site, x: str, y: str) -> bool:
+    """Do two blobs have the same sizes, also those that are known at run time only?"""
+    one, other = (site.network.blobs.var(blob) for blob in (x, y))
+    return one is not None and other is not None and tuple(one.shape) == tuple(other.shape)
 
 
 def _words(shape: Sizes) -> str:

@@ -29,8 +29,8 @@ may have the sizes [1], [C], [1, H, W] or [C, H, W], and the result must be as l
 too when a shape that matters is known at run time only.
 
 Why it helps: layers of the Broadcastable kind were reported off the ANE, `add`, `multiply`, `scale` and linear
-activations on it (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on
-later systems. Exact: the same numbers are added and multiplied.
+activations on it, but for a product of (C, H, W) and (C, 1, 1) (hollance/neural-engine, unsupported-layers;
+through Core ML, iOS 11 to 15). Not measured on later systems. Exact: the same numbers are added and multiplied.
 """
 
 from __future__ import annotations

@@ -24,18 +24,18 @@ first side is constant. The format reads an epsilon of 0 as 1e-6, so the default
 number: every |y| above 1e-30 absorbs it, and fp16 does not hold it. Larger ones, up to 2^-24 (6e-8, the
 smallest that fp16 holds, absorbed by every |y| from 2 on), are an option.
 
-Refuses when a constant divisor holds a number whose reciprocal is no normal fp32 number (0, 2e38, NaN), or when
-the broadcasting is not one that the definition of the format lists for `multiply` and `scale`: of (B, C, H, W),
-the other side may be (B, C, H, W), (B, C, 1, 1), (B, 1, H, W) or (B, 1, 1, 1), with as many axes; a constant may
-have the sizes [1], [C], [1, H, W] or [C, H, W], and the result must be as large as the other side. With
-`exact=True`, also where a divisor is computed, or no power of two.
+Refuses when a constant divisor holds a number whose reciprocal is no normal fp32 number (0, 2e38, NaN), or
+when the broadcasting is not one that the definition of the format lists for `multiply` and `scale`: of
+(B, C, H, W), the other side may be (B, C, H, W), (B, C, 1, 1), (B, 1, H, W) or (B, 1, 1, 1), with as many axes;
+a constant may have the sizes [1], [C], [1, H, W] or [C, H, W], and the result must be as large as the other
+side. With `exact=True`, also where a divisor is computed, or no power of two.
 
 Why it helps: layers of the Broadcastable kind were reported off the ANE, `multiply`, `scale` and `unary` mostly
 on it, but a product of (C, H, W) and (C, 1, 1) off it as well (hollance/neural-engine, unsupported-layers;
 through Core ML, iOS 11 to 15). Not measured on later systems.
 
-Bit-exact by powers of two. Else the quotient was rounded, and now the reciprocal and the product are: three times
-2^-24 of the number at most, so the promise is 2^-22. Beyond it, a divisor of 0 gives x / epsilon, not an
+Bit-exact by powers of two. Else the quotient was rounded, and now the reciprocal and the product are: three
+times 2^-24 of the number at most, so the promise is 2^-22. Beyond it, a divisor of 0 gives x / epsilon, not an
 infinity, and 0 / 0 gives 0, not NaN. In fp16 the inverse of a divisor below 1.5e-5 is infinite, and above 16384
 it has fewer digits, even where the quotient is an ordinary number.
 """
@@ -53,7 +53,7 @@ from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.two_sides import Constant, order, times, two_sides
 from anesurgery.pattern import Refusal
-from anesurgery.proof import Tolerance
+from anesurgery.proof import Tolerance, drawn_shape
 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 2.0**-24
 """Bounds of epsilon: the smallest normal fp32 number, and the smallest fp16 number."""
@@ -97,8 +97,9 @@ class LegacyDivide(LayerRewrite):
         """Divisors of a size of 2 to 8, which absorb any epsilon."""
         if var is not site.network.blobs.var(site.inputs[1]):
             return None
-        sign = rng.choice([-1.0, 1.0], var.shape)
-        found: Array = (sign * rng.uniform(2, 8, var.shape)).astype(np.float32)
+        shape = drawn_shape(var)
+        sign = rng.choice([-1.0, 1.0], shape)
+        found: Array = (sign * rng.uniform(2, 8, shape)).astype(np.float32)
         return found
 
     def _by_constant(self, site: Site, sides: Constant) -> Refusal | None:

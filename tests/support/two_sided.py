@@ -28,6 +28,16 @@ def with_constant(
     return make_network({"x": x}, [constant, layer], ["y"], rank5=rank5)
 
 
+def with_any_batch(spec: Any) -> Any:
+    """The network with inputs whose first size is known at run time only; changed in place."""
+    for feature in spec.description.input:
+        array = feature.type.multiArrayType
+        array.shapeRange.sizeRanges.add(lowerBound=1, upperBound=-1)
+        for size in array.shape[1:]:
+            array.shapeRange.sizeRanges.add(lowerBound=size, upperBound=size)
+    return spec
+
+
 def layers_after(
     step: LayerPass, spec: Any, inputs: Mapping[str, Array] | None = None
 ) -> list[Any]:

@@ -1,0 +1,169 @@
+"""Layers that only move numbers: what a row of them does altogether, as an array of places.
+
+The places of the numbers (0, 1, 2, ...) are pushed through the layers. Where they land is all that such layers
+do, however they are written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.layer_pass import Site
+from anesurgery.neuralnetwork.network import Network, Node
+
+CHANNEL_LAST = 1
+FIRST_MOVERS = frozenset({"reshape", "permute", "flatten"})
+"""Those of the first releases."""
+PERMUTED = (0, 2, 3, 4)
+"""The axes of (sequence, batch, channel, height, width) that `permute` speaks of."""
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Where numbers come from.
+
+    Attributes:
+        source: shape of what is read.
+        places: flat place in the source of each number, int64, in the shape of the result.
+    """
+
+    source: tuple[int, ...]
+    places: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return tuple(self.places.shape)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Is it a reshape?"""
+        flat = self.places.reshape(-1)
+        return bool((flat == np.arange(flat.size)).all())
+
+    @property
+    def is_identity(self) -> bool:
+        """Does nothing change?"""
+        return self.shape == self.source and self.keeps_order
+
+    def inverse(self) -> Movement:
+        """The way back."""
+        back = np.argsort(self.places.reshape(-1)).reshape(self.source)
+        return Movement(self.shape, back)
+
+
+def places(shape: Sequence[int]) -> Array:
+    """The flat place of each number of an array."""
+    return np.arange(math.prod(shape), dtype=np.int64).reshape(tuple(shape))
+
+
+def five(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape with leading axes of 1 up to five."""
+    return (1,) * (5 - len(shape)) + tuple(shape)
+
+
+def last_axes(x: Array, order: Sequence[int]) -> Array:
+    """The last axes in another order, given from the end."""
+    lead = range(x.ndim - len(order))
+    return np.transpose(x, [*lead, *(x.ndim + a for a in order)])
+
+
+# -- layers --------------------------------------------------------------------------------------------
+
+
+def _order(params: Any, x: Array) -> Array:
+    """What a reshape does before it states another shape: nothing."""
+    return x
+
+
+def _transpose(params: Any, x: Array) -> Array:
+    axes = [int(a) for a in params.axes]
+    # Leading axes of 1 are nothing to a layer that lists fewer.
+    return np.transpose(x.reshape(x.shape[x.ndim - len(axes) :]), axes)
+
+
+def _permute(params: Any, x: Array) -> Array:
+    order = [PERMUTED[int(a)] for a in params.axis] or list(PERMUTED)
+    return np.transpose(x.reshape(five(x.shape)), [order[0], 1, *order[1:]])
+
+
+def _flatten(params: Any, x: Array) -> Array:
+    return last_axes(x, (-2, -1, -3)) if params.mode == CHANNEL_LAST else x
+
+
+def channel_last(x: Array, target: Sequence[int]) -> Array:
+    """What `reshape` does with the order CHANNEL_LAST: (..., C, H, W) to the last three sizes of `target`."""
+    channel, height, width = target[-3:]
+    flat = last_axes(x, (-2, -1, -3)).reshape(-1, height, width, channel)
+    return last_axes(flat, (-1, -3, -2))
+
+
+def _reshape(params: Any, x: Array) -> Array:
+    return channel_last(x, params.targetShape) if params.mode == CHANNEL_LAST else x
+
+
+MOVERS: dict[str, Callable[[Any, Array], Array]] = {
+    "reshapeStatic": _order, "reshapeLike": _order, "reshapeDynamic": _order, "rankPreservingReshape": _order,
+    "squeeze": _order, "expandDims": _order, "flattenTo2D": _order,
+    "transpose": _transpose, "permute": _permute, "flatten": _flatten, "reshape": _reshape,
+}  # fmt: skip
+"""Layer type -> the order in which it leaves the numbers. The shape is that of its blob."""
+
+
+def movement(site: Site, nodes: Sequence[Node], source: tuple[int, ...] | None = None) -> Movement:
+    """What layers do that follow one another.
+
+    Args:
+        site: where they are.
+        nodes: the layers, each reading what the one before makes.
+        source: the shape that is read, if it is another one of as many numbers than that of the blob.
+
+    Raises:
+        Unknown: a shape is known at run time only.
+    """
+    shape = site.sizes(nodes[0].inputs[0])
+    now = places(shape)
+    for node in nodes:
+        now = MOVERS[node.kind](node.params, now).reshape(site.sizes(node.outputs[0]))
+    return Movement(source or shape, now)
+
+
+def moving_row(network: Network, node: Node) -> list[Node]:
+    """The longest row of moving layers with `node` in it, of which nobody reads the blobs between."""
+    row = [node]
+    while (first := _before(network, row[0])) is not None:
+        row.insert(0, first)
+    return [*row[:-1], *moving_readers(network, node)]
+
+
+def moving_readers(network: Network, node: Node) -> list[Node]:
+    """`node`, and the moving layers behind it that are the only readers of what comes before them."""
+    row = [node]
+    while (last := _behind(network, row[-1])) is not None:
+        row.append(last)
+    return row
+
+
+def _before(network: Network, node: Node) -> Node | None:
+    blob = node.inputs[0]
+    maker = network.maker(blob, *MOVERS)
+    return maker if maker is not None and _passes(network, blob, node) else None
+
+
+def _behind(network: Network, node: Node) -> Node | None:
+    blob = node.outputs[0]
+    reader = next(iter(network.readers(blob)), None)
+    moves = reader is not None and reader.kind in MOVERS and _passes(network, blob, reader)
+    return reader if moves and network.plain(blob) else None
+
+
+def _passes(network: Network, blob: str, node: Node) -> bool:
+    """Is a blob what a layer moves, and for nobody else?"""
+    alone = network.only_reader(blob, node) and node.inputs.count(blob) == 1
+    return alone and node.inputs[0] == blob

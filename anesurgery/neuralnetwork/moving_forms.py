@@ -1,0 +1,233 @@
+"""Which layers of the first releases do what a row of moving layers does.
+
+All of them keep the number of axes. Core ML's own check wants five axes for `reshape` and `permute`, four or
+more for `convolution`, three or more for `flatten` and `reorganizeData`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.channels import CHANNELS, picking
+from anesurgery.neuralnetwork.layer_pass import Site
+from anesurgery.neuralnetwork.movement import (
+    PERMUTED,
+    Movement,
+    channel_last,
+    last_axes,
+    places,
+)
+from anesurgery.pattern import Refusal
+
+Step = tuple[str, dict[str, Any]]
+"""A layer type and its fields."""
+
+BLOCKS = (2, 3, 4, 8)
+"""Block sizes of `reorganizeData` that a pass writes: the shuffle factors of the engine in
+sbryngelson/ane-guide (M1, M2, M5 measured without Core ML; M3, M4 read from the compiler). Nobody measured the
+layer."""
+SHUFFLES = 5
+"""The specification version that brought the order PIXEL_SHUFFLE (iOS 14, macOS 11)."""
+IMAGE, FIVE = 4, 5
+"""Axes that `convolution` takes at least, and that `reshape` and `permute` take, in Core ML's own check."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may be written.
+
+    Attributes:
+        version: of the specification.
+        channels: the most that a matrix may mix.
+        blocks: sizes of blocks of pixels.
+    """
+
+    version: int
+    channels: int = CHANNELS
+    blocks: Sequence[int] = BLOCKS
+
+
+def first_layers(move: Movement, limits: Limits) -> list[Step] | Refusal:
+    """The layers that do what a movement does, one behind the other; none where it does nothing.
+
+    Refuses what they cannot express, with what was found.
+    """
+    if move.is_identity:
+        return []
+    before, after = len(move.source), len(move.shape)
+    if before != after:
+        return Refusal(
+            f"it makes {after} axes of {before} ({_arrow(move)}); the layers of the first releases keep their "
+            "number"
+        )
+    refused: list[Refusal] = []
+    for least, most, form in FORMS:
+        if least <= after <= most:
+            found = form(move, limits)
+            if found:
+                return found
+            if isinstance(found, Refusal):
+                refused.append(found)
+    return refused[0] if refused else Refusal(_unlike(move))
+
+
+def emit(site: Site, source: str, steps: Sequence[Step], outputs: Sequence[str]) -> None:
+    """Put the layers there, from one blob to the outputs."""
+    if not steps:
+        site.forward(source)
+    for i, (kind, fields) in enumerate(steps):
+        source = site.emit(kind, [source], outputs if i == len(steps) - 1 else None, **fields)
+
+
+def _arrow(move: Movement) -> str:
+    return " to ".join("x".join(map(str, shape)) for shape in (move.source, move.shape))
+
+
+def _unlike(move: Movement) -> str:
+    if len(move.shape) < FIVE:
+        return (
+            f"{_arrow(move)} moves neither whole channels nor blocks of pixels; of {len(move.shape)} axes Core "
+            f"ML's own check takes no reshape or permute, only of {FIVE}"
+        )
+    return f"{_arrow(move)} is neither a reshape that keeps the batch, nor a permutation around it"
+
+
+# -- one layer -----------------------------------------------------------------------------------------
+
+Found = list[Step] | Refusal | None
+
+
+def _flattened(move: Movement, limits: Limits) -> Found:
+    """`flatten`: (..., C, H, W) to (..., C * H * W, 1, 1)."""
+    lead, last = move.source[:-3], move.source[-3:]
+    if move.shape != (*lead, math.prod(last), 1, 1):
+        return None
+    if move.keeps_order:
+        return [("flatten", {})]
+    by_pixel = last_axes(places(move.source), (-2, -1, -3)).reshape(-1)
+    if (by_pixel == move.places.reshape(-1)).all():
+        return [("flatten", {"mode": "CHANNEL_LAST"})]
+    return None
+
+
+def _reshaped(move: Movement, limits: Limits) -> Found:
+    """`reshape`: of (C, H, W), or of the sequence too where the batch is 1."""
+    sequence, batch = move.source[:2]
+    if move.shape[1] != batch or (move.shape[0] != sequence and batch != 1):
+        return None
+    target = list(move.shape[2:] if move.shape[0] == sequence else (move.shape[0], *move.shape[2:]))
+    if move.keeps_order:
+        return [("reshape", {"targetShape": target})]
+    by_pixel = channel_last(places(move.source), target).reshape(move.shape)
+    if (by_pixel == move.places).all():
+        return [("reshape", {"targetShape": target, "mode": "CHANNEL_LAST"})]
+    return None
+
+
+def _permuted(move: Movement, limits: Limits) -> Found:
+    """`permute`: the axes in another order, the batch at its place."""
+    all_places = places(move.source)
+    for order in itertools.permutations(range(4)):
+        axes = [PERMUTED[a] for a in order]
+        found = np.transpose(all_places, [axes[0], 1, *axes[1:]])
+        if found.shape == move.shape and (found == move.places).all():
+            return [("permute", {"axis": list(order)})]
+    return None
+
+
+# -- channels and pixels -------------------------------------------------------------------------------
+
+
+def _picks(source: Array, result: Array) -> list[int] | None:
+    """Which channels of (N, C, H, W) make another array of as many pixels, if whole ones do."""
+    where = {int(place): i for i, place in enumerate(source[0, :, 0, 0])}
+    picks = [where.get(int(place)) for place in result[0, :, 0, 0]]
+    known = [p for p in picks if p is not None]
+    same = len(known) == len(picks) and np.array_equal(source[:, known], result)
+    return known if same else None
+
+
+def _images(x: Array) -> Array:
+    """(..., C, H, W) as (N, C, H, W)."""
+    return x.reshape(-1, *x.shape[-3:])
+
+
+def _mixed(picks: Sequence[int], limits: Limits) -> Found:
+    count = len(picks)
+    if count > limits.channels:
+        return Refusal(
+            f"it moves {count} channels, more than {limits.channels}; raise `channels` to spend {count} x "
+            f"{count} products on each pixel"
+        )
+    return [("convolution", picking(picks, count))]
+
+
+def _shuffled(move: Movement, limits: Limits) -> Found:
+    """`convolution`: whole channels in another order."""
+    if move.shape != move.source:
+        return None
+    picks = _picks(_images(places(move.source)), _images(move.places))
+    return None if picks is None else _mixed(picks, limits)
+
+
+def _gathered(move: Movement, block: int) -> list[int] | None:
+    """The order of the channels behind SPACE_TO_DEPTH that makes a movement of it, if one does."""
+    high, wide = move.source[-2:]
+    if high % block or wide % block:
+        return None
+    x = _images(places(move.source))
+    n, c = x.shape[:2]
+    parts = x.reshape(n, c, high // block, block, wide // block, block)
+    blocks = parts.transpose(0, 3, 5, 1, 2, 4).reshape(n, -1, high // block, wide // block)
+    result = _images(move.places)
+    return _picks(blocks, result) if blocks.shape == result.shape else None
+
+
+def _reorganized(move: Movement, limits: Limits) -> Found:
+    """`reorganizeData`: blocks of pixels to channels or back, with a convolution for another order."""
+    wider = move.shape[-1] > move.source[-1]
+    narrow, wide = sorted((move.shape[-1], move.source[-1]))
+    block = wide // narrow if narrow else 0
+    if block < 2 or move.source[:-3] != move.shape[:-3]:
+        return None
+    picks = _gathered(move.inverse() if wider else move, block)
+    if picks is None:
+        return None
+    if block not in limits.blocks:
+        known = ", ".join(map(str, limits.blocks))
+        return Refusal(f"it moves blocks of {block}x{block} pixels; `blocks` lists {known}")
+    order = np.argsort(picks).tolist() if wider else picks
+    if order == list(range(len(order))):
+        return [_blocks("DEPTH_TO_SPACE" if wider else "SPACE_TO_DEPTH", block)]
+    shuffle = np.arange(len(order)).reshape(-1, block * block).T.reshape(-1).tolist()
+    if wider and order == shuffle and limits.version >= SHUFFLES:
+        return [_blocks("PIXEL_SHUFFLE", block)]
+    if len(move.shape) < IMAGE:
+        return Refusal(
+            f"it orders channels too; Core ML's own check wants {IMAGE} axes for convolution, and there are "
+            f"{len(move.shape)}"
+        )
+    mixed = _mixed(order, limits)
+    if not isinstance(mixed, list):
+        return mixed
+    if wider:
+        return [*mixed, _blocks("DEPTH_TO_SPACE", block)]
+    return [_blocks("SPACE_TO_DEPTH", block), *mixed]
+
+
+def _blocks(mode: str, block: int) -> Step:
+    return "reorganizeData", {"mode": mode, "blockSize": block}
+
+
+FORMS: tuple[tuple[int, float, Callable[[Movement, Limits], Found]], ...] = (
+    (3, math.inf, _flattened), (FIVE, FIVE, _reshaped), (FIVE, FIVE, _permuted), (IMAGE, math.inf, _shuffled),
+    (3, math.inf, _reorganized),
+)  # fmt: skip
+"""(Fewest axes, most axes, form), those that cost least first."""

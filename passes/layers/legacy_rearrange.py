@@ -1,0 +1,111 @@
+"""Write rows of layers that only move numbers with the layers of the first releases, or without any.
+
+Before::
+
+    network(%x: 1x4x2x2) {
+      %groups: 1x2x2x2x2 = reshapeStatic(%x, targetShape=[1, 2, 2, 2, 2])
+      %swapped: 1x2x2x2x2 = transpose(%groups, axes=[0, 2, 1, 3, 4])
+      %y: 1x4x2x2 = reshapeStatic(%swapped, targetShape=[1, 4, 2, 2])
+      return %y
+    }
+
+After::
+
+    network(%x: 1x4x2x2) {
+      %y: 1x4x2x2 = convolution(%x, outputChannels=4, kernelChannels=4, kernelSize=[1, 1], valid={}, weights=const<16>)
+      return %y
+    }
+
+Where the numbers land decides, not how the row is written:
+
+* all at their place: the row goes;
+* whole channels in another order: a 1x1 `convolution` with one 1 in each kernel, C x C products for each
+  pixel (option `channels`: the most);
+* blocks of pixels to channels or back: `reorganizeData` (option `blocks`: their sizes), with such a
+  convolution where the channels come in another order;
+* all numbers of an image as channels: `flatten`;
+* five axes: `reshape`, which keeps the batch, or `permute`.
+
+Of a row that is none of these, the longest parts that are one are written so.
+
+Refuses when the row changes the number of axes, when it does something else, when a size is known at run time
+only, and beyond the two options. Blobs inside a row that others read end it.
+
+Why it helps: layers of the first releases mostly run on the ANE (hollance/neural-engine, unsupported-layers;
+through Core ML, iOS 11 to 15), and of the others no report is known. Five axes were off it in some cases, and
+reshapes and transposes are copies (sbryngelson/ane-guide; Apple, Deploying Transformers). The layers were not
+measured. Exact for finite numbers: each is moved, or taken 1 time beside zeros; an infinite one in a pixel
+makes the others of a convolution NaN.
+"""  # noqa: E501 - the sketch is one line for each layer
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from anesurgery.neuralnetwork.channels import CHANNELS
+from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.neuralnetwork.movement import FIRST_MOVERS, MOVERS, movement, moving_row
+from anesurgery.neuralnetwork.moving_forms import BLOCKS, Limits, Step, emit, first_layers
+from anesurgery.neuralnetwork.network import Node
+from anesurgery.pattern import Refusal
+
+
+@dataclass(frozen=True)
+class LegacyRearrange(LayerRewrite):
+    """Rows of reshapes and transposes become one layer of the first releases, or none."""
+
+    name: ClassVar[str] = "legacy_rearrange"
+    kinds: ClassVar[frozenset[str]] = frozenset(MOVERS)
+    channels: int = CHANNELS
+    """The most channels that a convolution may put in another order."""
+    blocks: tuple[int, ...] = BLOCKS
+    """The sizes of blocks of pixels that `reorganizeData` may have."""
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        """What ends at this layer is written otherwise; what goes on waits for its end."""
+        row = moving_row(site.network, site.node)
+        at = row.index(site.node)
+        begin = 0
+        while begin <= at:
+            steps, end = self._longest(site, row, begin)
+            if isinstance(steps, list) and end == at:
+                emit(site, row[begin].inputs[0], steps, site.outputs)
+                return None
+            if isinstance(steps, Refusal) and begin == at:
+                return None if site.node.kind in FIRST_MOVERS else steps
+            begin = end + 1
+        return None
+
+    def _longest(
+        self, site: Site, row: Sequence[Node], begin: int
+    ) -> tuple[list[Step] | Refusal, int]:
+        """The longest part from a place on that can be written otherwise, and its last place."""
+        version = int(site.network.spec.specificationVersion)
+        limits = Limits(version, self.channels, self.blocks)
+        reason: Refusal | None = None
+        for end in range(len(row) - 1, begin - 1, -1):
+            part = row[begin : end + 1]
+            steps = first_layers(movement(site, part), limits)
+            if isinstance(steps, list) and _better(steps, part):
+                return steps, end
+            if reason is None and isinstance(steps, Refusal):
+                reason = steps
+        return Refusal("nothing is gained") if reason is None else reason, begin
+
+
+def _better(steps: Sequence[Step], part: Sequence[Node]) -> bool:
+    """Is it more than the exchange of layers of the first releases for as many?"""
+    return len(steps) < len(part) or any(node.kind not in FIRST_MOVERS for node in part)
+
+
+def example() -> Any:
+    """Channels of two groups, taken in turn."""
+    layers = [
+        make_layer("reshapeStatic", ["x"], ["groups"], targetShape=[1, 2, 2, 2, 2]),
+        make_layer("transpose", ["groups"], ["swapped"], axes=[0, 2, 1, 3, 4]),
+        make_layer("reshapeStatic", ["swapped"], ["y"], targetShape=[1, 4, 2, 2]),
+    ]
+    return make_network({"x": (1, 4, 2, 2)}, layers, ["y"])

@@ -262,7 +262,9 @@ class LayerRewrite(LayerPass):
         except LoadError as error:
             raise PassError(f"{where}: the new layers do not fit: {error}") from error
         new = made | {n: blobs.ctx.env[name] for n, name in site.renamed.items()}
-        pairs = [(var, new[n]) for n, var in old.items()]
+        if lost := [n for n in site.outputs if n not in new and site.network.is_read(n)]:
+            raise PassError(f"{where}: nothing makes {lost[0]!r} any more, which is read")
+        pairs = [(var, new[n]) for n, var in old.items() if n in new]
         same = all(tuple(map(str, a.shape)) == tuple(map(str, b.shape)) for a, b in pairs)
         if not same or exact != [site.renamed.get(n, n) in blobs.ctx.exact for n in old]:
             raise PassError(f"{where}: the shape of an output changed")

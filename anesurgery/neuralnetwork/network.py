@@ -128,6 +128,10 @@ class Network:
         """The layers that read a blob, one that reads it twice counted twice."""
         return list(self._readers.get(blob, []))
 
+    def is_read(self, blob: str) -> bool:
+        """Does a layer read a blob, or the caller of the model?"""
+        return blob in self.outputs or bool(self._readers.get(blob))
+
     def only_reader(self, blob: str, node: Node) -> bool:
         """Does nobody but a layer read a blob, the caller of the model included?"""
         return blob not in self.outputs and set(self.readers(blob)) == {node}
@@ -181,7 +185,7 @@ class Network:
             node = self.maker(pending.pop(0))
             if node is None or not node.outputs:
                 continue
-            if any(b in self.outputs or self._readers.get(b) for b in node.outputs):
+            if any(map(self.is_read, node.outputs)):
                 continue
             self.nodes.remove(node)
             self._leave(node)

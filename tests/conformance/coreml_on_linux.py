@@ -104,6 +104,7 @@ class Model:
 
         path = Path(path) if asset is None else asset.path
         source = path / "model.mlpackage" if path.suffix == ".mlmodelc" else path
+        self.rewritten = False  # once is enough, however often it predicts
         self.predictor: Any = None
         self.kind = ""
         try:
@@ -153,8 +154,9 @@ class Model:
         try:
             predictor = self._predictor(given)
             RECORD.predictions += 1
-            if RECORD.rewriting is not None:
-                RECORD.rewriting.check(predictor, given)
+            if RECORD.rewriting is not None and not self.rewritten:
+                self.rewritten = True
+                RECORD.rewriting.check(self._stated(given), predictor, given)
             made = predictor(given, state=None if state is None else state.boxes)
         except SurgeryError as error:  # in the words of Core ML
             raise RuntimeError(
@@ -166,12 +168,16 @@ class Model:
             for k, v in ((k, _out(v)) for k, v in made.items())
         }
 
+    def _stated(self, given: dict[str, Any]) -> Any:
+        """The specification, with the shapes of such arrays."""
+        return for_sequences(self.spec, given) or self.spec
+
     def _predictor(self, given: dict[str, Any]) -> Any:
         """What predicts for such arrays."""
         from anesurgery.interpret import Predictor
         from anesurgery.neuralnetwork.upgrade import import_network
 
-        if (spec := for_sequences(self.spec, given)) is not None:
+        if (spec := self._stated(given)) is not self.spec:
             return Predictor(import_network(spec, keep_names=True), precision="fp16")
         if self.predictor is None:
             raise RuntimeError(self.refused)

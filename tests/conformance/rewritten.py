@@ -1,4 +1,4 @@
-"""Each program that the tests build, rewritten by passes and compared with what it was."""
+"""Each program and network that the tests build, rewritten by passes and compared with what it was."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GATE = 100.0
 
 
 class Rewriting:
-    """The passes and recipes to try on every program.
+    """The passes and recipes to try on every program and network.
 
     Args:
         names: separated by commas; "all" for every registered one.
@@ -20,32 +20,46 @@ class Rewriting:
 
     def __init__(self, names: str) -> None:
         from anesurgery import registry
+        from anesurgery.operate import on_layers
 
-        known = [*registry.op_pass_names(), *registry.recipe_names()]
-        self.names = known if names == "all" else names.split(",")
+        recipes = registry.recipe_names()
+        layered = {n for n in recipes if on_layers(registry.recipe(n).steps)}
+        layered |= set(registry.layer_pass_names())
+        known = [*registry.pass_names(), *recipes] if names == "all" else names.split(",")
+        self.on_layers = [name for name in known if name in layered]
+        self.on_ops = [name for name in known if name not in layered]
 
-    def check(self, predictor: Any, given: dict[str, Any]) -> None:
-        """Rewrite the program of a model by each pass; run both on the inputs of the test, and compare."""
+    def check(self, spec: Any, predictor: Any, given: dict[str, Any]) -> None:
+        """Rewrite a model by each pass; run both on the inputs of the test, and compare.
+
+        Args:
+            spec: its specification.
+            predictor: of the model as it is.
+            given: arrays by input name.
+        """
         from anesurgery.interpret import features
+        from anesurgery.neuralnetwork.spec import NETWORKS
 
         if len(predictor.parts) != 1:
             return
+        network = spec.WhichOneof("Type") in NETWORKS
         values = {k: np.asarray(v) for k, v in features.bind(predictor.inputs, given).items()}
-        for name in self.names:
+        for name in self.on_layers if network else self.on_ops:
             row = {"name": name, "changes": 0, "refusals": 0, "outcome": "same", "why": ""}
             RECORD.rewritten.append(row)
-            self._check_one(name, predictor, values, row)
+            self._check_one(name, spec if network else None, predictor, values, row)
 
     def _check_one(
-        self, name: str, predictor: Any, values: dict[str, Any], row: dict[str, Any]
+        self, name: str, spec: Any, predictor: Any, values: dict[str, Any], row: dict[str, Any]
     ) -> None:
         import anesurgery as ane
         from anesurgery.comparison import compare
         from anesurgery.errors import InterfaceError, PassError, ProofError, SurgeryError
 
         loaded = predictor.parts[0]
+        proof = None if spec is None else "sites"
         try:
-            surgery = ane.apply(loaded, name, prove=None, quiet=True)
+            surgery = ane.apply(loaded if spec is None else spec, name, prove=proof, quiet=True)
         except (InterfaceError, PassError, ProofError) as error:
             row["outcome"], row["why"] = "crash", str(error)[:300]
             raise AssertionError(f"{name}: {error}") from error

@@ -1,0 +1,127 @@
+"""Write broadcasting minima and maxima as clips, thresholds, or the minimum and maximum of the first releases.
+
+Before::
+
+    network(%x: 1x2x4x4, %z: 1x2x1x1) {
+      %zero: 1 = loadConstantND(shape=[1], data=[0])
+      %six: 1 = loadConstantND(shape=[1], data=[6])
+      %positive: 1x2x4x4 = maxBroadcastable(%x, %zero)
+      %bounded: 1x2x4x4 = minBroadcastable(%positive, %six)
+      %larger: 1x2x4x4 = maxBroadcastable(%bounded, %z)
+      %a: 1x2x4x4 = minBroadcastable(%six, %larger)
+      %b: 1x2x4x4 = maxBroadcastable(%x, %six)
+      %c: 1x2x4x4 = maxBroadcastable(%x, %zero)
+      return %a, %b, %c
+    }
+
+After::
+
+    network(%x: 1x2x4x4, %z: 1x2x1x1) {
+      %bounded: 1x2x4x4 = clip(%x, maxVal=6)
+      %larger: 1x2x4x4 = max(%bounded, %z)
+      %a: 1x2x4x4 = clip(%larger, minVal=-3.40282e+38, maxVal=6)
+      %b: 1x2x4x4 = unary(%x, type=THRESHOLD, alpha=6)
+      %c: 1x2x4x4 = activation(%x, ReLU={})
+      return %a, %b, %c
+    }
+
+A minimum of a maximum, or a maximum of a minimum, of one blob and two numbers, the lower one below the
+upper, becomes one `clip` where nobody else reads what is between. A maximum with a number alone becomes a ReLU
+(with 0) or a threshold, a minimum a clip that starts at the most negative finite fp32 number. Any other two
+sides become `max` or `min`, constants of several numbers among them; they stay as blobs.
+
+Refuses when a number is infinite or the most negative one, or when the broadcasting is not one that the
+definition of the format lists for `max` and `min`: of (B, C, H, W), the other side may be (B, C, H, W) or
+(B, C, 1, 1), with as many axes.
+
+Why it helps: layers of the Broadcastable kind were reported off the ANE, the first layers, `max`, `min` and
+`unary` among them, mostly on it (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15).
+`clip` is newer: its op in ML Programs ran there (M4, macOS 27.0.1), the layer was not measured. Exact for
+finite numbers; -inf under a minimum alone becomes -3.4e38, which is -inf again in fp16.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.network import Network, Node
+from anesurgery.neuralnetwork.two_sides import Constant, combine, two_sides
+from anesurgery.pattern import Refusal
+
+PLAIN = {"maxBroadcastable": "max", "minBroadcastable": "min"}
+"""Layer type -> the plain layer of two blobs."""
+
+MOST_NEGATIVE = float(np.finfo(np.float32).min)
+
+
+@dataclass(frozen=True)
+class LegacyClip(LayerRewrite):
+    """Broadcasting minima and maxima become `clip`, a threshold, a ReLU, `min` or `max`."""
+
+    name: ClassVar[str] = "legacy_clip"
+    kinds: ClassVar[frozenset[str]] = frozenset(PLAIN)
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        """By a number if one side is one, else between the two sides."""
+        sides = two_sides(site)
+        if isinstance(sides, Refusal):
+            return sides
+        if isinstance(sides, Constant) and sides.number is not None:
+            return _by_number(site, sides.x, sides.number)
+        return combine(site, PLAIN[site.node.kind], *site.inputs)
+
+
+def _by_number(site: Site, x: str, number: float) -> Refusal | None:
+    network, node = site.network, site.node
+    if not MOST_NEGATIVE < number < math.inf:
+        return Refusal(f"the number {number:g} bounds no finite numbers")
+    inner = network.maker(x, *PLAIN)
+    if inner is not None and (found := _pair(network, inner, node)):
+        blob, least, most = found
+        site.emit("clip", [blob], site.outputs, minVal=least, maxVal=most)
+    elif any(_pair(network, node, reader) for reader in network.readers(site.outputs[0])):
+        pass  # the reader becomes the clip of both
+    elif node.kind == "minBroadcastable":
+        site.emit("clip", [x], site.outputs, minVal=MOST_NEGATIVE, maxVal=number)
+    elif number == 0:
+        site.emit("activation", [x], site.outputs, ReLU={})
+    else:
+        site.emit("unary", [x], site.outputs, type="THRESHOLD", alpha=number)
+    return None
+
+
+def _pair(network: Network, inner: Node, outer: Node) -> tuple[str, float, float] | None:
+    """The blob that two layers clip, and the bounds."""
+    if {inner.kind, outer.kind} != set(PLAIN) or not network.only_reader(inner.outputs[0], outer):
+        return None
+    found = {n.kind: two_sides(Site(network, n)) for n in (inner, outer)}
+    bounds = {k: s.number for k, s in found.items() if isinstance(s, Constant)}
+    least, most = bounds.get("maxBroadcastable"), bounds.get("minBroadcastable")
+    if least is None or most is None or not MOST_NEGATIVE < least < most < math.inf:
+        return None
+    sides = found[inner.kind]
+    return (sides.x, least, most) if isinstance(sides, Constant) else None
+
+
+def example() -> Any:
+    """A clip, a larger one of two blobs under a bound, a threshold, a ReLU."""
+    number = {"zero": 0, "six": 6}
+    layers = [
+        *(
+            make_layer("loadConstantND", [], [n], shape=[1], data=weights(np.array([v])))
+            for n, v in number.items()
+        ),
+        make_layer("maxBroadcastable", ["x", "zero"], ["positive"]),
+        make_layer("minBroadcastable", ["positive", "six"], ["bounded"]),
+        make_layer("maxBroadcastable", ["bounded", "z"], ["larger"]),
+        make_layer("minBroadcastable", ["six", "larger"], ["a"]),
+        make_layer("maxBroadcastable", ["x", "six"], ["b"]),
+        make_layer("maxBroadcastable", ["x", "zero"], ["c"]),
+    ]
+    return make_network({"x": (1, 2, 4, 4), "z": (1, 2, 1, 1)}, layers, ["a", "b", "c"])

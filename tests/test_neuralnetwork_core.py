@@ -59,7 +59,11 @@ def test_a_network_reads_like_a_program() -> None:
         "  return %y\n"
         "}"
     )
-    assert loaded.notes == ("64 bit floats became 32 bit floats: x, y",)
+    assert loaded.notes == (
+        "the rank 5 mapping (sequence, batch, channel, height, width) has ended; arrays have the shapes "
+        "x [3, 4, 5], y [3, 4, 5]",
+        "64 bit floats became 32 bit floats: x, y",
+    )
 
 
 @pytest.mark.parametrize(

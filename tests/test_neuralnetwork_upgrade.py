@@ -138,7 +138,14 @@ def test_classifiers_keep_their_labels(labels: list[Any], tmp_path: Path) -> Non
 def test_a_file_stays_what_it_is_but_for_its_format(tmp_path: Path) -> None:
     builder = relu()
     description = builder.spec.description
-    description.metadata.author = "somebody"
+    kept = {
+        "author": "somebody",
+        "license": "MIT",
+        "versionString": "2.1",
+        "shortDescription": "a net",
+    }
+    for field, text in kept.items():
+        setattr(description.metadata, field, text)
     description.input[0].shortDescription = "what goes in"
     path, out = tmp_path / "old.mlmodel", tmp_path / "new.mlpackage"
     save_spec(builder.spec, str(path))
@@ -148,9 +155,9 @@ def test_a_file_stays_what_it_is_but_for_its_format(tmp_path: Path) -> None:
     assert path.read_bytes() == bytes_before
     new = load(out)
     assert new.spec.WhichOneof("Type") == "mlProgram"
-    assert new.spec.description.metadata.author == "somebody"
+    assert {n: getattr(new.spec.description.metadata, n) for n in kept} == kept
     assert new.spec.description.input[0].shortDescription == "what goes in"
-    assert new.spec.description.metadata.userDefined[NOTES] == (
+    assert new.spec.description.metadata.userDefined[NOTES].splitlines()[1] == (
         "64 bit floats became 32 bit floats: x, y"
     )
     x = floats(3, 4, 5)
@@ -241,21 +248,3 @@ def test_a_network_can_be_rewritten_and_inspected(tmp_path: Path) -> None:
     assert ane.apply(path, []).model.get_spec().WhichOneof("Type") == "mlProgram"
     assert [row.op_type for row in ane.inspect(load(path)).ops][-1] == "relu"
     assert [row.op_type for row in ane.inspect(path).ops] == ["activation"]
-
-
-@pytest.mark.parametrize(
-    "name", ["waifu2x_anime_noise0", "blazeface_scaled", "mlt_gesture_classifier"]
-)
-def test_real_networks_give_the_same_before_and_after_saving(
-    name: str, corpus: Path, tmp_path: Path
-) -> None:
-    path = corpus / f"{name}.mlmodel"
-    before = ane.Predictor(path)
-    values = before.sample()
-    ane.upgrade(path).save(str(tmp_path / "new.mlpackage"))
-    made, after = before(values), ane.run(tmp_path / "new.mlpackage", values)
-    for a, b in zip(made.values(), after.values(), strict=True):
-        if isinstance(a, np.ndarray):
-            np.testing.assert_array_equal(a, b)
-        else:
-            assert a == b

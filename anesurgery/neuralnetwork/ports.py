@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError
-from anesurgery.mil import Array, Var, is_symbolic, mb, quiet_host, static_shape, types
+from anesurgery.mil import Array, Function, Var, is_symbolic, mb, quiet_host, static_shape, types
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.spec import DAMAGED, EXACT
 from anesurgery.transcribe import proto
@@ -269,6 +269,26 @@ def describe(description: Any, names: dict[str, str], notes: list[str]) -> None:
     for field in ("predictedFeatureName", "predictedProbabilitiesName"):
         old = getattr(description, field)
         setattr(description, field, names.get(old, old))
+
+
+def mapping_note(description: Any, names: dict[str, str], function: Function) -> list[str]:
+    """What to say of the arrays of a network in the rank 5 mapping; nothing where it has none.
+
+    Args:
+        description: of the network.
+        names: old name of an input or output -> new name.
+        function: made of the network.
+    """
+    features = [*description.input, *description.output]
+    arrays = [names[f.name] for f in features if f.type.WhichOneof("Type") == "multiArrayType"]
+    if not arrays:
+        return []
+    values = dict(function.inputs) | {var.name: var for var in function.outputs}
+    words = ", ".join(f"{name} {_text(values[name].shape)}" for name in arrays)
+    return [
+        "the rank 5 mapping (sequence, batch, channel, height, width) has ended; arrays have the shapes "
+        + words
+    ]
 
 
 def _set_float32(feature: Any) -> None:

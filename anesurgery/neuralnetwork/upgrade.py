@@ -1,8 +1,8 @@
 """Make an ML Program of a neural network: its layers as ops, its interface as it was.
 
 Names, types, images, labels, defaults and metadata of the description are kept. What an ML Program cannot say
-is changed, and told in the notes of the result: 64 bit floats become 32 bit ones, names become identifiers, an
-optional input without a default gets 0.
+is changed, and told in the notes of the result: 64 bit floats become 32 bit ones, arrays of five axes get the
+shapes that are stated, names become identifiers, an optional input without a default gets 0.
 """
 
 from __future__ import annotations
@@ -130,9 +130,15 @@ def _import(
     wanted = [f.name for f in features]
     names = dict(zip(wanted, wanted if keep_names else identifiers(wanted), strict=True))
     program = Program()
-    program.add_function("main", _function(ctx, network, spec.description, names))
+    with np.errstate(
+        all="ignore"
+    ):  # constants are computed, and a damaged layer may divide by zero
+        function = _function(ctx, network, spec.description, names)
+    program.add_function("main", function)
     made = proto.Model_pb2.Model(specificationVersion=OPSET.value)
     made.description.CopyFrom(spec.description)
+    if ctx.legacy:
+        ctx.notes += ports.mapping_note(made.description, names, function)
     ports.describe(made.description, names, ctx.notes)
     made.mlProgram.SetInParent()
     return program, made, tuple(ctx.notes)

@@ -40,7 +40,7 @@ def row_of(shape: Shape, row: Row, *, rank5: bool = False, version: int | None =
         make_layer(kind, [names[i]], [names[i + 1]], **fields)
         for i, (kind, fields) in enumerate(row)
     ]
-    layers.append(make_layer("activation", [names[-1]], ["y"], sigmoid={}))
+    layers.append(make_layer("activation", [names[-1]], ["y"], linear={"alpha": -1}))
     spec = make_network({"x": shape}, layers, ["y"], rank5=rank5)
     spec.specificationVersion = version or spec.specificationVersion
     return spec
@@ -250,7 +250,7 @@ def test_a_shape_from_another_blob_goes_with_it() -> None:
         make_layer("getShape", ["x"], ["s"]),
         make_layer("reshapeDynamic", ["b", "s"], ["c"]),
         make_layer("reshapeLike", ["c", "z"], ["d"]),
-        make_layer("activation", ["d"], ["y"], sigmoid={}),
+        make_layer("activation", ["d"], ["y"], linear={"alpha": -1}),
     ]
     spec = make_network({"x": (1, 2, 3, 4), "z": (1, 2, 3, 4)}, layers, ["y"])
     assert written(spec) == []

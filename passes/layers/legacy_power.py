@@ -1,0 +1,122 @@
+"""Write broadcasting powers with a constant exponent as products, square roots or unary powers.
+
+Before::
+
+    network(%x: 1x2x4x4) {
+      %two: 1 = loadConstantND(shape=[1], data=[2])
+      %three: 1 = loadConstantND(shape=[1], data=[3])
+      %half: 1 = loadConstantND(shape=[1], data=[0.5])
+      %less: 1 = loadConstantND(shape=[1], data=[-1.5])
+      %square: 1x2x4x4 = powBroadcastable(%x, %two)
+      %cube: 1x2x4x4 = powBroadcastable(%square, %three)
+      %root: 1x2x4x4 = powBroadcastable(%cube, %half)
+      %y: 1x2x4x4 = powBroadcastable(%root, %less)
+      return %y
+    }
+
+After::
+
+    network(%x: 1x2x4x4) {
+      %square: 1x2x4x4 = multiply(%x, %x)
+      %cube_multiply_1: 1x2x4x4 = multiply(%square, %square)
+      %cube: 1x2x4x4 = multiply(%cube_multiply_1, %square)
+      %root: 1x2x4x4 = unary(%cube)
+      %y: 1x2x4x4 = unary(%root, type=POWER, alpha=-1.5)
+      return %y
+    }
+
+An exponent of 1 goes, so that the base is read in its place; 2, 3 and 4 become products, 0.5 the square root
+(the `unary` layer without a type), and any other number a unary POWER. -1 and -0.5 are POWER too: INVERSE and
+RSQRT would add an epsilon, which the format reads as 1e-6 where it is 0.
+
+Refuses when the exponent is computed, varies, is not finite, or makes the result larger than the base, and when
+the base is constant.
+
+Why it helps: layers of the Broadcastable kind were reported off the ANE, `multiply` and `unary` mostly on it
+(hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on later systems.
+
+POWER is exact. A product of up to four factors is rounded by three times 2^-24 of itself at most, the power
+before by up to 2^-23 (a unit in the last place): together 3e-7, and the root stays below. A root of -inf is
+NaN, where the power was inf; of other negative numbers both are NaN, but the engine gives 0 (measured on M1
+and M5).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.mil import Array, Var
+from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.two_sides import Constant, two_sides
+from anesurgery.pattern import Refusal
+from anesurgery.proof import Tolerance, drawn_shape
+
+MOST_FACTORS = 4
+"""Exponent up to which products stand for a power: two layers at most."""
+
+
+@dataclass(frozen=True)
+class LegacyPower(LayerRewrite):
+    """Broadcasting powers with one constant exponent become products, a square root or a unary power."""
+
+    name: ClassVar[str] = "legacy_power"
+    kinds: ClassVar[frozenset[str]] = frozenset({"powBroadcastable"})
+    tolerance: ClassVar[Tolerance] = Tolerance(3e-7)
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        """By what the exponent is."""
+        sides = two_sides(site)
+        if isinstance(sides, Refusal):
+            return sides
+        if not isinstance(sides, Constant):
+            return Refusal("the exponent is computed")
+        if sides.first:
+            return Refusal("the base is constant, the exponent computed")
+        exponent = sides.number
+        if exponent is None:
+            words = f"the exponent of shape {sides.value.shape} is not one number"
+            return Refusal(f"{words}, or makes the result larger than the base")
+        if not math.isfinite(exponent):
+            return Refusal(f"the exponent is {exponent}")
+        _raise(site, sides.x, exponent)
+        return None
+
+    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
+        """Positive bases: others have no power with a broken exponent."""
+        sides = two_sides(site)
+        exponent = sides.number if isinstance(sides, Constant) else None
+        if exponent is None or exponent % 1 == 0:
+            return None
+        found: Array = np.abs(rng.standard_normal(drawn_shape(var))).astype(np.float32)
+        return found
+
+
+def _raise(site: Site, x: str, exponent: float) -> None:
+    if exponent == 1:
+        site.forward(x)
+    elif exponent in range(2, MOST_FACTORS + 1):
+        square = [x, x] if exponent == 2 else [site.emit("multiply", [x, x])]
+        rest = {2: [], 3: [x], 4: square}[int(exponent)]
+        site.emit("multiply", [*square, *rest], site.outputs)
+    elif exponent == 0.5:
+        site.emit("unary", [x], site.outputs, type="SQRT")
+    else:
+        site.emit("unary", [x], site.outputs, type="POWER", alpha=exponent)
+
+
+def example() -> Any:
+    """A square, a cube, a root and a power with a negative exponent."""
+    exponents = {"two": 2, "three": 3, "half": 0.5, "less": -1.5}
+    blobs = ("x", "square", "cube", "root", "y")
+    layers = [
+        make_layer("loadConstantND", [], [name], shape=[1], data=weights(np.array([value])))
+        for name, value in exponents.items()
+    ]
+    for base, name, power in zip(blobs, exponents, blobs[1:], strict=False):
+        layers.append(make_layer("powBroadcastable", [base, name], [power]))
+    return make_network({"x": (1, 2, 4, 4)}, layers, ["y"])

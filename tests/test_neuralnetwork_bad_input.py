@@ -143,6 +143,13 @@ def test_a_file_that_is_no_model_is_refused(name: str, tmp_path: Path, scratch: 
     assert list(scratch.iterdir()) == []
 
 
+def test_each_cut_through_a_file_is_noticed(tmp_path: Path) -> None:
+    path, whole = tmp_path / "bad.mlmodel", build().SerializeToString()
+    for size in range(0, len(whole), 41):
+        path.write_bytes(whole[:size])
+        refused(ane.Predictor, path)
+
+
 def test_a_file_that_the_schema_of_today_calls_corrupt(corpus: Path) -> None:
     path = corpus / "nnv2_simple_layer.mlmodel"
     for use in (*USES, ane.inspect):

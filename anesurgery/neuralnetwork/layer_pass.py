@@ -156,7 +156,7 @@ class LayerPass(Pass):
         """Nothing: see `requires`."""
 
     def run_network(self, network: Network, session: Session) -> None:
-        """Edit a network in place."""
+        """Edit a network in place; the caller writes it into the specification (`Network.commit`)."""
         raise NotImplementedError
 
 
@@ -185,7 +185,6 @@ class LayerRewrite(LayerPass):
                 continue
             if (refusal := self._visit(network, node, session)) is not None:
                 session.refusals.append((self.name, refusal))
-        network.commit()
 
     def _visit(self, network: Network, node: Node, session: Session) -> Refusal | None:
         site = Site(network, node)

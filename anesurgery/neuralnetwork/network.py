@@ -86,6 +86,7 @@ class Network:
         self.spec = spec
         self.message = network_of(spec)
         self.nodes = [Node(layer) for layer in self.message.layers]
+        self._edited = False
         self.blobs = blobs or Blobs(self.message, spec.description)
         self.inputs = tuple(f.name for f in spec.description.input)
         self.outputs = frozenset(_results(spec, self.message))
@@ -165,6 +166,7 @@ class Network:
         Returns:
             The layers that went, `node` first.
         """
+        self._edited = True
         at = self.nodes.index(node)
         self.nodes[at : at + 1] = new
         self._leave(node)
@@ -187,6 +189,7 @@ class Network:
                 continue
             if any(map(self.is_read, node.outputs)):
                 continue
+            self._edited = True
             self.nodes.remove(node)
             self._leave(node)
             gone.append(node)
@@ -195,6 +198,7 @@ class Network:
 
     def forward(self, old: str, new: str) -> None:
         """Let all who read `old` read `new`."""
+        self._edited = True
         for node in self.readers(old):
             self._readers[old].remove(node)
             self._readers.setdefault(new, []).append(node)
@@ -203,7 +207,10 @@ class Network:
                     node.message.input[i] = new
 
     def commit(self) -> None:
-        """Write the layers into the specification."""
+        """Write the layers into the specification; it copies weights, so once behind all passes."""
+        if not self._edited:
+            return
+        self._edited = False
         kept = [node.message for node in self.nodes]
         copies = type(self.message)()
         copies.layers.extend(kept)

@@ -21,7 +21,9 @@ def apply_layer_pass(step: LayerPass, spec: Any, *, prove: bool = True) -> tuple
     after = proto.Model_pb2.Model()
     after.CopyFrom(spec)
     session = Session(prove_sites=prove)
-    step.run_network(Network(after), session)
+    network = Network(after)
+    step.run_network(network, session)
+    network.commit()
     return after, session
 
 

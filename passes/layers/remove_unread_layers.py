@@ -48,7 +48,6 @@ class RemoveUnreadLayers(LayerPass):
         for node in network.remove_unread():
             words = "no output depends on it"
             session.changes.append(Change(self.name, node.name, (str(node),), (), unproven=words))
-        network.commit()
 
 
 def example() -> Any:

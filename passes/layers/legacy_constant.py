@@ -1,0 +1,77 @@
+"""Load constants of five axes with the layer of the first releases.
+
+Before::
+
+    network(%x: 1x1x2x4x4) {
+      %c: 1x1x2x1x1 = loadConstantND(shape=[1, 1, 2, 1, 1], data=[1, 2])
+      %y: 1x1x2x4x4 = multiply(%x, %c)
+      return %y
+    }
+
+After::
+
+    network(%x: 1x1x2x4x4) {
+      %c: 1x1x2x1x1 = loadConstant(shape=[2, 1, 1], data=[1, 2])
+      %y: 1x1x2x4x4 = multiply(%x, %c)
+      return %y
+    }
+
+The numbers stay as they are stored. Constants that a layer can hold itself are no business of this pass: apply
+those that rewrite their readers first (`legacy_add_multiply`, for example), and the constants go.
+
+Refuses when the constant has fewer than five axes, since `loadConstant` always makes (1, 1, C, H, W), which
+Core ML's own check wants too; when its sequence or batch is more than 1; and when it is an output of the
+network.
+
+Why it helps: layers of the ND kind were reported off the ANE; `loadConstant` is of the first releases, which
+mostly run there (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on
+later systems.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.pattern import Refusal
+
+RANK = 5
+"""Axes of what `loadConstant` makes."""
+
+
+@dataclass(frozen=True)
+class LegacyConstant(LayerRewrite):
+    """`loadConstantND` of shape (1, 1, C, H, W) becomes `loadConstant`."""
+
+    name: ClassVar[str] = "legacy_constant"
+    kinds: ClassVar[frozenset[str]] = frozenset({"loadConstantND"})
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        """Where the shape is the one that `loadConstant` makes."""
+        (blob,) = site.outputs
+        if blob in site.network.outputs:
+            return Refusal("it is an output of the network")
+        shape = site.sizes(blob)
+        if len(shape) != RANK:
+            return Refusal(f"it has {len(shape)} axes; loadConstant makes {RANK}")
+        if shape[:2] != (1, 1):
+            sequence, batch = shape[:2]
+            return Refusal(
+                f"its sequence and batch are {sequence} and {batch}; those of loadConstant are 1"
+            )
+        site.emit("loadConstant", [], [blob], shape=shape[2:], data=site.params.data)
+        return None
+
+
+def example() -> Any:
+    """Channels times constants of five axes."""
+    value = np.array([1, 2])
+    layers = [
+        make_layer("loadConstantND", [], ["c"], shape=[1, 1, 2, 1, 1], data=weights(value)),
+        make_layer("multiply", ["x", "c"], ["y"]),
+    ]
+    return make_network({"x": (1, 1, 2, 4, 4)}, layers, ["y"])

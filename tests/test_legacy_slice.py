@@ -24,7 +24,7 @@ ALL = slice(None)
 def sliced(
     x: Shape, *parts: slice, squeeze: tuple[bool, ...] = (), rank5: bool = False, read: str = "y"
 ) -> Any:
-    fields = {
+    fields: dict[str, Any] = {
         "beginIds": [p.start or 0 for p in parts], "beginMasks": [p.start is None for p in parts],
         "endIds": [p.stop or 0 for p in parts], "endMasks": [p.stop is None for p in parts],
         "strides": [p.step or 1 for p in parts], "squeezeMasks": squeeze,

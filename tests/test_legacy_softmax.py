@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from two_sided import Shape, kinds_after, with_any_batch
 
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.neuralnetwork.testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.passes.layers.legacy_softmax import LegacySoftmax
+from anesurgery.testing import assert_same_numbers
 
 STEP = LegacySoftmax()
 
@@ -53,6 +56,16 @@ def test_channels_are_bit_exact(x: Shape, axis: int, rank5: bool) -> None:
 )
 def test_other_axes_of_five(x: Shape, axis: int, rank5: bool) -> None:
     assert kinds_after(STEP, over(x, axis, rank5)) == ["permute", "softmax", "permute"]
+
+
+@pytest.mark.parametrize("axis", [0, 3, 4])
+def test_sums_of_ones_are_exact_in_any_order(axis: int) -> None:
+    """exp(-200) is 0 in fp32: each sum counts the zeros of x."""
+    x = np.where(np.random.default_rng(0).random((3, 2, 7, 4, 5)) < 0.5, 0, -200).astype(np.float32)
+    spec = over(x.shape, axis)
+    after, _ = apply_layer_pass(STEP, spec)
+    old, new = (import_network(s, keep_names=True).program for s in (spec, after))
+    assert_same_numbers(old, new, {"x": x})
 
 
 def test_a_batch_known_at_run_time_only() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.layer_pass import Site
+from anesurgery.neuralnetwork.layer_pass import Site, Unknown
 from anesurgery.neuralnetwork.network import Network, Node
 
 CHANNEL_LAST = 1
@@ -125,9 +125,12 @@ def movement(site: Site, nodes: Sequence[Node], source: tuple[int, ...] | None =
         source: the shape that is read, if it is another one of as many numbers than that of the blob.
 
     Raises:
-        Unknown: a shape is known at run time only.
+        Unknown: a shape is known at run time only, or what is read is overwritten before the last layer.
     """
-    shape = site.sizes(nodes[0].inputs[0])
+    blob = nodes[0].inputs[0]
+    if len(nodes) > 1 and not site.network.plain(blob):
+        raise Unknown(f"the blob {blob!r} is made more than once, or in a loop or branch")
+    shape = site.sizes(blob)
     now = places(shape)
     for node in nodes:
         now = MOVERS[node.kind](node.params, now).reshape(site.sizes(node.outputs[0]))
@@ -139,13 +142,13 @@ def moving_row(network: Network, node: Node) -> list[Node]:
     row = [node]
     while (first := _before(network, row[0])) is not None:
         row.insert(0, first)
-    return [*row[:-1], *moving_readers(network, node)]
+    return [*row, *moving_behind(network, node)]
 
 
-def moving_readers(network: Network, node: Node) -> list[Node]:
-    """`node`, and the moving layers behind it that are the only readers of what comes before them."""
-    row = [node]
-    while (last := _behind(network, row[-1])) is not None:
+def moving_behind(network: Network, node: Node) -> list[Node]:
+    """The moving layers behind a layer of one output that are each the only reader of what comes before."""
+    row: list[Node] = []
+    while (last := _behind(network, row[-1] if row else node)) is not None:
         row.append(last)
     return row
 

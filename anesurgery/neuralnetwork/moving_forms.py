@@ -117,18 +117,28 @@ def _flattened(move: Movement, limits: Limits) -> Found:
     return None
 
 
-def _reshaped(move: Movement, limits: Limits) -> Found:
-    """`reshape`: of (C, H, W), or of the sequence too where the batch is 1."""
+def _target(move: Movement) -> list[int] | None:
+    """What a `reshape` states: (C, H, W), or the sequence too where the batch is 1."""
     sequence, batch = move.source[:2]
     if move.shape[1] != batch or (move.shape[0] != sequence and batch != 1):
         return None
-    target = list(move.shape[2:] if move.shape[0] == sequence else (move.shape[0], *move.shape[2:]))
-    if move.keeps_order:
-        return [("reshape", {"targetShape": target})]
+    return list(move.shape[2:] if move.shape[0] == sequence else (move.shape[0], *move.shape[2:]))
+
+
+def _reshaped(move: Movement, limits: Limits) -> Found:
+    """`reshape` that moves nothing."""
+    target = _target(move)
+    return [("reshape", {"targetShape": target})] if target and move.keeps_order else None
+
+
+def _reshaped_by_pixel(move: Movement, limits: Limits) -> Found:
+    """`reshape` in the order CHANNEL_LAST."""
+    target = _target(move)
+    if not target:
+        return None
     by_pixel = channel_last(places(move.source), target).reshape(move.shape)
-    if (by_pixel == move.places).all():
-        return [("reshape", {"targetShape": target, "mode": "CHANNEL_LAST"})]
-    return None
+    same = bool((by_pixel == move.places).all())
+    return [("reshape", {"targetShape": target, "mode": "CHANNEL_LAST"})] if same else None
 
 
 def _permuted(move: Movement, limits: Limits) -> Found:
@@ -227,7 +237,8 @@ def _blocks(mode: str, block: int) -> Step:
 
 
 FORMS: tuple[tuple[int, float, Callable[[Movement, Limits], Found]], ...] = (
-    (3, math.inf, _flattened), (FIVE, FIVE, _reshaped), (FIVE, FIVE, _permuted), (IMAGE, math.inf, _shuffled),
+    (3, math.inf, _flattened), (FIVE, FIVE, _reshaped), (FIVE, FIVE, _permuted),
+    (FIVE, FIVE, _reshaped_by_pixel), (IMAGE, math.inf, _shuffled),
     (3, math.inf, _reorganized),
 )  # fmt: skip
 """(Fewest axes, most axes, form), those that cost least first."""

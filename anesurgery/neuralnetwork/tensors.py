@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
+from anesurgery.neuralnetwork.axes import whole
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer
 
@@ -80,7 +81,7 @@ def embedding(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     if params.hasBias:
         table = table + ctx.weights(params.bias, [params.outputChannels], "bias")
     last = [x.rank - 3, x.rank - 2, x.rank - 1]
-    found = mb.gather(x=table, indices=ctx.whole(mb.squeeze(x=x, axes=last)), axis=0)
+    found = mb.gather(x=table, indices=mb.squeeze(x=whole(ctx, x), axes=last), axis=0)
     return mb.expand_dims(x=found, axes=last[1:])
 
 

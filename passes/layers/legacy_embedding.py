@@ -1,0 +1,132 @@
+"""Look up rows of a table with `embedding`, whose vectors are channels.
+
+Before::
+
+    network(%x: 5x1x1x1) {
+      %rows: 5x1x1x4 = embeddingND(%x, vocabSize=3, embeddingSize=4, weights=const<12>)
+      %y: 5x4x1x1 = transpose(%rows, axes=[0, 3, 1, 2])
+      return %y
+    }
+
+After::
+
+    network(%x: 5x1x1x1) {
+      %y: 5x4x1x1 = embedding(%x, inputDim=3, outputChannels=4, weights=const<12>)
+      return %y
+    }
+
+The vectors of `embeddingND` lie along the last axis, those of `embedding` along the channels: what lies between
+is a reshape. It is taken together with the layers behind it that only move numbers, and the longest row of them
+is written as `legacy_rearrange` writes it. Of five axes a `reshape` alone will do.
+
+Refuses when the indices have other than four axes (n, 1, 1, 1) or five (s, n, 1, 1, 1), the only shapes that
+`embedding` has in the definition of the format; when a size is known at run time only; and when the layers of
+the first releases cannot make of the channels what the layers behind make of the vectors.
+
+Why it helps: layers of the ND kind were reported off the ANE (hollance/neural-engine, unsupported-layers;
+through Core ML, iOS 11 to 15). Of `embedding` no report is known; lookups at run time in ML Programs ran on the
+CPU (751K/Apple-Neural-Engine-Microarchitecture-Study-M6; M4, macOS 27.0.1). Not measured. Exact: the same rows
+are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.mil import Array, Var, np_dtype
+from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.movement import (
+    MOVERS,
+    Movement,
+    movement,
+    moving_behind,
+    moving_row,
+    places,
+)
+from anesurgery.neuralnetwork.moving_forms import Limits, Step, emit, first_layers
+from anesurgery.neuralnetwork.network import Node
+from anesurgery.pattern import Refusal
+from anesurgery.transcribe import proto
+
+KIND = "embeddingND"
+RANKS = (4, 5)
+
+
+@dataclass(frozen=True)
+class LegacyEmbedding(LayerRewrite):
+    """`embeddingND` of indices without channels, rows and columns becomes `embedding`."""
+
+    name: ClassVar[str] = "legacy_embedding"
+    kinds: ClassVar[frozenset[str]] = frozenset({KIND, *MOVERS})
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        """At the last layer that goes; at the table, if nothing can be done."""
+        table = _table(site)
+        if table is None:
+            return None
+        indices = site.sizes(table.inputs[0])
+        if len(indices) not in RANKS or set(indices[-3:]) != {1}:
+            words = f"its indices have the shape {indices}, not (n, 1, 1, 1) or (s, n, 1, 1, 1)"
+            return Refusal(words) if site.node is table else None
+        row = [table, *moving_behind(site.network, table)]
+        reason: Refusal | None = None
+        for end in range(len(row), 0, -1):
+            steps = _steps(site, table, row[1:end])
+            if isinstance(steps, list):
+                if row[end - 1] is site.node:
+                    emit(site, table.inputs[0], steps, site.outputs)
+                return None
+            reason = steps if reason is None else reason
+        return reason if site.node is table else None
+
+    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
+        """Places in the table: nothing else is read."""
+        table = _table(site)
+        if table is None:
+            return None
+        places_ = rng.integers(0, int(table.params.vocabSize), site.sizes(table.inputs[0]))
+        return places_.reshape([int(d) for d in var.shape]).astype(np_dtype(var))
+
+
+def _table(site: Site) -> Node | None:
+    """The table of the site: itself, or what a row of moving layers reads alone."""
+    if site.node.kind == KIND:
+        return site.node
+    first = moving_row(site.network, site.node)[0]
+    table = site.network.maker(first.inputs[0], KIND)
+    return table if table is not None and first in moving_behind(site.network, table) else None
+
+
+def _steps(site: Site, table: Node, behind: Sequence[Node]) -> list[Step] | Refusal:
+    """The layers in the place of a table and of some layers behind it."""
+    size = int(table.params.embeddingSize)
+    made = (*site.sizes(table.inputs[0])[:-3], size, 1, 1)
+    alone = Movement(made, places(site.sizes(table.outputs[0])))
+    move = movement(site, behind, made) if behind else alone
+    found = first_layers(move, Limits(int(site.network.spec.specificationVersion)))
+    return [("embedding", _fields(table.params)), *found] if isinstance(found, list) else found
+
+
+def _fields(params: Any) -> dict[str, Any]:
+    """The table has the same form in both layers: [vector, index]."""
+    fields = {"inputDim": params.vocabSize, "outputChannels": params.embeddingSize}
+    fields |= {"weights": params.weights}
+    return fields | ({"hasBias": True, "bias": params.bias} if params.hasBias else {})
+
+
+def example() -> Any:
+    """Five rows as channels."""
+    table = np.arange(12).reshape(4, 3)
+    layers = [
+        make_layer(KIND, ["x"], ["rows"], vocabSize=3, embeddingSize=4, weights=weights(table)),
+        make_layer("transpose", ["rows"], ["y"], axes=[0, 3, 1, 2]),
+    ]
+    spec = make_network({"x": (5, 1, 1, 1)}, layers, ["y"])
+    indices = spec.description.input[0].type.multiArrayType
+    indices.dataType = proto.FeatureTypes_pb2.ArrayFeatureType.INT32
+    return spec

@@ -31,6 +31,7 @@ USES: tuple[Use, ...] = (
     ane.Predictor,
     lambda path: ane.run(path, {}),
     lambda path: ane.apply(path, ["negate_subtract"]),
+    lambda path: ane.apply(path, ["legacy_add_multiply"]),
 )
 """What a user does with a file; each needs the whole network."""
 

@@ -37,6 +37,8 @@ class Blobs:
         self.ctx = Context(is_legacy(network), custom)
         self.missing: dict[str, str] = {}
         """Why a blob is unknown."""
+        self.errors: list[LoadError] = []
+        """Of the layers that cannot be built, but for custom ones, whose code is not in the file."""
         inputs = {f.name: ports.placeholder(f) for f in description.input}
         self.function = Function(inputs, opset_version=OPSET)  # type: ignore[call-arg]
         with self.function:
@@ -55,6 +57,8 @@ class Blobs:
             words = self.missing[unknown]
         except LoadError as error:
             words = str(error)
+            if layer.WhichOneof("layer") != "custom":
+                self.errors.append(error)
         self.missing |= dict.fromkeys(layer.output, words)
 
     def var(self, blob: str) -> Var | None:

@@ -17,7 +17,7 @@ from anesurgery.errors import LoadError, ProofError, SurgeryError
 from anesurgery.mil import Array, Program, ct, quiet_host
 from anesurgery.neuralnetwork.layer_pass import LayerPass
 from anesurgery.neuralnetwork.network import Network
-from anesurgery.neuralnetwork.spec import NETWORKS
+from anesurgery.neuralnetwork.spec import NETWORKS, network_of
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.operate import Surgery
 from anesurgery.placement.inspection import Inspection
@@ -98,6 +98,9 @@ def apply_layers(
     original = proto.Model_pb2.Model()
     original.CopyFrom(loaded.spec)
     networks = networks_of(loaded.spec)
+    what = "the model" if file is None else str(file)
+    for i, spec in enumerate(networks):
+        _check(spec, what if spec is loaded.spec else f"{what}: network {i} of the pipeline")
     if not networks:
         names = ", ".join(step.name for step in steps)
         words = f"it is a {loaded.spec.WhichOneof('Type')}, which has no layers"
@@ -171,6 +174,22 @@ def _operate(spec: Any, steps: Sequence[LayerPass], session: Session, quiet: boo
         spent = time.perf_counter() - started
         session.timings[step.name] = session.timings.get(step.name, 0.0) + spent
     network.commit()
+
+
+def _check(spec: Any, what: str) -> None:
+    """Refuse a network that is damaged, or that edits would break.
+
+    Raises:
+        LoadError: it names the layer.
+    """
+    try:
+        import_network(spec, what, keep_names=True)
+    except LoadError:
+        if not any(layer.WhichOneof("layer") == "custom" for layer in network_of(spec).layers):
+            raise
+        # The code of a custom layer is not in the file; all others must be right all the same.
+        if errors := Network(spec).blobs.errors:
+            raise LoadError(f"{what}: {errors[0]}") from errors[0]
 
 
 def _inspect(spec: Any, target: str | None) -> tuple[Inspection, ...]:

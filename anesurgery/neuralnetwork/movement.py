@@ -114,6 +114,8 @@ MOVERS: dict[str, Callable[[Any, Array], Array]] = {
     "transpose": _transpose, "permute": _permute, "flatten": _flatten, "reshape": _reshape,
 }  # fmt: skip
 """Layer type -> the order in which it leaves the numbers. The shape is that of its blob."""
+SHAPERS = frozenset(kind for kind, order in MOVERS.items() if order is _order)
+"""Those that only state another shape."""
 
 
 def movement(site: Site, nodes: Sequence[Node], source: tuple[int, ...] | None = None) -> Movement:

@@ -29,9 +29,13 @@ def chain_to(
 
 
 def sole_maker(network: Network, node: Node) -> Node | None:
-    """The layer that makes the first input of another, which alone reads it."""
+    """The layer that makes the first input of another, which alone reads it.
+
+    None too if a blob that the former reads is overwritten later, so that it cannot be read in its place.
+    """
     blob = node.inputs[0]
-    return network.maker(blob) if network.only_reader(blob, node) else None
+    found = network.maker(blob) if network.only_reader(blob, node) else None
+    return found if found is not None and all(map(network.plain, found.inputs)) else None
 
 
 def _link(node: Node, link: Callable[[Node], T | None]) -> T | None:

@@ -42,14 +42,17 @@ def _fields(message: Any) -> list[str]:
 
 
 def _value(field: Any, value: Any) -> str:
-    if field.message_type is not None and field.message_type.name == "WeightParams":
-        return _weights(value)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        inner = field.message_type.fields_by_name["value"]
+        return "{" + ", ".join(f"{k}={_scalar(inner, value[k])}" for k in sorted(value)) + "}"
     if hasattr(value, "__len__") and not isinstance(value, (str, bytes)):
         return f"[{', '.join(_scalar(field, v) for v in value)}]"
     return _scalar(field, value)
 
 
 def _scalar(field: Any, value: Any) -> str:
+    if field.message_type is not None and field.message_type.name == "WeightParams":
+        return _weights(value)
     if field.message_type is not None:
         return f"{{{', '.join(_fields(value))}}}"
     if field.enum_type is not None:

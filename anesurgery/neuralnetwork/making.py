@@ -14,8 +14,10 @@ OLD, EXACT = 3, 4
 """Specification versions: the last in which all arrays have rank 5, the first with exact shapes."""
 
 
-def weights(values: Array) -> dict[str, Any]:
-    """The fields of a `WeightParams` message that holds an array in fp32, row-major."""
+def weights(values: Array, half: bool = False) -> dict[str, Any]:
+    """The fields of a `WeightParams` message that holds an array in fp32 or fp16 (`half`), row-major."""
+    if half:
+        return {"float16Value": np.ravel(values).astype("<f2").tobytes()}
     return {"floatValue": np.ravel(values).astype(np.float32).tolist()}
 
 

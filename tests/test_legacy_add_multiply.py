@@ -7,7 +7,11 @@ import pytest
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
 from anesurgery.neuralnetwork.making import make_layer
-from anesurgery.neuralnetwork.testing import assert_refuses_layers, assert_rewrites_layers
+from anesurgery.neuralnetwork.testing import (
+    apply_layer_pass,
+    assert_refuses_layers,
+    assert_rewrites_layers,
+)
 from anesurgery.passes.layers.legacy_add_multiply import LegacyAddMultiply
 
 KINDS = ("addBroadcastable", "multiplyBroadcastable")
@@ -96,6 +100,22 @@ network(%x: 1x2x2x2) {
 }
 """
     assert_rewrites_layers(STEP, spec, after)
+
+
+def test_a_plain_layer_takes_its_constant() -> None:
+    value = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
+    assert kinds_after(STEP, with_constant("add", (1, 3, 4, 5), value)) == ["bias"]
+    assert kinds_after(STEP, with_constant("multiply", (1, 3, 4, 5), value)) == ["scale"]
+    assert kinds_after(STEP, with_constant("multiply", (7,), value[1:2, 0, 0])) == ["activation"]
+    words = "take 3 axes"
+    assert_refuses_layers(STEP, with_constant("multiply", (7,), np.arange(7.0)), words)
+
+
+def test_plain_layers_of_computed_blobs_are_no_business_of_it() -> None:
+    spec = two("add", (1, 3, 4, 5), (1, 3, 4, 5))
+    after, session = apply_layer_pass(STEP, spec)
+    assert after == spec
+    assert not session.refusals
 
 
 def test_a_constant_that_others_read_stays() -> None:

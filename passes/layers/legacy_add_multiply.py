@@ -21,7 +21,7 @@ After::
     }
 
 Two computed blobs become `add` or `multiply`; a constant becomes a linear activation where it is one number,
-else `bias` or `scale`.
+else `bias` or `scale`. So does one that a plain `add` or `multiply` reads from a `loadConstantND`.
 
 Refuses when the broadcasting is not one that the definition of the format lists for the layer: of (B, C, H, W),
 the other side may be (B, C, H, W), (B, C, 1, 1), (B, 1, H, W) or (B, 1, 1, 1), with as many axes; a constant
@@ -45,8 +45,13 @@ from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.two_sides import Constant, combine, plus, times, two_sides
 from anesurgery.pattern import Refusal
 
-FORMS = {"addBroadcastable": ("add", plus), "multiplyBroadcastable": ("multiply", times)}
+FORMS = {
+    "addBroadcastable": ("add", plus), "add": ("add", plus),
+    "multiplyBroadcastable": ("multiply", times), "multiply": ("multiply", times),
+}  # fmt: skip
 """Layer type -> the plain layer of two blobs, and what puts a constant there."""
+PLAIN, ND = frozenset({"add", "multiply"}), "loadConstantND"
+"""Plain layers are looked at for the sake of a constant of the newer kind that they read."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,13 @@ class LegacyAddMultiply(LayerRewrite):
 
     def rewrite(self, site: Site) -> Refusal | None:
         """By a constant if one side is one, else between the two sides."""
+        if site.node.kind in PLAIN and not any(site.network.maker(b, ND) for b in site.inputs):
+            return None
         sides, (plain, constant) = two_sides(site), FORMS[site.node.kind]
         if isinstance(sides, Refusal):
             return sides
+        if not isinstance(sides, Constant) and site.node.kind in PLAIN:
+            return Refusal("both sides are constant")
         if not isinstance(sides, Constant):
             return combine(site, plain, *sides)
         if isinstance(sides.form, Refusal):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_layer import floats, network, run
 
+import anesurgery as ane
 from anesurgery.errors import LoadError
 from anesurgery.mil import Array, quiet_host
 from anesurgery.neuralnetwork.upgrade import import_network
@@ -348,3 +349,33 @@ def test_results_without_axes(steps: list[Step], wanted: Callable[[Array], Array
     found = run(fill, x)
     assert found.shape == wanted(x).shape
     np.testing.assert_allclose(found, wanted(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_a_number_without_axes_is_reduced(every: bool) -> None:
+    def fill(b: Any) -> None:
+        b.add_slice_static("s", "x", "s", [1], [2], [1], [False], [False], squeeze_masks=[True])
+        b.add_reduce_l2("p", "s", "p", None if every else [0], keepdims=True, reduce_all=every)
+        b.add_expand_dims("y", "p", "y", axes=[0])
+
+    assert run(fill, np.array([3, -2], np.float32)).tolist() == [2]
+
+
+@pytest.mark.parametrize(("place", "wanted"), [(0, 5), (1, 3), (-1, 2)])
+def test_one_of_the_sizes_known_at_run_time_only(place: int, wanted: int) -> None:
+    def fill(b: Any) -> None:
+        b.add_get_shape("shape", "x", "shape")
+        ends = [place + 1 or 9]
+        b.add_slice_static(
+            "s", "shape", "s", [place], ends, [1], [False], [False], squeeze_masks=[True]
+        )
+        b.add_elementwise("sum", ["s"], "sum", "ADD", alpha=1)
+        b.add_expand_dims("y", "sum", "y", axes=[0])
+
+    spec = network(fill, floats(5, 3, 2))
+    for _ in range(3):
+        spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges.add(
+            lowerBound=1, upperBound=9
+        )
+    found = ane.run(import_network(spec), {"x": floats(5, 3, 2)})["y"]
+    assert found.tolist() == [wanted + 1]

@@ -8,7 +8,7 @@ import numpy as np
 
 from anesurgery.mil import Var, is_symbolic, mb
 from anesurgery.neuralnetwork import padding
-from anesurgery.neuralnetwork.axes import joined, lengths
+from anesurgery.neuralnetwork.axes import Numbers, joined, lengths
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer
 
@@ -111,7 +111,7 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         "box_coordinate_mode": BOXES[params.boxIndicesMode.boxMode],
     }  # fmt: skip
     if numbers == 5:
-        where = ctx.whole(mb.squeeze(x=_columns(boxes, 0, 1), axes=[1]))
+        where: Numbers = ctx.whole(mb.squeeze(x=_columns(boxes, 0, 1), axes=[1]))
         if is_symbolic(x.shape[0]):  # MIL's op compares constant places with the size of the batch
             x, where = mb.gather(x=x, indices=where, axis=0), np.arange(count, dtype=np.int32)
         made = mb.crop_resize(x=x, boxes=_columns(boxes, 1, 5), box_indices=where, **form)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from anesurgery.mil import Var, mb
 from anesurgery.neuralnetwork.context import Context
@@ -22,6 +22,9 @@ def _reduction(op: str) -> Build:
         if not params.reduceAll and not params.axes:
             raise ctx.error("names no axes; list some, or set reduceAll")
         x = inputs[0]
+        if not x.rank:  # converters write the product of a list of sizes, which may be one size
+            x = mb.expand_dims(x=x, axes=[0])
+            return cast(Var, getattr(mb, op)(x=x, axes=[0], keep_dims=False))
         axes = list(range(x.rank)) if params.reduceAll else list(params.axes)
         made: Var = getattr(mb, op)(x=x, axes=axes, keep_dims=params.keepDims)
         return made

@@ -29,11 +29,23 @@ def _slice(
             if isinstance(begin, Var)
             else np.where(last, back, begin)
         )
+    if drop.all() and x.val is None and x.sym_val is not None and not isinstance(begin, Var):
+        return _element(x, np.where(no_begin, 0, begin))
     made: Var = mb.slice_by_index(
         x=x, begin=begin, end=end, stride=np.array(stride, np.int32),
         begin_mask=no_begin, end_mask=no_end, squeeze_mask=drop,
     )  # fmt: skip
     return made
+
+
+def _element(x: Var, place: Array) -> Var:
+    """One number, without axes, of sizes that are known at run time only.
+
+    Of such numbers MIL's slice cannot take away all axes: coremltools keeps a symbol as the result's value, and
+    then asks it for an array.
+    """
+    part = mb.slice_by_index(x=x, begin=place, end=place + 1, end_mask=place == -1)
+    return cast(Var, mb.squeeze(x=part))
 
 
 @layer_nd("sliceStatic")

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_layer import floats
 
 import anesurgery as ane
 from anesurgery.mil import mb
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.operating import NetworkSurgery
 from anesurgery.neuralnetwork.testing import (
     apply_layer_pass,
     assert_refuses_layers,
@@ -57,8 +59,7 @@ def test_numbers(parameters: dict[str, Any], kinds: list[str], rank5: bool) -> N
     (change,) = session.changes
     assert change.proof is None
     assert "whose code is not in the file" in change.unproven
-    x = np.random.default_rng(0).standard_normal((2, 4, 4) if rank5 else (1, 2, 4, 4))
-    x = 4 * x.astype(np.float32)
+    x = 4 * floats(*((2, 4, 4) if rank5 else (1, 2, 4, 4)))
     np.testing.assert_array_equal(ran(after, x), ran(spec, x))
 
 
@@ -103,7 +104,10 @@ network(%x: 1x2x4x4) {
 
 
 def test_the_printer_shows_parameters_and_weights() -> None:
-    fields = {"parameters": {"beta": {"doubleValue": 0.5}}, "weights": [weights(np.ones(2))]}
+    fields: dict[str, Any] = {
+        "parameters": {"beta": {"doubleValue": 0.5}},
+        "weights": [weights(np.ones(2))],
+    }
     text = spec_text(swish(**fields))
     assert "className=Swish, weights=[[1, 1]], parameters={beta={doubleValue=0.5}})" in text
 
@@ -112,6 +116,7 @@ def test_a_real_network(corpus: Path) -> None:
     """Its Swish has a beta of 0.01; the shapes behind it become known, and it runs."""
     path = corpus / "custom_swish_mcneural.mlmodel"
     surgery = ane.apply(str(path), "swish_layers", prove="both")
+    assert isinstance(surgery, NetworkSurgery)
     assert [change.where for change in surgery.changes] == ["swish_1"]
     old = import_network(read_spec(path), custom={"Swish": as_defined})
     image = np.random.default_rng(0).integers(0, 256, (1, 3, 256, 256)).astype(np.uint8)

@@ -9,6 +9,7 @@ import numpy as np
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork import spec
+from anesurgery.neuralnetwork.making import weights
 from anesurgery.neuralnetwork.network import Node
 from anesurgery.pattern import Refusal
 
@@ -77,14 +78,14 @@ def read(node: Node) -> Affine | Refusal:
         return Refusal(f"the {node.kind} has weights of fp32 and of fp16")
     if node.message.isUpdatable or any(p.isUpdatable for p in stored):
         return Refusal(f"the weights of the {node.kind} are trainable")
-    weights, bias = (
+    kernel, bias = (
         np.array(spec.weights(p, [_count(p)], f"layer {node.name!r}"), np.float64)
         for p in (params.weights, params.bias)
     )
     groups = int(params.nGroups) or 1 if _transposed(node) else 1
     before = int(params.kernelChannels) // groups if _transposed(node) else 1
     shape = [groups, before, int(params.outputChannels) // groups, -1]
-    return Affine(weights.reshape(shape), bias if params.hasBias else None, STORED[fields.pop()])
+    return Affine(kernel.reshape(shape), bias if params.hasBias else None, STORED[fields.pop()])
 
 
 def _transposed(node: Node) -> bool:
@@ -99,9 +100,5 @@ def _count(params: Any) -> int:
 def _write(params: Any, values: Array, dtype: str) -> bool:
     with np.errstate(over="ignore"):
         rounded = np.ravel(values).astype(dtype)
-    params.Clear()
-    if dtype == STORED["floatValue"]:
-        params.floatValue.extend(rounded.tolist())
-    else:
-        params.float16Value = rounded.tobytes()
+    params.CopyFrom(type(params)(**weights(rounded, half=dtype == STORED["float16Value"])))
     return bool((rounded == np.ravel(values)).all())

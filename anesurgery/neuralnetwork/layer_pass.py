@@ -13,7 +13,7 @@ new layers as MIL ops beside the old ones, proof, replacing, layers that nobody 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -113,6 +113,17 @@ class Site:
         """Put alpha x + beta there; the blob that it makes."""
         fields = {"alpha": float(alpha), "beta": float(beta)}
         return self.emit("activation", [x], outputs, linear=fields)
+
+    def chain(self, layers: Sequence[Callable[..., str]]) -> None:
+        """Put layers there one behind the other, of which the last makes the layer's one output.
+
+        Args:
+            layers: of each, what puts it there: of the blob that it reads, and of `outputs` as in `emit`.
+        """
+        x = self.inputs[0]
+        for layer in layers[:-1]:
+            x = layer(x)
+        layers[-1](x, outputs=self.outputs)
 
     def _named(self) -> bool:
         return any(node.message.name == self.node.message.name for node in self.new)

@@ -184,10 +184,7 @@ def _emit(site: Site, windows: Sequence[Windows], plans: Sequence[Sequence[_Step
             if s.stride > POOL_STRIDE:
                 span = range(0, (sizes[i] - 1) * s.stride + 1, s.stride)
                 layers.append(partial(cut, site, axis=axis, span=span))
-    x = site.inputs[0]
-    for layer in layers[:-1]:
-        x = layer(x)
-    layers[-1](x, outputs=site.outputs)
+    site.chain(layers)
 
 
 def _pool(site: Site, x: str, steps: Sequence[_Step], outputs: Sequence[str] | None = None) -> str:

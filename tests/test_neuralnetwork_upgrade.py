@@ -248,3 +248,15 @@ def test_a_network_can_be_rewritten_and_inspected(tmp_path: Path) -> None:
     assert ane.apply(path, []).model.get_spec().WhichOneof("Type") == "mlProgram"
     assert [row.op_type for row in ane.inspect(load(path)).ops][-1] == "relu"
     assert [row.op_type for row in ane.inspect(path).ops] == ["activation"]
+
+
+def test_an_input_that_is_handed_through(tmp_path: Path) -> None:
+    spec = relu().spec
+    spec.description.output.add().CopyFrom(spec.description.input[0])
+    path = tmp_path / "through.mlmodel"
+    path.write_bytes(spec.SerializeToString())
+    x = floats(3, 4, 5)
+    found = ane.run(path, {"x": x})
+    np.testing.assert_array_equal(np.squeeze(found["x"]), x)
+    with pytest.raises(LoadError, match="'x' is an input and an output"):
+        ane.upgrade(path)

@@ -39,15 +39,13 @@ def check(spec: Any) -> None:
 
 
 def _check_names(description: Any) -> None:
-    """Each input and output has a name of its own."""
-    features = [*description.input, *description.output]
-    for name, count in Counter(f.name for f in features).items():
-        if not name:
-            raise LoadError(f"an input or output has no name; {DAMAGED}")
-        if count > 1:
-            raise LoadError(
-                f"{count} inputs and outputs are called {name!r}; give each a name of its own"
-            )
+    """Each input has a name of its own, and each output; an output may be an input that is handed through."""
+    for what, features in (("input", description.input), ("output", description.output)):
+        for name, count in Counter(f.name for f in features).items():
+            if not name:
+                raise LoadError(f"an {what} has no name; {DAMAGED}")
+            if count > 1:
+                raise LoadError(f"{count} {what}s are called {name!r}; give each a name of its own")
 
 
 def _check_preprocessing(network: Any, description: Any) -> None:

@@ -119,7 +119,10 @@ def read(ctx: Context, network: Any, feature: Any, var: Var) -> Var:
         var = mb.cast(x=var, dtype="fp32")
     if feature.type.WhichOneof("Type") == "imageType":
         var = _preprocess(network, feature, var)
-        five = not ctx.legacy and int(network.imageInputShapeMapping) != EXACT
+        rank4 = int(network.imageInputShapeMapping) == EXACT
+        if ctx.legacy and rank4:
+            ctx.exact.add(feature.name)
+        five = not ctx.legacy and not rank4
         return mb.expand_dims(x=var, axes=[0]) if five else var
     if any(step.featureName == feature.name for step in network.preprocessing):
         ctx.notes.append(

@@ -124,6 +124,8 @@ def _import(
         raise LoadError(
             "the model is updatable, which an ML Program cannot be; export it with updating switched off"
         )
+    if not keep_names:
+        _check_through(spec.description)
     network = network_of(spec)
     ctx = Context(is_legacy(network), custom)
     features = [*spec.description.input, *spec.description.output]
@@ -142,6 +144,14 @@ def _import(
     ports.describe(made.description, names, ctx.notes)
     made.mlProgram.SetInParent()
     return program, made, tuple(ctx.notes)
+
+
+def _check_through(description: Any) -> None:
+    """In an ML Program no two values have one name, so no input may be handed through as an output."""
+    for name in {f.name for f in description.input} & {f.name for f in description.output}:
+        raise LoadError(
+            f"{name!r} is an input and an output, which an ML Program cannot have; rename one of them"
+        )
 
 
 def _function(ctx: Context, network: Any, description: Any, names: dict[str, str]) -> Function:

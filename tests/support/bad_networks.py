@@ -221,8 +221,9 @@ BAD: dict[str, Bad] = {
     "an output of nobody": Bad(
         lambda s: produce(s, "soft", "z"), ("output 'y' is a blob that no layer makes", "name one")
     ),
-    "an output that is an input": Bad(
-        lambda s: setattr(s.description.output[0], "name", "image"), ("'image'", "name of its own")
+    "two outputs of one name": Bad(
+        lambda s: s.description.output.add().CopyFrom(s.description.output[0]),
+        ("2 outputs are called", "name of its own"),
     ),
     "no name": Bad(lambda s: setattr(s.description.output[0], "name", ""), ("has no name", AGAIN)),
     "no layers": Bad(lambda s: network(s).ClearField("layers"), ("the network has no layers", AGAIN)),

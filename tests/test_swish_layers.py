@@ -94,8 +94,8 @@ def test_other_classes_stay_and_may_be_named() -> None:
     named = SwishLayers(class_names=("SiLU",))
     text = """
 network(%x: 1x2x4x4) {
-  %y_activation_1: 1x2x4x4 = activation(%x, sigmoid={})
-  %y: 1x2x4x4 = multiply(%x, %y_activation_1)
+  %y_activation: 1x2x4x4 = activation(%x, sigmoid={})
+  %y: 1x2x4x4 = multiply(%x, %y_activation)
   return %y
 }
 """

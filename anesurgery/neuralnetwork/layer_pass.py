@@ -100,10 +100,10 @@ class Site:
         Returns:
             The first output.
         """
-        last = outputs is not None and set(outputs) & set(self.outputs)
+        last = set(outputs or ()) & set(self.outputs)
         name = self.node.message.name if last and not self._named() else ""
-        name = name or self.network.fresh(f"{self.node.name}_{kind}")
-        made = [self.network.fresh(f"{self.outputs[0]}_{kind}")] if outputs is None else outputs
+        name = name or self.network.fresh(f"{self.outputs[0]}_{kind}")
+        made = [name] if outputs is None else outputs
         self.new.append(Node(make_layer(kind, inputs, made, name, **fields)))
         return str(made[0])
 

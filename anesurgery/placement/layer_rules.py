@@ -209,7 +209,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "nn-channel-broadcast", frozenset({"multiply"}),
         "multiplying a CxHxW tensor with a Cx1x1 tensor does not run on the ANE", HOLLANCE,
-        legal=False, test=_broadcast, grade=Grade.REPORTED, scope=WATCHED,
+        legal=False, test=_broadcast, grade=Grade.REPORTED, scope=WATCHED, remedy="spread_channels",
         advice="use a scale layer where the factors are constant",
     ),
     Rule(

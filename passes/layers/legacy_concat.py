@@ -12,9 +12,9 @@ After::
 
     network(%x: 1x2x4x4, %z: 1x3x4x4, %w: 1x5x1x4) {
       %xz: 1x5x4x4 = concat(%x, %z)
-      %y_padding_1: 1x5x5x4 = padding(%xz, constant={}, paddingAmounts={borderAmounts=[{endEdgeSize=1}, {}]})
-      %y_padding_3: 1x5x5x4 = padding(%w, constant={}, paddingAmounts={borderAmounts=[{startEdgeSize=4}, {}]})
-      %y: 1x5x5x4 = add(%y_padding_1, %y_padding_3)
+      %y_padding: 1x5x5x4 = padding(%xz, constant={}, paddingAmounts={borderAmounts=[{endEdgeSize=1}, {}]})
+      %y_padding_1: 1x5x5x4 = padding(%w, constant={}, paddingAmounts={borderAmounts=[{startEdgeSize=4}, {}]})
+      %y: 1x5x5x4 = add(%y_padding, %y_padding_1)
       return %y
     }
 

@@ -12,8 +12,8 @@ Before::
 After::
 
     network(%x: 1x2x4x4, %z: 1x2x4x4) {
-      %quotient_unary_1: 1x2x4x4 = unary(%z, type=INVERSE, epsilon=1.17549e-38)
-      %quotient: 1x2x4x4 = multiply(%x, %quotient_unary_1)
+      %quotient_unary: 1x2x4x4 = unary(%z, type=INVERSE, epsilon=1.17549e-38)
+      %quotient: 1x2x4x4 = multiply(%x, %quotient_unary)
       %y: 1x2x4x4 = scale(%quotient, shapeScale=[2], scale=[0.25, 2])
       return %y
     }

@@ -12,9 +12,9 @@ After::
 
     network(%x: 1x4x8x8) {
       %p: 1x4x9x10 = padding(%x, constant={}, paddingAmounts={borderAmounts=[{endEdgeSize=1}, {startEdgeSize=1, endEdgeSize=1}]})
-      %y_slice_1: 1x2x9x10 = slice(%p, endIndex=2, stride=1)
-      %y_activation_1: 1x2x9x10 = activation(%y_slice_1, linear={})
-      %y: 1x6x9x10 = concat(%p, %y_activation_1)
+      %y_slice: 1x2x9x10 = slice(%p, endIndex=2, stride=1)
+      %y_activation: 1x2x9x10 = activation(%y_slice, linear={})
+      %y: 1x6x9x10 = concat(%p, %y_activation)
       return %y
     }
 

@@ -18,8 +18,8 @@ After::
 
     network(%x: 1x2x4x4) {
       %square: 1x2x4x4 = multiply(%x, %x)
-      %cube_multiply_1: 1x2x4x4 = multiply(%square, %square)
-      %cube: 1x2x4x4 = multiply(%cube_multiply_1, %square)
+      %cube_multiply: 1x2x4x4 = multiply(%square, %square)
+      %cube: 1x2x4x4 = multiply(%cube_multiply, %square)
       %root: 1x2x4x4 = unary(%cube)
       %y: 1x2x4x4 = unary(%root, type=POWER, alpha=-1.5)
       return %y

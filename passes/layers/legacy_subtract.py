@@ -14,8 +14,8 @@ Before::
 After::
 
     network(%x: 1x2x4x4, %z: 1x2x4x4) {
-      %difference_activation_1: 1x2x4x4 = activation(%z, linear={alpha=-1})
-      %difference: 1x2x4x4 = add(%x, %difference_activation_1)
+      %difference_activation: 1x2x4x4 = activation(%z, linear={alpha=-1})
+      %difference: 1x2x4x4 = add(%x, %difference_activation)
       %centred: 1x2x4x4 = bias(%difference, shape=[2], bias=[-2, -3])
       %y: 1x2x4x4 = activation(%centred, linear={alpha=-1, beta=1})
       return %y

@@ -11,8 +11,8 @@ Before::
 After::
 
     network(%x: 1x2x16x16) {
-      %a_pooling_1: 1x2x8x8 = pooling(%x, kernelSize=[2, 2], stride=[2, 2], valid={})
-      %a: 1x2x4x4 = pooling(%a_pooling_1, kernelSize=[2, 2], stride=[2, 2], valid={})
+      %a_pooling: 1x2x8x8 = pooling(%x, kernelSize=[2, 2], stride=[2, 2], valid={})
+      %a: 1x2x4x4 = pooling(%a_pooling, kernelSize=[2, 2], stride=[2, 2], valid={})
       %y: 1x2x1x1 = pooling(%a, type=AVERAGE, valid={}, globalPooling=True)
       return %y
     }

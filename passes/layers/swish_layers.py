@@ -10,8 +10,8 @@ Before::
 After::
 
     network(%x: 1x2x4x4) {
-      %y_activation_1: 1x2x4x4 = activation(%x, sigmoid={})
-      %y: 1x2x4x4 = multiply(%x, %y_activation_1)
+      %y_activation: 1x2x4x4 = activation(%x, sigmoid={})
+      %y: 1x2x4x4 = multiply(%x, %y_activation)
       return %y
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from one_layer import floats
+from two_sided import with_any_batch
 
 import anesurgery as ane
 from anesurgery.mil import Array
@@ -189,6 +190,12 @@ def test_sizes_known_at_run_time_only_are_refused() -> None:
     for low, high in ((1, 1), (2, 2), (16, 64), (16, 16)):
         ranges.add(lowerBound=low, upperBound=high)
     assert_refuses_layers(STEP, spec, "height or width of 'x' is known at run time only")
+
+
+def test_any_batch() -> None:
+    spec = with_any_batch(pooled((18, 16), (12, 4), (12, 4)))
+    old, new, _ = both(spec, floats(3, 2, 18, 16))
+    np.testing.assert_array_equal(new, old)
 
 
 def test_poolings_within_the_limits_stay() -> None:

@@ -46,13 +46,18 @@ def windows_of(site: Site, kernel: Sequence[int], strides: Sequence[int]) -> lis
     Raises:
         Unknown: a size is known at run time only.
     """
-    sizes, counts = (_spatial(site, blob) for blob in (site.inputs[0], site.outputs[0]))
+    sizes, counts = (height_and_width(site, blob) for blob in (site.inputs[0], site.outputs[0]))
     begins = _begins(site, sizes, kernel, strides)
     rows = zip(sizes, counts, kernel, strides, begins, strict=True)
     return [Windows(*row) for row in rows]
 
 
-def _spatial(site: Site, blob: str) -> list[int]:
+def height_and_width(site: Site, blob: str) -> list[int]:
+    """The last two sizes of a blob.
+
+    Raises:
+        Unknown: one is known at run time only.
+    """
     found = [d for d in site.shape(blob)[-2:] if d is not None]
     if len(found) != 2:
         raise Unknown(f"height or width of {blob!r} is known at run time only")

@@ -27,13 +27,16 @@ class Blobs:
         network: its message.
         description: that of the model.
         custom: builders of custom layers by class name.
+        layers: in place of those of the network.
 
     Raises:
         LoadError: an input cannot be read. A layer that cannot be built leaves its blobs unknown, and those
             that depend on them.
     """
 
-    def __init__(self, network: Any, description: Any, custom: Custom | None = None) -> None:
+    def __init__(
+        self, network: Any, description: Any, custom: Custom | None = None, layers: Sequence[Any] | None = None
+    ) -> None:  # fmt: skip
         self.ctx = Context(is_legacy(network), custom)
         self.missing: dict[str, str] = {}
         """Why a blob is unknown."""
@@ -45,7 +48,7 @@ class Blobs:
             for feature in description.input:
                 var = self.function.inputs[feature.name]
                 self.ctx.env[feature.name] = ports.read(self.ctx, network, feature, var)
-            for layer in network.layers:
+            for layer in network.layers if layers is None else layers:
                 self._try(layer)
 
     def _try(self, layer: Any) -> None:

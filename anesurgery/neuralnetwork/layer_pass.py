@@ -191,6 +191,7 @@ class LayerRewrite(LayerPass):
 
     def run_network(self, network: Network, session: Session) -> None:
         """Visit the layers in order, and those that come anew."""
+        network.refresh()
         for node in list(network.nodes):
             if node.kind not in self.kinds or node not in network.nodes:
                 continue

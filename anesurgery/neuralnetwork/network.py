@@ -86,7 +86,7 @@ class Network:
         self.spec = spec
         self.message = network_of(spec)
         self.nodes = [Node(layer) for layer in self.message.layers]
-        self._edited = False
+        self._edited = self._outdated = False
         self.blobs = blobs or Blobs(self.message, spec.description)
         self.inputs = tuple(f.name for f in spec.description.input)
         self.outputs = frozenset(_results(spec, self.message))
@@ -166,7 +166,7 @@ class Network:
         Returns:
             The layers that went, `node` first.
         """
-        self._edited = True
+        self._edited = self._outdated = True
         at = self.nodes.index(node)
         self.nodes[at : at + 1] = new
         self._leave(node)
@@ -189,7 +189,7 @@ class Network:
                 continue
             if any(map(self.is_read, node.outputs)):
                 continue
-            self._edited = True
+            self._edited = self._outdated = True
             self.nodes.remove(node)
             self._leave(node)
             gone.append(node)
@@ -198,13 +198,24 @@ class Network:
 
     def forward(self, old: str, new: str) -> None:
         """Let all who read `old` read `new`."""
-        self._edited = True
+        self._edited = self._outdated = True
         for node in self.readers(old):
             self._readers[old].remove(node)
             self._readers.setdefault(new, []).append(node)
             for i, blob in enumerate(node.message.input):
                 if blob == old:
                     node.message.input[i] = new
+
+    def refresh(self) -> None:
+        """Infer shapes and constants anew, if layers came or went since.
+
+        What was unknown behind a layer that went may be known now, and the value of a blob is that of the layer
+        that makes it now.
+        """
+        if self._outdated:
+            layers = [node.message for node in self.nodes]
+            self.blobs = Blobs(self.message, self.spec.description, layers=layers)
+            self._outdated = False
 
     def commit(self) -> None:
         """Write the layers into the specification; it copies weights, so once behind all passes."""

@@ -166,11 +166,8 @@ def networks_of(spec: Any) -> list[Any]:
 def _operate(spec: Any, steps: Sequence[LayerPass], session: Session, quiet: bool) -> None:
     network = Network(spec)
     for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
-        started, edits = time.perf_counter(), len(session.changes)
+        started = time.perf_counter()
         step.run_network(network, session)
-        if network.blobs.missing and len(session.changes) > edits:
-            network.commit()
-            network = Network(spec)  # what was unknown behind an edit may be known now
         spent = time.perf_counter() - started
         session.timings[step.name] = session.timings.get(step.name, 0.0) + spent
     network.commit()

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from anesurgery import registry
 
 if TYPE_CHECKING:
+    from anesurgery.recipes.auto import auto
     from anesurgery.recipes.gpt2 import gpt2_ane
+    from anesurgery.recipes.neuralnetwork import neuralnetwork_ane
 
-    __all__ = ["gpt2_ane"]
+    __all__ = ["auto", "gpt2_ane", "neuralnetwork_ane"]
 
 
 def __getattr__(name: str) -> Any:

@@ -60,7 +60,9 @@ def list_(
     if kinds not in ("all", "recipes", "passes"):
         raise UnknownName("kind", kinds, ["recipes", "passes", "all"])
     rows = [("recipe", n) for n in registry.recipe_names() if kinds != "passes"]
-    rows += [("pass", n) for n in registry.pass_names() if kinds != "recipes"]
+    if kinds != "recipes":
+        rows += [("pass", n) for n in registry.op_pass_names()]
+        rows += [("layer pass", n) for n in registry.pass_names() if ("pass", n) not in rows]
     table = Table("name", "kind", "what it does", box=None)
     for kind, name in rows:
         table.add_row(name, kind, registry.summary(name))

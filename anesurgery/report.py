@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from anesurgery.operate import Surgery
 
 WIDTH = 100
+ROWS = 8
+"""Steps of which each has a row of its own, whatever it did."""
 
 
 def refusal_lines(refusals: Sequence[tuple[str, Refusal]]) -> list[str]:
@@ -53,6 +55,8 @@ def _steps_table(surgery: Surgery) -> Table:
     made = counts(surgery.changes)
     listed = {step.name: str(step) for step in surgery.steps}
     for name in [*listed, *(n for n in made if n not in listed)]:  # a step may run passes of its own
+        if name in listed and name in _idle(surgery):
+            continue
         own = [c for c in surgery.changes if c.pass_name == name]
         seconds = surgery.timings.get(name)
         table.add_row(
@@ -60,6 +64,13 @@ def _steps_table(surgery: Surgery) -> Table:
             "" if seconds is None else f"{seconds:.2f}",
         )  # fmt: skip
     return table
+
+
+def _idle(surgery: Surgery) -> list[str]:
+    """The steps of a long list that changed nothing: they are told in a line, not in a row each."""
+    made = counts(surgery.changes)
+    names = [step.name for step in surgery.steps]
+    return [name for name in names if name not in made] if len(names) > ROWS else []
 
 
 def _ops_line(surgery: Surgery) -> str:
@@ -75,6 +86,8 @@ def _ops_line(surgery: Surgery) -> str:
 
 def _surgery_parts(surgery: Surgery) -> list[Any]:
     parts: list[Any] = [_steps_table(surgery), Text(_ops_line(surgery))]
+    if idle := _idle(surgery):
+        parts.append(Text(f"changed nothing: {', '.join(idle)}", style="dim"))
     if not surgery.changes:
         parts.append(Text("nothing to change: no step found a site", style="yellow"))
     parts += [Text(f"interface: {change.words}", style="cyan") for change in surgery.contract]

@@ -254,3 +254,10 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert kinds(read_spec(out)) == ["activation"]
     wrong = CliRunner().invoke(cli.app, ["apply", NAME, str(path), str(tmp_path / "n.mlpackage")])
     assert isinstance(wrong.exception, LoadError)
+
+
+def test_steps_of_a_long_recipe_that_change_nothing_are_a_line() -> None:
+    done = ane.apply(network(), "neuralnetwork_ane", quiet=True)
+    (line,) = [line for line in str(done).splitlines() if line.startswith("changed nothing: ")]
+    assert "swish_layers" in line
+    assert NAME not in line

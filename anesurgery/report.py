@@ -85,8 +85,10 @@ def _ops_line(surgery: Surgery) -> str:
 
 
 def _surgery_parts(surgery: Surgery) -> list[Any]:
-    parts: list[Any] = [_steps_table(surgery), Text(_ops_line(surgery))]
-    if idle := _idle(surgery):
+    table, idle = _steps_table(surgery), _idle(surgery)
+    parts: list[Any] = [table] if table.row_count else []
+    parts.append(Text(_ops_line(surgery)))
+    if idle:
         parts.append(Text(f"changed nothing: {', '.join(idle)}", style="dim"))
     if not surgery.changes:
         parts.append(Text("nothing to change: no step found a site", style="yellow"))

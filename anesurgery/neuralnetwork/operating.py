@@ -102,9 +102,8 @@ def apply_layers(
     for i, spec in enumerate(networks):
         _check(spec, what if spec is loaded.spec else f"{what}: network {i} of the pipeline")
     if not networks:
-        names = ", ".join(step.name for step in steps)
         words = f"it is a {loaded.spec.WhichOneof('Type')}, which has no layers"
-        raise SurgeryError(f"{names}: for neural networks (.mlmodel); {words}")
+        raise SurgeryError(f"{_named(steps)}: for neural networks (.mlmodel); {words}")
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed)
     session.timings["load"] = time.perf_counter() - started
     for spec in networks:
@@ -123,13 +122,18 @@ def apply_layers(
 def _layered(steps: Sequence[Pass]) -> list[LayerPass]:
     """The steps, which must all be layer passes."""
     found = [step for step in steps if isinstance(step, LayerPass)]
-    others = [step.name for step in steps if not isinstance(step, LayerPass)]
+    others = [step for step in steps if not isinstance(step, LayerPass)]
     if others:
         raise SurgeryError(
-            f"{', '.join(s.name for s in found)} work on the layers of a neural network, "
-            f"{', '.join(others)} on the ops of an ML Program; apply the first, then the others to the result"
+            f"{_named(found)} work on the layers of a neural network, {_named(others)} on the ops of an ML Program; apply the first, then the others to the result"
         )
     return found
+
+
+def _named(steps: Sequence[Pass]) -> str:
+    """Some steps in words."""
+    names = [step.name for step in steps]
+    return ", ".join(names if len(names) <= 3 else [names[0], f"{len(names) - 1} more"])
 
 
 def _read(model: Any) -> tuple[Loaded, Path | None]:

@@ -125,7 +125,8 @@ def _layered(steps: Sequence[Pass]) -> list[LayerPass]:
     others = [step for step in steps if not isinstance(step, LayerPass)]
     if others:
         raise SurgeryError(
-            f"{_named(found)} work on the layers of a neural network, {_named(others)} on the ops of an ML Program; apply the first, then the others to the result"
+            f"{_named(found)} work on the layers of a neural network, {_named(others)} on the ops of an ML "
+            "Program; apply the first, then the others to the result"
         )
     return found
 

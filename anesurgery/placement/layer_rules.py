@@ -158,6 +158,7 @@ RULES: tuple[Rule, ...] = (
         "nn-swish", frozenset({"custom"}),
         "a custom layer of this name is x * sigmoid(x) by custom, which built-in layers can compute",
         HOLLANCE, legal=False, test=_swish, grade=Grade.REPORTED, scope=WATCHED, remedy="swish_layers",
+        advice="write it as a sigmoid and a multiply",
     ),
     Rule(
         "nn-recurrent", RECURRENT, "recurrent layers do not run on the ANE", HOLLANCE,

@@ -261,3 +261,32 @@ def test_steps_of_a_long_recipe_that_change_nothing_are_a_line() -> None:
     (line,) = [line for line in str(done).splitlines() if line.startswith("changed nothing: ")]
     assert "swish_layers" in line
     assert NAME not in line
+
+
+@dataclass(frozen=True)
+class Again(LayerRewrite):
+    """Pools again, with another kernel."""
+
+    name: ClassVar[str] = "again"
+    kinds: ClassVar[frozenset[str]] = frozenset({"pooling"})
+    kernel: int = 5
+    """Height and width of the windows."""
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        copy = site.copy(site.node, site.inputs, site.outputs)
+        copy.pooling.kernelSize[:] = [self.kernel] * 2
+        return None
+
+
+def test_sizes_known_at_run_time_only() -> None:
+    layer = make_layer("pooling", ["x"], ["y"], kernelSize=[5, 5], stride=[1, 1], valid={})
+    spec = make_network({"x": (1, 3, 9, 9)}, [layer], ["y"])
+    array = spec.description.input[0].type.multiArrayType
+    for size in (1, 3, -1, 9):
+        array.shapeRange.sizeRanges.add(lowerBound=max(size, 1), upperBound=size)
+    (change,) = ane.apply(spec, Again(), quiet=True).changes
+    assert change.unproven == "cannot be computed where sizes known at run time only are 3"
+    done = ane.apply(spec, Again(kernel=3), quiet=True)
+    assert not done.changes
+    ((_, refusal),) = done.refusals
+    assert "cannot be shown to stay as it is" in str(refusal)

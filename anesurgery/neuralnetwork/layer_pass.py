@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import LoadError, PassError, ProofError, SurgeryError
-from anesurgery.mil import Array, Operation, Program, Var, quiet_host
+from anesurgery.errors import InterpretError, LoadError, PassError, ProofError, SurgeryError
+from anesurgery.mil import Array, Operation, Program, Var, any_symbolic, quiet_host
 from anesurgery.neuralnetwork.making import make_layer
 from anesurgery.neuralnetwork.network import Network, Node
 from anesurgery.pattern import Refusal
-from anesurgery.proof import SiteProof, prove_site
+from anesurgery.proof import SYMBOL_LENGTH, SiteProof, prove_site
 from anesurgery.surgery import Change, Pass, Session
 
 Shape = tuple[int | None, ...]
@@ -218,7 +218,10 @@ class LayerRewrite(LayerPass):
         if refusal is not None:
             return Refusal(refusal.reason, node)
         if site.new or site.renamed:
-            self._edit(site, session)
+            try:
+                self._edit(site, session)
+            except Unknown as reason:
+                return Refusal(str(reason), node)
         return None
 
     def _edit(self, site: Site, session: Session) -> None:
@@ -240,6 +243,7 @@ class LayerRewrite(LayerPass):
         Raises:
             PassError: they cannot be built, or have another shape.
             ProofError: they make other numbers than promised.
+            Unknown: a shape cannot be shown to stay.
         """
         unknown = next(
             (why for n in site.outputs if (why := site.network.blobs.missing.get(n))), ""
@@ -254,7 +258,12 @@ class LayerRewrite(LayerPass):
             return self.sample(site, var, rng)
 
         known = session.proven.setdefault(str(self), {})
-        proof = prove_site(pairs, ops, sample, session.rng, proven=known)
+        try:
+            proof = prove_site(pairs, ops, sample, session.rng, proven=known)
+        except InterpretError as error:
+            if not any(any_symbolic(a.shape) for a, _ in pairs):
+                raise
+            return f"cannot be computed where sizes known at run time only are {SYMBOL_LENGTH}"
         if isinstance(proof, SiteProof) and not proof.within(self.tolerance):
             raise ProofError(
                 f"pass {self.name} at layer {site.node.name!r}: the numbers differ by {proof.max_rel:.2g} of "
@@ -276,7 +285,11 @@ class LayerRewrite(LayerPass):
         if lost := [n for n in site.outputs if n not in new and site.network.is_read(n)]:
             raise PassError(f"{where}: nothing makes {lost[0]!r} any more, which is read")
         pairs = [(var, new[n]) for n, var in old.items() if n in new]
-        same = all(tuple(map(str, a.shape)) == tuple(map(str, b.shape)) for a, b in pairs)
+        same = all(len(a.shape) == len(b.shape) for a, b in pairs)
+        sizes = [s for a, b in pairs for s in zip(a.shape, b.shape, strict=False)]
+        same &= all(any_symbolic(s) or s[0] == s[1] for s in sizes)
+        if any(any_symbolic(s) and str(s[0]) != str(s[1]) for s in sizes):
+            raise Unknown("a size is known at run time only, and cannot be shown to stay as it is")
         if not same or exact != [site.renamed.get(n, n) in blobs.ctx.exact for n in old]:
             raise PassError(f"{where}: the shape of an output changed")
         return pairs, ops

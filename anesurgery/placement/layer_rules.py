@@ -126,8 +126,7 @@ def _upsampled(layer: Described, target: Target) -> str:
 
 
 def _swish(layer: Described, target: Target) -> str:
-    params = layer.spec.custom
-    return "class Swish" if params.className == "Swish" and not params.parameters else ""
+    return "class Swish" if layer.spec.custom.className == "Swish" else ""
 
 
 def _looked_up(layer: Described, target: Target) -> str:

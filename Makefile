@@ -35,7 +35,7 @@ conformance: $(READY)  ## coremltools' own tests on the interpreter, with the nu
 	$(BIN)/python tests/conformance/run.py --both-sources --mutations $(OPTIONS)
 
 equivalence: $(READY)  ## every pass on every program that those tests build, compared
-	$(BIN)/python tests/conformance/run.py --passes all --suites ops,torch,ml_program --out build/equivalence $(OPTIONS)
+	$(BIN)/python tests/conformance/run.py --passes all --suites ops,torch,ml_program,neural_network,network_ops,network_torch --out build/equivalence $(OPTIONS)
 
 bench: $(READY)  ## ratios of time and memory, measured on this machine
 	$(BIN)/python tests/benchmarks/recipe.py

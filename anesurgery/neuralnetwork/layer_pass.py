@@ -260,7 +260,7 @@ class LayerRewrite(LayerPass):
         known = session.proven.setdefault(str(self), {})
         try:
             proof = prove_site(pairs, ops, sample, session.rng, proven=known)
-        except InterpretError as error:
+        except InterpretError:
             if not any(any_symbolic(a.shape) for a, _ in pairs):
                 raise
             return f"cannot be computed where sizes known at run time only are {SYMBOL_LENGTH}"

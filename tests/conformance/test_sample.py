@@ -19,7 +19,7 @@ def suites(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    options = ["--sample", "12", "--every", "5"]
+    options = ["--sample", "12", "--every", "5", "--passes", "neuralnetwork_ane"]
     folder = tmp_path_factory.mktemp("networks")
     return run.run_suites(["neural_network", "network_ops"], folder, options)
 
@@ -55,6 +55,12 @@ def test_neural_networks_are_imported_and_computed(networks: Any, name: str, mos
     reasons = "\n".join(f"{row['test']}: {row['reason']}" for row in wrong)
     assert groups.count("passed") > most
     assert len(wrong) <= 0.05 * (len(wrong) + groups.count("passed")), reasons
+
+
+def test_no_layer_pass_makes_a_network_wrong(networks: Any) -> None:
+    rewritten = [one for rows in networks.values() for row in rows for one in row["rewriting"]]
+    assert [one for one in rewritten if one["outcome"] in ("wrong", "crash")] == []
+    assert sum(one["changes"] for one in rewritten) > 50
 
 
 def test_networks_are_compared_closely(networks: Any) -> None:

@@ -111,7 +111,7 @@ def apply(
     recipe = _recipe(passes)
     steps = tuple(steps_of(recipe if recipe is not None else passes))
     if on_layers(steps):
-        from anesurgery.neuralnetwork.operating import apply_layers  # it needs this module
+        from anesurgery.neuralnetwork.editing.operating import apply_layers  # it needs this module
 
         return apply_layers(
             model, steps, target=target, prove=prove, inputs=inputs, quiet=quiet, seed=seed
@@ -142,7 +142,7 @@ def apply(
 
 def on_layers(steps: Sequence[Pass]) -> bool:
     """Is one of the steps for the layers of a neural network?"""
-    from anesurgery.neuralnetwork.layer_pass import LayerPass
+    from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
 
     return any(isinstance(step, LayerPass) for step in steps)
 

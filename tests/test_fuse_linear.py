@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.testing import (
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.testing import (
     apply_layer_pass,
     assert_refuses_layers,
     assert_same_network,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
-from anesurgery.neuralnetwork.making import make_layer
-from anesurgery.neuralnetwork.testing import (
+from anesurgery.neuralnetwork.editing.making import make_layer
+from anesurgery.neuralnetwork.editing.testing import (
     apply_layer_pass,
     assert_refuses_layers,
     assert_rewrites_layers,

@@ -10,9 +10,9 @@ import pytest
 from two_sided import Shape, kinds_after, layers_after, two, with_constant
 
 import anesurgery as ane
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.operating import NetworkSurgery
-from anesurgery.neuralnetwork.testing import assert_refuses_layers
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
+from anesurgery.neuralnetwork.editing.testing import assert_refuses_layers
 from anesurgery.passes.layers.legacy_clip import MOST_NEGATIVE, LegacyClip
 
 MAX, MIN = "maxBroadcastable", "minBroadcastable"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from two_sided import Shape, kinds_after, layers_after
 
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.testing import assert_refuses_layers
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.testing import assert_refuses_layers
 from anesurgery.passes.layers.legacy_constant import LegacyConstant
 
 STEP = LegacyConstant()

@@ -11,8 +11,8 @@ from two_sided import Shape, kinds_after, layers_after, with_any_batch
 
 import anesurgery as ane
 from anesurgery.interpret import run
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.passes.layers.legacy_pad import LegacyPad
 

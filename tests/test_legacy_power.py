@@ -7,8 +7,8 @@ import pytest
 from two_sided import Shape, layers_after, two, with_any_batch, with_constant
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.making import make_layer
-from anesurgery.neuralnetwork.testing import (
+from anesurgery.neuralnetwork.editing.making import make_layer
+from anesurgery.neuralnetwork.editing.testing import (
     apply_layer_pass,
     assert_refuses_layers,
     assert_same_network,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.neuralnetwork.layer_text import network_text
-from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.neuralnetwork.network import Network
-from anesurgery.neuralnetwork.testing import (
+from anesurgery.neuralnetwork.editing.layer_text import network_text
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network
+from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.neuralnetwork.editing.testing import (
     apply_layer_pass,
     assert_refuses_layers,
     assert_rewrites_layers,

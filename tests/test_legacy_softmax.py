@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from two_sided import Shape, kinds_after, with_any_batch
 
-from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.neuralnetwork.testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.passes.layers.legacy_softmax import LegacySoftmax
 from anesurgery.testing import assert_same_numbers

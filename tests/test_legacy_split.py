@@ -8,9 +8,9 @@ import pytest
 from two_sided import Shape, kinds_after, layers_after, with_any_batch
 
 from anesurgery.errors import PassError
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.neuralnetwork.testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.passes.layers.legacy_split import LegacySplit
 from anesurgery.pattern import Refusal
 

@@ -14,9 +14,9 @@ import anesurgery as ane
 from anesurgery import cli
 from anesurgery.errors import LoadError, PassError, ProofError, SurgeryError
 from anesurgery.mil import ct, mb, quiet_host
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.operating import NetworkSurgery
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
 from anesurgery.pattern import Refusal
 from anesurgery.program import read_spec
 from anesurgery.transcribe import proto

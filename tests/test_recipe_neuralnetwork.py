@@ -10,7 +10,7 @@ import pytest
 import anesurgery as ane
 from anesurgery import recipes, registry
 from anesurgery.errors import SurgeryError
-from anesurgery.neuralnetwork.operating import NetworkSurgery
+from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
 from anesurgery.proof import EXACT
 from anesurgery.recipe import Recipe
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.testing import apply_layer_pass, assert_same_network
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_same_network
 from anesurgery.passes.layers.remove_unread_layers import RemoveUnreadLayers, example
 
 STEP = RemoveUnreadLayers()

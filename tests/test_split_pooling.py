@@ -13,9 +13,9 @@ from two_sided import with_any_batch
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.neuralnetwork.operating import NetworkSurgery
-from anesurgery.neuralnetwork.testing import (
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network
+from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
+from anesurgery.neuralnetwork.editing.testing import (
     apply_layer_pass,
     assert_refuses_layers,
 )

@@ -11,9 +11,9 @@ from one_layer import floats
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.neuralnetwork.operating import NetworkSurgery
-from anesurgery.neuralnetwork.testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network
+from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.passes.layers.split_upsampling import SplitUpsampling
 from anesurgery.placement.layer_rules import UPSAMPLE

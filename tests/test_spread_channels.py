@@ -9,7 +9,7 @@ import pytest
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
 import anesurgery as ane
-from anesurgery.neuralnetwork.testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.passes.layers.spread_channels import SpreadChannels
 
 STEP = SpreadChannels()

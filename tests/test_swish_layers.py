@@ -11,9 +11,9 @@ from one_layer import floats
 
 import anesurgery as ane
 from anesurgery.mil import mb
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.operating import NetworkSurgery
-from anesurgery.neuralnetwork.testing import (
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
+from anesurgery.neuralnetwork.editing.testing import (
     apply_layer_pass,
     assert_refuses_layers,
     spec_text,

@@ -11,9 +11,9 @@ from two_sided import with_any_batch
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.spatial_axes import borders
-from anesurgery.neuralnetwork.testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.spatial_axes import borders
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.passes.layers.undilate_convolution import UndilateConvolution
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from anesurgery.errors import LoadError, SurgeryError
-from anesurgery.neuralnetwork.inference import Blobs
+from anesurgery.neuralnetwork.editing.inference import Blobs
 from anesurgery.neuralnetwork.spec import network_of
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.placement.evidence import Finding

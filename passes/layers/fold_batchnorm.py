@@ -36,11 +36,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork import affine, spec
-from anesurgery.neuralnetwork.chains import sole_maker
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.network import Node
+from anesurgery.neuralnetwork import spec
+from anesurgery.neuralnetwork.editing import affine
+from anesurgery.neuralnetwork.editing.chains import sole_maker
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.network import Node
 from anesurgery.pattern import Refusal
 from anesurgery.proof import REASSOCIATED, Tolerance
 

@@ -45,8 +45,8 @@ import numpy as np
 
 from anesurgery.mil import Array, operands
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.pattern import Refusal
 from anesurgery.proof import draw, slice_back
 from anesurgery.transcribe import proto

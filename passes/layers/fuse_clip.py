@@ -39,10 +39,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic
-from anesurgery.neuralnetwork.chains import chain_to
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import EXACT, make_layer, make_network
-from anesurgery.neuralnetwork.network import Node
+from anesurgery.neuralnetwork.editing.chains import chain_to
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import EXACT, make_layer, make_network
+from anesurgery.neuralnetwork.editing.network import Node
 from anesurgery.pattern import Refusal
 from anesurgery.proof import SYMBOL_LENGTH
 

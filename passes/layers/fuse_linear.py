@@ -42,11 +42,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from anesurgery.neuralnetwork import affine
-from anesurgery.neuralnetwork.chains import sole_maker
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.network import Node
+from anesurgery.neuralnetwork.editing import affine
+from anesurgery.neuralnetwork.editing.chains import sole_maker
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.network import Node
 from anesurgery.pattern import Refusal
 
 MODEST = 64

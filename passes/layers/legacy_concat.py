@@ -39,10 +39,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.neuralnetwork.channels import CHANNELS, picking
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.neuralnetwork.spatial_axes import (
+from anesurgery.neuralnetwork.editing.channels import CHANNELS, picking
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network
+from anesurgery.neuralnetwork.editing.spatial_axes import (
     CHANNEL,
     HEIGHT,
     NAMES,

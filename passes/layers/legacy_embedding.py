@@ -38,9 +38,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.mil import Array, Var, np_dtype
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.movement import (
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.movement import (
     MOVERS,
     Movement,
     movement,
@@ -48,8 +48,8 @@ from anesurgery.neuralnetwork.movement import (
     moving_row,
     places,
 )
-from anesurgery.neuralnetwork.moving_forms import Limits, Step, emit, first_layers
-from anesurgery.neuralnetwork.network import Node
+from anesurgery.neuralnetwork.editing.moving_forms import Limits, Step, emit, first_layers
+from anesurgery.neuralnetwork.editing.network import Node
 from anesurgery.pattern import Refusal
 from anesurgery.transcribe import proto
 

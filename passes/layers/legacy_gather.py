@@ -40,10 +40,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.neuralnetwork.channels import CHANNELS, picking
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.spatial_axes import CHANNEL, CUT, NAMES, cut, from_end
+from anesurgery.neuralnetwork.editing.channels import CHANNELS, picking
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, CUT, NAMES, cut, from_end
 from anesurgery.pattern import Refusal
 
 IMAGE = 4

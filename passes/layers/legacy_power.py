@@ -50,9 +50,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.mil import Array, Var
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.two_sides import Constant, two_sides
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.two_sides import Constant, two_sides
 from anesurgery.pattern import Refusal
 from anesurgery.proof import Tolerance, drawn_shape
 

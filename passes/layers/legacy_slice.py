@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.neuralnetwork.axes import of_each
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Shape, Site, Unknown
-from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.neuralnetwork.spatial_axes import (
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Shape, Site, Unknown
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network
+from anesurgery.neuralnetwork.editing.spatial_axes import (
     CHANNEL,
     CUT,
     HEIGHT,

@@ -49,11 +49,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.kernels import WIDE, depthwise, no_image, takes
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.neuralnetwork.spatial_axes import HEIGHT, WIDTH, Margins, borders, cut
-from anesurgery.neuralnetwork.windows import height_and_width
+from anesurgery.neuralnetwork.editing.kernels import WIDE, depthwise, no_image, takes
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network
+from anesurgery.neuralnetwork.editing.spatial_axes import HEIGHT, WIDTH, Margins, borders, cut
+from anesurgery.neuralnetwork.editing.windows import height_and_width
 from anesurgery.pattern import Refusal
 from anesurgery.placement.layer_rules import UPSAMPLE
 from anesurgery.proof import REASSOCIATED, Tolerance

@@ -53,12 +53,12 @@ import numpy as np
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.kernels import HIGH, WIDE, no_image, takes
-from anesurgery.neuralnetwork.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.kernels import HIGH, WIDE, no_image, takes
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, border, borders
+from anesurgery.neuralnetwork.editing.windows import height_and_width, windows_of
 from anesurgery.neuralnetwork.padding import pairs
-from anesurgery.neuralnetwork.spatial_axes import CHANNEL, border, borders
-from anesurgery.neuralnetwork.windows import height_and_width, windows_of
 from anesurgery.pattern import Refusal
 from anesurgery.placement.conditions import CHANNELS
 from anesurgery.proof import REASSOCIATED, Tolerance

@@ -21,8 +21,8 @@ import numpy as np
 
 from anesurgery.errors import InterpretError, LoadError, PassError, ProofError, SurgeryError
 from anesurgery.mil import Array, Operation, Program, Var, any_symbolic, quiet_host
-from anesurgery.neuralnetwork.making import make_layer
-from anesurgery.neuralnetwork.network import Network, Node
+from anesurgery.neuralnetwork.editing.making import make_layer
+from anesurgery.neuralnetwork.editing.network import Network, Node
 from anesurgery.pattern import Refusal
 from anesurgery.proof import SYMBOL_LENGTH, SiteProof, prove_site
 from anesurgery.surgery import Change, Pass, Session

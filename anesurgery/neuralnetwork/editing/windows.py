@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anesurgery.neuralnetwork.layer_pass import Site, Unknown
+from anesurgery.neuralnetwork.editing.layer_pass import Site, Unknown
 from anesurgery.neuralnetwork.padding import pairs
 
 LATER = 1

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.layer_pass import Site, Unknown
-from anesurgery.neuralnetwork.network import Network, Node
+from anesurgery.neuralnetwork.editing.layer_pass import Site, Unknown
+from anesurgery.neuralnetwork.editing.network import Network, Node
 
 CHANNEL_LAST = 1
 FIRST_MOVERS = frozenset({"reshape", "permute", "flatten"})

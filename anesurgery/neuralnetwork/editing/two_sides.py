@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.broadcast_forms import Sizes, constant_form, same_result
-from anesurgery.neuralnetwork.layer_pass import Site
-from anesurgery.neuralnetwork.making import weights
+from anesurgery.neuralnetwork.editing.broadcast_forms import Sizes, constant_form, same_result
+from anesurgery.neuralnetwork.editing.layer_pass import Site
+from anesurgery.neuralnetwork.editing.making import weights
 from anesurgery.pattern import Refusal
 
 

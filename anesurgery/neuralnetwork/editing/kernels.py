@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.layer_pass import Site
-from anesurgery.neuralnetwork.making import weights
-from anesurgery.neuralnetwork.spatial_axes import CHANNEL, Margins, borders
+from anesurgery.neuralnetwork.editing.layer_pass import Site
+from anesurgery.neuralnetwork.editing.making import weights
+from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, Margins, borders
 from anesurgery.pattern import Refusal
 from anesurgery.placement.target import Target
 

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from anesurgery.comparison import Comparison, compare
 from anesurgery.errors import LoadError, ProofError, SurgeryError
 from anesurgery.mil import Array, Program, ct, quiet_host
-from anesurgery.neuralnetwork.layer_pass import LayerPass
-from anesurgery.neuralnetwork.network import Network
+from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
+from anesurgery.neuralnetwork.editing.network import Network
 from anesurgery.neuralnetwork.spec import NETWORKS, network_of
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.operate import Surgery

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.channels import CHANNELS, picking
-from anesurgery.neuralnetwork.layer_pass import Site
-from anesurgery.neuralnetwork.movement import (
+from anesurgery.neuralnetwork.editing.channels import CHANNELS, picking
+from anesurgery.neuralnetwork.editing.layer_pass import Site
+from anesurgery.neuralnetwork.editing.movement import (
     PERMUTED,
     Movement,
     channel_last,

@@ -9,8 +9,8 @@ import numpy as np
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.making import weights
-from anesurgery.neuralnetwork.network import Node
+from anesurgery.neuralnetwork.editing.making import weights
+from anesurgery.neuralnetwork.editing.network import Node
 from anesurgery.pattern import Refusal
 
 KINDS = frozenset({"convolution", "innerProduct"})

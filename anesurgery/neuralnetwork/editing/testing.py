@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from anesurgery.neuralnetwork.layer_pass import LayerPass
-from anesurgery.neuralnetwork.layer_text import network_text
-from anesurgery.neuralnetwork.network import Network
+from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
+from anesurgery.neuralnetwork.editing.layer_text import network_text
+from anesurgery.neuralnetwork.editing.network import Network
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.surgery import Session
 from anesurgery.testing import assert_same_numbers, reasons

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
-from anesurgery.neuralnetwork.editing.making import make_layer
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.testing import (
     apply_layer_pass,
     assert_refuses_layers,
@@ -100,6 +100,16 @@ network(%x: 1x2x2x2) {
 }
 """
     assert_rewrites_layers(STEP, spec, after)
+
+
+def test_a_blob_with_itself_whatever_its_size() -> None:
+    spec = make_network(
+        {"x": (1, 3, 4, 5)}, [make_layer("addBroadcastable", ["x", "x"], ["y"])], ["y"]
+    )
+    array = spec.description.input[0].type.multiArrayType
+    for low, high in ((1, 1), (3, 3), (2, 9), (2, 9)):
+        array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
+    assert kinds_after(STEP, spec) == ["add"]
 
 
 def test_a_plain_layer_takes_its_constant() -> None:

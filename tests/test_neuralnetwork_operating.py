@@ -166,15 +166,102 @@ class Clipped(LayerRewrite):
         return None
 
 
-def threshold() -> Any:
+def threshold(rank5: bool = False) -> Any:
     layer = make_layer("unary", ["x"], ["y"], type="THRESHOLD", alpha=0.0)
-    return make_network({"x": (3, 2, 2)}, [layer], ["y"], rank5=True)
+    return make_network({"x": (3, 2, 2)}, [layer], ["y"], rank5=rank5)
 
 
 def test_a_newer_layer_raises_the_version_and_says_so() -> None:
-    done = ane.apply(threshold(), Clipped(), prove="both", quiet=True)
+    old = threshold()
+    old.specificationVersion = 3
+    done = ane.apply(old, Clipped(), prove="both", quiet=True)
     assert done.model.get_spec().specificationVersion == 4
     assert "specification version 3 became 4, which needs iOS 13 or macOS 10.15" in done.notes
+
+
+def test_a_newer_layer_is_refused_where_arrays_have_rank_5() -> None:
+    done = ane.apply(threshold(rank5=True), Clipped(), quiet=True)
+    assert not done.changes
+    assert "clip came with specification 4" in str(done.refusals[0][1])
+    spec = threshold(rank5=True)
+    spec.neuralNetwork.layers.append(make_layer("ceil", ["y"], ["z"]))
+    spec.description.output.add(name="z").type.multiArrayType.dataType = 65568
+    assert len(ane.apply(spec, Clipped(), quiet=True).changes) == 1
+
+
+def test_the_outer_version_of_a_pipeline_is_raised_too() -> None:
+    spec = proto.Model_pb2.Model(specificationVersion=3)
+    inner = threshold()
+    inner.specificationVersion = 3
+    spec.pipeline.models.extend([inner, inner])
+    spec.description.CopyFrom(inner.description)
+    assert (
+        ane.apply(spec, Clipped(), quiet=True, prove=None).model.get_spec().specificationVersion
+        == 4
+    )
+
+
+def overwritten(over: list[Any]) -> Any:
+    """|x| + 1, and |x| as a second output, with layers between that overwrite a blob."""
+    layers = [
+        make_layer("loadConstantND", [], ["one"], shape=[1], data=weights(np.array([1]))),
+        make_layer("unary", ["x"], ["h"], type="ABS"),
+        make_layer("addBroadcastable", ["h", "one"], ["y"]),
+        *over,
+        make_layer("unary", ["h"], ["z"], type="ABS"),
+    ]
+    return make_network({"x": (1, 3, 2, 2)}, layers, ["y", "z"])
+
+
+def test_blobs_that_are_overwritten_are_left_alone() -> None:
+    value = np.full((1, 3, 2, 2), 7, np.float32)
+    seven = make_layer("loadConstantND", [], ["seven"], shape=value.shape, data=weights(value))
+    plain = ane.apply(overwritten([]), NAME, quiet=True)
+    assert len(plain.changes) == 1
+    for blob, word in (("h", "'h'"), ("one", "'one'")):
+        spec = overwritten([seven, make_layer("copy", ["seven"], [blob], name="copy")])
+        done = ane.apply(spec, NAME, prove="both", quiet=True)
+        assert not done.changes
+        assert word in str(done.refusals[0][1])
+    spec = network()
+    spec.neuralNetwork.layers.extend([
+        make_layer("loadConstantND", [], ["four"], shape=[1, 3, 1, 1], data=weights(np.ones(3))),
+        make_layer("copy", ["four"], ["x"], name="copy"),
+        make_layer("unary", ["x"], ["z"], type="ABS"),
+    ])  # fmt: skip
+    spec.description.output.add(name="z").type.multiArrayType.dataType = 65568
+    assert not ane.apply(spec, NAME, quiet=True).changes
+
+
+def test_a_classifier_keeps_its_probabilities_when_the_last_layer_changes() -> None:
+    spec = classifier()
+    spec.neuralNetworkClassifier.labelProbabilityLayerName = ""
+    layers = [
+        make_layer("splitND", ["x"], ["a", "b"], axis=2, numSplits=2),
+    ]
+    del spec.neuralNetworkClassifier.layers[:]
+    spec.neuralNetworkClassifier.layers.extend(layers)
+    spec.description.input[0].type.multiArrayType.shape[:] = [1, 3, 2, 1]
+    done = ane.apply(spec, "neuralnetwork_ane", prove="both", quiet=True)
+    assert done.changes
+    assert done.model.get_spec().neuralNetworkClassifier.labelProbabilityLayerName == "a"
+
+
+def test_what_a_pass_has_to_say_is_noted() -> None:
+    layers = [
+        make_layer("activation", ["x"], ["r"], ReLU={}),
+        make_layer("divideBroadcastable", ["x", "r"], ["y"]),
+    ]
+    spec = make_network({"x": (1, 3, 2, 2)}, layers, ["y"])
+    notes = ane.apply(spec, "neuralnetwork_ane", quiet=True).notes
+    assert any(note.startswith("legacy_divide: where a computed divisor is 0") for note in notes)
+    branch = make_layer("branch", ["x"], [])
+    branch.branch.ifBranch.layers.append(make_layer("copy", ["x"], ["y"]))
+    other = [make_layer("addBroadcastable", ["x", "x"], ["t"]), make_layer("copy", ["t"], ["y"])]
+    branch.branch.elseBranch.layers.extend(other)
+    spec = make_network({"x": (1,)}, [make_layer("unary", ["x"], ["y"], type="ABS"), branch], ["y"])
+    done = ane.apply(spec, NAME, quiet=True)
+    assert "3 layers inside branches and loops are left alone: no pass looks there" in done.notes
 
 
 def test_wrong_numbers_are_found_at_the_site_and_in_the_whole() -> None:

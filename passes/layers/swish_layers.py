@@ -52,6 +52,9 @@ class SwishLayers(LayerRewrite):
 
     name: ClassVar[str] = "swish_layers"
     kinds: ClassVar[frozenset[str]] = frozenset({"custom"})
+    caveat: ClassVar[str] = (
+        "the code of the class is not in the file; its name is taken for x sigmoid(x)"
+    )
     class_names: tuple[str, ...] = ("Swish",)
 
     def rewrite(self, site: Site) -> Refusal | None:

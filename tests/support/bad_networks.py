@@ -175,7 +175,7 @@ BAD: dict[str, Bad] = {
     "two scales of signed weights": Bad(lambda s: sign(s, 2), (FC, "has 2 scales, not 1", AGAIN)),
     "a bias of signed weights": Bad(lambda s: sign(s, 1, 1), (FC, "has 1 biases, not 0", AGAIN)),
     "updatable": Bad(
-        lambda s: setattr(s, "isUpdatable", True), ("is updatable", "updating switched off")
+        lambda s: setattr(s, "isUpdatable", True), ("is updatable", "updating", "off")
     ),
     "a newer specification": Bad(
         lambda s: setattr(s, "specificationVersion", 99), ("specification 99", "upgrade coremltools")

@@ -22,14 +22,12 @@ def same_result(first: Sizes, second: Sizes, kind: str = "add") -> bool:
 
     The comments of the format name (B, C, H, W), (B, C, 1, 1), (B, 1, H, W), (B, 1, 1, 1) as the second shape
     of `add`, `multiply` and `average`, and the first two of them as that of `max` and `min`.
-    Equal shapes of any rank pass, unknown sizes only at the same place of an axis that nothing is done to.
+    Equal shapes of any rank pass; that sizes known at run time only are the same ones is the caller's to know.
     """
-    if len(first) != len(second):
-        return False
-    if None in first or None in second:
-        return tuple(first) == tuple(second) and first.count(None) <= 1
     if tuple(first) == tuple(second):
         return True
+    if len(first) != len(second) or None in (*first, *second):
+        return False
     if len(first) < SPATIAL or first[:-SPATIAL] != second[:-SPATIAL]:
         return False
     channel, height, width = first[-SPATIAL:]

@@ -151,6 +151,23 @@ class Site:
             self.renamed[out] = blob
 
 
+def _barred(site: Site) -> Refusal | None:
+    """Why the new layers may not stand in the network, whatever they compute."""
+    network, made = site.network, {blob for node in site.new for blob in node.outputs}
+    read = {*site.inputs, *site.renamed.values(), *(b for node in site.new for b in node.inputs)}
+    changing = sorted(blob for blob in read - made if not network.plain(blob))
+    if changing:
+        return Refusal(
+            f"it reads {changing[0]!r}, which is overwritten, or made in a loop or branch"
+        )
+    newer = [node.kind for node in site.new if node.newer]
+    if newer and not network.takes_newer:
+        return Refusal(
+            f"{newer[0]} came with specification 4, which Core ML's own check refuses where arrays have rank 5"
+        )
+    return None
+
+
 class Unknown(Exception):  # noqa: N818 - becomes a refusal, never an error
     """Something that a rewrite must know is not known."""
 
@@ -158,6 +175,9 @@ class Unknown(Exception):  # noqa: N818 - becomes a refusal, never an error
 @dataclass(frozen=True)
 class LayerPass(Pass):
     """A pass over the layers of a neural network (`.mlmodel`), not over the ops of an ML Program."""
+
+    caveat: ClassVar[str] = ""
+    """What the caller should know where it changed something; a surgery notes it."""
 
     def requires(self, program: Program) -> Refusal | None:
         """ML Programs have no layers."""
@@ -215,6 +235,9 @@ class LayerRewrite(LayerPass):
                 f"pass {self.name} failed at layer {node.name!r}: {type(error).__name__}: {error}"
             )
             raise PassError(f"{words}; the model given to it is unchanged") from error
+        if refusal is not None or site.new or site.renamed:
+            barred = _barred(site)
+            refusal = refusal if barred is None else barred
         if refusal is not None:
             return Refusal(refusal.reason, node)
         if site.new or site.renamed:

@@ -8,7 +8,7 @@ from typing import Any
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.inference import Blobs
-from anesurgery.neuralnetwork.spec import network_of
+from anesurgery.neuralnetwork.spec import is_legacy, network_of
 
 FOURTH = 600
 """Field number of `NeuralNetworkLayer` from which on a layer type needs specification 4 (iOS 13, macOS 10.15):
@@ -39,6 +39,11 @@ class Node:
     def kind(self) -> str:
         """The layer type, as the field of `NeuralNetworkLayer` is called."""
         return str(self.message.WhichOneof("layer"))
+
+    @property
+    def newer(self) -> bool:
+        """Did its type come with specification 4 or later?"""
+        return int(self.message.DESCRIPTOR.fields_by_name[self.kind].number) >= FOURTH
 
     @property
     def name(self) -> str:
@@ -89,7 +94,8 @@ class Network:
         self._edited = self._outdated = False
         self.blobs = blobs or Blobs(self.message, spec.description)
         self.inputs = tuple(f.name for f in spec.description.input)
-        self.outputs = frozenset(_results(spec, self.message))
+        self._scores = _scores(self.message)
+        self.outputs = frozenset([*(f.name for f in spec.description.output), *self._scores])
         self._index()
 
     def _index(self) -> None:
@@ -138,8 +144,19 @@ class Network:
         return blob not in self.outputs and set(self.readers(blob)) == {node}
 
     def plain(self, blob: str) -> bool:
-        """Is a blob made once, and not inside a branch or loop?"""
-        return blob in self.inputs or self.maker(blob) is not None
+        """Has a blob one value throughout: made once, not inside a branch or loop, an input never?"""
+        if blob in self.inputs:
+            return not self._makers.get(blob)
+        return self.maker(blob) is not None
+
+    @property
+    def takes_newer(self) -> bool:
+        """May layers that came with specification 4 be put in?
+
+        Where arrays are mapped to rank 5, Core ML's own check refuses them beside an array as input, and beside
+        an image it begins to count the axes of all blobs otherwise. So only a network that has some gets more.
+        """
+        return not is_legacy(self.message) or any(node.newer for node in self.nodes)
 
     def shape(self, blob: str) -> tuple[int | None, ...] | None:
         """The shape with its true rank; None for a size known at run time only; None if nothing is known."""
@@ -172,7 +189,7 @@ class Network:
         self._leave(node)
         for one in new:
             self._enter(one)
-        least = 4 if any(_number(one) >= FOURTH for one in new) else 1
+        least = 4 if any(node.newer for node in new) else 1
         self.spec.specificationVersion = max(self.spec.specificationVersion, least)
         return [node, *self._bury(node.inputs)]
 
@@ -227,17 +244,17 @@ class Network:
         copies.layers.extend(kept)
         del self.message.layers[:]
         self.message.layers.extend(copies.layers)
+        for name in (
+            self._scores
+        ):  # by default it is what the last layer makes, which may be another one now
+            self.message.labelProbabilityLayerName = name
         self.nodes = [Node(layer) for layer in self.message.layers]
         self._index()
 
 
-def _results(spec: Any, network: Any) -> Iterator[str]:
-    """The blobs that leave the network."""
-    yield from (f.name for f in spec.description.output)
-    if "ClassLabels" in network.DESCRIPTOR.oneofs_by_name:
-        last = network.layers[-1].output[0] if len(network.layers) else ""
-        yield network.labelProbabilityLayerName or last
-
-
-def _number(node: Node) -> int:
-    return int(node.message.DESCRIPTOR.fields_by_name[node.kind].number)
+def _scores(network: Any) -> list[str]:
+    """The blob with the probabilities of a classifier; none of another network."""
+    if "ClassLabels" not in network.DESCRIPTOR.oneofs_by_name:
+        return []
+    last = network.layers[-1].output[0] if len(network.layers) else ""
+    return [network.labelProbabilityLayerName or last]

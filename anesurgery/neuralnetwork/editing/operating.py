@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from anesurgery.neuralnetwork.spec import NETWORKS, network_of
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.operate import Surgery
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.layers import inspect_network
+from anesurgery.placement.layers import inspect_network, walk
 from anesurgery.placement.target import Target
 from anesurgery.program import PIPELINES, Loaded, locate, read_spec
 from anesurgery.surgery import Pass, Session
@@ -108,12 +108,16 @@ def apply_layers(
     session.timings["load"] = time.perf_counter() - started
     for spec in networks:
         _operate(spec, layered, session, quiet)
+    if session.changes:  # a pipeline is as new as the newest of its models
+        newest = max(int(spec.specificationVersion) for spec in [loaded.spec, *networks])
+        loaded.spec.specificationVersion = newest
     before, after = _inspect(original, target), _inspect(loaded.spec, target)
     surgery = NetworkSurgery(
         loaded, tuple(steps), session.changes, session.refusals, [], _counts(before), _counts(after), target,
-        timings=session.timings, notes=[*_versions(original, loaded.spec), _kept_off(before, after)],
-        original=original, file=file, inspected=(before, after),
+        timings=session.timings, original=original, file=file, inspected=(before, after),
     )  # fmt: skip
+    surgery.notes += [*_versions(original, loaded.spec), _kept_off(before, after)]
+    surgery.notes += _said(session, layered, networks)
     if prove in ("model", "both"):
         surgery.proof = _prove(surgery, inputs, seed)
     return surgery
@@ -184,6 +188,10 @@ def _check(spec: Any, what: str) -> None:
     Raises:
         LoadError: it names the layer.
     """
+    if spec.isUpdatable:
+        raise LoadError(
+            f"{what}: the model is updatable, and its layers learn by name; switch updating off"
+        )
     try:
         import_network(spec, what, keep_names=True)
     except LoadError:
@@ -212,6 +220,17 @@ def _versions(before: Any, after: Any) -> list[str]:
     )
     raised = sorted({(a, b) for a, b in zip(old, new, strict=True) if a != b})
     return [f"specification version {a} became {b}, which needs {RELEASES[b]}" for a, b in raised]
+
+
+def _said(session: Session, steps: Sequence[LayerPass], networks: Sequence[Any]) -> Iterator[str]:
+    """What holds of passes that changed something, and which layers no pass looks at."""
+    used = {change.pass_name for change in session.changes}
+    yield from (
+        f"{step.name}: {step.caveat}" for step in steps if step.caveat and step.name in used
+    )
+    inside = sum(row.depth > 0 for spec in networks for row in walk(network_of(spec)))
+    if inside:
+        yield f"{inside} layers inside branches and loops are left alone: no pass looks there"
 
 
 def _kept_off(before: Sequence[Inspection], after: Sequence[Inspection]) -> str:

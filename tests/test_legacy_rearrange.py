@@ -168,6 +168,13 @@ def test_rows_in_the_mapping_to_five_axes(shape: Shape, row: Row, expected: list
     assert written(row_of(shape, row, rank5=True)) == expected
 
 
+def test_a_sequence_that_may_be_longer_at_run_time_is_not_moved() -> None:
+    row = [("permute", {"axis": [1, 0, 2, 3]}), ("permute", {"axis": [0, 1, 3, 2]})]
+    assert_refuses_layers(
+        STEP, row_of((1, 4, 6), row, rank5=True), "more than 1 may come at run time"
+    )
+
+
 @pytest.mark.parametrize("row", [[("permute", {"axis": [0, 2, 3, 1]})], [("flatten", {})]])
 def test_single_layers_of_the_first_releases_stay(row: Row) -> None:
     _, session = apply_layer_pass(STEP, row_of((3, 4, 5), row, rank5=True))

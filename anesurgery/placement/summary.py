@@ -323,6 +323,10 @@ def _share(key: str) -> Callable[[Inspection], tuple[float, str]]:
     return lambda i: (i.residency[key], percent(i.residency[key]))
 
 
+def _flop(i: Inspection) -> tuple[float, str]:
+    return _share("flop")(i) if has_flop(i) else (0, "unknown")
+
+
 def _weights(i: Inspection) -> tuple[float, str]:
     return (i.memory.weights, in_words(i.memory.weights)) if i.memory else (0, "unknown")
 
@@ -347,7 +351,7 @@ NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
     "status": (_whole(lambda i: i.status), -1),
     "ops": (_whole(lambda i: len(all_rows(i))), 0),
     "ops on the ANE": (_share("ops"), 1),
-    "flop on the ANE": (_share("flop"), 1),
+    "flop on the ANE": (_flop, 1),
     "segments": (_whole(lambda i: sum(len(p.segments) for _, p in sections(i))), -1),
     "switches": (_whole(lambda i: i.switches), -1),
     "ops the ANE cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),

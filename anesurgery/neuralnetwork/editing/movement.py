@@ -16,6 +16,7 @@ import numpy as np
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.layer_pass import Site, Unknown
 from anesurgery.neuralnetwork.editing.network import Network, Node
+from anesurgery.neuralnetwork.spec import is_legacy
 
 CHANNEL_LAST = 1
 FIRST_MOVERS = frozenset({"reshape", "permute", "flatten"})
@@ -129,6 +130,9 @@ def movement(site: Site, nodes: Sequence[Node], source: tuple[int, ...] | None =
     Raises:
         Unknown: a shape is known at run time only, or what is read is overwritten before the last layer.
     """
+    stated = any(map(_states_sequence, nodes)) or not is_legacy(site.network.message)
+    if not stated and any(map(_moves_sequence, nodes)):
+        raise Unknown("it moves the sequence or batch, of which more than 1 may come at run time")
     blob = nodes[0].inputs[0]
     if len(nodes) > 1 and not site.network.plain(blob):
         raise Unknown(f"the blob {blob!r} is made more than once, or in a loop or branch")
@@ -137,6 +141,21 @@ def movement(site: Site, nodes: Sequence[Node], source: tuple[int, ...] | None =
     for node in nodes:
         now = MOVERS[node.kind](node.params, now).reshape(site.sizes(node.outputs[0]))
     return Movement(source or shape, now)
+
+
+def _moves_sequence(node: Node) -> bool:
+    """Does a layer move axes in front of (C, H, W)?"""
+    if node.kind == "permute":
+        return list(node.params.axis)[:1] not in ([], [0])
+    axes = list(node.params.axes) if node.kind == "transpose" else []
+    return len(axes) == 5 and axes[:2] != [0, 1]
+
+
+def _states_sequence(node: Node) -> bool:
+    """Does a layer say how many numbers there are, so that sequence and batch cannot be other ones?"""
+    if node.kind == "reshape":
+        return len(node.params.targetShape) == 4
+    return node.kind == "reshapeStatic" and -1 not in node.params.targetShape
 
 
 def moving_row(network: Network, node: Node) -> list[Node]:

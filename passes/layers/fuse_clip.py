@@ -1,33 +1,40 @@
-"""Write layers in a row that bound a value from below and above as one layer.
+"""Write layers in a row that bound a value from below and above as one layer, or two.
 
 Before::
 
-    network(%x: 1x2x4x4) {
-      %above: 1x2x4x4 = activation(%x, ReLU={})
-      %minus: 1x2x4x4 = activation(%above, linear={alpha=-1})
-      %bound: 1x2x4x4 = unary(%minus, type=THRESHOLD, alpha=-6)
-      %y: 1x2x4x4 = activation(%bound, linear={alpha=-1})
+    network(%x: 1x1x2x4x4) {
+      %above: 1x1x2x4x4 = activation(%x, ReLU={})
+      %minus: 1x1x2x4x4 = activation(%above, linear={alpha=-1})
+      %bound: 1x1x2x4x4 = unary(%minus, type=THRESHOLD, alpha=-6)
+      %y: 1x1x2x4x4 = activation(%bound, linear={alpha=-1})
       return %y
     }
 
 After::
 
-    network(%x: 1x2x4x4) {
-      %y: 1x2x4x4 = clip(%x, maxVal=6)
+    network(%x: 1x1x2x4x4) {
+      %y_unary: 1x1x2x4x4 = unary(%x, type=THRESHOLD, alpha=-6, scale=-1)
+      %y: 1x1x2x4x4 = unary(%y_unary, type=THRESHOLD, scale=-1)
       return %y
     }
 
 ReLU, `unary` of type THRESHOLD, `clip`, and the linear activations x and -x compute together the bounds of x or
--x. Where it is x, one layer does it: ReLU from 0, a threshold from another number, `clip` where there is an
-upper bound too; no layer where nothing is bounded. Without a lower bound `clip` gets the least fp32 number, so
-that only minus infinity differs, which becomes that number.
+-x. A lower bound alone is one layer: ReLU, or a threshold, which takes the sign as its scale. Where nothing is
+bounded no layer stays, or that of the sign. An upper bound takes two: max(-6, -x), then max(0, -that); without
+a lower bound the second one is the sign.
 
-Refuses when the bounds are those of -x, or are one number, and when `clip` would raise the version of the
-specification to 4 and `newest` is less. A blob that somebody else reads too ends the row.
+In a network with exact shapes, or with newer layers, the example becomes one layer, `clip(%x, maxVal=6)`, if it
+bounds x, not -x. `clip` came with specification 4 (iOS 13, macOS 10.15), and Core ML's own check refuses it
+among arrays of rank 5, as networks of the first releases have them; so these keep to their layers and their
+version. Without a lower bound `clip` gets the least fp32 number: only minus infinity differs, which becomes it.
 
-Why it helps: one layer in place of four, where a converter of the first releases wrote ReLU6. `clip` was not
-measured in neural networks; the op of the same name in ML Programs ran on the ANE (M4, macOS 27.0.1; 751K). It
-needs specification 4 (iOS 13, macOS 10.15). Exact: bounds and signs do not round.
+Refuses when a blob that it would read is overwritten later. A blob that somebody else reads too ends the row,
+and a row stays that has no more layers than what would come.
+
+Why it helps: one layer or two in place of four, where a converter of the first releases wrote ReLU6; the gain
+was not measured. Activations and `unary` were reported on the ANE (hollance/neural-engine, unsupported-layers;
+through Core ML, iOS 11 to 15). `clip` was not measured in neural networks; the op of the same name in ML
+Programs ran there (M4, macOS 27.0.1; 751K). Exact: bounds and signs do not round.
 """
 
 from __future__ import annotations
@@ -41,7 +48,7 @@ import numpy as np
 from anesurgery.mil import Array, Var, is_symbolic
 from anesurgery.neuralnetwork.editing.chains import chain_to
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import EXACT, make_layer, make_network
+from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.network import Node
 from anesurgery.pattern import Refusal
 from anesurgery.proof import SYMBOL_LENGTH
@@ -50,6 +57,7 @@ THRESHOLD = 7
 """`type` of a `unary` layer that gives max(alpha, x)."""
 INF = float("inf")
 LEAST = float(np.finfo(np.float32).min)
+_Layer = tuple[str, dict[str, Any]]  # the layer type, and the fields of its message
 
 
 @dataclass(frozen=True)
@@ -95,35 +103,23 @@ def _bounds(node: Node) -> _Bounds | None:
 
 @dataclass(frozen=True)
 class FuseClip(LayerRewrite):
-    """ReLU, thresholds and signs in a row become one `clip`, ReLU or threshold."""
+    """ReLU, thresholds and signs in a row become a ReLU, a threshold, a `clip`, or two thresholds."""
 
     name: ClassVar[str] = "fuse_clip"
     kinds: ClassVar[frozenset[str]] = frozenset(LINKS)
 
-    newest: int = 4
-    """The version that the specification may get: with 3 no layer becomes a `clip` in a model before it."""
-
     def rewrite(self, site: Site) -> Refusal | None:
-        """The longest chain up to the layer that gives the bounds of x; it must be longer than what comes."""
-        links = chain_to(site.network, site.node, _bounds)
-        for start in range(len(links) - 1):
-            made = _together([bounds for _, bounds in links[start:]])
-            if made.sign < 0:
-                continue
-            if made.low == made.high:
-                return Refusal(f"both bounds are {made.low:g}; clip takes a lower and a higher one")
-            if self._is_too_new(site, made):
-                version = site.network.spec.specificationVersion
-                return Refusal(f"clip needs specification {EXACT}; the model has {version}")
-            _emit(site, links[start][0].inputs[0], made)
+        """The whole row, looked at from its last layer; it must be longer than what comes."""
+        if _goes_on(site):
             return None
-        if len(links) > 2 and not _goes_on(site):
-            return Refusal("the layers in a row bound -x, not x")
+        links = chain_to(site.network, site.node, _bounds)
+        made = _Bounds()
+        for _, bounds in links:
+            made = made.then(bounds)
+        new = _form(made, site.network.takes_newer)
+        if len(links) > max(len(new), 1):
+            _emit(site, links[0][0].inputs[0], new)
         return None
-
-    def _is_too_new(self, site: Site, made: _Bounds) -> bool:
-        version = int(site.network.spec.specificationVersion)
-        return made.high < INF and version < EXACT and self.newest < EXACT
 
     def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
         """Numbers around each bound of the old layers, and the bounds themselves."""
@@ -136,27 +132,48 @@ class FuseClip(LayerRewrite):
 
 
 def _goes_on(site: Site) -> bool:
-    """Does the row have a layer behind this one?"""
-    readers = site.network.readers(site.outputs[0])
-    last = site.outputs[0] in site.network.outputs or len(readers) != 1
-    return not last and _bounds(readers[0]) is not None
+    """Will a later layer be looked at as the end of the row?"""
+    network = site.network
+    readers = network.readers(site.outputs[0]) if len(site.outputs) == 1 else []
+    if len(readers) != 1 or not all(map(network.plain, readers[0].outputs)):
+        return False
+    links = chain_to(network, readers[0], _bounds)
+    return any(node is site.node for node, _ in links)
 
 
-def _together(links: Sequence[_Bounds]) -> _Bounds:
-    made = _Bounds()
-    for link in links:
-        made = made.then(link)
-    return made
+def _form(made: _Bounds, newer: bool) -> list[_Layer]:
+    """The fewest layers, first one first, that compute the bounds.
 
-
-def _emit(site: Site, x: str, made: _Bounds) -> None:
-    if made.high < INF:
+    Args:
+        made: the bounds.
+        newer: may `clip` be among them?
+    """
+    if made == _Bounds():
+        return []
+    if made.high == INF:
+        return [_from_below(made.sign, made.low)]
+    low = max(made.low, LEAST)
+    if newer and made.sign > 0 and low < made.high:
         # What is added makes 0 of -0.
-        site.emit("clip", [x], site.outputs, minVal=max(made.low, LEAST), maxVal=made.high + 0.0)
-    elif made.low == 0:
-        site.emit("activation", [x], site.outputs, ReLU={})
-    elif made.low > -INF:
-        site.emit("unary", [x], site.outputs, type="THRESHOLD", alpha=made.low)
+        return [("clip", {"minVal": low + 0.0, "maxVal": made.high + 0.0})]
+    return [_from_below(-made.sign, -made.high), _from_below(-1, made.low)]
+
+
+def _from_below(sign: float, low: float) -> _Layer:
+    """The layer of max(low, sign x)."""
+    if low == -INF:
+        return "activation", {"linear": {"alpha": sign}}
+    if sign > 0 and low == 0:
+        return "activation", {"ReLU": {}}
+    scale = {} if sign > 0 else {"scale": sign}
+    return "unary", {"type": "THRESHOLD", "alpha": low + 0.0, **scale}
+
+
+def _emit(site: Site, x: str, new: Sequence[_Layer]) -> None:
+    for kind, fields in new[:-1]:
+        x = site.emit(kind, [x], **fields)
+    if new:
+        site.emit(new[-1][0], [x], site.outputs, **new[-1][1])
     else:
         site.forward(x)
 
@@ -169,4 +186,4 @@ def example() -> Any:
         make_layer("unary", ["minus"], ["bound"], type="THRESHOLD", alpha=-6.0),
         make_layer("activation", ["bound"], ["y"], linear={"alpha": -1.0}),
     ]
-    return make_network({"x": (1, 2, 4, 4)}, layers, ["y"])
+    return make_network({"x": (2, 4, 4)}, layers, ["y"], rank5=True)

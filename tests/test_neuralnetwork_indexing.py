@@ -243,8 +243,9 @@ def unknown_overlap(n: Any) -> None:
         (lambda n: n.add_embedding_nd("l", "x", "y", 4, 6, floats(6, 3)), (numbers([1]),), ("y",),
          "layer 'l' .*weights has 18 numbers, expected 24"),
         (lambda n: n.add_gather("l", ["x", "z"], "y", axis=3), (CUBE, numbers(1)), ("y",),
-         r"layer 'l' \(gather\): does not fit its inputs"),
-        (lambda n: n.add_argmax("l", "x", "y", axis=4), (CUBE,), ("y",), r"layer 'l' \(argMax\): does not fit"),
+         r"layer 'l' \(gather\): has axis 3, expected -3 to 2"),
+        (lambda n: n.add_argmax("l", "x", "y", axis=4), (CUBE,), ("y",),
+         r"layer 'l' \(argMax\): has axis 4, expected -3 to 2"),
     ],
 )  # fmt: skip
 def test_wrong_layers_are_explained(fill: Fill, inputs: Any, outputs: Any, words: str) -> None:

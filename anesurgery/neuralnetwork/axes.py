@@ -9,6 +9,7 @@ import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb, producer, types
 from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.spec import DAMAGED
 
 Numbers = Array | Var
 """Numbers that are known in advance (an array), or at run time (a value)."""
@@ -24,6 +25,17 @@ def of_rank(x: Var, rank: int) -> Var:
     if extra and all(not is_symbolic(x.shape[a]) and x.shape[a] == 1 for a in extra):
         return cast(Var, mb.squeeze(x=x, axes=extra))
     return x
+
+
+def within(ctx: Context, axis: int, rank: int, what: str = "axis") -> int:
+    """An axis as it is stated, from the first or from the end.
+
+    Raises:
+        LoadError: there is none such among `rank` axes.
+    """
+    if not -rank <= axis < rank:
+        raise ctx.error(f"has {what} {axis}, expected {-rank} to {rank - 1}; {DAMAGED}")
+    return int(axis)
 
 
 def whole(ctx: Context, x: Var) -> Var:

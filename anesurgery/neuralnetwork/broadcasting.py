@@ -6,7 +6,6 @@ Blobs are broadcast as in numpy: axes are counted from the end, sizes of 1 are r
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce as fold
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,11 @@ ASINH_SMALL = F(1)
 """Size of a number up to which asinh is computed by atanh, which keeps the digits near 0."""
 
 ARITHMETIC = {
-    "addBroadcastable": ("add", None), "multiplyBroadcastable": ("mul", None),
-    "maxBroadcastable": ("maximum", None), "minBroadcastable": ("minimum", None),
-    "subtractBroadcastable": ("sub", 2), "divideBroadcastable": ("real_div", 2),
-    "floorDivBroadcastable": ("floor_div", 2), "modBroadcastable": ("mod", 2),
-    "powBroadcastable": ("pow", 2),
+    "addBroadcastable": "add", "multiplyBroadcastable": "mul", "maxBroadcastable": "maximum",
+    "minBroadcastable": "minimum", "subtractBroadcastable": "sub", "divideBroadcastable": "real_div",
+    "floorDivBroadcastable": "floor_div", "modBroadcastable": "mod", "powBroadcastable": "pow",
 }  # fmt: skip
-"""Layer type -> op, and the most inputs that it takes (at least 2)."""
+"""Layer type -> op of two inputs."""
 
 COMPARISONS = {
     "equal": "equal", "notEqual": "not_equal", "lessThan": "less", "lessEqual": "less_equal",
@@ -51,7 +48,7 @@ def _made(op: str, **operands: Var | Array | np.float32) -> Var:
 
 
 def _arithmetic(op: str) -> Build:
-    return lambda ctx, params, inputs: fold(lambda a, b: _made(op, x=a, y=b), inputs)
+    return lambda ctx, params, inputs: _made(op, x=inputs[0], y=inputs[1])
 
 
 def _comparison(op: str) -> Build:
@@ -75,8 +72,7 @@ def _register(table: dict[str, str], how: Callable[[str], Build], inputs: Any) -
         layer(kind, inputs=inputs)(how(op))
 
 
-for _kind, (_op, _most) in ARITHMETIC.items():
-    layer(_kind, inputs=(2, _most))(_arithmetic(_op))
+_register(ARITHMETIC, _arithmetic, 2)
 _register(COMPARISONS, _comparison, ONE_OR_TWO)
 _register(LOGIC, _logic, 2)
 _register(FUNCTIONS, _function, 1)

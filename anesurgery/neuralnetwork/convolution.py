@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anesurgery.mil import Array, Var, mb
+from anesurgery.mil import Array, Var, is_symbolic, mb
 from anesurgery.neuralnetwork import padding
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer, layer_nd
+from anesurgery.neuralnetwork.spec import DAMAGED
 
 Cuts = list[tuple[int, int]]
 VOLUME = ("Depth", "Height", "Width")
@@ -24,7 +25,9 @@ def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Convolution or deconvolution of (..., channel, height, width); the second input is the weight."""
     ctx.needs_rank(inputs[0], 3)
     x, back = ctx.images(inputs[0])
-    strides = padding.pairs(params.stride, 1)
+    padding.needs_type(ctx, params)
+    strides = padding.positive(ctx, params, "stride", 1)
+    dilations = padding.positive(ctx, params, "dilationFactor", 1)
     groups = int(params.nGroups) or 1
     bias = _bias(ctx, params)
     if params.isDeconvolution:
@@ -33,13 +36,13 @@ def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
                 "is a deconvolution with two inputs, takes 1; its weight must be in the file"
             )
         return back(_deconvolution(ctx, params, x, strides, groups, bias))
-    kernel = padding.pairs(params.kernelSize, 3)
+    kernel = padding.positive(ctx, params, "kernelSize", 3)
     shape = [int(params.outputChannels), int(params.kernelChannels), *kernel]
     weight = inputs[1] if len(inputs) > 1 else ctx.weights(params.weights, shape)
     return back(
         mb.conv(
             x=x, weight=weight, strides=strides, groups=groups,
-            dilations=padding.pairs(params.dilationFactor, 1), **bias, **padding.spatial(ctx, params),
+            dilations=dilations, **bias, **padding.spatial(ctx, params),
         )
     )  # fmt: skip
 
@@ -53,10 +56,10 @@ def _bias(ctx: Context, params: Any) -> dict[str, Array]:
 def _deconvolution(
     ctx: Context, params: Any, x: Var, strides: list[int], groups: int, bias: dict[str, Array]
 ) -> Var:
-    kernel = padding.pairs(params.kernelSize, 3)
+    kernel = padding.positive(ctx, params, "kernelSize", 3)
     shape = [int(params.kernelChannels), int(params.outputChannels) // groups, *kernel]
     weight = ctx.weights(params.weights, shape, axis=1)
-    dilations = padding.pairs(params.dilationFactor, 1)
+    dilations = padding.positive(ctx, params, "dilationFactor", 1)
     if max(dilations) > 1:
         ctx.note("is a dilated deconvolution; the format's text says that its dilation is ignored")
     extents = _extents(kernel, dilations)
@@ -68,6 +71,7 @@ def _deconvolution(
     if params.outputShape:
         cuts = _to_shape(ctx, x, extents, strides, cuts, params.outputShape, heavy)
     form = {"strides": strides, "dilations": dilations, "groups": groups}
+    _check_size(ctx, x, extents, strides, cuts)
     return _transposed(x, weight, form, bias, cuts)
 
 
@@ -95,6 +99,18 @@ def _to_shape(
         total = (size - 1) * s + k - int(out)
         found.append(cut if sum(cut) == total else _halves(total, begin_heavy))
     return found
+
+
+def _check_size(
+    ctx: Context, x: Var, extents: Sequence[int], strides: Sequence[int], cuts: Cuts
+) -> None:
+    """Refuse a deconvolution that leaves nothing of an axis."""
+    for size, k, s, cut in zip(x.shape[2:], extents, strides, cuts, strict=True):
+        if not is_symbolic(size) and (out := (size - 1) * s + k - sum(cut)) < 1:
+            raise ctx.error(
+                f"makes {out} numbers along an axis of {size} (kernel {k}, stride {s}, cut off {sum(cut)}), "
+                f"expected at least 1; {DAMAGED}"
+            )
 
 
 def _transposed(
@@ -135,6 +151,7 @@ def convolution3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     cuts = _volume_cuts(params, extents, strides)
     if params.outputShape:
         cuts = _to_shape(ctx, x, extents, strides, cuts, params.outputShape)
+    _check_size(ctx, x, extents, strides, cuts)
     return _transposed(x, weight, form, bias, cuts)
 
 

@@ -11,12 +11,15 @@ from anesurgery.neuralnetwork import padding
 from anesurgery.neuralnetwork.axes import Numbers, joined, lengths
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer
+from anesurgery.neuralnetwork.spec import DAMAGED
 
 F = np.float32
 ONE = np.ones(1, np.int32)
 PAD = {"constant": "constant", "reflection": "reflect", "replication": "replicate"}
 UPSAMPLE = ((False, False), (True, False), (False, True))
 """By `linearUpsampleMode`: (align_corners, half_pixel_centers)."""
+TO_DEPTH = 0
+"""The `mode` in which pixels become channels."""
 SAMPLING = ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "DEFAULT", "OFFSET_CORNERS")
 """By `samplingMethod`."""
 BOXES = (
@@ -41,10 +44,22 @@ def crop(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     ctx.needs_rank(x, 2)
     if len(inputs) == 1:
         top, bottom, left, right = padding.borders(ctx, params.cropAmounts)
+        _check_cut(ctx, x, {-2: top + bottom + 1, -1: left + right + 1})
         return window(x, {-2: (top, -bottom or None), -1: (left, -right or None)})
     high, wide = ctx.shape(inputs[1], [-2, -1])
     top, left = padding.pairs(params.offset, 0)
+    _check_cut(ctx, x, {-2: top + high, -1: left + wide})
     return window(x, {-2: (top, top + high), -1: (left, left + wide)})
+
+
+def _check_cut(ctx: Context, x: Var, needed: dict[int, int]) -> None:
+    """Refuse a crop of an image that is smaller than it needs: axis (from the end) -> least size."""
+    for axis, least in needed.items():
+        size = x.shape[axis]
+        if not is_symbolic(size) and size < least:
+            raise ctx.error(
+                f"crops axis {axis} of {size} pixels, expected at least {least}; {DAMAGED}"
+            )
 
 
 def window(x: Var, ranges: dict[int, tuple[int, int | None]], stride: int = 1) -> Var:
@@ -66,7 +81,16 @@ def slice_axis(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     axis = params.axis - 3
     ctx.needs_rank(inputs[0], -axis)
     ends = (int(params.startIndex), int(params.endIndex))
-    return window(inputs[0], {axis: ends}, int(params.stride) or 1)
+    size, stride = inputs[0].shape[axis], int(params.stride)
+    if stride < 1:
+        raise ctx.error(f"has a stride of {stride}, expected at least 1; {DAMAGED}")
+    if not is_symbolic(size) and not range(*slice(*ends).indices(size)):
+        first, last = ends
+        raise ctx.error(
+            f"takes [{first}:{last}] of axis {axis}, whose size is {size}: expected a part that is not empty; "
+            f"{DAMAGED}"
+        )
+    return window(inputs[0], {axis: ends}, stride)
 
 
 @layer("upsample")
@@ -74,7 +98,11 @@ def upsample(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Height and width times a factor, by repeating or by interpolating."""
     x, back = ctx.images(inputs[0])
     factors: list[Any] = [int(f) for f in params.scalingFactor]
-    factors = factors or [F(f) for f in params.fractionalScalingFactor] or [1, 1]
+    factors += [F(f) for f in params.fractionalScalingFactor]
+    factors = factors or [1, 1]
+    if len(factors) != 2 or min(factors) <= 0:
+        found = ", ".join(map(str, factors))
+        raise ctx.error(f"has the factors {found}, expected 2 numbers above 0; {DAMAGED}")
     form = {"scale_factor_height": factors[0], "scale_factor_width": factors[1]}
     if params.mode == 0:
         return back(mb.upsample_nearest_neighbor(x=x, **form))
@@ -86,7 +114,7 @@ def upsample(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 def resize_bilinear(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Height and width in a given size, by interpolating."""
     x, back = ctx.images(inputs[0])
-    high, wide = padding.pairs(params.targetSize, 1)
+    high, wide = padding.positive(ctx, params, "targetSize", 1)
     mode = SAMPLING[params.mode.samplingMethod]
     return back(
         mb.resize_bilinear(x=x, target_size_height=high, target_size_width=wide, sampling_mode=mode)
@@ -104,7 +132,7 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     rois = ctx.five(inputs[1])
     count, numbers = ctx.shape(rois, [0, 2])
     boxes = mb.reshape(x=rois, shape=[count, numbers])
-    height, width = padding.pairs(params.targetSize, 1)
+    height, width = padding.positive(ctx, params, "targetSize", 1)
     form = {
         "target_height": height, "target_width": width, "normalized_coordinates": params.normalizedCoordinates,
         "spatial_scale": F(params.spatialScale or 1), "sampling_mode": SAMPLING[params.mode.samplingMethod],
@@ -135,6 +163,14 @@ def reorganize_data(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Blocks of pixels into channels, or back."""
     x, back = ctx.images(inputs[0])
     size = int(params.blockSize)
+    if size < 2:
+        raise ctx.error(f"has the block size {size}, expected at least 2; {DAMAGED}")
+    divided = {-2: size, -1: size} if params.mode == TO_DEPTH else {-3: size**2}
+    for axis, by in divided.items():
+        if not is_symbolic(x.shape[axis]) and x.shape[axis] % by:
+            raise ctx.error(
+                f"has axis {axis} of size {x.shape[axis]}, expected a multiple of {by}; {DAMAGED}"
+            )
     op, name = (
         (mb.space_to_depth, "block_size"), (mb.depth_to_space, "block_size"),
         (mb.pixel_shuffle, "upscale_factor"),

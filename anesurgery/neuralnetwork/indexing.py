@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Var, mb, producer
-from anesurgery.neuralnetwork.axes import Numbers, joined, lengths, sizes, whole
+from anesurgery.mil import Array, Var, mb, producer
+from anesurgery.neuralnetwork.axes import Numbers, joined, lengths, sizes, whole, within
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import Build, layer_nd
+from anesurgery.neuralnetwork.spec import DAMAGED
 
 F = np.float32
 MODES = ("update", "add", "sub", "mul", "div", "max", "min")
@@ -37,9 +38,10 @@ def _indices(ctx: Context, indices: Var, x: Var, axes: Sequence[int]) -> Numbers
         x: what is read or written.
         axes: the axes.
     """
-    ends = lengths(x, *(a % x.rank for a in axes))
+    ends = lengths(x, *(within(ctx, a, x.rank) % x.rank for a in axes))
     if indices.val is not None and not isinstance(ends, Var):
         known_ = np.asarray(indices.val, np.float64).astype(np.int32)
+        _check_places(ctx, known_, ends)
         return np.where(known_ < 0, known_ + ends, known_).astype(np.int32)
     found = whole(ctx, indices)
     if producer(found, *COUNTS):
@@ -47,6 +49,16 @@ def _indices(ctx: Context, indices: Var, x: Var, axes: Sequence[int]) -> Numbers
     later = mb.add(x=found, y=ends)
     made: Var = mb.select(cond=mb.less(x=found, y=np.int32(0)), a=later, b=found)
     return made
+
+
+def _check_places(ctx: Context, places: Array, ends: Array) -> None:
+    """Refuse a constant index that lies outside its axis."""
+    outside = (places < -ends) | (places >= ends)
+    if outside.any():
+        sizes_ = ", ".join(map(str, ends))
+        raise ctx.error(
+            f"has the index {places[outside][0]}, expected less than the size of the axis ({sizes_}); {DAMAGED}"
+        )
 
 
 @layer_nd("gather", inputs=2)
@@ -118,7 +130,8 @@ def one_hot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         found = sizes(ctx, inputs[1])
         size = mb.squeeze(x=found) if isinstance(found, Var) else np.int32(found[0])
     made: Var = mb.one_hot(
-        indices=whole(ctx, inputs[0]), one_hot_vector_size=size, axis=params.axis,
+        indices=whole(ctx, inputs[0]), one_hot_vector_size=size,
+        axis=within(ctx, params.axis, inputs[0].rank + 1),
         on_value=F(params.onValue), off_value=F(params.offValue),
     )  # fmt: skip
     return made
@@ -134,11 +147,11 @@ def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     Where K is known at run time only, all numbers are sorted, and cut off.
     """
     k = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array([params.K], np.int32)
-    x = inputs[0]
-    count = ctx.shape(x, [params.axis])[0] if isinstance(k, Var) else int(k[0])
-    found = mb.topk(x=x, k=count, axis=params.axis, ascending=params.useBottomK)
+    x, axis = inputs[0], within(ctx, params.axis, inputs[0].rank)
+    count = ctx.shape(x, [axis])[0] if isinstance(k, Var) else int(k[0])
+    found = mb.topk(x=x, k=count, axis=axis, ascending=params.useBottomK)
     if isinstance(k, Var):
-        found = [_first(v, k, params.axis % x.rank) for v in found]
+        found = [_first(v, k, axis % x.rank) for v in found]
     return list(found)[: len(ctx.layer.output)]
 
 
@@ -158,13 +171,16 @@ def _first(x: Var, count: Var, axis: int) -> Var:
 def arg_sort(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The indices that sort along an axis."""
     x = inputs[0]
-    made: Var = mb.argsort(x=x, axis=params.axis, ascending=not params.descending)
+    made: Var = mb.argsort(
+        x=x, axis=within(ctx, params.axis, x.rank), ascending=not params.descending
+    )
     return made
 
 
 def _extreme(op: str) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-        made: Var = getattr(mb, op)(x=inputs[0], axis=params.axis, keep_dims=not params.removeDim)
+        axis = within(ctx, params.axis, inputs[0].rank)
+        made: Var = getattr(mb, op)(x=inputs[0], axis=axis, keep_dims=not params.removeDim)
         return made
 
     return build
@@ -185,7 +201,7 @@ def cum_sum(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         return made
 
     if not isinstance(axis, Var):
-        return along(int(axis[0]) % x.rank)
+        return along(within(ctx, int(axis[0]), x.rank) % x.rank)
     made = along(0)
     for a in range(
         1, x.rank

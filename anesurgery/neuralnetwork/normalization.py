@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Var, mb
+from anesurgery.mil import Var, is_symbolic, mb
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer
+from anesurgery.neuralnetwork.spec import DAMAGED
 
 F = np.float32
 
@@ -18,6 +19,10 @@ def batchnorm(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Each channel (axis -3) by a mean and variance: stored, of each sample, or of the whole batch."""
     ctx.needs_rank(inputs[0], 3)
     x, back = ctx.images(inputs[0])
+    if not is_symbolic(x.shape[1]) and x.shape[1] != params.channels:
+        raise ctx.error(
+            f"normalizes {params.channels} channels, but its input has {x.shape[1]}; {DAMAGED}"
+        )
     names = ("gamma", "beta") if params.computeMeanVar else ("gamma", "beta", "mean", "variance")
     stored = {n: ctx.weights(getattr(params, n), [params.channels], n) for n in names}
     epsilon = F(params.epsilon or 1e-5)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.spec import DAMAGED
 
 SAME = ("same", "same_lower")
 """By `asymmetryMode`: what is over goes to the bottom and right, or to the top and left."""
@@ -17,6 +18,18 @@ KINDS = ("custom", "valid", "same")
 def pairs(values: Any, default: int, length: int = 2) -> list[int]:
     """A repeated field of one number for each spatial axis, which may be left out."""
     return [int(v) for v in values] or [default] * length
+
+
+def positive(ctx: Context, params: Any, field: str, default: int) -> list[int]:
+    """As `pairs`, of a field whose numbers are at least 1.
+
+    Raises:
+        LoadError: one is less, or there is not one for each spatial axis.
+    """
+    found = pairs(getattr(params, field), default)
+    if len(found) != 2 or min(found) < 1:
+        raise ctx.error(f"has the {field} {found}, expected 2 numbers from 1 up; {DAMAGED}")
+    return found
 
 
 def borders(ctx: Context, amounts: Any) -> list[int]:
@@ -44,8 +57,21 @@ def arguments(pads: Sequence[int]) -> dict[str, Any]:
     return {"pad_type": "custom", "pad": list(pads)} if any(pads) else {"pad_type": "valid"}
 
 
+def needs_type(ctx: Context, params: Any) -> None:
+    """Refuse a convolution or pooling that does not say how it pads; Core ML does too.
+
+    Raises:
+        LoadError: it does not.
+    """
+    (kinds,) = params.DESCRIPTOR.oneofs
+    if params.WhichOneof(kinds.name) is None:
+        choices = ", ".join(field.name for field in kinds.fields)
+        raise ctx.error(f"has no padding type, expected one of {choices}; {DAMAGED}")
+
+
 def spatial(ctx: Context, params: Any) -> dict[str, Any]:
     """The padding arguments of an op for a layer with "valid" or "same" padding over height and width."""
+    needs_type(ctx, params)
     if params.HasField("same"):
         return {"pad_type": SAME[params.same.asymmetryMode]}
     return arguments(borders(ctx, params.valid.paddingAmounts))

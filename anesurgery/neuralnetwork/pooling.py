@@ -23,6 +23,7 @@ GLOBAL: dict[str, Callable[[Var, list[int]], Var]] = {
 def pooling(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Pooling of (..., channel, height, width)."""
     kind = KINDS[params.type]
+    padding.needs_type(ctx, params)
     if params.globalPooling:
         return GLOBAL[kind](inputs[0], [-2, -1])
     ctx.needs_rank(inputs[0], 3)
@@ -31,8 +32,8 @@ def pooling(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     if params.HasField("includeLastPixel"):
         high, wide = padding.pairs(params.includeLastPixel.paddingAmounts, 0)
         form = {**padding.arguments([high, high, wide, wide]), "ceil_mode": True}
-    kernel = padding.pairs(params.kernelSize, 3)
-    strides = padding.pairs(params.stride, 1)
+    kernel = padding.positive(ctx, params, "kernelSize", 3)
+    strides = padding.positive(ctx, params, "stride", 1)
     return back(_windows(kind, x, kernel, strides, form, params.avgPoolExcludePadding))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from anesurgery.mil import Var, mb
+from anesurgery.neuralnetwork.axes import within
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import Build, layer_nd
 
@@ -25,7 +26,8 @@ def _reduction(op: str) -> Build:
         if not x.rank:  # converters write the product of a list of sizes, which may be one size
             x = mb.expand_dims(x=x, axes=[0])
             return cast(Var, getattr(mb, op)(x=x, axes=[0], keep_dims=False))
-        axes = list(range(x.rank)) if params.reduceAll else list(params.axes)
+        stated = range(x.rank) if params.reduceAll else params.axes
+        axes = [within(ctx, a, x.rank) for a in stated]
         made: Var = getattr(mb, op)(x=x, axes=axes, keep_dims=params.keepDims)
         return made
 
@@ -39,5 +41,6 @@ for _kind, _op in REDUCTIONS.items():
 @layer_nd("softmaxND")
 def softmax_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Softmax over one axis."""
-    made: Var = mb.softmax(x=inputs[0], axis=params.axis)
+    axis = within(ctx, params.axis, inputs[0].rank)
+    made: Var = mb.softmax(x=inputs[0], axis=axis)
     return made

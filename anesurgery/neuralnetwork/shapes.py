@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Var, is_symbolic, mb
-from anesurgery.neuralnetwork.axes import joined, of_rank, shape_of, sizes
+from anesurgery.neuralnetwork.axes import joined, of_rank, shape_of, sizes, within
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer, layer_nd
+from anesurgery.neuralnetwork.spec import DAMAGED
 
-MANY = (1, None)
+MANY = (2, None)
 ONE_OR_TWO = (1, 2)
 
 
@@ -53,8 +54,13 @@ def rank_preserving_reshape(ctx: Context, params: Any, inputs: list[Var]) -> Var
 def flatten_to_2d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The axes before one axis as rows, the others as columns."""
     x = inputs[0]
-    made: Var = mb.flatten2d(x=x, axis=params.axis)
+    made: Var = mb.flatten2d(x=x, axis=_up_to(ctx, params.axis, x.rank))
     return made
+
+
+def _up_to(ctx: Context, axis: int, rank: int) -> int:
+    """An axis, or the place behind the last one."""
+    return axis if axis == rank else within(ctx, axis, rank)
 
 
 @layer_nd("squeeze")
@@ -64,7 +70,7 @@ def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     if params.squeezeAll:
         axes = [i for i, d in enumerate(x.shape) if not is_symbolic(d) and d == 1]
     else:
-        axes = [a + x.rank if a < 0 else a for a in params.axes]
+        axes = [within(ctx, a, x.rank) % x.rank for a in params.axes]
     for axis in axes:
         if not is_symbolic(x.shape[axis]) and x.shape[axis] != 1:
             raise ctx.error(f"takes away axis {axis}, whose size is {x.shape[axis]}, not 1")
@@ -76,7 +82,8 @@ def expand_dims(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """With axes of size 1 more, counted in the result."""
     x = inputs[0]
     rank = x.rank + len(params.axes)
-    made: Var = mb.expand_dims(x=x, axes=sorted(a + rank if a < 0 else a for a in params.axes))
+    axes = sorted(within(ctx, a, rank) % rank for a in params.axes)
+    made: Var = mb.expand_dims(x=x, axes=axes)
     return made
 
 
@@ -101,28 +108,36 @@ def transpose(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 def concat_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The inputs one behind the other along an axis, or slice by slice in turn."""
     values = [x if x.rank else mb.expand_dims(x=x, axes=[0]) for x in inputs]
-    made: Var = mb.concat(values=values, axis=params.axis, interleave=params.interleave)
+    axis = within(ctx, params.axis, values[0].rank)
+    made: Var = mb.concat(values=values, axis=axis, interleave=params.interleave)
     return made
 
 
 @layer_nd("stack", inputs=MANY)
 def stack(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The inputs along a new axis."""
-    made: Var = mb.stack(values=inputs, axis=params.axis)
+    axis = within(ctx, params.axis, inputs[0].rank + 1)
+    made: Var = mb.stack(values=inputs, axis=axis)
     return made
 
 
 @layer_nd("splitND")
 def split_nd(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     """Parts of stated sizes, or as equal as they can be, the first ones larger by one where needed."""
-    x = inputs[0]
+    x, axis = inputs[0], within(ctx, params.axis, inputs[0].rank)
     if params.splitSizes:
-        parts = list(params.splitSizes)
+        parts = [int(n) for n in params.splitSizes]
     else:
         count = int(params.numSplits) or len(ctx.layer.output)
-        (length,) = ctx.shape(x, [params.axis])
+        (length,) = ctx.shape(x, [axis])
         parts = [len(part) for part in np.array_split(np.empty(length), count)]
-    return list(mb.split(x=x, split_sizes=parts, axis=params.axis)) if len(parts) > 1 else [x]
+    size = x.shape[axis]
+    if min(parts) < 1 or (not is_symbolic(size) and sum(parts) != size):
+        raise ctx.error(
+            f"splits axis {axis} into parts of {', '.join(map(str, parts))}, expected numbers from 1 up that "
+            f"add up to {size}; {DAMAGED}"
+        )
+    return list(mb.split(x=x, split_sizes=parts, axis=axis)) if len(parts) > 1 else [x]
 
 
 @layer_nd("tile", inputs=ONE_OR_TWO)
@@ -157,8 +172,8 @@ def reverse_seq(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     made: Var = mb.reverse_sequence(
         x=inputs[0],
         lengths=sizes(ctx, inputs[1]),
-        seq_axis=params.sequenceAxis,
-        batch_axis=params.batchAxis,
+        seq_axis=within(ctx, params.sequenceAxis, inputs[0].rank, "sequence axis"),
+        batch_axis=within(ctx, params.batchAxis, inputs[0].rank, "batch axis"),
     )
     return made
 

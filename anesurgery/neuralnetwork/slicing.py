@@ -8,17 +8,20 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
-from anesurgery.neuralnetwork.axes import Numbers, joined, known, of_each, of_rank, sizes
+from anesurgery.neuralnetwork.axes import Numbers, joined, known, of_each, of_rank, sizes, within
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer_nd
+from anesurgery.neuralnetwork.spec import DAMAGED
 
+Flags = list[list[int]]
 MASKS = ("beginMasks", "endMasks", "squeezeMasks")
 """Which beginnings and ends are those of the axis, and which axes are taken away."""
 
 
 def _slice(
-    x: Var, begin: Numbers, end: Numbers, stride: Sequence[int], flags: list[list[int]]
+    ctx: Context, x: Var, begin: Numbers, end: Numbers, stride: Sequence[int], flags: Flags
 ) -> Var:
+    _check_parts(ctx, x, begin, end, stride, flags)
     no_begin, no_end, drop = (np.array(f, bool) for f in flags)
     last = drop & no_begin & (np.array(stride) < 0)
     if last.any():  # the first of a way back; MIL's op, told to take one element, has it begin at 0
@@ -38,6 +41,36 @@ def _slice(
     return made
 
 
+def _check_parts(
+    ctx: Context, x: Var, begin: Numbers, end: Numbers, stride: Sequence[int], flags: Flags
+) -> None:
+    """Refuse a slice that steps nowhere, or takes nothing of an axis whose size and ends are known."""
+    if 0 in stride:
+        raise ctx.error(f"has the strides {list(stride)}, expected none that is 0; {DAMAGED}")
+    ends = [[None] * x.rank if isinstance(v, Var) else [int(n) for n in v] for v in (begin, end)]
+    for name, found in zip(("begin", "end"), ends, strict=True):
+        if len(found) != x.rank:
+            raise ctx.error(
+                f"has the {name} {found} for an input of {x.rank} axes, expected one number each; {DAMAGED}"
+            )
+    for axis, (size, first, last, step) in enumerate(zip(x.shape, *ends, stride, strict=True)):
+        no_begin, no_end, drop = (bool(f[axis]) for f in flags)
+        unknown = (not no_begin and first is None) or (not (no_end or drop) and last is None)
+        if is_symbolic(size) or not size or unknown:
+            continue
+        begins, stops = None if no_begin else first, None if no_end else last
+        if drop:  # one element; of 0 to the size, or from the end
+            taken, there = str(begins), begins is None or -size <= begins < size
+        else:
+            part = slice(begins, stops, step)
+            taken, there = f"{begins}:{stops}:{step}", bool(range(*part.indices(size)))
+        if not there:
+            raise ctx.error(
+                f"takes [{taken}] of axis {axis}, whose size is {size}: expected a part that is not empty; "
+                f"{DAMAGED}"
+            )
+
+
 def _element(x: Var, place: Array) -> Var:
     """One number, without axes, of sizes that are known at run time only.
 
@@ -54,7 +87,7 @@ def slice_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     x = of_rank(inputs[0], len(params.beginIds))
     begin, end = (np.array(ids, np.int32) for ids in (params.beginIds, params.endIds))
     flags = [of_each(getattr(params, m), x.rank, False) for m in MASKS]
-    return _slice(x, begin, end, of_each(params.strides, x.rank, 1), flags)
+    return _slice(ctx, x, begin, end, of_each(params.strides, x.rank, 1), flags)
 
 
 @layer_nd("sliceDynamic", inputs=(2, 7))
@@ -68,7 +101,7 @@ def slice_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         of_each(_fixed(ctx, inputs, 4 + i, name, getattr(params, name)), x.rank, False)
         for i, name in enumerate(MASKS)
     ]
-    return _slice(x, begin, end, strides, flags)
+    return _slice(ctx, x, begin, end, strides, flags)
 
 
 def _fixed(ctx: Context, inputs: list[Var], at: int, what: str, stated: Sequence[Any]) -> Any:
@@ -80,8 +113,9 @@ def _fixed(ctx: Context, inputs: list[Var], at: int, what: str, stated: Sequence
 def slice_by_size(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """[begin : begin + size] of one axis, where the second input is begin."""
     x = inputs[0]
-    axis = params.axis + x.rank if params.axis < 0 else params.axis
+    axis = within(ctx, params.axis, x.rank) % x.rank
     begin = sizes(ctx, inputs[1])
+    _check_run(ctx, begin, int(params.size), x.shape[axis])
     before, behind = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
     size = [-1 if is_symbolic(d) else int(d) for d in x.shape]
     size[axis] = int(params.size)
@@ -89,13 +123,32 @@ def slice_by_size(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return made
 
 
+def _check_run(ctx: Context, begin: Numbers, count: int, size: Any) -> None:
+    """Refuse a run of numbers that leaves its axis; -1 is the length of all that follow."""
+    if is_symbolic(size):
+        return
+    first = 0 if isinstance(begin, Var) else int(begin[0])
+    first += size if first < 0 else 0
+    if not 0 <= first < size or count < -1 or count == 0 or first + count > size:
+        raise ctx.error(
+            f"takes {count} numbers of an axis of {size} from place {first} on, expected a part of it; "
+            f"{DAMAGED}"
+        )
+
+
 @layer_nd("slidingWindows")
 def sliding_windows(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """All windows along an axis: their number takes its place, their numbers are a new axis behind it."""
+    axis, count = within(ctx, params.axis, inputs[0].rank), int(params.windowSize)
+    size = inputs[0].shape[axis]
+    if count < 1 or (not is_symbolic(size) and count > size):
+        raise ctx.error(
+            f"has windows of {count} numbers on an axis of {size}, expected 1 to {size}; {DAMAGED}"
+        )
     made: Var = mb.sliding_windows(
         x=inputs[0],
-        axis=params.axis,
-        size=int(params.windowSize),
+        axis=axis,
+        size=count,
         stride=int(params.step) or 1,
     )
     return made
@@ -106,6 +159,10 @@ def constant_pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """A margin of one number; stated as (before, behind) of each axis, or as the sizes of the result."""
     amounts = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array(params.padAmounts, np.int32)
     x = of_rank(inputs[0], int(amounts.shape[0]) // 2)
+    if amounts.shape[0] != 2 * x.rank:
+        raise ctx.error(
+            f"has {amounts.shape[0]} amounts for an input of {x.rank} axes, expected {2 * x.rank}; {DAMAGED}"
+        )
     if params.padToGivenOutputSizeMode:
         amounts = _missing(ctx, x, amounts)
     made: Var = mb.pad(x=x, pad=amounts, mode="constant", constant_val=np.float32(params.value))

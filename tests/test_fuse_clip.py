@@ -154,7 +154,7 @@ def test_a_network_that_has_newer_layers_gets_a_clip(
         ([RELU, MINUS, above(-6)], two(RELU_LAYER, back("-6"))),
         ([RELU, RELU, MINUS], two(RELU_LAYER, SIGN_LAYER)),
         ([above(-3), MINUS, above(-6)], two(threshold(", alpha=-3"), back("-6"))),
-        # One number is left: 5, which `clip` cannot say.
+        # One number is left: 5, which the `clip` of ML Programs cannot say.
         ([MINUS, above(4), MINUS, above(5)], two(threshold(", alpha=-5, scale=-1"), back("5"))),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from two_sided import Shape, kinds_after, layers_after, two, with_constant
+from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, with_constant
 
 import anesurgery as ane
 from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
@@ -100,6 +100,36 @@ def test_a_constant_of_several_numbers_stays_a_blob(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [MAX, MIN])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(
+    ("x", "constant", "stored"),
+    [
+        ((1, 2, 4, 4), (2, 1, 1), (1, 2, 1, 1)),
+        ((2, 3, 4, 5), (3, 1, 1), (2, 3, 1, 1)),
+        ((2, 3, 4, 5), (1, 3, 1, 1), (2, 3, 1, 1)),
+        ((2, 3, 4, 5), (3, 4, 5), (2, 3, 4, 5)),
+        ((2, 1, 3, 4, 5), (3, 1, 1), (2, 1, 3, 1, 1)),
+        ((1, 3), (3,), (1, 3)),
+    ],
+)
+def test_a_constant_gets_the_batch_of_the_other_side(
+    kind: str, first: bool, x: Shape, constant: Shape, stored: Shape
+) -> None:
+    value = np.random.default_rng(0).standard_normal(constant).astype(np.float32)
+    load, plain = layers_after(STEP, with_constant(kind, x, value, first=first))
+    assert tuple(load.loadConstantND.shape) == stored
+    assert plain.WhichOneof("layer") == kind.removesuffix("Broadcastable")
+    assert list(plain.input) == ["x", load.output[0]]
+
+
+def test_a_constant_among_arrays_of_rank_5() -> None:
+    value = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
+    load, plain = layers_after(STEP, with_constant(MIN, SHAPE[1:], value, rank5=True))
+    assert list(load.loadConstantND.shape) == [1, 1, 3, 1, 1]
+    assert plain.WhichOneof("layer") == "min"
+
+
+@pytest.mark.parametrize("kind", [MAX, MIN])
 @pytest.mark.parametrize("z", [(1, 1, 4, 5), (1, 1, 1, 1), (1, 3, 4, 1), (3, 4, 5)])
 def test_broadcasting_that_the_plain_layers_lack(kind: str, z: Shape) -> None:
     assert_refuses_layers(STEP, two(kind, SHAPE, z), "not among the shapes")
@@ -108,8 +138,14 @@ def test_broadcasting_that_the_plain_layers_lack(kind: str, z: Shape) -> None:
 def test_numbers_and_constants_without_a_form() -> None:
     for number in (np.inf, -np.inf, MOST_NEGATIVE):
         assert_refuses_layers(STEP, chain((MIN, number)), "bounds no finite numbers")
-    several = with_constant(MAX, SHAPE, np.arange(3, dtype=np.float32).reshape(3, 1, 1))
-    assert_refuses_layers(STEP, several, "1x3x4x5 and 3x1x1 are not among")
+    rows = with_constant(MAX, SHAPE, np.arange(4, dtype=np.float32).reshape(4, 1))
+    assert_refuses_layers(STEP, rows, "1x3x4x5 and 4x1 are not among")
+    few = with_constant(MAX, (4, 3), np.arange(3, dtype=np.float32))
+    assert_refuses_layers(STEP, few, "4x3 and 3 are not among")
+    any_batch = with_any_batch(
+        with_constant(MAX, SHAPE, np.arange(3, dtype=np.float32).reshape(3, 1, 1))
+    )
+    assert_refuses_layers(STEP, any_batch, "may differ where a size is known at run time only")
     larger = with_constant(MAX, (3, 1, 1), np.ones((2, 3, 1, 1), np.float32))
     assert_refuses_layers(STEP, larger, "3x1x1 and 2x3x1x1 are not among")
 

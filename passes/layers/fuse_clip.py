@@ -153,7 +153,7 @@ def _form(made: _Bounds, newer: bool) -> list[_Layer]:
     if made.high == INF:
         return [_from_below(made.sign, made.low)]
     low = max(made.low, LEAST)
-    if newer and made.sign > 0 and low < made.high:
+    if newer and made.sign > 0 and low < made.high:  # equal ones the op `clip` refuses
         # What is added makes 0 of -0.
         return [("clip", {"minVal": low + 0.0, "maxVal": made.high + 0.0})]
     return [_from_below(-made.sign, -made.high), _from_below(-1, made.low)]

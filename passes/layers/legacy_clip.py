@@ -28,11 +28,12 @@ After::
 A minimum of a maximum, or a maximum of a minimum, of one blob and two numbers, the lower one below the
 upper, becomes one `clip` where nobody else reads what is between. A maximum with a number alone becomes a ReLU
 (with 0) or a threshold, a minimum a clip that starts at the most negative finite fp32 number. Any other two
-sides become `max` or `min`, constants of several numbers among them; they stay as blobs.
+sides become `max` or `min`. A constant of several numbers stays a blob; one with fewer axes than the other
+side, or with a batch of 1 beside a larger one, is loaded anew with the batch of the other side.
 
 Refuses when a number is infinite or the most negative one, or when the broadcasting is not one that the
 definition of the format lists for `max` and `min`: of (B, C, H, W), the other side may be (B, C, H, W) or
-(B, C, 1, 1), with as many axes.
+(B, C, 1, 1), with as many axes if it is computed.
 
 Why it helps: layers of the Broadcastable kind were reported off the ANE, the first layers, `max`, `min` and
 `unary` among them, mostly on it (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15).
@@ -48,6 +49,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.editing.broadcast_forms import SPATIAL, same_result
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.network import Network, Node
@@ -74,7 +77,24 @@ class LegacyClip(LayerRewrite):
             return sides
         if isinstance(sides, Constant) and sides.number is not None:
             return _by_number(site, sides.x, sides.number)
+        if isinstance(sides, Constant) and (value := _with_batch(site, sides)) is not None:
+            data = weights(value)
+            constant = site.emit("loadConstantND", [], shape=value.shape, data=data)
+            site.emit(PLAIN[site.node.kind], [sides.x, constant], site.outputs)
+            return None
         return combine(site, PLAIN[site.node.kind], *site.inputs)
+
+
+def _with_batch(site: Site, sides: Constant) -> Array | None:
+    """The constant with the axes and the batch of the other side; None if it has them, or it is no help."""
+    shape, value = site.shape(sides.x), sides.value
+    if None in shape or site.shape(site.outputs[0]) != shape:
+        return None
+    value = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
+    value = np.broadcast_to(value, (*site.sizes(sides.x)[:-SPATIAL], *value.shape[-SPATIAL:]))
+    if value.shape == sides.value.shape or not same_result(shape, value.shape, "max"):
+        return None
+    return value
 
 
 def _by_number(site: Site, x: str, number: float) -> Refusal | None:

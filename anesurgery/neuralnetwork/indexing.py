@@ -53,11 +53,12 @@ def _indices(ctx: Context, indices: Var, x: Var, axes: Sequence[int]) -> Numbers
 
 def _check_places(ctx: Context, places: Array, ends: Array) -> None:
     """Refuse a constant index that lies outside its axis."""
-    outside = (places < -ends) | (places >= ends)
+    found, sizes_ = np.broadcast_arrays(places, ends)
+    outside = (found < -sizes_) | (found >= sizes_)
     if outside.any():
-        sizes_ = ", ".join(map(str, ends))
+        size = sizes_[outside][0]
         raise ctx.error(
-            f"has the index {places[outside][0]}, expected less than the size of the axis ({sizes_}); {DAMAGED}"
+            f"has the index {found[outside][0]} on an axis of {size}, expected {-size} to {size - 1}; {DAMAGED}"
         )
 
 

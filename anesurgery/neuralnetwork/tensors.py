@@ -137,7 +137,7 @@ def permute(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return _moved(ctx.five(x), [from_end[0], -4, *from_end[1:]])
 
 
-@layer("concat", inputs=(1, None))
+@layer("concat", inputs=(2, None))
 def concat(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The inputs one behind the other along the channels, or along the sequence."""
     if params.sequenceConcat or len({x.rank for x in inputs}) > 1:

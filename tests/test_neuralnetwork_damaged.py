@@ -105,6 +105,18 @@ AXES = [
     axis("oneHot", 5, "has axis 5, expected -2 to 1", inputs=("i",), oneHotVectorSize=3),
     Damaged("reduceMax", {"axes": [-4, 3]}, {"axes": [0, 4]}, "has axis 4, expected -4 to 3"),
     Damaged("expandDims", {"axes": [4]}, {"axes": [5]}, "has axis 5, expected -5 to 4"),
+    Damaged("reduceMax", {"axes": [0, 1]}, {"axes": [0, -4]}, "has the axes [0, -4], expected each once"),
+    Damaged("expandDims", {"axes": [0, 1]}, {"axes": [1, 1]}, "has the axes [1, 1], expected each once"),
+    Damaged("squeeze", {"axes": [0]}, {"axes": [0, 0]}, "has the axes [0, 0], expected each once"),
+    Damaged("transpose", {"axes": [3, 2, 1, 0]}, {"axes": [0, 1, 2, 2]}, "has the axes [0, 1, 2, 2], expected"),
+    Damaged("transpose", {"axes": [2, 1, 0]}, {"axes": [1, 0]}, "orders 2 axes of 4, expected all"),
+    Damaged(
+        "reverse", {"reverseDim": [True] * 4}, {"reverseDim": [True] * 2},
+        "has 2 flags for an input of 4 axes, expected one each",
+    ),
+    Damaged(
+        "topK", {"axis": 1, "K": 1}, {"axis": 1, "K": 0}, "takes the 0 largest, expected at least 1"
+    ),
     Damaged("squeeze", {"axes": [0]}, {"axes": [4]}, "has axis 4, expected -4 to 3"),
     Damaged("squeeze", {"axes": [-4]}, {"axes": [1]}, "takes away axis 1, whose size is 4, not 1"),
     Damaged(
@@ -209,6 +221,27 @@ IMAGES = [
     Damaged("batchnorm", norm(4), norm(3), "normalizes 3 channels, but its input has 4"),
     Damaged(
         "convolution", conv(), without(conv(), "valid"), "has no padding type, expected one of valid, same"
+    ),
+    Damaged(
+        "convolution", conv(kernelChannels=2, nGroups=2, weights=ones(4, 2, 3, 3)),
+        conv(kernelChannels=2, nGroups=2, outputChannels=3, weights=ones(3, 2, 3, 3)),
+        "has 3 output channels, expected a multiple of its 2 groups",
+    ),
+    *(
+        Damaged(
+            "convolution", conv(isDeconvolution=back),
+            conv(isDeconvolution=back, kernelChannels=3, weights=ones(4, 3, 3, 3)),
+            "takes 3 channels, but its input has 4",
+        )
+        for back in (False, True)
+    ),
+    Damaged(
+        "padding", {"constant": {}, "paddingAmounts": edges(1, 1)}, {"paddingAmounts": edges(1, 1)},
+        "has no padding type, expected one of constant, reflection, replication",
+    ),
+    Damaged(
+        "padding", {"reflection": {}, "paddingAmounts": edges(0, 7)},
+        {"reflection": {}, "paddingAmounts": edges(0, 8)}, "reflects axis -2 of 8 pixels, expected at least 9",
     ),
     Damaged("convolution", conv(), conv(stride=[1, 0]), "has the stride [1, 0], expected 2 numbers from 1 up"),
     Damaged("convolution", conv(), conv(kernelSize=[3]), "has the kernelSize [3], expected 2 numbers"),

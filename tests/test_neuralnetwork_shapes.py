@@ -321,7 +321,7 @@ def test_axes_of_the_rank_5_mapping_count_the_sequence(name: str) -> None:
     ("fill", "words"),
     [
         (lambda n: n.add_reshape_static("l", "x", "y", (5, 5)), r"layer 'l' \(reshapeStatic\): does not fit"),
-        (lambda n: n.add_transpose("l", [0, 1], "x", "y"), r"layer 'l' \(transpose\): does not fit"),
+        (lambda n: n.add_transpose("l", [0, 1], "x", "y"), r"layer 'l' \(transpose\): orders 2 axes of 3"),
         (lambda n: n.add_rank_preserving_reshape("l", "x", "y", (0, -1)), "states 2 sizes for an input of 3"),
         (lambda n: n.add_range_dynamic("l", ["x"], "y", step=1), "takes one number, but its input is of"),
         (lambda n: n.add_squeeze("l", "x", "y", axes=[1]), "takes away axis 1, whose size is 3"),

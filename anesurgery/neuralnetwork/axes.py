@@ -38,6 +38,18 @@ def within(ctx: Context, axis: int, rank: int, what: str = "axis") -> int:
     return int(axis)
 
 
+def each_within(ctx: Context, axes: Sequence[int], rank: int) -> list[int]:
+    """Axes as they are stated, each another one.
+
+    Raises:
+        LoadError: there is none such, or one comes twice.
+    """
+    found = [within(ctx, a, rank) for a in axes]
+    if len({a % rank for a in found}) < len(found):
+        raise ctx.error(f"has the axes {found}, expected each once; {DAMAGED}")
+    return found
+
+
 def whole(ctx: Context, x: Var) -> Var:
     """A blob as int32; of numbers that were int32 before they became a blob, those."""
     cast_ = producer(x, "cast")

@@ -26,6 +26,7 @@ def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     ctx.needs_rank(inputs[0], 3)
     x, back = ctx.images(inputs[0])
     padding.needs_type(ctx, params)
+    _check_channels(ctx, params, x)
     strides = padding.positive(ctx, params, "stride", 1)
     dilations = padding.positive(ctx, params, "dilationFactor", 1)
     groups = int(params.nGroups) or 1
@@ -45,6 +46,20 @@ def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
             dilations=dilations, **bias, **padding.spatial(ctx, params),
         )
     )  # fmt: skip
+
+
+def _check_channels(ctx: Context, params: Any, x: Var) -> None:
+    """Refuse groups that do not share out the channels, and kernels of other channels than the input's."""
+    groups, out = int(params.nGroups) or 1, int(params.outputChannels)
+    if out < 1 or out % groups:
+        raise ctx.error(
+            f"has {out} output channels, expected a multiple of its {groups} groups; {DAMAGED}"
+        )
+    if is_symbolic(x.shape[1]):
+        return
+    takes = int(params.kernelChannels) * (1 if params.isDeconvolution else groups)
+    if x.shape[1] != takes:
+        raise ctx.error(f"takes {takes} channels, but its input has {x.shape[1]}; {DAMAGED}")
 
 
 def _bias(ctx: Context, params: Any) -> dict[str, Array]:

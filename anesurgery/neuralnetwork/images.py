@@ -31,8 +31,12 @@ BOXES = (
 @layer("padding")
 def pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Height and width with a border of a constant, of reflected or of repeated values."""
-    kind = params.WhichOneof("PaddingType") or "constant"
+    padding.needs_type(ctx, params)
+    kind = params.WhichOneof("PaddingType")
     amounts = padding.borders(ctx, params.paddingAmounts)
+    if kind == "reflection":
+        least = {-2: max(amounts[:2]) + 1, -1: max(amounts[2:]) + 1}
+        _check_least(ctx, inputs[0], least, "reflects")
     value = F(params.constant.value)
     return mb.pad(x=inputs[0], pad=amounts, mode=PAD[kind], constant_val=value)
 
@@ -44,21 +48,21 @@ def crop(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     ctx.needs_rank(x, 2)
     if len(inputs) == 1:
         top, bottom, left, right = padding.borders(ctx, params.cropAmounts)
-        _check_cut(ctx, x, {-2: top + bottom + 1, -1: left + right + 1})
+        _check_least(ctx, x, {-2: top + bottom + 1, -1: left + right + 1}, "crops")
         return window(x, {-2: (top, -bottom or None), -1: (left, -right or None)})
     high, wide = ctx.shape(inputs[1], [-2, -1])
     top, left = padding.pairs(params.offset, 0)
-    _check_cut(ctx, x, {-2: top + high, -1: left + wide})
+    _check_least(ctx, x, {-2: top + high, -1: left + wide}, "crops")
     return window(x, {-2: (top, top + high), -1: (left, left + wide)})
 
 
-def _check_cut(ctx: Context, x: Var, needed: dict[int, int]) -> None:
-    """Refuse a crop of an image that is smaller than it needs: axis (from the end) -> least size."""
+def _check_least(ctx: Context, x: Var, needed: dict[int, int], verb: str) -> None:
+    """Refuse an image that is smaller than is needed: axis (from the end) -> least size."""
     for axis, least in needed.items():
         size = x.shape[axis]
         if not is_symbolic(size) and size < least:
             raise ctx.error(
-                f"crops axis {axis} of {size} pixels, expected at least {least}; {DAMAGED}"
+                f"{verb} axis {axis} of {size} pixels, expected at least {least}; {DAMAGED}"
             )
 
 

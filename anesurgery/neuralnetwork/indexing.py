@@ -150,6 +150,8 @@ def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     k = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array([params.K], np.int32)
     x, axis = inputs[0], within(ctx, params.axis, inputs[0].rank)
     count = ctx.shape(x, [axis])[0] if isinstance(k, Var) else int(k[0])
+    if count < 1:
+        raise ctx.error(f"takes the {count} largest, expected at least 1; {DAMAGED}")
     found = mb.topk(x=x, k=count, axis=axis, ascending=params.useBottomK)
     if isinstance(k, Var):
         found = [_first(v, k, axis % x.rank) for v in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from anesurgery.mil import Var, mb
-from anesurgery.neuralnetwork.axes import within
+from anesurgery.neuralnetwork.axes import each_within, within
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import Build, layer_nd
 
@@ -27,7 +27,7 @@ def _reduction(op: str) -> Build:
             x = mb.expand_dims(x=x, axes=[0])
             return cast(Var, getattr(mb, op)(x=x, axes=[0], keep_dims=False))
         stated = range(x.rank) if params.reduceAll else params.axes
-        axes = [within(ctx, a, x.rank) for a in stated]
+        axes = each_within(ctx, stated, x.rank)
         made: Var = getattr(mb, op)(x=x, axes=axes, keep_dims=params.keepDims)
         return made
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Var, is_symbolic, mb
-from anesurgery.neuralnetwork.axes import joined, of_rank, shape_of, sizes, within
+from anesurgery.neuralnetwork.axes import each_within, joined, of_rank, shape_of, sizes, within
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import layer, layer_nd
 from anesurgery.neuralnetwork.spec import DAMAGED
@@ -70,7 +70,7 @@ def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     if params.squeezeAll:
         axes = [i for i, d in enumerate(x.shape) if not is_symbolic(d) and d == 1]
     else:
-        axes = [within(ctx, a, x.rank) % x.rank for a in params.axes]
+        axes = [a % x.rank for a in each_within(ctx, params.axes, x.rank)]
     for axis in axes:
         if not is_symbolic(x.shape[axis]) and x.shape[axis] != 1:
             raise ctx.error(f"takes away axis {axis}, whose size is {x.shape[axis]}, not 1")
@@ -82,7 +82,7 @@ def expand_dims(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """With axes of size 1 more, counted in the result."""
     x = inputs[0]
     rank = x.rank + len(params.axes)
-    axes = sorted(within(ctx, a, rank) % rank for a in params.axes)
+    axes = sorted(a % rank for a in each_within(ctx, params.axes, rank))
     made: Var = mb.expand_dims(x=x, axes=axes)
     return made
 
@@ -97,7 +97,11 @@ def get_shape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 @layer_nd("transpose")
 def transpose(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The axes in another order."""
-    made: Var = mb.transpose(x=of_rank(inputs[0], len(params.axes)), perm=list(params.axes))
+    x = of_rank(inputs[0], len(params.axes))
+    axes = each_within(ctx, params.axes, x.rank)
+    if len(axes) != x.rank:
+        raise ctx.error(f"orders {len(axes)} axes of {x.rank}, expected all; {DAMAGED}")
+    made: Var = mb.transpose(x=x, perm=axes)
     return made
 
 
@@ -162,6 +166,10 @@ def tile(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 def reverse(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Some axes back to front."""
     x = of_rank(inputs[0], len(params.reverseDim))
+    if len(params.reverseDim) != x.rank:
+        raise ctx.error(
+            f"has {len(params.reverseDim)} flags for an input of {x.rank} axes, expected one each; {DAMAGED}"
+        )
     axes = [i for i, back in enumerate(params.reverseDim) if back]
     return mb.reverse(x=x, axes=axes) if axes else x
 

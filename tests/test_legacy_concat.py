@@ -90,12 +90,6 @@ def test_channels_that_interleave(x: Shape, count: int, axis: int) -> None:
     assert kinds_after(STEP, spec) == ["concat", "convolution"]
 
 
-def test_a_single_input_is_passed_on() -> None:
-    one = make_layer("concatND", ["x"], ["y"], axis=0)
-    spec = make_network({"x": (7,)}, [one, make_layer("unary", ["y"], ["z"], type="ABS")], ["z"])
-    assert kinds_after(STEP, spec) == ["unary"]
-
-
 def test_a_batch_known_at_run_time_only() -> None:
     spec = with_any_batch(joined((1, 2, 4, 5), (1, 3, 4, 5), axis=1))
     after, session = apply_layer_pass(STEP, spec)

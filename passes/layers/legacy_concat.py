@@ -22,7 +22,7 @@ Along channels (axis -3) and sequences (axis -5) it is `concat`. Along rows and 
 zeros of the size of the result, and those are added: exact for all numbers, except that -0 becomes 0. That
 writes the result once for each input and reads it again; switch it off with `spatial=False`. Channels that
 interleave are a `concat` and a convolution that orders them: exact for finite numbers, it costs C x C products
-for each pixel. A single input is passed on.
+for each pixel.
 
 Refuses when the inputs differ in the number of axes or in a size besides the axis, along the batch or axes in
 front of the sequence, when it interleaves along another axis than the channel or more than 512 channels, and
@@ -74,9 +74,6 @@ class LegacyConcat(LayerRewrite):
         axis = from_end(site.params.axis, rank)
         if (unlike := _unlike(site, axis)) is not None:
             return unlike
-        if len(site.inputs) == 1:
-            site.forward(site.inputs[0])
-            return None
         if axis not in LEAST:
             return Refusal(
                 f"it joins along {_words(axis, rank)}; the layers of the first releases join channels, "

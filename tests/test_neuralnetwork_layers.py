@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from layer_case import LayerCase as Case
+from layer_case import assert_near, check, t
+from one_layer import floats
 
 import anesurgery as ane
 from anesurgery.mil import Array, quiet_host
@@ -21,52 +23,6 @@ with quiet_host():
     from coremltools.models.neural_network import NeuralNetworkBuilder
 
 Tensor = torch.Tensor
-
-
-def floats(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def t(array: Any) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, np.float32))
-
-
-@dataclass
-class Case:
-    """One form of a layer."""
-
-    name: str
-    fill: Callable[[Any], Any]
-    """Adds the layer that reads x (y, z) and makes out."""
-    expected: Callable[..., Any]
-    """What it makes of arrays of shape `shapes`."""
-    shapes: tuple[tuple[int, ...], ...] = ((4, 6, 7),)
-    exact: bool = False
-    values: dict[str, Array] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ("out",)
-    spec: Callable[[Any], Any] | None = None
-    """Changes the specification afterwards."""
-
-
-def run(case: Case) -> tuple[list[Array], list[Array]]:
-    """(found, expected) for each output."""
-    names = "xyz"[: len(case.shapes)]
-    values = {
-        n: case.values.get(n, floats(*s, seed=i))
-        for i, (n, s) in enumerate(zip(names, case.shapes, strict=True))
-    }
-    builder = NeuralNetworkBuilder(
-        [(n, datatypes.Array(*s)) for n, s in zip(names, case.shapes, strict=True)],
-        [(n, None) for n in case.outputs],
-        disable_rank5_shape_mapping=case.exact,
-    )
-    case.fill(builder)
-    if case.spec is not None:
-        case.spec(builder.spec.neuralNetwork.layers[-1])
-    made = ane.run(import_network(builder.spec), values)
-    wanted = case.expected(*(values[n] for n in names))
-    wanted = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
-    return [made[n] for n in case.outputs], [np.asarray(w) for w in wanted]
 
 
 ALPHA, BETA = floats(4, seed=5), floats(4, seed=6) + 2
@@ -214,13 +170,6 @@ ARITHMETIC = [
     bias(LINE), bias(PLANE), bias(CUBE),
     Case("softmax", lambda b: b.add_softmax("l", "x", "out"), lambda x: F.softmax(t(x), 0)),
 ]  # fmt: skip
-
-
-def check(case: Case) -> None:
-    found, expected = run(case)
-    for a, b in zip(found, expected, strict=True):
-        assert a.shape == b.shape
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS, ids=lambda c: c.name)
@@ -441,7 +390,7 @@ def test_deconvolution_of_volumes(mode: str, dilation: tuple[int, int, int]) -> 
         for axis, (n, s) in enumerate(zip(x.shape[2:], stride, strict=True), 1):
             y = np.take(y, np.arange(n * s) + (y.shape[axis] - n * s) // 2, axis)
     found = ane.run(import_network(builder.spec), {"x": x})["out"]
-    np.testing.assert_allclose(found.reshape(y.shape), y, rtol=1e-5, atol=1e-5)
+    assert_near(found.reshape(y.shape), y)
 
 
 def test_a_dilated_deconvolution_is_told() -> None:
@@ -458,4 +407,4 @@ def test_the_logarithm_has_its_epsilon() -> None:
     builder.add_unary("log", "x", "y", "log", epsilon=1.0)
     x = np.array([0, 1, 9], np.float32)
     found = ane.run(import_network(builder.spec), {"x": x})["y"]
-    np.testing.assert_allclose(found, np.log1p(x), rtol=1e-5, atol=1e-6)
+    assert_near(found, np.log1p(x))

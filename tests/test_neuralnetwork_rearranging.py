@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from layer_case import LayerCase, assert_near, build, check, t
+from one_layer import floats
 
 import anesurgery as ane
 from anesurgery.errors import LoadError
@@ -17,40 +18,14 @@ from anesurgery.mil import Array, quiet_host
 from anesurgery.neuralnetwork.upgrade import import_network
 
 with quiet_host():
-    from coremltools.models import datatypes
     from coremltools.models.neural_network import NeuralNetworkBuilder
 
 
-def floats(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def t(array: Any) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, np.float32))
-
-
 @dataclass
-class Case:
-    """One form of a layer; `fill` adds the layer that reads x (y) and makes `outputs`."""
+class Case(LayerCase):
+    """One form of a layer, of a larger image."""
 
-    name: str
-    fill: Callable[[Any], Any]
-    expected: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...] = ((4, 6, 8),)
-    exact: bool = False
-    outputs: tuple[str, ...] = ("out",)
-    values: dict[str, Array] = field(default_factory=dict)
-
-
-def build(case: Case) -> Any:
-    names = "xyz"[: len(case.shapes)]
-    builder = NeuralNetworkBuilder(
-        [(n, datatypes.Array(*s)) for n, s in zip(names, case.shapes, strict=True)],
-        [(n, None) for n in case.outputs],
-        disable_rank5_shape_mapping=case.exact,
-    )
-    case.fill(builder)
-    return builder.spec
 
 
 STATISTICS = {n: floats(4, seed=i) for i, n in enumerate(("gamma", "beta", "mean"))}
@@ -344,21 +319,6 @@ IMAGES = [
 ]  # fmt: skip
 
 
-def check(case: Case) -> None:
-    names = "xyz"[: len(case.shapes)]
-    values = {
-        n: floats(*s, seed=i) for i, (n, s) in enumerate(zip(names, case.shapes, strict=True))
-    }
-    values |= case.values
-    made = ane.run(import_network(build(case)), values)
-    wanted = case.expected(*(values[n] for n in names))
-    for name, value in zip(
-        case.outputs, wanted if isinstance(wanted, tuple) else (wanted,), strict=True
-    ):
-        assert made[name].shape == tuple(value.shape)
-        np.testing.assert_allclose(made[name], value, rtol=1e-5, atol=1e-5)
-
-
 ALL = [*NORMALIZATIONS, *PRODUCTS, *REARRANGING, *IMAGES]
 
 
@@ -378,13 +338,13 @@ def test_images_to_crop_may_be_of_any_number(indexed: bool, batch: int) -> None:
     x, places = floats(1, batch, 4, 6, 8), case.values["y"]
     wanted = case.expected(x, places)
     found = ane.run(import_network(spec), {"x": x, "y": places})["out"]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert_near(found, wanted)
     del spec.description.input[1]
     builder = NeuralNetworkBuilder(spec=spec, disable_rank5_shape_mapping=True)
     builder.add_load_constant_nd("places", "y", places, places.shape)
     spec.neuralNetwork.layers.reverse()
     found = ane.run(import_network(spec), {"x": x})["out"]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert_near(found, wanted)
 
 
 def test_a_reduction_to_a_place_needs_one_axis() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layer_case import assert_near
 
 import anesurgery as ane
 from anesurgery.errors import LoadError
@@ -27,7 +28,6 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "LINEAR": lambda x: x,
     "SCALED_TANH": lambda x: 1.7159 * np.tanh(2 / 3 * x),
 }
-RTOL = 1e-5
 
 
 def floats(*shape: int, seed: int = 0) -> Array:
@@ -63,9 +63,7 @@ def built(inputs: dict[str, Array], outputs: list[str], fill: Any, legacy: bool 
 def compare(spec: Any, inputs: dict[str, Array], expected: dict[str, Array]) -> None:
     found = ane.run(import_network(spec), inputs)
     for name, value in expected.items():
-        np.testing.assert_allclose(
-            found[name], value.reshape(found[name].shape), rtol=RTOL, atol=1e-6, err_msg=name
-        )
+        assert_near(found[name], value.reshape(found[name].shape))
 
 
 def op_types(spec: Any) -> set[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from layer_case import assert_near
 from one_layer import floats, network
 
 import anesurgery as ane
@@ -177,4 +178,4 @@ def test_signed_weights_of_a_product_that_quantizes_its_input() -> None:
     spec = network(fill, x, legacy=True)
     assert spec.neuralNetwork.layers[0].innerProduct.weights.int8RawValue
     found = ane.run(import_network(spec), {"x": x})["y"]
-    np.testing.assert_allclose(found, numbers * 0.5 @ x + floats(6), rtol=1e-5, atol=1e-4)
+    assert_near(found, numbers * 0.5 @ x + floats(6))

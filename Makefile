@@ -25,7 +25,8 @@ test: lint types  ## what CI runs: lint, types, tests
 test-all: lint types  ## the slow tests too
 	$(BIN)/python -m pytest
 
-lint: $(READY)  ## ruff
+lint: $(READY)  ## ruff: format and rules
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
 types: $(READY)  ## mypy, strict

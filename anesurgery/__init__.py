@@ -37,20 +37,56 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Inspection": "placement", "Target": "placement",
-    "Comparison": "comparison", "Pass": "surgery", "Pipeline": "surgery", "Recipe": "recipe",
-    "Refusal": "pattern", "Rewrite": "rewrite", "Surgery": "operate", "SurgeryError": "errors",
-    "Predictor": "interpret", "apply": "operate", "compare": "comparison",
-    "first_divergence": "divergence", "load": "program", "inspect": "placement.analysis",
-    "ranges": "calibration", "register": "registry", "run": "interpret", "save": "program", "to_text": "text",
+    "Inspection": "placement",
+    "Target": "placement",
+    "Comparison": "comparison",
+    "Pass": "surgery",
+    "Pipeline": "surgery",
+    "Recipe": "recipe",
+    "Refusal": "pattern",
+    "Rewrite": "rewrite",
+    "Surgery": "operate",
+    "SurgeryError": "errors",
+    "Predictor": "interpret",
+    "apply": "operate",
+    "compare": "comparison",
+    "first_divergence": "divergence",
+    "load": "program",
+    "inspect": "placement.analysis",
+    "ranges": "calibration",
+    "register": "registry",
+    "run": "interpret",
+    "save": "program",
+    "to_text": "text",
     "upgrade": "neuralnetwork.upgrade",
-}  # fmt: skip
+}
 
 __all__ = [
-    "Comparison", "Inspection", "Pass", "Pipeline", "Predictor", "Recipe", "Refusal", "Rewrite", "Surgery",
-    "SurgeryError", "Target", "apply", "compare", "first_divergence", "inspect", "load", "passes", "ranges",
-    "recipes", "register", "run", "save", "to_text", "upgrade",
-]  # fmt: skip
+    "Comparison",
+    "Inspection",
+    "Pass",
+    "Pipeline",
+    "Predictor",
+    "Recipe",
+    "Refusal",
+    "Rewrite",
+    "Surgery",
+    "SurgeryError",
+    "Target",
+    "apply",
+    "compare",
+    "first_divergence",
+    "inspect",
+    "load",
+    "passes",
+    "ranges",
+    "recipes",
+    "register",
+    "run",
+    "save",
+    "to_text",
+    "upgrade",
+]
 
 
 def __getattr__(name: str) -> Any:

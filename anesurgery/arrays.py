@@ -62,9 +62,7 @@ def write_whole(path: Path, fill: Callable[[IO[bytes]], None]) -> None:
         os.chmod(file.name, _mode())
         os.replace(file.name, path)
     except OSError as error:
-        raise SurgeryError(
-            f"cannot write {path}: {error.strerror}; choose another place"
-        ) from error
+        raise SurgeryError(f"cannot write {path}: {error.strerror}; choose another place") from error
 
 
 def _mode() -> int:

@@ -16,34 +16,10 @@ import numpy as np
 
 from anesurgery.builder import Builder
 from anesurgery.mil import Operation, Var, constant, operands, producer, static_shape
+from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
 
 Groups: TypeAlias = "Sequence[tuple[int, ...]]"
 Build: TypeAlias = "Callable[[Builder, Groups], list[Var]]"
-
-BINARY = (
-    "add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum",
-    "equal", "not_equal", "greater", "greater_equal", "less", "less_equal",
-    "logical_and", "logical_or", "logical_xor",
-)  # fmt: skip
-"""Ops of two operands that broadcast."""
-
-BROADCASTING = (*BINARY, "select")
-
-UNARY = (
-    "abs", "acos", "asin", "atan", "atanh", "cast", "ceil", "clamped_relu", "clip", "cos", "cosh", "elu", "erf",
-    "exp", "exp2", "floor", "gelu", "identity", "inverse", "leaky_relu", "linear_activation", "log",
-    "logical_not", "relu", "relu6", "round", "rsqrt", "scaled_tanh", "sigmoid", "sigmoid_hard", "sign", "silu",
-    "sin", "sinh", "softplus", "softsign", "sqrt", "square", "tan", "tanh", "threshold", "thresholded_relu",
-)  # fmt: skip
-"""Ops that work on each element of `x` by itself."""
-
-REDUCTIONS = tuple(
-    f"reduce_{kind}" for kind in
-    ("l1_norm", "l2_norm", "log_sum", "log_sum_exp", "max", "mean", "min", "prod", "sum", "sum_square")
-)  # fmt: skip
-
-VIEWS = ("reshape", "expand_dims", "squeeze")
-"""Ops that are nothing but another view of `x` (when shapes are static)."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +38,9 @@ class Frame:
         while len(groups) > most:
             pairs = [
                 (math.prod(self.sizes[a] for a in (*groups[i], *groups[i + 1])), i)
-                for i in range(len(groups) - 1) if self.joins[groups[i][-1]]
-            ]  # fmt: skip
+                for i in range(len(groups) - 1)
+                if self.joins[groups[i][-1]]
+            ]
             if not pairs:
                 return None
             i = min(pairs)[1]
@@ -147,9 +124,7 @@ def _seen(mb: Builder, var: Var, rank: int, groups: Groups) -> Var:
 
 def _spread(shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> list[Any]:
     """For each axis, which operands are repeated along it; an axis of length 1 goes with its neighbour."""
-    keys: list[Any] = [
-        tuple(s[i] == 1 for s in shapes) if n != 1 else None for i, n in enumerate(sizes)
-    ]
+    keys: list[Any] = [tuple(s[i] == 1 for s in shapes) if n != 1 else None for i, n in enumerate(sizes)]
     known = next((key for key in keys if key is not None), ())
     for i, key in enumerate(keys):
         known = keys[i] = known if key is None else key
@@ -264,9 +239,12 @@ def _slice(op: Operation) -> Frame | str:
     stride = [1] * rank if op.inputs.get("stride") is None else [int(s) for s in op.stride.val]
     single = masks["squeeze_mask"]
     whole = [
-        not single[i] and stride[i] == 1 and (masks["begin_mask"][i] or begin[i] == 0)
-        and (masks["end_mask"][i] or end[i] == sizes[i]) for i in range(rank)
-    ]  # fmt: skip
+        not single[i]
+        and stride[i] == 1
+        and (masks["begin_mask"][i] or begin[i] == 0)
+        and (masks["end_mask"][i] or end[i] == sizes[i])
+        for i in range(rank)
+    ]
     end = [begin[i] + 1 if single[i] else end[i] for i in range(rank)]
     to_end = [begin[i] == -1 if single[i] else masks["end_mask"][i] for i in range(rank)]
 
@@ -278,11 +256,14 @@ def _slice(op: Operation) -> Frame | str:
 
         return [
             mb.slice_by_index(
-                x=_seen(mb, op.x, rank, groups), begin=pick(begin, 0), end=pick(end, 0),
-                stride=pick(stride, 1), begin_mask=pick(masks["begin_mask"], True),
+                x=_seen(mb, op.x, rank, groups),
+                begin=pick(begin, 0),
+                end=pick(end, 0),
+                stride=pick(stride, 1),
+                begin_mask=pick(masks["begin_mask"], True),
                 end_mask=pick(to_end, True),
             )
-        ]  # fmt: skip
+        ]
 
     return Frame(sizes, _alone(rank, [i for i in range(rank) if not whole[i]]), build)
 
@@ -340,7 +321,10 @@ FRAMES: dict[str, Callable[[Operation], Frame | str]] = {
     **dict.fromkeys(
         ("softmax", "cumsum", "reduce_argmax", "reduce_argmin", "split", "concat"), _along_one_axis
     ),
-    "layer_norm": _layer_norm, "linear": _linear, "matmul": _matmul,
-    "slice_by_index": _slice, "transpose": _transpose,
-}  # fmt: skip
+    "layer_norm": _layer_norm,
+    "linear": _linear,
+    "matmul": _matmul,
+    "slice_by_index": _slice,
+    "transpose": _transpose,
+}
 """Op type -> how its axes travel."""

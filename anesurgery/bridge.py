@@ -28,14 +28,10 @@ def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> Any:
     base = ct.PassPipeline.DEFAULT if base is None else base
     passes, ids = list(base.passes), [f"{registry.NAMESPACE}::{step.name}" for step in steps]
     if len(set(ids)) < len(ids):
-        raise PassError(
-            "a pipeline of coremltools can hold each pass once; merge the repeated steps"
-        )
+        raise PassError("a pipeline of coremltools can hold each pass once; merge the repeated steps")
     passes = [name for name in passes if name not in ids]
     at = max((i + 1 for i, name in enumerate(passes) if name == ANCHOR), default=len(passes))
-    pipeline = ct.PassPipeline(
-        [*passes[:at], *ids, *passes[at:]], f"{base.pipeline_name}+anesurgery"
-    )
+    pipeline = ct.PassPipeline([*passes[:at], *ids, *passes[at:]], f"{base.pipeline_name}+anesurgery")
     for name, options in base.get_all_options().items():
         if name not in ids:
             pipeline.set_options(name, {o.option_name: o.option_val for o in options})

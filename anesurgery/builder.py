@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 class Builder:
     """`mb.add(x=..., y=...)` makes an op right before the root of the match; everything made is recorded."""
 
-    def __init__(
-        self, session: Session, function: Function, pass_name: str, root: Operation
-    ) -> None:
+    def __init__(self, session: Session, function: Function, pass_name: str, root: Operation) -> None:
         self._session, self._function = session, function
         self._pass_name, self._root, self._before = pass_name, root, root
         self.made: list[Operation] = []
@@ -74,9 +72,7 @@ class Builder:
             self.made.append(found.op)
         return found
 
-    def shared_value(
-        self, key: tuple[Any, ...], reads: Sequence[Var], build: Callable[[Builder], Var]
-    ) -> Var:
+    def shared_value(self, key: tuple[Any, ...], reads: Sequence[Var], build: Callable[[Builder], Var]) -> Var:
         """One computed value for all edits that ask with the same key; it stands right behind what it reads.
 
         Args:
@@ -119,9 +115,7 @@ class Builder:
         old = self._function.opset_version < mil.ct.target.iOS16
         return np.dtype(np.float32) if old and dtype == np.float16 else dtype
 
-    def add_float_input(
-        self, shape: Sequence[int], dtype: np.dtype[Any], change: InterfaceChange
-    ) -> Var:
+    def add_float_input(self, shape: Sequence[int], dtype: np.dtype[Any], change: InterfaceChange) -> Var:
         """A new float input, read as `dtype` (through a cast where inputs cannot be fp16)."""
         held = self.input_dtype(dtype)
         var = self.add_input(shape, mil.types.numpy_type_to_builtin_type(held.type), change)
@@ -149,9 +143,10 @@ class Builder:
         op = made.op
         assert op is not None
         literals = [
-            v.op for _, v in operands(op)
+            v.op
+            for _, v in operands(op)
             if v.op is not None and v.op.op_type == "const" and v.op.name.startswith(f"{op.name}_")
-        ]  # fmt: skip
+        ]
         for new in (*literals, op):
             if new not in self.made:
                 mil.stamp(new, self._root)

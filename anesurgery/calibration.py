@@ -21,9 +21,7 @@ from anesurgery.mil import Operation, Var, producer
 Values = Mapping[str, Any]
 
 MASK_OPS = frozenset({"band_part", "fill", "fill_like", "select", "sub", "mul", "add"})
-REMEDIES: tuple[tuple[frozenset[str], str, str], ...] = (
-    (MASK_OPS, "infinite", "causal_mask_tensor"),
-)
+REMEDIES: tuple[tuple[frozenset[str], str, str], ...] = ((MASK_OPS, "infinite", "causal_mask_tensor"),)
 """(op types, kind of hazard, pass): the pass that helps, if the ops make a mask; no other pass helps yet."""
 
 
@@ -95,8 +93,12 @@ class Ranges:
         rows = [{**vars(r), "hazards": [vars(h) for h in r.hazards]} for r in self.rows]
         first = {arithmetic: row.name for arithmetic, row in self.first.items()}
         return {
-            "ok": self.ok, "samples": self.samples, "arithmetic": self.arithmetic, "first": first, "ops": rows,
-        }  # fmt: skip
+            "ok": self.ok,
+            "samples": self.samples,
+            "arithmetic": self.arithmetic,
+            "first": first,
+            "ops": rows,
+        }
 
     def __str__(self) -> str:
         from anesurgery.report import as_text, ranges_group
@@ -112,9 +114,13 @@ class Ranges:
 
 
 def ranges(
-    model: Any, inputs: Values | Iterable[Values] | None = None, *, chip: str | None = None,
-    function: str | None = None, seed: int = 0,
-) -> Ranges:  # fmt: skip
+    model: Any,
+    inputs: Values | Iterable[Values] | None = None,
+    *,
+    chip: str | None = None,
+    function: str | None = None,
+    seed: int = 0,
+) -> Ranges:
     """Run a calibration set and report the range of every op, and where fp16 or the Neural Engine would fail.
 
     Args:
@@ -177,11 +183,7 @@ def _add_possible(rows: Iterable[OpRange], engine: str) -> None:
 
 def _floats(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, torch.Tensor]]:
     made = zip(op.outputs, outputs, strict=True)
-    return [
-        (v, x)
-        for v, x in made
-        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()
-    ]
+    return [(v, x) for v, x in made if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()]
 
 
 class _Exact(Listener):

@@ -54,8 +54,9 @@ def main() -> None:
 @app.command("list")
 def list_(
     kinds: Annotated[str, typer.Argument(help="recipes, passes or all.")] = "all",
-    as_json: Json = False, quiet: Quiet = False,
-) -> None:  # fmt: skip
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """All recipes and passes with a sentence each."""
     if kinds not in ("all", "recipes", "passes"):
         raise UnknownName("kind", kinds, ["recipes", "passes", "all"])
@@ -66,32 +67,20 @@ def list_(
     table = Table("name", "kind", "what it does", box=None)
     for kind, name in rows:
         table.add_row(name, kind, registry.summary(name))
-    show(
-        [{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows],
-        table,
-        as_json,
-        quiet,
-    )
+    show([{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows], table, as_json, quiet)
 
 
 @app.command()
 def explain(
     name: Annotated[str, typer.Argument(help="A pass or recipe.", show_default=False)],
-    as_json: Json = False, quiet: Quiet = False,
-) -> None:  # fmt: skip
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """What a pass or recipe does, when it refuses, its evidence and its options."""
     text = registry.documentation(name)
-    steps = (
-        registry.recipe(name).steps
-        if name in registry.recipe_names()
-        else (registry.make_pass(name),)
-    )
+    steps = registry.recipe(name).steps if name in registry.recipe_names() else (registry.make_pass(name),)
     options = {step.name: {k: _plain(v) for k, v in step.options().items()} for step in steps}
-    lines = [
-        f"  {step}.{key} = {value!r}"
-        for step, opts in options.items()
-        for key, value in opts.items()
-    ]
+    lines = [f"  {step}.{key} = {value!r}" for step, opts in options.items() for key, value in opts.items()]
     shown = "\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines])
     if as_json or quiet:
         show({"name": name, "documentation": text, "options": options}, shown, as_json, quiet)
@@ -117,8 +106,9 @@ def apply(
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
-    as_json: Json = False, quiet: Quiet = False,
-) -> None:  # fmt: skip
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Apply a recipe or passes to a model and write the result."""
     if target_path is None and not dry_run:
         raise SurgeryError("OUT is missing; name the package to write, or use --dry-run")
@@ -133,11 +123,7 @@ def apply(
         suffix = ".mlmodel" if on_layers(tuple(steps_of(chosen))) else ".mlpackage"
         check_target(Path(source), Path(target_path), overwrite, suffix)
     surgery = operate(
-        source,
-        chosen,
-        target=target,
-        prove=None if prove == "none" else prove,
-        quiet=quiet or as_json,
+        source, chosen, target=target, prove=None if prove == "none" else prove, quiet=quiet or as_json
     )
     if target_path is not None and not dry_run:
         surgery.save(target_path, overwrite=overwrite)
@@ -154,8 +140,9 @@ def run(
     precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
     function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
-    as_json: Json = False, quiet: Quiet = False,
-) -> None:  # fmt: skip
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Run a model once and show, or write, what comes out."""
     import numpy as np
 
@@ -179,8 +166,9 @@ def ranges(
     chip: Annotated[str | None, typer.Option(help='Whose arithmetic, as "M1".')] = None,
     function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
-    as_json: Json = False, quiet: Quiet = False,
-) -> None:  # fmt: skip
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Ranges of every op, and where fp16 or the Neural Engine would fail (then with exit code 1)."""
     from anesurgery import arrays, report
     from anesurgery.calibration import ranges as certify
@@ -194,13 +182,15 @@ def ranges(
 
 @app.command()
 def compare(
-    a: Model, b: Model,
+    a: Model,
+    b: Model,
     precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
     gate: Annotated[float, typer.Option(help="PSNR in dB that every output must reach.")] = 60.0,
     function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
-    as_json: Json = False, quiet: Quiet = False,
-) -> None:  # fmt: skip
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Run two models on the same inputs and measure how far apart they are."""
     from anesurgery import report
     from anesurgery.comparison import compare as run
@@ -221,12 +211,7 @@ def diff(a: Model, b: Model, as_json: Json = False, quiet: Quiet = False) -> Non
     old, new = load(a), load(b)
     lines = list(
         difflib.unified_diff(
-            to_text(old.program).splitlines(),
-            to_text(new.program).splitlines(),
-            a,
-            b,
-            lineterm="",
-            n=2,
+            to_text(old.program).splitlines(), to_text(new.program).splitlines(), a, b, lineterm="", n=2
         )
     )
     words = interface(old).difference(interface(new))
@@ -256,9 +241,7 @@ def _steps(names: str, options: list[str]) -> Any:
         return registry.recipe(listed[0]).with_options(**_nested(values))
     for name in listed:
         if name not in [*registry.pass_names(), *registry.recipe_names()]:
-            raise UnknownName(
-                "pass or recipe", name, [*registry.recipe_names(), *registry.pass_names()]
-            )
+            raise UnknownName("pass or recipe", name, [*registry.recipe_names(), *registry.pass_names()])
     from anesurgery.recipe import Recipe, steps_of
 
     ours = Recipe("the command line", tuple(steps_of(listed)))

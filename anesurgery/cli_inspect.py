@@ -24,48 +24,45 @@ WORDS = ("fully on the ANE", "partly on the ANE", "not on the ANE")
 
 
 Source = Annotated[str, typer.Argument(help="An .mlpackage or .mlmodel.", show_default=False)]
-After = Annotated[
-    str | None, typer.Argument(help="Another model: what changed.", show_default=False)
-]
-Aim = Annotated[
-    str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+", "iPhone/iOS 18", "any".')
-]
-Units = Annotated[
-    str | None, typer.Option(help="CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY.")
-]
+After = Annotated[str | None, typer.Argument(help="Another model: what changed.", show_default=False)]
+Aim = Annotated[str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+", "iPhone/iOS 18", "any".')]
+Units = Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY.")]
 Samples = Annotated[
     list[Path] | None,
-    typer.Option(
-        help="An .npz file of arrays: look for numeric hazards in a run; repeat for more."
-    ),
+    typer.Option(help="An .npz file of arrays: look for numeric hazards in a run; repeat for more."),
 ]
-Measured = Annotated[
-    bool, typer.Option("--measured", help="Ask Core ML too (macOS 14.4 or later).")
-]
+Measured = Annotated[bool, typer.Option("--measured", help="Ask Core ML too (macOS 14.4 or later).")]
 Segments = Annotated[
     bool, typer.Option("--segments", help="Print the ANE segments as JSON lines, like ANECompat.")
 ]
 Status = Annotated[
-    bool,
-    typer.Option("--status", help="Print a line; exit with 0 all, 1 some, 2 no ops on the ANE."),
+    bool, typer.Option("--status", help="Print a line; exit with 0 all, 1 some, 2 no ops on the ANE.")
 ]
 Html = Annotated[Path | None, typer.Option(help="Write a page.")]
 Fix = Annotated[
     Path | None,
-    typer.Option(
-        help="Repair what can be repaired; write this .mlpackage, or .mlmodel of a network."
-    ),
+    typer.Option(help="Repair what can be repaired; write this .mlpackage, or .mlmodel of a network."),
 ]
 Function = Annotated[str | None, typer.Option(help="Which function to inspect.")]
 Overwrite = Annotated[bool, typer.Option(help="Let --fix and --html replace files.")]
 
 
 def inspect(
-    model: Source, after: After = None, target: Aim = None, compute_units: Units = None,
-    function: Function = None, inputs: Samples = None, measured: Measured = False,
-    segments: Segments = False, status: Status = False, html: Html = None, fix: Fix = None,
-    overwrite: Overwrite = False, as_json: Json = False, quiet: Quiet = False,
-) -> None:  # fmt: skip
+    model: Source,
+    after: After = None,
+    target: Aim = None,
+    compute_units: Units = None,
+    function: Function = None,
+    inputs: Samples = None,
+    measured: Measured = False,
+    segments: Segments = False,
+    status: Status = False,
+    html: Html = None,
+    fix: Fix = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Say where each op of a model runs, why, and which pass repairs it."""
     _check(after, segments=segments, status=status, fix=fix, as_json=as_json)
     _check_files(model, html, fix, overwrite)
@@ -87,9 +84,7 @@ def inspect(
         raise typer.Exit(first.status)
 
 
-def _check(
-    after: str | None, *, segments: bool, status: bool, fix: Path | None, as_json: bool
-) -> None:
+def _check(after: str | None, *, segments: bool, status: bool, fix: Path | None, as_json: bool) -> None:
     """Refuse options that contradict each other."""
     asked = {"AFTER": after, "--fix": fix, "--segments": segments, "--status": status}
     named = [name for name, given in asked.items() if given]
@@ -114,28 +109,23 @@ def _check_files(model: str, html: Path | None, fix: Path | None, overwrite: boo
 
 
 def _look(
-    target: str | None, compute_units: str | None, function: str | None, inputs: list[Path] | None,
+    target: str | None,
+    compute_units: str | None,
+    function: str | None,
+    inputs: list[Path] | None,
     measured: bool,
-) -> Look:  # fmt: skip
+) -> Look:
     from anesurgery import arrays
     from anesurgery.placement.analysis import inspect as analyse
     from anesurgery.placement.target import Target
 
     aim = Target.parse(target, compute_units)
     samples = [arrays.read(path) for path in inputs] if inputs else None
-    return lambda model: analyse(
-        model, aim, inputs=samples, function=function, measured=measured
-    )  # fmt: skip
+    return lambda model: analyse(model, aim, inputs=samples, function=function, measured=measured)
 
 
 def _repair(
-    model: str,
-    package: Path,
-    target: str | None,
-    units: str | None,
-    *,
-    overwrite: bool,
-    quiet: bool,
+    model: str, package: Path, target: str | None, units: str | None, *, overwrite: bool, quiet: bool
 ) -> None:
     from anesurgery.operate import apply
     from anesurgery.registry import recipe

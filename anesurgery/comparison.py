@@ -65,9 +65,14 @@ class Comparison:
         """Plain data."""
         rows = [{k: _plain(v) for k, v in vars(o).items()} for o in self.outputs]
         return {
-            "ok": self.ok, "precision": self.precision, "gate_db": self.gate, "psnr_db": _plain(self.psnr),
-            "first_divergence": self.first_divergence, "outputs": rows, "interface_changes": list(self.words),
-        }  # fmt: skip
+            "ok": self.ok,
+            "precision": self.precision,
+            "gate_db": self.gate,
+            "psnr_db": _plain(self.psnr),
+            "first_divergence": self.first_divergence,
+            "outputs": rows,
+            "interface_changes": list(self.words),
+        }
 
 
 def _plain(value: Any) -> Any:
@@ -75,9 +80,16 @@ def _plain(value: Any) -> Any:
 
 
 def compare(
-    a: Any, b: Any, inputs: Mapping[str, Array] | None = None, *, precision: str = "fp32",
-    contract: Sequence[InterfaceChange] = (), gate: float = 60.0, function: str | None = None, seed: int = 0,
-) -> Comparison:  # fmt: skip
+    a: Any,
+    b: Any,
+    inputs: Mapping[str, Array] | None = None,
+    *,
+    precision: str = "fp32",
+    contract: Sequence[InterfaceChange] = (),
+    gate: float = 60.0,
+    function: str | None = None,
+    seed: int = 0,
+) -> Comparison:
     """Run two models on the same inputs with the interpreter and measure how far apart they are.
 
     Args:
@@ -138,9 +150,7 @@ def compare_arrays(name: str, a: Array, b: Array) -> OutputComparison:
         InterfaceError: the shapes differ.
     """
     if a.shape != b.shape:
-        raise InterfaceError(
-            f"output {name!r} has shape {a.shape} in one model and {b.shape} in the other"
-        )
+        raise InterfaceError(f"output {name!r} has shape {a.shape} in one model and {b.shape} in the other")
     x, y = a.astype(np.float64), b.astype(np.float64)
     agree = (x == y) | (np.isnan(x) & np.isnan(y))
     finite = np.isfinite(x) & np.isfinite(y)
@@ -149,9 +159,15 @@ def compare_arrays(name: str, a: Array, b: Array) -> OutputComparison:
     max_abs = float(apart.max(initial=0.0))
     kl, top_k = _rows(x, y)
     return OutputComparison(
-        name, tuple(a.shape), psnr(peak, float(np.sqrt(np.mean(apart**2))) if apart.size else 0.0),
-        max_abs, max_abs / peak if peak else max_abs, kl, top_k, int((~agree & ~finite).sum()),
-    )  # fmt: skip
+        name,
+        tuple(a.shape),
+        psnr(peak, float(np.sqrt(np.mean(apart**2))) if apart.size else 0.0),
+        max_abs,
+        max_abs / peak if peak else max_abs,
+        kl,
+        top_k,
+        int((~agree & ~finite).sum()),
+    )
 
 
 def psnr(peak: float, rms: float) -> float:

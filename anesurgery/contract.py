@@ -55,12 +55,7 @@ class Interface:
             a, b = self.functions[name], other.functions[name]
             found += _ports("input", a.inputs, b.inputs, ignore)
             found += _ports("output", a.outputs, b.outputs, ignore)
-        if (
-            self.description
-            and other.description
-            and self.description != other.description
-            and not ignore
-        ):
+        if self.description and other.description and self.description != other.description and not ignore:
             found.append("the description of the package differs")
         if self.specification_version != other.specification_version:
             found.append(
@@ -69,9 +64,7 @@ class Interface:
         return "; ".join(found)
 
 
-def _ports(
-    word: str, a: tuple[Port, ...], b: tuple[Port, ...], ignore: Collection[str]
-) -> list[str]:
+def _ports(word: str, a: tuple[Port, ...], b: tuple[Port, ...], ignore: Collection[str]) -> list[str]:
     old = {p.name: p for p in a if p.name not in ignore}
     new = {p.name: p for p in b if p.name not in ignore}
     found = [f"{word} {p} is gone" for n, p in old.items() if n not in new]

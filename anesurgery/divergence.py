@@ -39,10 +39,17 @@ class Divergence:
 
 
 def first_divergence(
-    a: Any, b: Any, inputs: Mapping[str, Array] | None = None, *, by: str = "name",
-    precision: str = "fp32", gate: float = 60.0, contract: Sequence[InterfaceChange] = (),
-    function: str | None = None, seed: int = 0,
-) -> Divergence | None:  # fmt: skip
+    a: Any,
+    b: Any,
+    inputs: Mapping[str, Array] | None = None,
+    *,
+    by: str = "name",
+    precision: str = "fp32",
+    gate: float = 60.0,
+    contract: Sequence[InterfaceChange] = (),
+    function: str | None = None,
+    seed: int = 0,
+) -> Divergence | None:
     """The first op of `b`, in file order, whose value is off that of `a` by more than the gate; or None.
 
     Integers and booleans have to be equal. The outputs are always paired, in their order, whatever else is.
@@ -84,11 +91,7 @@ def first_divergence(
 
 def _arrays(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, Array]]:
     """The tensors that an op made; floats as fp32."""
-    made = (
-        (v, x.detach().cpu())
-        for v, x in zip(op.outputs, outputs, strict=True)
-        if hasattr(x, "detach")
-    )
+    made = ((v, x.detach().cpu()) for v, x in zip(op.outputs, outputs, strict=True) if hasattr(x, "detach"))
     return [(v, (x.float() if x.is_floating_point() else x).numpy()) for v, x in made]
 
 
@@ -115,9 +118,8 @@ class _Watch(_Keep):
     """A listener that stops the run at the first value that differs."""
 
     def __init__(
-        self, pairs: Mapping[Var, Var], reference: Mapping[Var, Array], gate: float,
-        shaped: Collection[Var],
-    ) -> None:  # fmt: skip
+        self, pairs: Mapping[Var, Var], reference: Mapping[Var, Array], gate: float, shaped: Collection[Var]
+    ) -> None:
         self._pairs, self._reference, self._gate, self._shaped = pairs, reference, gate, shaped
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
@@ -130,17 +132,13 @@ class _Watch(_Keep):
             if expected.shape != value.shape:
                 if var in self._shaped:
                     note = f"shape {value.shape} against {expected.shape}"
-                    raise _Found(
-                        Divergence(op.op_type, var.name, other.name, -math.inf, math.inf, note)
-                    )
+                    raise _Found(Divergence(op.op_type, var.name, other.name, -math.inf, math.inf, note))
                 continue
             row = compare_arrays(var.name, expected, value)
             unequal = expected.dtype.kind != "f" and row.max_abs > 0
             if row.psnr < self._gate or row.bad or unequal:
                 note = f"{row.bad} elements are undefined on one side only" if row.bad else ""
-                raise _Found(
-                    Divergence(op.op_type, var.name, other.name, row.psnr, row.max_abs, note)
-                )
+                raise _Found(Divergence(op.op_type, var.name, other.name, row.psnr, row.max_abs, note))
 
 
 def _values(function: Function) -> list[Var]:
@@ -158,16 +156,14 @@ def _by_position(a: Function, b: Function) -> dict[Var, Var]:
         return var.op.op_type, str(var.shape)
 
     old, new = _values(a), _values(b)
-    matcher = difflib.SequenceMatcher(
-        None, list(map(key, old)), list(map(key, new)), autojunk=False
-    )
+    matcher = difflib.SequenceMatcher(None, list(map(key, old)), list(map(key, new)), autojunk=False)
     return {
-        new[block.b + i]: old[block.a + i]
-        for block in matcher.get_matching_blocks() for i in range(block.size)
-    }  # fmt: skip
+        new[block.b + i]: old[block.a + i] for block in matcher.get_matching_blocks() for i in range(block.size)
+    }
 
 
 PAIRINGS: dict[str, Callable[[Function, Function], dict[Var, Var]]] = {
-    "name": _by_name, "position": _by_position,
-}  # fmt: skip
+    "name": _by_name,
+    "position": _by_position,
+}
 """How values of two functions are paired: (first, second) -> {value of the second: value of the first}."""

@@ -38,13 +38,7 @@ def fingerprint(
     def written(op: Operation) -> Hashable:
         inputs = tuple((k, known(v)) for k, v in op.inputs.items() if v is not None)
         nested = tuple(id(block) for block in op.blocks)
-        return (
-            op.op_type,
-            str(op.opset_version),
-            inputs,
-            nested,
-            tuple(known(v) for v in op.outputs),
-        )
+        return (op.op_type, str(op.opset_version), inputs, nested, tuple(known(v) for v in op.outputs))
 
     sides = tuple(tuple(written(op) for op in ops if op.op_type != "const") for ops in (old, new))
     return (sides, tuple((known(a), known(b)) for a, b in replaced))

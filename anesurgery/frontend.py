@@ -145,9 +145,7 @@ def _logical(op_type: str) -> Convert:
         given = _inputs(context, node)[:2]
         sides = [v if isinstance(v, Var) else mb.const(val=v) for v in given]
         if any(not types.is_bool(v.dtype) for v in sides):
-            raise NotImplementedError(
-                f"{node.name}: {node.kind} of integers; only booleans are covered"
-            )
+            raise NotImplementedError(f"{node.name}: {node.kind} of integers; only booleans are covered")
         context.add(getattr(mb, op_type)(x=sides[0], y=sides[1], name=node.name))
 
     return convert

@@ -9,16 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from anesurgery.mil import (
-    Operation,
-    Var,
-    constant,
-    consumers,
-    is_constant,
-    is_output,
-    np_dtype,
-    producer,
-)
+from anesurgery.mil import Operation, Var, constant, consumers, is_constant, is_output, np_dtype, producer
 
 DEPTH = 24
 """How far back a proof looks; further back it gives up."""
@@ -26,12 +17,10 @@ DEPTH = 24
 MOVES = frozenset(
     {"expand_dims", "squeeze", "reshape", "transpose", "slice_by_index", "slice_by_size", "tile", "identity"}
     | {"reverse", "split"}
-)  # fmt: skip
+)
 """Ops whose result holds only values of their `x`."""
 
-COUNTS = frozenset(
-    {"abs", "argsort", "non_zero", "reduce_argmax", "reduce_argmin", "relu", "shape", "sigmoid"}
-)
+COUNTS = frozenset({"abs", "argsort", "non_zero", "reduce_argmax", "reduce_argmin", "relu", "shape", "sigmoid"})
 """Ops whose result is never negative."""
 
 

@@ -15,21 +15,11 @@ import numpy as np
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.mil import (
-    Array,
-    Var,
-    constant,
-    np_dtype,
-    operands,
-    producer,
-    static_shape,
-)
+from anesurgery.mil import Array, Var, constant, np_dtype, operands, producer, static_shape
 from anesurgery.proof import slice_back
 from anesurgery.scores import SHUT, Chain, is_float, runtime_inputs, shapes_read
 
-POINTWISE = frozenset(
-    {"cast", "sub", "mul", "add", "select", "logical_not", "identity", "minimum", "maximum"}
-)
+POINTWISE = frozenset({"cast", "sub", "mul", "add", "select", "logical_not", "identity", "minimum", "maximum"})
 """Ops through which a condition is followed to the offset that it makes."""
 
 MOST_CONDITIONS = 3
@@ -190,10 +180,7 @@ def conjuncts(condition: Var, wanted: bool) -> list[Literal]:
 
 def _assignments(conditions: Iterable[Var]) -> list[dict[Var, bool]]:
     names = list(conditions)
-    return [
-        dict(zip(names, values, strict=True))
-        for values in product((True, False), repeat=len(names))
-    ]
+    return [dict(zip(names, values, strict=True)) for values in product((True, False), repeat=len(names))]
 
 
 def _filled(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:

@@ -114,11 +114,37 @@ mb: Any = _mil.Builder
 """coremltools' own builder, for programs written by hand (tests and `example()`)."""
 
 __all__ = [
-    "Array", "Block", "Function", "Operation", "Program", "Var", "add_input", "any_symbolic", "behind",
-    "blocks", "constant", "consumers", "ct", "dtype_name", "inside", "is_constant", "is_output", "is_symbolic",
-    "mb", "next_op", "np_dtype", "operands", "producer", "quiet_host", "remove_dead", "remove_input", "stamp",
-    "static_shape", "types", "walk_ops",
-]  # fmt: skip
+    "Array",
+    "Block",
+    "Function",
+    "Operation",
+    "Program",
+    "Var",
+    "add_input",
+    "any_symbolic",
+    "behind",
+    "blocks",
+    "constant",
+    "consumers",
+    "ct",
+    "dtype_name",
+    "inside",
+    "is_constant",
+    "is_output",
+    "is_symbolic",
+    "mb",
+    "next_op",
+    "np_dtype",
+    "operands",
+    "producer",
+    "quiet_host",
+    "remove_dead",
+    "remove_input",
+    "stamp",
+    "static_shape",
+    "types",
+    "walk_ops",
+]
 
 
 def walk_ops(block: Program | Block) -> Iterator[Operation]:

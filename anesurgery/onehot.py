@@ -39,9 +39,7 @@ def one_hot_width(rows: int) -> int:
     return rows if rows <= EXACT_IDS else -(-rows // base) * base
 
 
-def one_hot_pieces(
-    mb: Builder, ids: Var, rows: int, dtype: DTypeLike, most: int
-) -> list[tuple[int, Var]]:
+def one_hot_pieces(mb: Builder, ids: Var, rows: int, dtype: DTypeLike, most: int) -> list[tuple[int, Var]]:
     """One-hot rows of int32 ids in pieces of at most `most` columns, each with its first column.
 
     An id outside [0, rows) gives zeros, up to the width of the rows.

@@ -84,9 +84,15 @@ class Surgery:
 
 
 def apply(
-    model: Any, passes: Any, *, target: str | None = None, prove: str | None = "sites",
-    inputs: Mapping[str, Array] | None = None, quiet: bool = False, seed: int = 0,
-) -> Surgery:  # fmt: skip
+    model: Any,
+    passes: Any,
+    *,
+    target: str | None = None,
+    prove: str | None = "sites",
+    inputs: Mapping[str, Array] | None = None,
+    quiet: bool = False,
+    seed: int = 0,
+) -> Surgery:
     """Apply passes to a model; the model given is not changed.
 
     Args:
@@ -113,9 +119,7 @@ def apply(
     if on_layers(steps):
         from anesurgery.neuralnetwork.editing.operating import apply_layers  # it needs this module
 
-        return apply_layers(
-            model, steps, target=target, prove=prove, inputs=inputs, quiet=quiet, seed=seed
-        )
+        return apply_layers(model, steps, target=target, prove=prove, inputs=inputs, quiet=quiet, seed=seed)
     started = time.perf_counter()
     loaded = clone(load(model)) if isinstance(model, (Program, Loaded)) else load(model)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed)
@@ -130,10 +134,18 @@ def apply(
     if misfit is not None and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfit, session))
     surgery = Surgery(
-        loaded, steps, session.changes, session.refusals, session.contract, ops,
-        op_counts(loaded.program), target, artifacts=session.artifacts, timings=session.timings,
+        loaded,
+        steps,
+        session.changes,
+        session.refusals,
+        session.contract,
+        ops,
+        op_counts(loaded.program),
+        target,
+        artifacts=session.artifacts,
+        timings=session.timings,
         notes=list(loaded.notes),
-    )  # fmt: skip
+    )
     if prove in ("model", "both"):
         gate = recipe.psnr if recipe is not None else 60.0
         surgery.proof = _prove_model(model, surgery, inputs, gate, seed)
@@ -192,13 +204,7 @@ def _prove_model(
 ) -> Comparison:
     started = time.perf_counter()
     result = compare(
-        model,
-        surgery.program,
-        inputs,
-        precision="fp16",
-        contract=surgery.contract,
-        gate=gate,
-        seed=seed,
+        model, surgery.program, inputs, precision="fp16", contract=surgery.contract, gate=gate, seed=seed
     )
     surgery.timings["prove model"] = time.perf_counter() - started
     if not result.ok:

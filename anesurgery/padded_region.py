@@ -59,10 +59,10 @@ class Region:
         """The values that something outside the region reads."""
         inside = set(self.ops)
         return [
-            v for v in self.lanes
-            if v is not self.entry
-            and (is_output(v) or any(op not in inside for op in consumers(v)))
-        ]  # fmt: skip
+            v
+            for v in self.lanes
+            if v is not self.entry and (is_output(v) or any(op not in inside for op in consumers(v)))
+        ]
 
 
 def find_region(root: Operation, size: int) -> Region:
@@ -156,17 +156,13 @@ class _Finder:
     def takers(self) -> dict[Operation, None]:
         """The products that sum over the last axis of what is padded."""
         readers = (op for value in self._region.lanes for op in consumers(value))
-        return dict.fromkeys(
-            op for op in readers if op.enclosing_block is self._block and self._takes_up(op)
-        )
+        return dict.fromkeys(op for op in readers if op.enclosing_block is self._block and self._takes_up(op))
 
     def _takes_up(self, op: Operation) -> bool:
         lanes = self._region.lanes
         if contracts_both(op):
             return op.x in lanes and op.y in lanes and 0.0 in (lanes[op.x], lanes[op.y])
-        return (
-            product_axis(op) is not None and op.x in lanes and contracted_axis(op, op.x) is not None
-        )
+        return product_axis(op) is not None and op.x in lanes and contracted_axis(op, op.x) is not None
 
 
 def build(mb: Builder, region: Region) -> dict[Var, Var]:
@@ -194,9 +190,8 @@ class _Maker:
         at, out = self._mb.before(op), op.outputs[0]
         wanted = self._wanted(op)
         inputs = {
-            k: self._twins[v] if k in wanted else self._plain(v)
-            for k, v in op.inputs.items() if v is not None
-        }  # fmt: skip
+            k: self._twins[v] if k in wanted else self._plain(v) for k, v in op.inputs.items() if v is not None
+        }
         made: Var = getattr(at, op.op_type)(**inputs | self._constants(at, op))
         (self._twins if out in self._region.lanes else self.replaced)[out] = made
 
@@ -208,9 +203,7 @@ class _Maker:
         if product_axis(op) is not None:
             return set()
         needed = lanewise(op, self._region.length) or []
-        return {
-            k for k, v in op.inputs.items() if isinstance(v, Var) and v in needed and v in lanes
-        }
+        return {k for k, v in op.inputs.items() if isinstance(v, Var) and v in needed and v in lanes}
 
     def _constants(self, at: Builder, op: Operation) -> dict[str, Var]:
         """The constant inputs that are padded."""
@@ -260,7 +253,5 @@ class _Maker:
         first = next_op(op) if op is not None and here else next(iter(block.operations))
         amounts = [0] * (2 * value.rank - 1) + [self._region.size - self._region.length]
         zero = np_dtype(value).type(0)
-        made: Var = self._mb.before(first).pad(
-            x=value, pad=amounts, mode="constant", constant_val=zero
-        )
+        made: Var = self._mb.before(first).pad(x=value, pad=amounts, mode="constant", constant_val=zero)
         return made

@@ -23,7 +23,7 @@ UNARY = frozenset(
     | {"floor", "gelu", "identity", "leaky_relu", "linear_activation", "relu", "relu6", "round"}
     | {"scaled_tanh", "sigmoid", "sigmoid_hard", "sign", "silu", "sin", "softplus", "softsign"}
     | {"sqrt", "square", "tanh", "threshold", "thresholded_relu"}
-)  # fmt: skip
+)
 """Elementwise ops of one value, which carry padding. (Not log, rsqrt, inverse: at 0 epsilon decides.)"""
 
 BINARY = frozenset({"add", "maximum", "minimum", "mul", "pow", "real_div", "sub"})
@@ -187,9 +187,7 @@ def _tame(op: Operation, numbers: Mapping[str, float | None]) -> bool:
 def _apply(op: Operation, numbers: Mapping[str, float | None]) -> float | None:
     """The op's meaning, on one lane."""
     others = {k: constant(v) for k, v in op.inputs.items() if v is not None and k not in numbers}
-    arguments: dict[str, Any] = {
-        k: v.tolist() if hasattr(v, "tolist") else v for k, v in others.items()
-    }
+    arguments: dict[str, Any] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in others.items()}
     arguments |= {k: torch.tensor([n]) for k, n in numbers.items()}
     lane = float(TABLE[op.op_type].function(**arguments).reshape(-1)[0])
     if not abs(lane) <= LARGEST:

@@ -59,17 +59,13 @@ class Match:
 
     def bind(self, *, ops: tuple[Operation, ...] | None = None, **extra: Any) -> Match:
         """The same match with more names (what `check` found and `rewrite` needs)."""
-        return replace(
-            self, ops=self.ops if ops is None else ops, bindings={**self.bindings, **extra}
-        )
+        return replace(self, ops=self.ops if ops is None else ops, bindings={**self.bindings, **extra})
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self.bindings[name]
         except KeyError:
-            raise AttributeError(
-                f"the match has no {name!r}; it has {sorted(self.bindings)}"
-            ) from None
+            raise AttributeError(f"the match has no {name!r}; it has {sorted(self.bindings)}") from None
 
 
 @dataclass(frozen=True)
@@ -125,9 +121,7 @@ class Ops:
                         f"{op_types[0]}({name}=...) needs a pattern, got {value!r}; check constants in `check`"
                     )
             if commutes and set(inputs) != {"x", "y"}:
-                raise PatternError(
-                    f"{op_types[0]}: commutes=True exchanges x and y, so both must be given"
-                )
+                raise PatternError(f"{op_types[0]}: commutes=True exchanges x and y, so both must be given")
             return OpPattern(op_types, inputs, as_, commutes)
 
         return make
@@ -151,9 +145,12 @@ _State = tuple[dict[str, Any], tuple[Operation, ...]]
 
 
 def _match_op(
-    pattern: OpPattern, found: Operation, bindings: dict[str, Any], ops: tuple[Operation, ...],
+    pattern: OpPattern,
+    found: Operation,
+    bindings: dict[str, Any],
+    ops: tuple[Operation, ...],
     trail: list[tuple[int, str]],
-) -> Iterator[_State]:  # fmt: skip
+) -> Iterator[_State]:
     """Every way in which `found` and what stands before it fit; near misses go to `trail`, deepest wins."""
     ops = (*ops, found)
     if pattern.as_ is not None:
@@ -166,9 +163,12 @@ def _match_op(
 
 
 def _match_inputs(
-    wanted: list[tuple[str, Pattern]], found: Operation, bindings: dict[str, Any],
-    ops: tuple[Operation, ...], trail: list[tuple[int, str]],
-) -> Iterator[_State]:  # fmt: skip
+    wanted: list[tuple[str, Pattern]],
+    found: Operation,
+    bindings: dict[str, Any],
+    ops: tuple[Operation, ...],
+    trail: list[tuple[int, str]],
+) -> Iterator[_State]:
     if not wanted:
         yield bindings, ops
         return
@@ -182,16 +182,17 @@ def _match_inputs(
 
 
 def _match_value(
-    pattern: Pattern, value: Var, bindings: dict[str, Any], ops: tuple[Operation, ...],
+    pattern: Pattern,
+    value: Var,
+    bindings: dict[str, Any],
+    ops: tuple[Operation, ...],
     trail: list[tuple[int, str]],
-) -> Iterator[_State]:  # fmt: skip
+) -> Iterator[_State]:
     if isinstance(pattern, AnyVar):
         if bindings.get(pattern.name, value) is value:
             yield {**bindings, pattern.name: value}, ops
         else:
-            trail.append(
-                (len(ops), f"{pattern.name} is %{bindings[pattern.name].name} and %{value.name}")
-            )
+            trail.append((len(ops), f"{pattern.name} is %{bindings[pattern.name].name} and %{value.name}"))
     elif isinstance(pattern, AnyOf):
         for alternative in pattern.alternatives:
             yield from _match_value(alternative, value, bindings, ops, trail)
@@ -199,6 +200,4 @@ def _match_value(
         yield from _match_op(pattern, value.op, bindings, ops, trail)
     else:
         made_by = "an input" if value.op is None else value.op.op_type
-        trail.append(
-            (len(ops), f"%{value.name} comes from {made_by}, not {' or '.join(pattern.op_types)}")
-        )
+        trail.append((len(ops), f"%{value.name} comes from {made_by}, not {' or '.join(pattern.op_types)}"))

@@ -74,14 +74,10 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     if isinstance(model, ct.models.MLModel):
         path = model.package_path
         if path is None:
-            return _network(
-                "this MLModel", model.get_spec(), None, compute_units or model.compute_unit
-            )
+            return _network("this MLModel", model.get_spec(), None, compute_units or model.compute_unit)
         return load(path, compute_units=compute_units or model.compute_unit)
     if not isinstance(model, (str, os.PathLike)):
-        raise LoadError(
-            f"cannot load a {type(model).__name__}; give a path, an MLModel or a MIL Program"
-        )
+        raise LoadError(f"cannot load a {type(model).__name__}; give a path, an MLModel or a MIL Program")
     return _load_path(Path(model).expanduser(), compute_units)
 
 
@@ -157,13 +153,9 @@ def locate(path: Path) -> tuple[Path, Path | None]:
     if path.is_file():
         return path, None
     if path.suffix == ".mlmodelc" or (path / "coremldata.bin").exists():
-        raise LoadError(
-            f"{path} is a compiled model; give the .mlpackage that it was compiled from"
-        )
+        raise LoadError(f"{path} is a compiled model; give the .mlpackage that it was compiled from")
     if not (path / "Manifest.json").is_file():
-        raise LoadError(
-            f"{path} is a folder without a Manifest.json; give the .mlpackage folder itself"
-        )
+        raise LoadError(f"{path} is a folder without a Manifest.json; give the .mlpackage folder itself")
     try:
         manifest = json.loads((path / "Manifest.json").read_text(encoding="utf-8"))
         items = manifest["itemInfoEntries"]
@@ -172,9 +164,7 @@ def locate(path: Path) -> tuple[Path, Path | None]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LoadError(f"{path / 'Manifest.json'} cannot be understood: {error!r}") from error
     if not spec.is_file():
-        raise LoadError(
-            f"{path} lacks its specification {spec.relative_to(path)}; copy the package again"
-        )
+        raise LoadError(f"{path} lacks its specification {spec.relative_to(path)}; copy the package again")
     return spec, folders[0] if folders else None
 
 
@@ -224,11 +214,7 @@ def clone(model: Any) -> Loaded:
 def interface(model: Any) -> Interface:
     """The interface of a model."""
     loaded = load(model)
-    description = (
-        b""
-        if loaded.spec is None
-        else loaded.spec.description.SerializeToString(deterministic=True)
-    )
+    description = b"" if loaded.spec is None else loaded.spec.description.SerializeToString(deterministic=True)
     return Interface(signatures(loaded.program), description, loaded.version)
 
 
@@ -260,9 +246,7 @@ def write_package(loaded: Loaded, package: Path) -> None:
             _assign(spec, field, value)
     with (weights / "weight.bin").open("w+b") as file:
         writer = WeightWriter(file, loaded.weights, package / "scratch.bin")
-        program = transcribe.to_proto(
-            loaded.program, loaded.version, writer.add, loaded.spec.mlProgram
-        )
+        program = transcribe.to_proto(loaded.program, loaded.version, writer.add, loaded.spec.mlProgram)
         writer.finish()
     spec.mlProgram.CopyFrom(program)
     describe(spec, loaded.program)
@@ -280,11 +264,19 @@ def _assign(message: Any, field: Any, value: Any) -> None:
 def _manifest() -> dict[str, Any]:
     model, weights = str(uuid.uuid4()), str(uuid.uuid4())
     items = {
-        model: {"author": AUTHOR, "description": "CoreML Model Specification", "name": "model.mlmodel",
-                "path": MODEL.as_posix()},
-        weights: {"author": AUTHOR, "description": "CoreML Model Weights", "name": "weights",
-                  "path": WEIGHTS.as_posix()},
-    }  # fmt: skip
+        model: {
+            "author": AUTHOR,
+            "description": "CoreML Model Specification",
+            "name": "model.mlmodel",
+            "path": MODEL.as_posix(),
+        },
+        weights: {
+            "author": AUTHOR,
+            "description": "CoreML Model Weights",
+            "name": "weights",
+            "path": WEIGHTS.as_posix(),
+        },
+    }
     return {"fileFormatVersion": "1.0.0", "itemInfoEntries": items, "rootModelIdentifier": model}
 
 
@@ -298,10 +290,14 @@ def with_description(loaded: Loaded) -> Loaded:
         copy.functions[name].output_types = function.output_types
     with quiet_host(), contextlib.redirect_stderr(io.StringIO()):  # its progress bars
         model = mil_convert(
-            copy, convert_to="mlprogram", convert_from="milinternal", skip_model_load=True,
+            copy,
+            convert_to="mlprogram",
+            convert_from="milinternal",
+            skip_model_load=True,
             compute_units=ct.ComputeUnit.ALL,
-            specification_version=loaded.version, pass_pipeline=ct.PassPipeline.EMPTY,
-        )  # fmt: skip
+            specification_version=loaded.version,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+        )
     spec = model.get_spec()
     return replace(loaded, spec=spec)
 

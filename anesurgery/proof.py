@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anesurgery.fingerprint import fingerprint
-from anesurgery.mil import (
-    Array,
-    Operation,
-    Var,
-    is_symbolic,
-    np_dtype,
-    operands,
-    types,
-)
+from anesurgery.mil import Array, Operation, Var, is_symbolic, np_dtype, operands, types
 
 if TYPE_CHECKING:
     import torch
@@ -69,9 +61,7 @@ class SiteProof:
 def slice_back(targets: Iterable[Var], stop: set[Var]) -> list[Operation]:
     """The ops that `targets` depend on, in an order in which they can run, not going beyond `stop`."""
     order: dict[Operation, None] = {}
-    stack: list[tuple[Operation, bool]] = [
-        (v.op, False) for v in targets if v.op is not None and v not in stop
-    ]
+    stack: list[tuple[Operation, bool]] = [(v.op, False) for v in targets if v.op is not None and v not in stop]
     while stack:
         op, ready = stack.pop()
         if op in order:
@@ -80,11 +70,7 @@ def slice_back(targets: Iterable[Var], stop: set[Var]) -> list[Operation]:
             order[op] = None
             continue
         stack.append((op, True))
-        stack += [
-            (v.op, False)
-            for v in _reads(op)
-            if v.op is not None and v not in stop and v.op not in order
-        ]
+        stack += [(v.op, False) for v in _reads(op) if v.op is not None and v not in stop and v.op not in order]
     return list(order)
 
 
@@ -99,10 +85,13 @@ def _reads(op: Operation) -> list[Var]:
 
 
 def prove_site(
-    replaced: Sequence[tuple[Var, Var]], new_ops: Sequence[Operation], sample: Sampler,
-    rng: np.random.Generator, matched: Sequence[Operation] = (),
+    replaced: Sequence[tuple[Var, Var]],
+    new_ops: Sequence[Operation],
+    sample: Sampler,
+    rng: np.random.Generator,
+    matched: Sequence[Operation] = (),
     proven: dict[Hashable, SiteProof | str] | None = None,
-) -> SiteProof | str:  # fmt: skip
+) -> SiteProof | str:
     """Compare each old value with its replacement; a string says why this edit cannot be compared.
 
     Args:
@@ -128,9 +117,7 @@ def prove_site(
     inner = {v for op in old_ops for v in op.outputs}
     inputs = boundary | {v for op in old_ops for v in _reads(op) if v not in inner}
     # What the new side reads from inside the old side is computed, so it must not be drawn.
-    drawn = [
-        v for v in inputs if v not in inner and not (v.op is not None and v.op.op_type == "const")
-    ]
+    drawn = [v for v in inputs if v not in inner and not (v.op is not None and v.op.op_type == "const")]
     proven = {} if proven is None else proven
     key = fingerprint(replaced, old_ops, new_ops)
     if key not in proven:
@@ -144,9 +131,12 @@ def prove_site(
 
 
 def _compare(
-    replaced: Sequence[tuple[Var, Var]], old_ops: list[Operation], new_ops: list[Operation],
-    bindings: dict[Var, torch.Tensor], carried: list[Var],
-) -> SiteProof | str:  # fmt: skip
+    replaced: Sequence[tuple[Var, Var]],
+    old_ops: list[Operation],
+    new_ops: list[Operation],
+    bindings: dict[Var, torch.Tensor],
+    carried: list[Var],
+) -> SiteProof | str:
     from anesurgery.interpret import Unsupported, evaluate
 
     olds = [old for old, _ in replaced]
@@ -169,9 +159,7 @@ def _difference(old: torch.Tensor, new: torch.Tensor) -> tuple[float, float, int
         return 0.0, 0.0, old.numel()
     defined = ~torch.isnan(old.double())
     a, b = old.double()[defined], new.double()[defined]
-    apart = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(
-        torch.inf, torch.inf
-    )  # inf == inf agrees
+    apart = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(torch.inf, torch.inf)  # inf == inf agrees
     largest = float(apart.max()) if apart.numel() else 0.0
     finite = a[torch.isfinite(a)].abs()
     scale = float(finite.max()) if finite.numel() else 0.0

@@ -60,9 +60,11 @@ def _steps_table(surgery: Surgery) -> Table:
         own = [c for c in surgery.changes if c.pass_name == name]
         seconds = surgery.timings.get(name)
         table.add_row(
-            listed.get(name, f"  {name}"), str(made.get(name, 0)), site_summary(own) if own else "",
+            listed.get(name, f"  {name}"),
+            str(made.get(name, 0)),
+            site_summary(own) if own else "",
             "" if seconds is None else f"{seconds:.2f}",
-        )  # fmt: skip
+        )
     return table
 
 
@@ -96,29 +98,24 @@ def _surgery_parts(surgery: Surgery) -> list[Any]:
     parts += [Text(f"note: {note}", style="cyan") for note in surgery.notes]
     parts += [Text(f"left alone: {line}", style="dim") for line in refusal_lines(surgery.refusals)]
     if surgery.proof is not None:
-        parts += [
-            Text(f"whole model, {surgery.proof.precision} arithmetic"),
-            _comparison_table(surgery.proof),
-        ]
+        parts += [Text(f"whole model, {surgery.proof.precision} arithmetic"), _comparison_table(surgery.proof)]
     return parts
 
 
 def _comparison_table(comparison: Comparison) -> Table:
     table = Table(
-        "output",
-        "shape",
-        "PSNR dB",
-        "max abs",
-        "max rel",
-        "KL",
-        "top-1 in top-5",
-        box=box.SIMPLE_HEAD,
+        "output", "shape", "PSNR dB", "max abs", "max rel", "KL", "top-1 in top-5", box=box.SIMPLE_HEAD
     )
     for o in comparison.outputs:
         table.add_row(
-            o.name, "x".join(map(str, o.shape)), f"{o.psnr:.1f}", f"{o.max_abs:.3g}", f"{o.max_rel:.2g}",
-            "" if o.kl is None else f"{o.kl:.2g}", "" if o.top_k is None else f"{o.top_k:.1%}",
-        )  # fmt: skip
+            o.name,
+            "x".join(map(str, o.shape)),
+            f"{o.psnr:.1f}",
+            f"{o.max_abs:.3g}",
+            f"{o.max_rel:.2g}",
+            "" if o.kl is None else f"{o.kl:.2g}",
+            "" if o.top_k is None else f"{o.top_k:.1%}",
+        )
     return table
 
 
@@ -126,10 +123,7 @@ def comparison_group(comparison: Comparison) -> Group:
     """A comparison as a table and a verdict."""
     said = "ok" if comparison.ok else "FAILED"
     verdict = f"{said}: worst PSNR {comparison.psnr:.1f} dB, gate {comparison.gate:g} dB"
-    parts: list[Any] = [
-        _comparison_table(comparison),
-        Text(f"{verdict} ({comparison.precision} arithmetic)"),
-    ]
+    parts: list[Any] = [_comparison_table(comparison), Text(f"{verdict} ({comparison.precision} arithmetic)")]
     if comparison.first_divergence:
         parts.append(Text(f"first diverging op: {comparison.first_divergence}"))
     return Group(*parts)
@@ -162,9 +156,7 @@ def as_html(shown: Any) -> str:
     """Something that rich shows, for a notebook cell."""
     console = Console(file=io.StringIO(), width=WIDTH, record=True, force_jupyter=False)
     console.print(shown)
-    return console.export_html(
-        inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>"
-    )
+    return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
 
 
 def arrays_table(arrays: Mapping[str, Array]) -> Table:
@@ -197,9 +189,13 @@ def ranges_group(ranges: Ranges) -> Group:
     for row in ranges.rows:
         if row.hazards or any(row is r for r in large):
             table.add_row(
-                row.op_type, row.name, f"{row.minimum:.4g}", f"{row.maximum:.4g}",
-                "" if row.partial_sum is None else f"{row.partial_sum:.4g}", "; ".join(map(str, row.hazards)),
-            )  # fmt: skip
+                row.op_type,
+                row.name,
+                f"{row.minimum:.4g}",
+                f"{row.maximum:.4g}",
+                "" if row.partial_sum is None else f"{row.partial_sum:.4g}",
+                "; ".join(map(str, row.hazards)),
+            )
     first = [
         Text(f"first in {arithmetic}: {row.op_type} {row.name}", style="red")
         for arithmetic, row in ranges.first.items()
@@ -214,8 +210,7 @@ def surgery_json(surgery: Surgery) -> dict[str, Any]:
     return {
         "target": surgery.target,
         "steps": [
-            {"name": s.name, "options": {k: _plain(v) for k, v in s.options().items()}}
-            for s in surgery.steps
+            {"name": s.name, "options": {k: _plain(v) for k, v in s.options().items()}} for s in surgery.steps
         ],
         "edits": counts(surgery.changes),
         "changes": [_change_json(c) for c in surgery.changes],

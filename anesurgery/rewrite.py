@@ -30,7 +30,7 @@ from anesurgery.mil import (
     remove_dead,
     remove_input,
     static_shape,
-)  # fmt: skip
+)
 from anesurgery.pattern import Match, OpPattern, Ops, Refusal, match
 from anesurgery.pattern import op as op_patterns
 from anesurgery.proof import SiteProof, prove_site
@@ -115,9 +115,7 @@ class _Driver:
         try:
             m = self.accept(root)
             if m is not None and not left:
-                raise PassError(
-                    f"pass {self.step.name} reaches no fixed point; last edit at {root.name}"
-                )
+                raise PassError(f"pass {self.step.name} reaches no fixed point; last edit at {root.name}")
             return [] if m is None else self.edit(m)
         except SurgeryError:
             raise
@@ -168,13 +166,7 @@ class _Driver:
         new_ops = [op for op in builder.made if op not in unused]
         bound = [f"{k}={operand_text(v)}" for k, v in m.bindings.items() if isinstance(v, Var)]
         change = Change(
-            self.step.name,
-            m.root.name,
-            _names(dead),
-            _names(new_ops),
-            ", ".join(bound),
-            proof,
-            unproven,
+            self.step.name, m.root.name, _names(dead), _names(new_ops), ", ".join(bound), proof, unproven
         )
         self.session.changes.append(change)
         return [*new_ops, *(op for op in readers if op.enclosing_block is not None)]
@@ -226,20 +218,13 @@ class _Driver:
         """
         if not self.session.prove_sites:
             return None, ""
-        comparable = [
-            (old, new) for old, new in pairs if tuple(old.shape or ()) == tuple(new.shape or ())
-        ]
+        comparable = [(old, new) for old, new in pairs if tuple(old.shape or ()) == tuple(new.shape or ())]
         if not comparable:
             return None, "the shape changes on purpose; the comparison of whole models covers it"
         started = time.perf_counter()
         known = self.session.proven.setdefault(str(self.step), {})
         proof = prove_site(
-            comparable,
-            made,
-            lambda v, rng: self.step.sample(m, v, rng),
-            self.session.rng,
-            m.ops,
-            known,
+            comparable, made, lambda v, rng: self.step.sample(m, v, rng), self.session.rng, m.ops, known
         )
         self.session.proof_seconds += time.perf_counter() - started
         if isinstance(proof, str):

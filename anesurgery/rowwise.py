@@ -31,11 +31,11 @@ UNARY = frozenset(
     {"abs", "cast", "clip", "elu", "erf", "exp", "exp2", "gelu", "identity", "inverse", "leaky_relu"}
     | {"log", "logical_not", "relu", "relu6", "rsqrt", "sigmoid", "sigmoid_hard", "sign", "silu"}
     | {"softplus", "softsign", "sqrt", "square", "tanh", "threshold"}
-)  # fmt: skip
+)
 BINARY = frozenset(
     {"add", "sub", "mul", "real_div", "floor_div", "pow", "maximum", "minimum", "equal", "not_equal"}
     | {"greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or", "select"}
-)  # fmt: skip
+)
 REDUCTIONS = frozenset(
     {"reduce_mean", "reduce_sum", "reduce_max", "reduce_min", "reduce_sum_square", "reduce_l2_norm"}
 )
@@ -45,7 +45,7 @@ NORM = frozenset(
     {"abs", "add", "cast", "clip", "concat", "expand_dims", "identity", "layer_norm", "maximum", "minimum"}
     | {"mul", "pow", "real_div", "reshape", "rsqrt", "slice_by_index", "sqrt", "square", "squeeze", "sub"}
     | REDUCTIONS
-)  # fmt: skip
+)
 """Ops that layer norms and root-mean-square norms are spelled with."""
 
 Rows = dict[Var, int]
@@ -107,9 +107,7 @@ def _softmax(op: Operation, axis: int) -> Rows | None:
 
 def _concat(op: Operation, axis: int) -> Rows | None:
     other = int(constant(op.axis)) % op.values[0].rank != axis
-    return (
-        dict.fromkeys(op.values, axis) if other and all(v.val is None for v in op.values) else None
-    )
+    return dict.fromkeys(op.values, axis) if other and all(v.val is None for v in op.values) else None
 
 
 def _expand_dims(op: Operation, axis: int) -> Rows | None:
@@ -146,10 +144,7 @@ def _slice(op: Operation, axis: int) -> Rows | None:
     squeezed, stride = _per_axis(op, "squeeze_mask", False), _per_axis(op, "stride", 1)
     if begin is None or end is None or any(squeezed) or int(stride[axis]) != 1:
         return None
-    from_start = _per_axis(op, "begin_mask", False)[axis] or int(begin[axis]) in (
-        0,
-        -op.x.shape[axis],
-    )
+    from_start = _per_axis(op, "begin_mask", False)[axis] or int(begin[axis]) in (0, -op.x.shape[axis])
     to_end = _per_axis(op, "end_mask", False)[axis] or (
         static_shape(op.x) is not None and int(end[axis]) >= op.x.shape[axis]
     )
@@ -187,9 +182,7 @@ class Tail:
     """In the order in which they run, each with the axis of the positions in its result."""
 
 
-def row_tail(
-    result: Var, axis: int, *, deep: bool = False, behind_head: bool = False
-) -> Tail | Refusal:
+def row_tail(result: Var, axis: int, *, deep: bool = False, behind_head: bool = False) -> Tail | Refusal:
     """The longest row-wise way from one value through a head (linear, matmul with a constant) to `result`.
 
     Before the head it goes through norms only, or (`deep`) through everything that is row-wise. It ends at the
@@ -227,9 +220,14 @@ def row_tail(
 
 
 def _step(
-    var: Var, result: Var, axis: int, heads: int, taken: Mapping[Operation, int],
-    place: Mapping[Operation, int], deep: bool,
-) -> Rows | str:  # fmt: skip
+    var: Var,
+    result: Var,
+    axis: int,
+    heads: int,
+    taken: Mapping[Operation, int],
+    place: Mapping[Operation, int],
+    deep: bool,
+) -> Rows | str:
     """The rows that the producer of `var` reads, or why the way ends here."""
     op = producer(var)
     if op is None or op not in place:

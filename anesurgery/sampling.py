@@ -9,11 +9,7 @@ import numpy as np
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.mil import Array, Function, Program, Var, consumers, is_symbolic, np_dtype, types
 
-LOOKUPS = {
-    "gather": ("indices", "x"),
-    "gather_along_axis": ("indices", "x"),
-    "gather_nd": ("indices", "x"),
-}
+LOOKUPS = {"gather": ("indices", "x"), "gather_along_axis": ("indices", "x"), "gather_nd": ("indices", "x")}
 KEEPS_INDEX = frozenset(
     {"cast", "add", "select", "reshape", "expand_dims", "squeeze", "identity", "transpose", "sub"}
     | {"slice_by_index", "concat", "tile", "maximum", "minimum", "clip"}
@@ -22,9 +18,13 @@ KEEPS_INDEX = frozenset(
 
 
 def sample_inputs(
-    program: Program, *, function: str | None = None, seed: int = 0, length: int = 4,
+    program: Program,
+    *,
+    function: str | None = None,
+    seed: int = 0,
+    length: int = 4,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """Inputs for one function of a program.
 
     Floats are standard normal. An integer input that indexes a constant table is drawn from the table's
@@ -42,9 +42,8 @@ def sample_inputs(
 
 
 def sample_function(
-    function: Function, *, seed: int = 0, length: int = 4,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-) -> dict[str, Array]:  # fmt: skip
+    function: Function, *, seed: int = 0, length: int = 4, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> dict[str, Array]:
     """Inputs for a function: see `sample_inputs`."""
     rng = np.random.default_rng(seed)
     made = {}

@@ -36,9 +36,7 @@ AFFINE = frozenset({"add", "sub", "mul", "select", "cast", "identity", "maximum"
 TAIL = frozenset({"cast", "identity", "reshape", "mul", "real_div"})
 """Ops that may stand between the last mask and the softmax; they stay."""
 
-HEAVY = frozenset(
-    {"matmul", "linear", "conv", "scaled_dot_product_attention", "layer_norm", "einsum"}
-)
+HEAVY = frozenset({"matmul", "linear", "conv", "scaled_dot_product_attention", "layer_norm", "einsum"})
 """Ops that make scores and never masks."""
 
 
@@ -80,10 +78,12 @@ def chain_to(end: Var) -> Chain | str | None:
     if len(size) < 2 or any(is_symbolic(d) for d in size):
         return f"the scores have the symbolic shape {tuple(map(str, end.shape))}"
     return Chain(
-        start, tuple(v for others in reversed(masks) for v in others),
+        start,
+        tuple(v for others in reversed(masks) for v in others),
         tuple(op for op in reversed(ops) if op.op_type not in ("cast", "identity")),
-        tuple(reversed(tail)), (int(size[0]), int(size[1])),
-    )  # fmt: skip
+        tuple(reversed(tail)),
+        (int(size[0]), int(size[1])),
+    )
 
 
 def fused_chain(op: Operation) -> Chain | str | None:

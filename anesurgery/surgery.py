@@ -108,9 +108,10 @@ class Pass:
 
     def __str__(self) -> str:
         changed = ", ".join(
-            f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self)
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in dataclasses.fields(self)
             if getattr(self, f.name) != f.default
-        )  # fmt: skip
+        )
         return f"{self.name}({changed})" if changed else self.name
 
 
@@ -135,9 +136,7 @@ class Pipeline(Pass):
         for i, step in enumerate(self.steps):
             for needed in step.needs_after:
                 if needed in names[:i] and needed not in names[i + 1 :]:
-                    raise PassError(
-                        f"{needed} must run after {step.name}; move it behind step {i + 1}"
-                    )
+                    raise PassError(f"{needed} must run after {step.name}; move it behind step {i + 1}")
 
     def run(self, program: Program, session: Session) -> None:
         """Run the steps in order; an error names the passes that ran before it."""
@@ -148,17 +147,13 @@ class Pipeline(Pass):
                 try:
                     run_pass(step, program, session)
                 except PassError as error:
-                    raise PassError(
-                        f"{error} (ran before it: {', '.join(done) or 'nothing'})"
-                    ) from error
+                    raise PassError(f"{error} (ran before it: {', '.join(done) or 'nothing'})") from error
                 done.append(step.name)
                 if self.observer is not None:
                     self.observer(step, program)
             if not self.until_stable or len(session.changes) == edits:
                 return
-        raise PassError(
-            f"the pipeline still changes the program after {self.limit} rounds: {', '.join(done)}"
-        )
+        raise PassError(f"the pipeline still changes the program after {self.limit} rounds: {', '.join(done)}")
 
 
 def run_pass(step: Pass, program: Program, session: Session) -> None:

@@ -64,9 +64,7 @@ def random_inputs(
         shape = tuple(3 if any_symbolic([d]) else int(d) for d in var.shape)
         dtype, bounds = np_dtype(var), (ranges or {}).get(name)
         if dtype.kind == "f":
-            values: Array = (
-                rng.standard_normal(shape) if bounds is None else rng.uniform(*bounds, shape)
-            )
+            values: Array = rng.standard_normal(shape) if bounds is None else rng.uniform(*bounds, shape)
         else:
             low, high = bounds or (0, 2)
             values = rng.integers(int(low), int(high), shape)

@@ -63,9 +63,7 @@ def _operation(op: Operation, indent: str) -> list[str]:
     arguments = [
         f"{name}={_argument(value)}"
         for name, value in op.inputs.items()
-        if value is not None
-        and not name.startswith("_")
-        and not _is_default(value, defaults.get(name))
+        if value is not None and not name.startswith("_") and not _is_default(value, defaults.get(name))
     ]
     lines = [f"{indent}{left}{' = ' if left else ''}{op.op_type}({', '.join(arguments)})"]
     for nested in op.blocks:

@@ -19,10 +19,7 @@ from anesurgery.mil import Function, Program, Var, ct, quiet_host, types
 with quiet_host():
     from coremltools import _OPSET, proto
     from coremltools.converters.mil.backend.mil import load as writer
-    from coremltools.converters.mil.backend.mil.helper import (
-        create_file_value_tensor,
-        types_to_proto_primitive,
-    )
+    from coremltools.converters.mil.backend.mil.helper import create_file_value_tensor, types_to_proto_primitive
     from coremltools.converters.mil.frontend.milproto import helper
     from coremltools.converters.mil.frontend.milproto import load as reader
     from coremltools.converters.mil.mil.input_type import InputSpec
@@ -60,9 +57,7 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight) -> Program:
             except LoadError:
                 raise
             except Exception as error:
-                raise LoadError(
-                    f"function {name!r} cannot be read: {type(error).__name__}: {error}"
-                ) from error
+                raise LoadError(f"function {name!r} cannot be read: {type(error).__name__}: {error}") from error
     return program
 
 
@@ -93,15 +88,10 @@ def _reading(fetch: FetchWeight) -> Iterator[None]:
 
     It writes epsilons of fp32 beside inputs of fp16, and shapes of unknown rank, and refuses to read both.
     """
-    load_value, validate, dimension = (
-        reader._load_value, InputSpec.validate_inputs, helper.get_proto_dim
-    )  # fmt: skip
+    load_value, validate, dimension = (reader._load_value, InputSpec.validate_inputs, helper.get_proto_dim)
 
     def value(context: Any, spec: Any) -> Any:
-        if (
-            spec.WhichOneof("value") != "blobFileValue"
-            or spec.type.WhichOneof("type") != "tensorType"
-        ):
+        if spec.WhichOneof("value") != "blobFileValue" or spec.type.WhichOneof("type") != "tensorType":
             return load_value(context, spec)
         tensor = spec.type.tensorType
         shape = tuple(d.constant.size for d in tensor.dimensions)
@@ -129,36 +119,30 @@ def _reading(fetch: FetchWeight) -> Iterator[None]:
 class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
     """coremltools' exporter, writing weights through `store` and keeping each function's opset."""
 
-    def __init__(
-        self, program: Program, version: int, store: StoreWeight, opsets: dict[str, str]
-    ) -> None:
+    def __init__(self, program: Program, version: int, store: StoreWeight, opsets: dict[str, str]) -> None:
         super().__init__(program, "", version)
         self._store, self._opsets = store, opsets
 
     def create_file_value(self, var: Var) -> Any:
-        element = (
-            var.sym_type.get_primitive() if hasattr(var.sym_type, "get_primitive") else var.sym_type
-        )
+        element = var.sym_type.get_primitive() if hasattr(var.sym_type, "get_primitive") else var.sym_type
         return create_file_value_tensor(
-            file_name=WEIGHT_FILE, offset=self._store(var), dim=var.val.shape,
+            file_name=WEIGHT_FILE,
+            offset=self._store(var),
+            dim=var.val.shape,
             data_type=types_to_proto_primitive(element),
-        )  # fmt: skip
+        )
 
     def get_milproto_value(self, var: Var) -> Any:
         value = var.val
         if not (isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size > 1):
             return super().get_milproto_value(var)
-        made = proto.MIL_pb2.Value(
-            type=self.types_to_proto(var.sym_type)
-        )  # the host appends one by one
+        made = proto.MIL_pb2.Value(type=self.types_to_proto(var.sym_type))  # the host appends one by one
         made.immediateValue.tensor.bools.values.extend(value.ravel().tolist())
         return made
 
     def export(self) -> Any:
         functions = {
-            name: self.convert_function(
-                f, self._opsets.get(name, _OPSET[self.specification_version])
-            )
+            name: self.convert_function(f, self._opsets.get(name, _OPSET[self.specification_version]))
             for name, f in self.prog.functions.items()
         }
         return proto.MIL_pb2.Program(version=1, functions=functions)
@@ -214,12 +198,4 @@ def numpy_type(element: Any) -> Any:
     return np.dtype(types.nptype_from_builtin(element))
 
 
-__all__ = [
-    "copy_program",
-    "from_proto",
-    "numpy_type",
-    "opset_version",
-    "proto",
-    "to_proto",
-    "version_of",
-]
+__all__ = ["copy_program", "from_proto", "numpy_type", "opset_version", "proto", "to_proto", "version_of"]

@@ -27,8 +27,15 @@ SENTINEL = 0xDEADBEEF
 PIECE = 1 << 24
 
 STORED: dict[str, int] = {
-    "float16": 1, "float32": 2, "uint8": 3, "int8": 4, "int16": 6, "uint16": 7, "int32": 14, "uint32": 15,
-}  # fmt: skip
+    "float16": 1,
+    "float32": 2,
+    "uint8": 3,
+    "int8": 4,
+    "int16": 6,
+    "uint16": 7,
+    "int32": 14,
+    "uint32": 15,
+}
 """Data type code of a blob by numpy dtype, for the types that numpy holds as they are stored."""
 
 
@@ -97,11 +104,7 @@ class WeightFile:
     def holds(self, array: Array) -> Blob | None:
         """The blob that an array is an unchanged view of, if it is one."""
         blob = self._blobs.get(array.ctypes.data)
-        return (
-            blob
-            if blob is not None and blob.size == array.nbytes and array.flags.c_contiguous
-            else None
-        )
+        return blob if blob is not None and blob.size == array.nbytes and array.flags.c_contiguous else None
 
 
 class WeightWriter:
@@ -126,11 +129,7 @@ class WeightWriter:
             return self._by_host(var)
         array = np.ascontiguousarray(array)
         raw: Any = array.reshape(-1).view(np.uint8)  # numpy's buffers are not typed as such
-        key = (
-            STORED[array.dtype.name],
-            array.nbytes,
-            hashlib.blake2b(raw, digest_size=16).digest(),
-        )
+        key = (STORED[array.dtype.name], array.nbytes, hashlib.blake2b(raw, digest_size=16).digest())
         if key not in self._known:
             with self._entry(Blob(key[0], array.nbytes, 0, 0)) as offset:
                 self._file.write(raw)

@@ -30,17 +30,13 @@ def write_whole(target: Path, write: Callable[[Path], object]) -> Path:
             target.rename(scratch / f"old{target.suffix}")
         made.rename(target)
     except OSError as error:
-        raise LoadError(
-            f"{target} was not written: {error.strerror}; nothing was changed"
-        ) from error
+        raise LoadError(f"{target} was not written: {error.strerror}; nothing was changed") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
 
 
-def check_target(
-    source: Path | None, target: Path, overwrite: bool, suffix: str = ".mlpackage"
-) -> None:
+def check_target(source: Path | None, target: Path, overwrite: bool, suffix: str = ".mlpackage") -> None:
     """Refuse a place that a model cannot be written to, before any work is done.
 
     Raises:

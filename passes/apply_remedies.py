@@ -55,9 +55,14 @@ from anesurgery.program import clone, load
 from anesurgery.surgery import Pass, Session, run_pass
 
 ORDER = (
-    "select_last_token", "causal_mask_tensor", "embedding_matmul", "rerank", "pad_last_axis", "negate_subtract",
+    "select_last_token",
+    "causal_mask_tensor",
+    "embedding_matmul",
+    "rerank",
+    "pad_last_axis",
+    "negate_subtract",
     "explicit_broadcast",
-)  # fmt: skip
+)
 """Remedies in the order in which they do not stand in each other's way; others come behind them."""
 
 
@@ -115,9 +120,7 @@ def _changes_results(attempt: Session, program: Program) -> Refusal | None:
     if not attempt.contract or all(is_decoder(f) for f in program.functions.values()):
         return None
     words = "; ".join(change.words for change in attempt.contract)
-    return Refusal(
-        f"the result would change ({words}), and no causal mask shows that it may; run it by name"
-    )
+    return Refusal(f"the result would change ({words}), and no causal mask shows that it may; run it by name")
 
 
 def _worse(before: list[Inspection], after: list[Inspection]) -> Refusal | None:

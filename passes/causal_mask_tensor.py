@@ -49,17 +49,7 @@ from anesurgery import masks, scores
 from anesurgery.adapter import InterfaceChange
 from anesurgery.builder import Builder
 from anesurgery.errors import PassError
-from anesurgery.mil import (
-    Array,
-    Program,
-    Var,
-    constant,
-    mb,
-    np_dtype,
-    producer,
-    static_shape,
-    types,
-)
+from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, producer, static_shape, types
 from anesurgery.pattern import Match, OpPattern, Ops, Refusal
 from anesurgery.rewrite import Rewrite
 
@@ -83,9 +73,7 @@ class CausalMaskTensor(Rewrite):
 
     def __post_init__(self) -> None:
         if not LEAST_FILL <= self.fill <= MOST_FILL:
-            raise PassError(
-                f"{self.name}: fill={self.fill:g}; it must lie in [{LEAST_FILL:g}, {MOST_FILL:g}]"
-            )
+            raise PassError(f"{self.name}: fill={self.fill:g}; it must lie in [{LEAST_FILL:g}, {MOST_FILL:g}]")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Where weights are made from scores."""
@@ -213,20 +201,14 @@ class CausalMaskTensor(Rewrite):
         keep: Array = m.parts.keep
         queries, keys = keep.shape[-2:]
         triangle = keep.size == queries * keys and bool((keep == np.tril(keep)).all())
-        name = (
-            INPUT
-            if triangle and np.tril(np.ones((queries, keys), bool)).sum() == keep.sum()
-            else ""
-        )
+        name = INPUT if triangle and np.tril(np.ones((queries, keys), bool)).sum() == keep.sum() else ""
         name = name or f"{INPUT}_{digest}"
         if (there := mb.input(name)) is not None and there.shape != keep.shape:
             name = f"{INPUT}_{queries}x{keys}"
         held = mb.input_dtype(np_dtype(m.scores))
         array = self.tensor(keep, held)
         shape = "x".join(map(str, keep.shape))
-        words = (
-            f"give {name} ({shape}, {held}): 0 where a position may look, {self.fill:g} elsewhere"
-        )
+        words = f"give {name} ({shape}, {held}): 0 where a position may look, {self.fill:g} elsewhere"
         change = InterfaceChange(words, (name,), inputs=lambda values: {**values, name: array})
         return mb.add_input(keep.shape, types.numpy_type_to_builtin_type(held.type), change)
 

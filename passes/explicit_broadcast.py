@@ -40,9 +40,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.axes import BROADCASTING
 from anesurgery.builder import Builder
 from anesurgery.mil import Operation, Program, Var, constant, mb, static_shape
+from anesurgery.ops import BROADCASTING
 from anesurgery.passes.rerank import Rerank
 from anesurgery.pattern import Match, OpPattern, Ops, Refusal
 from anesurgery.rewrite import Rewrite
@@ -74,7 +74,7 @@ class ExplicitBroadcast(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op that broadcasts."""
-        return op.any(*BROADCASTING)()
+        return op.any(*sorted(BROADCASTING))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Which operands need another shape?"""
@@ -116,15 +116,17 @@ class ExplicitBroadcast(Rewrite):
     def _above_limit(self, m: Match, out: tuple[int, ...]) -> Refusal | None:
         """A constant that stays narrow is worth a word when repeating was asked for."""
         narrow = [
-            v for v in _operands(m.root).values()
+            v
+            for v in _operands(m.root).values()
             if v.shape and tuple(v.shape) != out and constant(v) is not None
-        ]  # fmt: skip
+        ]
         if not narrow or not self.materialize_limit:
             return None
         return Refusal(
             f"%{narrow[0].name} as {_shape(out)} has {math.prod(out)} elements, above "
-            f"materialize_limit={self.materialize_limit}", m.root,
-        )  # fmt: skip
+            f"materialize_limit={self.materialize_limit}",
+            m.root,
+        )
 
 
 def _operands(op: Operation) -> dict[str, Var]:

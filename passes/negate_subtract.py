@@ -55,9 +55,7 @@ class NegateSubtract(Rewrite):
             return Refusal(f"the operands are {dtype}, whose negation may not exist", m.root)
         value = constant(m.y)
         if value is not None and dtype.kind == "i" and np.min(value) == np.iinfo(dtype).min:
-            return Refusal(
-                f"the constant holds {np.iinfo(dtype).min}, which has no negation", m.root
-            )
+            return Refusal(f"the constant holds {np.iinfo(dtype).min}, which has no negation", m.root)
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

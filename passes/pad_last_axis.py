@@ -64,9 +64,7 @@ class PadLastAxis(Rewrite):
 
     def __post_init__(self) -> None:
         if type(self.multiple) is not int or self.multiple < 1:
-            raise PassError(
-                f"{self.name}: multiple={self.multiple!r}; it must be a positive integer"
-            )
+            raise PassError(f"{self.name}: multiple={self.multiple!r}; it must be a positive integer")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every product."""
@@ -112,8 +110,6 @@ def example() -> Program:
     def program(x: Var) -> tuple[Var, Var]:
         h = mb.linear(x=x, weight=first, bias=bias, name="h")
         g = mb.gelu(x=h, mode="EXACT", name="g")
-        return mb.linear(x=g, weight=second, bias=bias_2, name="y"), mb.softmax(
-            x=g, axis=-1, name="z"
-        )
+        return mb.linear(x=g, weight=second, bias=bias_2, name="y"), mb.softmax(x=g, axis=-1, name="z")
 
     return program

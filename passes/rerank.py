@@ -39,19 +39,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery.axes import FRAMES, VIEWS, Frame, frame, seen_as, tensors, transpose_by_blocks
+from anesurgery.axes import FRAMES, Frame, frame, seen_as, tensors, transpose_by_blocks
 from anesurgery.builder import Builder
-from anesurgery.mil import (
-    Operation,
-    Program,
-    Var,
-    mb,
-    np_dtype,
-    producer,
-    static_shape,
-    types,
-    walk_ops,
-)
+from anesurgery.mil import Operation, Program, Var, mb, np_dtype, producer, static_shape, types, walk_ops
+from anesurgery.ops import VIEWS
 from anesurgery.pattern import Match, OpPattern, Ops, Refusal
 from anesurgery.proof import REASSOCIATED, Tolerance
 from anesurgery.rewrite import Rewrite
@@ -74,7 +65,7 @@ class Rerank(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op whose axes are known."""
-        return op.any(*FRAMES, *VIEWS)()
+        return op.any(*sorted({*FRAMES, *VIEWS}))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is the rank wrong, and is there a view of the right rank?"""
@@ -94,8 +85,9 @@ class Rerank(Rewrite):
         if groups is None and op.op_type != "transpose":
             return Refusal(
                 f"{op.op_type} of {' and '.join(map(_shape, tensors(op)))} cannot be brought to rank "
-                f"{self.at_most}: no neighbours among its axes travel together", op,
-            )  # fmt: skip
+                f"{self.at_most}: no neighbours among its axes travel together",
+                op,
+            )
         return m.bind(frame=found, groups=groups)
 
     def check_view(self, m: Match) -> Match | None:

@@ -49,29 +49,11 @@ import numpy as np
 from anesurgery.adapter import InterfaceChange, Values
 from anesurgery.builder import Builder
 from anesurgery.errors import PassError, UnknownName
-from anesurgery.mil import (
-    Function,
-    Program,
-    Var,
-    any_symbolic,
-    consumers,
-    is_output,
-    is_symbolic,
-    mb,
-    np_dtype,
-)
+from anesurgery.mil import Function, Program, Var, any_symbolic, consumers, is_output, is_symbolic, mb, np_dtype
 from anesurgery.pattern import Match, OpPattern, Ops, Refusal
 from anesurgery.proof import REASSOCIATED, Tolerance
 from anesurgery.rewrite import Rewrite
-from anesurgery.rowwise import (
-    RULES,
-    Tail,
-    last_row,
-    leads_to_weights,
-    rebuild,
-    row_tail,
-    takes_last,
-)
+from anesurgery.rowwise import RULES, Tail, last_row, leads_to_weights, rebuild, row_tail, takes_last
 
 MOVES = frozenset({"slice_by_index", "cast", "identity", "reshape"})
 """Ops that do not work: selecting before them saves nothing."""
@@ -172,9 +154,7 @@ class SelectLastToken(Rewrite):
         if any_symbolic(tail.source.shape):
             return f"%{tail.source.name} has the symbolic shape {tuple(tail.source.shape)}"
         if tail.axis != tail.source.rank - 2 or tail.source.rank > 3:
-            return (
-                f"%{tail.source.name} holds its positions on axis {tail.axis} of {tail.source.rank}"
-            )
+            return f"%{tail.source.name} holds its positions on axis {tail.axis} of {tail.source.rank}"
         if np_dtype(tail.source).kind != "f":
             return f"%{tail.source.name} holds {np_dtype(tail.source)}"
         return None
@@ -206,9 +186,7 @@ class SelectLastToken(Rewrite):
             default[:, -1] = 1
             return {name: default, **values}
 
-        change = InterfaceChange(
-            words, (name, logits.name), last_unless_given, _select(logits.name, name)
-        )
+        change = InterfaceChange(words, (name, logits.name), last_unless_given, _select(logits.name, name))
         one_hot = mb.add_float_input(shape, np_dtype(source), change)
         if source.rank == 3:
             one_hot = mb.expand_dims(x=one_hot, axes=[1])

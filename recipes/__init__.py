@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in registry.recipe_names():
         return registry.recipe(name)
-    raise AttributeError(
-        f"there is no recipe {name!r}; known: {', '.join(registry.recipe_names())}"
-    )
+    raise AttributeError(f"there is no recipe {name!r}; known: {', '.join(registry.recipe_names())}")
 
 
 def __dir__() -> list[str]:

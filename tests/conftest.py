@@ -27,9 +27,7 @@ CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 def corpus() -> Path:
     """The folder of real models; tests that need it skip where it is absent."""
     if not CORPUS.is_dir():
-        pytest.skip(
-            f"the corpus of real models is not beside this checkout ({CORPUS.name}/ absent)"
-        )
+        pytest.skip(f"the corpus of real models is not beside this checkout ({CORPUS.name}/ absent)")
     return CORPUS
 
 
@@ -151,17 +149,31 @@ def _build(name: str, attn: str) -> Any:
     import transformers as hf
 
     decoder = {
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32,
-        "intermediate_size": 64, "vocab_size": 101, "max_position_embeddings": 32,
-    }  # fmt: skip
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "vocab_size": 101,
+        "max_position_embeddings": 32,
+    }
     encoder = {k: v for k, v in decoder.items() if k not in ("num_key_value_heads", "vocab_size")}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     t5 = {"num_layers": 2, "num_heads": 2, "d_model": 32, "d_kv": 16, "d_ff": 64, "vocab_size": 101}
     whisper = {
-        "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-        "d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 101, "num_mel_bins": 16,
-        "max_source_positions": 24, "max_target_positions": 16, "decoder_start_token_id": 1,
-    }  # fmt: skip
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "d_model": 32,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "vocab_size": 101,
+        "num_mel_bins": 16,
+        "max_source_positions": 24,
+        "max_target_positions": 16,
+        "decoder_start_token_id": 1,
+    }
     gpt2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 101, "n_positions": 32}
     kinds: dict[str, tuple[str, str, dict[str, Any]]] = {
         "gpt2": ("GPT2LMHeadModel", "GPT2Config", gpt2),
@@ -172,9 +184,16 @@ def _build(name: str, attn: str) -> Any:
         "t5": ("T5ForConditionalGeneration", "T5Config", t5),
         "t5_encoder": ("T5EncoderModel", "T5Config", t5),
         "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", whisper | tokens),
-        "vit": ("ViTModel", "ViTConfig", {k: encoder[k] for k in ("num_hidden_layers", "num_attention_heads",
-                "hidden_size", "intermediate_size")} | {"image_size": 32, "patch_size": 8}),
-    }  # fmt: skip
+        "vit": (
+            "ViTModel",
+            "ViTConfig",
+            {
+                k: encoder[k]
+                for k in ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size")
+            }
+            | {"image_size": 32, "patch_size": 8},
+        ),
+    }
     model, config, options = kinds[name]
     torch.manual_seed(0)
     return getattr(hf, model)(getattr(hf, config)(attn_implementation=attn, **options)).eval()
@@ -218,8 +237,7 @@ def _converted(
     cached = name in ("gpt2", "gpt2_untied", "llama", "qwen2", "t5", "whisper")
     module = _First(_build(name, attn), list(inputs), {"use_cache": cache} if cached else {}).eval()
     example = tuple(
-        torch.from_numpy(v).long() if v.dtype.kind == "i" else torch.from_numpy(v)
-        for v in inputs.values()
+        torch.from_numpy(v).long() if v.dtype.kind == "i" else torch.from_numpy(v) for v in inputs.values()
     )
     with torch.no_grad(), quiet_host():
         graph: Any = (
@@ -242,9 +260,15 @@ def converted() -> Callable[..., Converted]:
     """Convert a tiny model from transformers; each variant once for the whole run."""
 
     def convert(
-        name: str, how: str = "trace", *, attn: str = "eager", mask: bool = False, target: str = "iOS17",
-        precision: str = "fp16", cache: bool = False,
-    ) -> Converted:  # fmt: skip
+        name: str,
+        how: str = "trace",
+        *,
+        attn: str = "eager",
+        mask: bool = False,
+        target: str = "iOS17",
+        precision: str = "fp16",
+        cache: bool = False,
+    ) -> Converted:
         return _converted(name, how, attn, mask, target, precision, cache)
 
     return convert

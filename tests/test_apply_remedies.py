@@ -45,9 +45,7 @@ def test_the_estimate_never_rises(converted: Callable[..., Any], name: str, targ
 
 
 def test_a_decoder_is_repaired_and_proven(converted: Callable[..., Any]) -> None:
-    surgery = ane.apply(
-        converted("gpt2").model, "auto", target="M4/macOS 27", prove="both", quiet=True
-    )
+    surgery = ane.apply(converted("gpt2").model, "auto", target="M4/macOS 27", prove="both", quiet=True)
     assert "select_last_token" in {change.pass_name for change in surgery.changes}
     assert surgery.proof is not None
     assert surgery.proof.ok
@@ -63,9 +61,7 @@ def test_a_remedy_that_costs_more_is_reported_and_left_out() -> None:
     assert after_cost is not None
     assert after_cost <= before_cost
     kept = {c.pass_name for c in session.changes}
-    said = {
-        name for name, refusal in session.refusals if "the estimate would rise" in refusal.reason
-    }
+    said = {name for name, refusal in session.refusals if "the estimate would rise" in refusal.reason}
     assert kept | said
     assert not kept & said
 

@@ -33,9 +33,7 @@ def scores(x: Var) -> Var:
 
 def test_ranges_are_those_of_the_exact_run_over_all_samples() -> None:
     program = program_of(lambda x: mb.mul(x=x, y=np.float16(3), name="y"), 3)
-    found = ane.ranges(
-        program, [{"x": np.array([1.0, -2.0, 0.5])}, {"x": np.array([4.0, 0.0, 0.0])}]
-    )
+    found = ane.ranges(program, [{"x": np.array([1.0, -2.0, 0.5])}, {"x": np.array([4.0, 0.0, 0.0])}])
     (row,) = found.rows
     assert (row.name, row.minimum, row.maximum, row.partial_sum) == ("y", -6.0, 12.0, None)
     assert found.ok
@@ -74,11 +72,7 @@ def test_a_mask_of_infinities_names_the_pass() -> None:
 
     found = ane.ranges(program_of(build, 2), {"x": np.array([-1.0, 1.0])})
     (hazard,) = {h for row in found.rows for h in row.hazards}
-    assert (hazard.kind, hazard.arithmetic, hazard.remedy) == (
-        "infinite",
-        "fp32",
-        "causal_mask_tensor",
-    )
+    assert (hazard.kind, hazard.arithmetic, hazard.remedy) == ("infinite", "fp32", "causal_mask_tensor")
     assert hazard.remedy in registry.pass_names()
 
 

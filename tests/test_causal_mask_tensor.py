@@ -14,13 +14,7 @@ from anesurgery.errors import PassError, ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Array, Program, Var, constant, ct, mb, np_dtype, types, walk_ops
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
-from anesurgery.testing import (
-    apply_pass,
-    assert_refuses,
-    assert_same_numbers,
-    random_inputs,
-    reasons,
-)
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs, reasons
 
 Q = 5
 KEEP = np.tril(np.ones((1, 1, Q, Q), bool))
@@ -29,9 +23,14 @@ Apply = Callable[..., Any]
 
 
 def attention(
-    apply: Apply, *, layers: int = 2, dtype: Any = types.fp32, lead: tuple[int, ...] = (1, 2),
-    size: tuple[int, int] = (Q, Q), **more: Any,
-) -> Program:  # fmt: skip
+    apply: Apply,
+    *,
+    layers: int = 2,
+    dtype: Any = types.fp32,
+    lead: tuple[int, ...] = (1, 2),
+    size: tuple[int, int] = (Q, Q),
+    **more: Any,
+) -> Program:
     """Layers of attention, each with a mask of its own; `more` are further inputs as {name: (shape, dtype)}."""
     shapes = [(*lead, size[0], 4), (*lead, size[1], 4)]
     specs = [mb.TensorSpec(s, dtype) for s in shapes] + [mb.TensorSpec(*s) for s in more.values()]
@@ -120,9 +119,7 @@ SPELLINGS: dict[str, Apply] = {
     "after a constant bias": lambda s: mb.select(
         cond=KEEP, a=mb.add(x=s, y=floats(s, KEEP, -0.5)), b=number(s, -1e4)
     ),
-    "before a constant bias": lambda s: mb.add(
-        x=mb.add(x=s, y=floats(s, KEEP, -1e4)), y=floats(s, KEEP, -0.5)
-    ),
+    "before a constant bias": lambda s: mb.add(x=mb.add(x=s, y=floats(s, KEEP, -1e4)), y=floats(s, KEEP, -0.5)),
 }
 LEFT = {"select", "band_part", "range_1d", "fill", "less_equal", "tile", "maximum", "expand_dims"}
 """What no mask is made with afterwards."""
@@ -173,20 +170,20 @@ def test_a_view_between_mask_and_softmax_stays() -> None:
     after = once(program, edits=1)
     assert_same_numbers(program, after)
     assert [op.op_type for op in walk_ops(after) if op.op_type != "const"] == [
-        "matmul", "add", "mul", "reshape", "softmax",
-    ]  # fmt: skip
+        "matmul",
+        "add",
+        "mul",
+        "reshape",
+        "softmax",
+    ]
 
 
 def test_scores_made_fp32_for_the_softmax_only_are_masked_in_fp16() -> None:
     def upcast(s: Var) -> Var:
-        wide = mb.add(
-            x=mb.cast(x=s, dtype="fp32"), y=floats(mb.cast(x=s, dtype="fp32"), KEEP, -1e9)
-        )
+        wide = mb.add(x=mb.cast(x=s, dtype="fp32"), y=floats(mb.cast(x=s, dtype="fp32"), KEEP, -1e9))
         return mb.cast(x=mb.softmax(x=wide, axis=-1), dtype="fp16")
 
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, 2, Q, 4), types.fp16)], opset_version=ct.target.iOS17
-    )
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, Q, 4), types.fp16)], opset_version=ct.target.iOS17)
     def program(q: Var) -> Var:
         return upcast(mb.matmul(x=q, y=q, transpose_y=True))
 
@@ -233,14 +230,16 @@ SYMBOLIC: dict[str, Any] = {"mask": ((1, 1, Q, Q), types.fp32)}
         ),
         (
             one(
-                lambda s, p: mb.add(x=s, y=mb.select(cond=p, a=floats(s, KEEP, -1e4),
-                                                     b=floats(s, KEEP & (np.arange(Q) > 1), -1e4))),
+                lambda s, p: mb.add(
+                    x=s,
+                    y=mb.select(cond=p, a=floats(s, KEEP, -1e4), b=floats(s, KEEP & (np.arange(Q) > 1), -1e4)),
+                ),
                 p=((1, 1, Q, Q), types.bool),
             ),
             "is no conjunction",
         ),
     ],
-)  # fmt: skip
+)
 def test_refusals(program: Program, reason: str | None) -> None:
     if reason is not None:
         assert_refuses(CausalMaskTensor(), program, reason)
@@ -281,15 +280,21 @@ PADDED: dict[str, Apply] = {
     "and": lambda s, p: mb.select(
         cond=mb.logical_and(x=KEEP, y=mb.not_equal(x=p, y=0)), a=s, b=number(s, -np.inf)
     ),
-    "or": lambda s, p: mb.select(
-        cond=mb.logical_or(x=mb.equal(x=p, y=0), y=~KEEP), a=number(s, -3e4), b=s
-    ),
+    "or": lambda s, p: mb.select(cond=mb.logical_or(x=mb.equal(x=p, y=0), y=~KEEP), a=number(s, -3e4), b=s),
     "not and": lambda s, p: mb.select(
         cond=mb.logical_not(x=mb.logical_and(x=mb.cast(x=p, dtype="bool"), y=KEEP)),
-        a=number(s, -1e9 if np_dtype(s) == np.float32 else -6e4), b=s,
+        a=number(s, -1e9 if np_dtype(s) == np.float32 else -6e4),
+        b=s,
     ),
-    "product": lambda s, p: mb.add(x=s, y=mb.mul(x=number(s, -3e4), y=mb.sub(x=number(s, 1), y=mb.cast(
-        x=mb.logical_and(x=KEEP, y=mb.cast(x=p, dtype="bool")), dtype=word(s))))),
+    "product": lambda s, p: mb.add(
+        x=s,
+        y=mb.mul(
+            x=number(s, -3e4),
+            y=mb.sub(
+                x=number(s, 1), y=mb.cast(x=mb.logical_and(x=KEEP, y=mb.cast(x=p, dtype="bool")), dtype=word(s))
+            ),
+        ),
+    ),
     "one after the other": lambda s, p: mb.select(
         cond=mb.cast(x=p, dtype="bool"), a=mb.add(x=s, y=floats(s, KEEP, -1e4)), b=number(s, -1e4)
     ),
@@ -297,9 +302,14 @@ PADDED: dict[str, Apply] = {
         x=mb.select(cond=KEEP, a=s, b=number(s, -1e4)),
         y=mb.mul(x=mb.sub(x=number(s, 1), y=mb.cast(x=p, dtype=word(s))), y=number(s, -1e4)),
     ),
-    "a sum": lambda s, p: mb.add(x=s, y=mb.add(x=floats(s, KEEP, -65504), y=mb.mul(
-        x=mb.sub(x=number(s, 1), y=mb.cast(x=p, dtype=word(s))), y=number(s, -1e4)))),
-}  # fmt: skip
+    "a sum": lambda s, p: mb.add(
+        x=s,
+        y=mb.add(
+            x=floats(s, KEEP, -65504),
+            y=mb.mul(x=mb.sub(x=number(s, 1), y=mb.cast(x=p, dtype=word(s))), y=number(s, -1e4)),
+        ),
+    ),
+}
 
 
 @pytest.mark.parametrize("dtype", [types.fp16, types.fp32])
@@ -312,8 +322,9 @@ def test_padding_is_split_off_and_combined_once(
     after = once(program, edits=3)
     assert len(masks_of(after)) == 1
     assert not {"select", "logical_and", "logical_or"} & {op.op_type for op in walk_ops(after)}
-    combined = [op for op in walk_ops(after) if op.op_type in ("minimum", "add") and
-                op.outputs[0].shape == KEEP.shape]  # fmt: skip
+    combined = [
+        op for op in walk_ops(after) if op.op_type in ("minimum", "add") and op.outputs[0].shape == KEEP.shape
+    ]
     assert len(combined) == 1
     for padding in ([1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 0, 1]):
         inputs = {**random_inputs(program), "p": np.array(padding, np.int32).reshape(1, 1, 1, Q)}
@@ -372,10 +383,7 @@ def test_fused_attention_gets_the_tensor_as_its_mask(
     assert types_.count("minimum") == conditions
     (found,) = masks_of(after)
     assert found.shape == (1, 1, Q, Q)
-    inputs = {
-        **random_inputs(program),
-        "p": np.array([1, 1, 0, 1, 0], np.int32).reshape(1, 1, 1, Q),
-    }
+    inputs = {**random_inputs(program), "p": np.array([1, 1, 0, 1, 0], np.int32).reshape(1, 1, 1, Q)}
     assert_same_numbers(program, after, inputs, rtol=1e-6)
 
 
@@ -425,10 +433,7 @@ def test_one_triangle_for_scores_of_two_ranks() -> None:
     @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
     def program(q: Var, k: Var) -> Any:
         scores = [mb.matmul(x=x, y=x, transpose_y=True) for x in (q, k)]
-        masked = [
-            mb.select(cond=KEEP if s.rank == 4 else KEEP[0], a=s, b=np.float32(-1e4))
-            for s in scores
-        ]
+        masked = [mb.select(cond=KEEP if s.rank == 4 else KEEP[0], a=s, b=np.float32(-1e4)) for s in scores]
         return tuple(mb.softmax(x=x, axis=-1) for x in masked)
 
     after = once(program)
@@ -456,18 +461,14 @@ def test_a_window_beside_padding() -> None:
         lambda s: s,
         lambda s: mb.mul(x=s, y=np.array([[[[2]], [[3]]]], np.float32)),
         lambda s: mb.add(x=s, y=np.arange(Q, dtype=np.float32)),
-        lambda s: mb.mul(
-            x=SPELLINGS["select the fill"](s), y=np.float32(1e-3)
-        ),  # -10 shuts nothing out
+        lambda s: mb.mul(x=SPELLINGS["select the fill"](s), y=np.float32(1e-3)),  # -10 shuts nothing out
         lambda s: mb.mul(x=SPELLINGS["select the fill"](s), y=np.float32(-1)),
         lambda s, p: mb.add(x=s, y=p),
         lambda s, p: mb.select(cond=mb.greater(x=p, y=np.float32(0)), a=s, b=np.float32(-1e4)),
     ],
 )
 def test_what_is_no_causal_mask_is_passed_over_in_silence(apply: Apply) -> None:
-    more: dict[str, Any] = (
-        {"p": ((1, 1, 1, Q), types.fp32)} if apply.__code__.co_argcount == 2 else {}
-    )
+    more: dict[str, Any] = {"p": ((1, 1, 1, Q), types.fp32)} if apply.__code__.co_argcount == 2 else {}
     _, session = apply_pass(CausalMaskTensor(), attention(apply, **more))
     assert not session.changes
     assert not session.refusals
@@ -524,7 +525,7 @@ def test_a_nested_block_reads_the_shared_tensor_of_the_function() -> None:
 @pytest.mark.parametrize("spelling", ["select", "additive", "ranges"])
 @pytest.mark.parametrize(
     ("ios", "dtype", "held"), [(17, types.fp16, "fp16"), (17, types.fp32, "fp32"), (15, types.fp16, "fp32")]
-)  # fmt: skip
+)
 def test_the_mask_as_an_input(spelling: str, ios: int, dtype: Any, held: str) -> None:
     if ios == 15:
         specs = [mb.TensorSpec((1, 2, Q, 4), types.fp32)]
@@ -580,9 +581,7 @@ def test_a_fill_that_does_not_do_is_an_error(fill: float) -> None:
 
 @pytest.mark.parametrize("shift", [-1, 1])
 @pytest.mark.parametrize("spelling", ["select", "ranges"])
-def test_the_proof_catches_a_wrong_triangle(
-    shift: int, spelling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_proof_catches_a_wrong_triangle(shift: int, spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: CausalMaskTensor, keep: Array, dtype: Any) -> Array:
         queries, keys = keep.shape[-2:]
         tensor = np.where(np.tri(queries, keys, shift, dtype=bool), 0, self.fill)
@@ -595,9 +594,14 @@ def test_the_proof_catches_a_wrong_triangle(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    queries=st.integers(1, 5), keys=st.integers(1, 7), lead=st.sampled_from([(), (3,), (2, 2)]),
-    half=st.booleans(), seed=st.integers(0, 2**16), free=st.booleans(), copies=st.booleans(),
-)  # fmt: skip
+    queries=st.integers(1, 5),
+    keys=st.integers(1, 7),
+    lead=st.sampled_from([(), (3,), (2, 2)]),
+    half=st.booleans(),
+    seed=st.integers(0, 2**16),
+    free=st.booleans(),
+    copies=st.booleans(),
+)
 def test_any_mask_is_kept_exactly_or_refused(
     queries: int, keys: int, lead: tuple[int, ...], half: bool, seed: int, free: bool, copies: bool
 ) -> None:
@@ -610,10 +614,14 @@ def test_any_mask_is_kept_exactly_or_refused(
         keep &= seen
         keep[..., 0] = True
     program = attention(
-        lambda s: mb.select(cond=np.broadcast_to(keep, (*lead, queries, keys)).copy(), a=s,
-                            b=number(s, -np.inf)),
-        layers=1, size=(queries, keys), lead=lead, dtype=types.fp16 if half else types.fp32,
-    )  # fmt: skip
+        lambda s: mb.select(
+            cond=np.broadcast_to(keep, (*lead, queries, keys)).copy(), a=s, b=number(s, -np.inf)
+        ),
+        layers=1,
+        size=(queries, keys),
+        lead=lead,
+        dtype=types.fp16 if half else types.fp32,
+    )
     after, session = apply_pass(CausalMaskTensor(), program)
     fits = not (keep & ~seen).any() and keep.any(-1).all() and not seen.all() and not keep.all()
     assert bool(session.changes) == bool(fits), reasons(session)

@@ -18,9 +18,7 @@ from anesurgery.text import to_text
 
 
 def subtraction(factor: float = 2.0) -> Program:
-    @mb.program(
-        input_specs=[mb.TensorSpec((2, 3)), mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16
-    )
+    @mb.program(input_specs=[mb.TensorSpec((2, 3)), mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
     def program(x: Var, z: Var) -> Var:
         return mb.mul(x=mb.sub(x=x, y=z, name="difference"), y=np.float32(factor), name="y")
 
@@ -55,9 +53,7 @@ def test_list_needs_neither_coremltools_nor_torch() -> None:
         "except SystemExit: pass\n"
         "assert not {'torch', 'coremltools'} & set(sys.modules)"
     )
-    made = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert made.stderr == ""
     names = {row["name"]: row["kind"] for row in json.loads(made.stdout)}
     assert names["gpt2_ane"] == "recipe"
@@ -66,15 +62,11 @@ def test_list_needs_neither_coremltools_nor_torch() -> None:
 
 def test_importing_prints_nothing() -> None:
     script = "import anesurgery as ane; ane.apply; ane.run; ane.recipes.gpt2_ane"
-    made = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (made.stdout, made.stderr) == ("", "")
 
 
-def test_explain_shows_documentation_and_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_explain_shows_documentation_and_options(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     code, out, _ = call(monkeypatch, capsys, "explain", "pad_last_axis")
     assert code == 0
     assert "Refuses when" in out
@@ -126,33 +118,15 @@ def test_quiet_prints_nothing(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ("apply", "gpt2_anee", "IN", "OUT"),
-            "unknown pass or recipe 'gpt2_anee'; did you mean 'gpt2_ane'?",
-        ),
-        (
-            ("apply", "negate_subtract", "NOWHERE", "OUT"),
-            "does not exist; in its folder: model.mlpackage",
-        ),
+        (("apply", "gpt2_anee", "IN", "OUT"), "unknown pass or recipe 'gpt2_anee'; did you mean 'gpt2_ane'?"),
+        (("apply", "negate_subtract", "NOWHERE", "OUT"), "does not exist; in its folder: model.mlpackage"),
         (("apply", "negate_subtract", "IN", "IN"), "is the input, which is never changed"),
         (("apply", "negate_subtract", "IN", "THERE"), "exists; choose another name"),
-        (
-            ("apply", "negate_subtract", "IN"),
-            "OUT is missing; name the package to write, or use --dry-run",
-        ),
-        (
-            ("apply", "pad_last_axis", "IN", "OUT", "--set", "multipel=32"),
-            "did you mean 'multiple'",
-        ),
+        (("apply", "negate_subtract", "IN"), "OUT is missing; name the package to write, or use --dry-run"),
+        (("apply", "pad_last_axis", "IN", "OUT", "--set", "multipel=32"), "did you mean 'multiple'"),
         (("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple"), "write it as option=value"),
-        (
-            ("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple=0"),
-            "must be a positive integer",
-        ),
-        (
-            ("apply", "pad_last_axis", "IN", "OUT", "--prove", "maybe"),
-            "prove='maybe'; it may be 'sites'",
-        ),
+        (("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple=0"), "must be a positive integer"),
+        (("apply", "pad_last_axis", "IN", "OUT", "--prove", "maybe"), "prove='maybe'; it may be 'sites'"),
         (("apply", ",", "IN", "OUT"), "no recipe or pass is named"),
         (("apply", "gpt2_ane", "IN", "OUT", *LEFT), "gpt2_ane changed nothing: the model has no attention"),
         (("apply", "negate_subtract", "TEXT", "OUT"), "is no Core ML specification, or is damaged"),
@@ -173,9 +147,11 @@ def test_bad_usage_is_one_line_and_exit_code_2(
     (tmp_path / "text.mlmodel").write_text("no model", encoding="utf-8")
     places = {
         "TEXT": tmp_path / "text.mlmodel",
-        "IN": package, "OUT": tmp_path / "new.mlpackage", "THERE": tmp_path / "out.mlpackage",
+        "IN": package,
+        "OUT": tmp_path / "new.mlpackage",
+        "THERE": tmp_path / "out.mlpackage",
         "NOWHERE": tmp_path / "nowhere.mlpackage",
-    }  # fmt: skip
+    }
     code, out, err = call(monkeypatch, capsys, *(places.get(w, w) for w in words))
     assert code == 2
     assert out == ""
@@ -203,9 +179,7 @@ def test_compare_and_diff_end_with_1_where_models_differ(
 def test_no_progress_bar_without_a_terminal(package: Path, tmp_path: Path) -> None:
     words = ["apply", "negate_subtract", str(package), str(tmp_path / "out.mlpackage")]
     script = f"import sys; sys.argv = ['anesurgery', *{words!r}]; import anesurgery.cli; anesurgery.cli.main()"
-    made = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert made.returncode == 0
     assert made.stderr == ""
 

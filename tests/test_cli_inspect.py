@@ -55,8 +55,7 @@ def inspection(*units: str | None, model: str = "m") -> Inspection:
     """Ops that prefer these units, each a segment."""
     rows = [OpRow(i, f"op{i}", "relu", "4", "fp16", True, u, i) for i, u in enumerate(units)]
     parts = [
-        Segment(i, u, (f"op{i}",), {f"i{i}": (1, 3, 8, 9)}, {f"o{i}": (3, 8, 9)})
-        for i, u in enumerate(units)
+        Segment(i, u, (f"op{i}",), {f"i{i}": (1, 3, 8, 9)}, {f"o{i}": (3, 8, 9)}) for i, u in enumerate(units)
     ]
     return Inspection(model, Target.parse("M1"), tuple(rows), tuple(parts))
 
@@ -94,17 +93,23 @@ def test_options_reach_the_inspection(call: Call, seen: list[Any], tmp_path: Pat
     for name in ("a.npz", "b.npz"):
         np.savez(tmp_path / name, x=np.ones(2))
     code, _, err = call(
-        "m.mlpackage", "--target", "M4", "--compute-units", "ALL", "--function", "prefill",
-        "--inputs", tmp_path / "a.npz", "--inputs", tmp_path / "b.npz", "--measured",
-    )  # fmt: skip
+        "m.mlpackage",
+        "--target",
+        "M4",
+        "--compute-units",
+        "ALL",
+        "--function",
+        "prefill",
+        "--inputs",
+        tmp_path / "a.npz",
+        "--inputs",
+        tmp_path / "b.npz",
+        "--measured",
+    )
     assert (code, err) == (0, "")
     ((model, target, options),) = seen
     assert (model, target) == ("m.mlpackage", Target.parse("M4", "ALL"))
-    assert (options["function"], options["measured"], len(options["inputs"])) == (
-        "prefill",
-        True,
-        2,
-    )
+    assert (options["function"], options["measured"], len(options["inputs"])) == ("prefill", True, 2)
     assert options["inputs"][0]["x"].tolist() == [1, 1]
 
 
@@ -175,9 +180,7 @@ def test_fix_applies_the_recipe_and_shows_both(
 
     monkeypatch.setattr(operate, "apply", apply)
     out = tmp_path / "all.mlpackage"
-    code, shown, err = call(
-        package, "--fix", out, "--target", "M1", "--compute-units", "ALL", "--json"
-    )
+    code, shown, err = call(package, "--fix", out, "--target", "M1", "--compute-units", "ALL", "--json")
     assert (code, err) == (0, "")
     assert asked == [(str(package), "auto", "ALL", "M1")]
     assert [Path(c[0]).name for c in seen] == ["model.mlpackage", "all.mlpackage"]
@@ -205,9 +208,8 @@ def test_fix_applies_the_recipe_and_shows_both(
     ],
 )
 def test_bad_usage_is_a_line_and_exit_code_2(
-    call: Call, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str],
-    message: str,
-) -> None:  # fmt: skip
+    call: Call, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = call(*[str(package) if w == "MODEL" else w for w in words])
     assert (code, out) == (2, "")

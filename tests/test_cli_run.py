@@ -64,19 +64,12 @@ def test_run_shows_and_writes(call: Call, package: Path, tmp_path: Path) -> None
 
 def test_run_in_each_arithmetic(call: Call, package: Path, tmp_path: Path) -> None:
     given = numbers(tmp_path, 300, 0, 0)
-    for precision, largest in (
-        ("fp32", "90000"),
-        ("fp16", "inf"),
-        ("ane", "inf"),
-        ("ane:M1", "inf"),
-    ):
+    for precision, largest in (("fp32", "90000"), ("fp16", "inf"), ("ane", "inf"), ("ane:M1", "inf")):
         code, said, _ = call("run", package, "--inputs", given, "--precision", precision, "--json")
         assert (code, json.loads(said)["y"]["max"]) == (0, largest)
 
 
-def test_ranges_end_with_1_where_something_overflows(
-    call: Call, package: Path, tmp_path: Path
-) -> None:
+def test_ranges_end_with_1_where_something_overflows(call: Call, package: Path, tmp_path: Path) -> None:
     small, large = numbers(tmp_path, 1, 2, 3), numbers(tmp_path, 300, 2, 3)
     code, said, _ = call("ranges", package, "--inputs", small)
     assert code == 0
@@ -94,21 +87,13 @@ def test_ranges_end_with_1_where_something_overflows(
         (["run", "PACKAGE", "--inputs", "no.npz"], "no.npz cannot be read as an .npz file"),
         (["run", "PACKAGE", "--inputs", "PACKAGE/Manifest.json"], "cannot be read as an .npz file"),
         (["run", "PACKAGE", "--precision", "fp8"], "precision='fp8'; it may be"),
-        (
-            ["run", "PACKAGE", "--out", "/no/such/folder/out.npz"],
-            "cannot write /no/such/folder/out.npz",
-        ),
+        (["run", "PACKAGE", "--out", "/no/such/folder/out.npz"], "cannot write /no/such/folder/out.npz"),
         (["run", "PACKAGE", "--function", "man"], "unknown function 'man'"),
-        (
-            ["ranges", "PACKAGE", "--chip", "M99"],
-            "nothing is known of the arithmetic of chip 'M99'",
-        ),
+        (["ranges", "PACKAGE", "--chip", "M99"], "nothing is known of the arithmetic of chip 'M99'"),
         (["ranges", "missing.mlpackage"], "does not exist"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
-    call: Call, package: Path, words: list[str], said: str
-) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(call: Call, package: Path, words: list[str], said: str) -> None:
     code, out, err = call(*(w.replace("PACKAGE", str(package)) for w in words))
     assert code == 2
     assert out == ""

@@ -38,10 +38,7 @@ def test_the_measures_are_what_they_say() -> None:
     assert math.isclose(row.max_abs, 0.5, rel_tol=1e-6)
     assert math.isclose(row.max_rel, 0.5 / peak, rel_tol=1e-6)
     assert math.isclose(row.psnr, 20 * math.log10(peak / (0.5 / math.sqrt(200))), rel_tol=1e-6)
-    p, q = (
-        np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(-1, keepdims=True)
-        for x in (A, b)
-    )
+    p, q = (np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(-1, keepdims=True) for x in (A, b))
     assert row.kl is not None
     assert math.isclose(row.kl, float((p * np.log(p / q)).sum(-1).mean()), rel_tol=1e-5)
 
@@ -94,9 +91,7 @@ def test_other_outputs_are_an_error() -> None:
         compare(chain(1.0), other)
 
 
-def test_ids_are_drawn_from_their_table_and_masks_mask_the_end(
-    converted: Callable[..., Any],
-) -> None:
+def test_ids_are_drawn_from_their_table_and_masks_mask_the_end(converted: Callable[..., Any]) -> None:
     program = converted("gpt2", mask=True)
     from anesurgery.program import load
 
@@ -110,8 +105,7 @@ def test_symbolic_dimensions_get_a_length() -> None:
     from coremltools.converters.mil.mil import get_new_symbol
 
     @mb.program(
-        input_specs=[mb.TensorSpec((1, get_new_symbol()), dtype=types.fp16)],
-        opset_version=ct.target.iOS16,
+        input_specs=[mb.TensorSpec((1, get_new_symbol()), dtype=types.fp16)], opset_version=ct.target.iOS16
     )
     def program(x: Var) -> Var:
         return mb.relu(x=x)
@@ -126,9 +120,7 @@ def classifier(factor: float) -> Program:
     @mb.program(input_specs=[mb.TensorSpec((3,))])
     def program(x: Var) -> Any:
         scores = mb.softmax(x=mb.mul(x=x, y=np.float32(factor)), axis=-1)
-        return mb.classify(
-            probabilities=scores, classes=mb.const(val=mil_list(["a", "b", "c"])), name="class"
-        )
+        return mb.classify(probabilities=scores, classes=mb.const(val=mil_list(["a", "b", "c"])), name="class")
 
     return program
 

@@ -49,9 +49,10 @@ def converted(how: str, ios: int, precision: str, selects: bool = False) -> Prog
     traced = how == "trace"
     with quiet_host():
         source: Any = (
-            torch.jit.trace(module, ids) if traced  # type: ignore[no-untyped-call]
+            torch.jit.trace(module, ids)
+            if traced  # type: ignore[no-untyped-call]
             else torch.export.export(module, (ids,)).run_decompositions({})
-        )  # fmt: skip
+        )
         made = ct.convert(
             source,
             inputs=[ct.TensorType("ids", (1, 8), dtype=np.int32)] if traced else None,
@@ -90,9 +91,7 @@ def test_embedding_matmul(how: str, ios: int, precision: str, mode: str) -> None
     program = converted(how, ios, precision)
     after, session = once(EmbeddingMatmul(mode=mode), program)
     for arithmetic in ("fp32", "fp16"):
-        assert_same_numbers(
-            program, after, inputs_of(program), precision=arithmetic, session=session
-        )
+        assert_same_numbers(program, after, inputs_of(program), precision=arithmetic, session=session)
     ops = list(walk_ops(after))
     assert "gather" not in [op.op_type for op in ops]
     tables = [op for op in ops if op.op_type == "const" and np.size(op.val.val) >= WORDS * 16]

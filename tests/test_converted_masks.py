@@ -80,7 +80,7 @@ SPELLINGS: dict[str, Callable[..., Tensor]] = {
     "wide": lambda w, b: w.masked_fill(b == 0, -math.inf).float(),
     "biased": lambda w, b: (w - 0.5 * (steps()[0] - steps()[1]).abs()).masked_fill(b == 0, -math.inf),
     "window": window,
-}  # fmt: skip
+}
 FUSED: dict[str, Callable[..., dict[str, Any]]] = {
     "flash": lambda b: {"is_causal": True},
     "boolean": lambda b: {"attn_mask": b == 1},
@@ -116,7 +116,7 @@ def convert(spelling: str, how: str, ios: int, precision: str) -> tuple[Program,
             minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
             compute_precision=getattr(ct.precision, precision),
             skip_model_load=True,
-        )  # fmt: skip
+        )
     program: Program = made._mil_program
     return program, dict(zip(program.functions["main"].inputs, arrays, strict=True))
 
@@ -223,16 +223,12 @@ def test_the_mask_as_an_input(spelling: str, ios: int) -> None:
 
 
 @cache
-def gpt2(
-    how: str, attention: str, padded: bool, ios: int, precision: str
-) -> tuple[Program, dict[str, Array]]:
+def gpt2(how: str, attention: str, padded: bool, ios: int, precision: str) -> tuple[Program, dict[str, Array]]:
     hf = pytest.importorskip("transformers")
     frontend.register()
     torch.manual_seed(0)
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 101, "n_positions": 32}
-    model = hf.GPT2LMHeadModel(
-        hf.GPT2Config(attn_implementation=attention, use_cache=False, **sizes)
-    )
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(attn_implementation=attention, use_cache=False, **sizes))
 
     class Logits(torch.nn.Module):
         def __init__(self) -> None:
@@ -258,7 +254,7 @@ def gpt2(
             minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
             compute_precision=getattr(ct.precision, precision),
             skip_model_load=True,
-        )  # fmt: skip
+        )
     program: Program = made._mil_program
     return program, dict(zip(program.functions["main"].inputs, arrays, strict=True))
 

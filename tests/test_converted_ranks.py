@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from anesurgery.axes import BROADCASTING, FRAMES
+from anesurgery.axes import FRAMES
 from anesurgery.bridge import pass_pipeline
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, constant, ct, np_dtype, operands, quiet_host, walk_ops
+from anesurgery.ops import BROADCASTING
 from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
 from anesurgery.passes.negate_subtract import NegateSubtract
 from anesurgery.passes.rerank import Rerank
@@ -66,9 +67,10 @@ def converted(
     traced = how == "trace"
     with quiet_host():
         source: Any = (
-            torch.jit.trace(module, x) if traced  # type: ignore[no-untyped-call]
+            torch.jit.trace(module, x)
+            if traced  # type: ignore[no-untyped-call]
             else torch.export.export(module, (x,)).run_decompositions({})
-        )  # fmt: skip
+        )
         made = ct.convert(
             source,
             inputs=[ct.TensorType("x", tuple(x.shape))] if traced else None,
@@ -120,9 +122,7 @@ def test_the_legacy_form(how: str, ios: int, precision: str) -> None:
     for op in walk_ops(after):
         floats = any(np_dtype(v).kind == "f" for v in op.outputs)
         if op.op_type in FRAMES and floats and op.outputs[0].shape and op.op_type != "cast":
-            high = {len(v.shape) for v in op.outputs} | {
-                len(op.x.shape) if op.inputs.get("x") else 4
-            }
+            high = {len(v.shape) for v in op.outputs} | {len(op.x.shape) if op.inputs.get("x") else 4}
             assert high <= {4, 5}, to_text(op)
         if op.op_type in BROADCASTING:
             wide = {tuple(v.shape) for _, v in operands(op) if v.shape}
@@ -133,9 +133,7 @@ def test_the_legacy_form(how: str, ios: int, precision: str) -> None:
 
 @pytest.mark.parametrize("step", [ExplicitBroadcast(), Rerank()], ids=str)
 @pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
-def test_windows_that_cannot_be_converted_otherwise(
-    how: str, ios: int, precision: str, step: Pass
-) -> None:
+def test_windows_that_cannot_be_converted_otherwise(how: str, ios: int, precision: str, step: Pass) -> None:
     with pytest.raises(ValueError, match="rank <= 5"):
         converted(Windows, how, ios, precision)
     after = converted(Windows, how, ios, precision, step)

@@ -116,9 +116,7 @@ def test_shapes_and_opsets(rows: int, shape: tuple[int, ...], ios: int) -> None:
     most=st.integers(2048, 9000),
     ios=st.sampled_from([15, 17]),
 )
-def test_any_table(
-    rows: int, width: int, shape: list[int], dtype: Any, most: int, ios: int
-) -> None:
+def test_any_table(rows: int, width: int, shape: list[int], dtype: Any, most: int, ios: int) -> None:
     table = numbers(rows, width, dtype)
     after, _ = rewritten(EmbeddingMatmul(max_inner=most), lookup(table, tuple(shape), ios))
     inner = [op.y.shape[-2] for op in walk_ops(after) if op.op_type == "matmul"]
@@ -166,9 +164,7 @@ def test_a_guard_stays_unless_the_caller_promises(to: str | None) -> None:
 
 
 SURE = {
-    "clip": lambda ids: mb.cast(
-        x=mb.clip(x=mb.cast(x=ids, dtype="fp32"), alpha=0.0, beta=99.0), dtype="int32"
-    ),
+    "clip": lambda ids: mb.cast(x=mb.clip(x=mb.cast(x=ids, dtype="fp32"), alpha=0.0, beta=99.0), dtype="int32"),
     "maximum": lambda ids: mb.maximum(x=ids, y=np.int32(0)),
     "mod": lambda ids: mb.mod(x=ids, y=np.int32(64)),
     "argmax": lambda ids: mb.reduce_argmax(x=mb.cast(x=ids, dtype="fp32"), axis=1),
@@ -355,9 +351,7 @@ def test_the_rows_as_an_input(ios: int, held: Any) -> None:
     assert list(inputs) == ["ids_embeds"]
     assert inputs["ids_embeds"].shape == (1, 4, 3)
     assert types.nptype_from_builtin(inputs["ids_embeds"].dtype) == held
-    assert_same_numbers(
-        program, after, {"ids": np.array([[0, 299, 7, 7]], np.int32)}, session=session
-    )
+    assert_same_numbers(program, after, {"ids": np.array([[0, 299, 7, 7]], np.int32)}, session=session)
     np.testing.assert_array_equal(session.artifacts["ids_embeds"], table)
     assert "give ids_embeds in place of ids" in session.contract[0].words
 

@@ -52,7 +52,7 @@ def statistics(channels: int = CHANNELS) -> Fields:
 
 def network(
     before: tuple[str, Fields], shape: tuple[int, ...] = (1, 4, 5, 6), rank5: bool = False, **fields: Any
-) -> Any:  # fmt: skip
+) -> Any:
     kind, own = before
     layers = [
         make_layer(kind, ["x"], ["a"], **own),
@@ -84,7 +84,7 @@ def folded(spec: Any) -> Any:
         (product(), (1, 4, 1, 1)),
     ],
     ids=["3x3", "same", "groups", "depthwise", "deconvolution", "groups back", "grown", "product"],
-)  # fmt: skip
+)
 def test_whole_numbers_stay_the_same_bit_for_bit(
     before: tuple[str, Fields], shape: tuple[int, ...], bias: bool, rank5: bool
 ) -> None:
@@ -95,9 +95,7 @@ def test_whole_numbers_stay_the_same_bit_for_bit(
     (layer,) = folded(spec)
     assert layer.WhichOneof("layer") == kind
     assert getattr(layer, kind).hasBias
-    old, new = (
-        import_network(s, keep_names=True).program for s in (spec, apply_layer_pass(STEP, spec)[0])
-    )
+    old, new = (import_network(s, keep_names=True).program for s in (spec, apply_layer_pass(STEP, spec)[0]))
     values = whole(*(shape[1:] if rank5 else shape), seed=4)
     assert_same_numbers(old, new, {"x": values}, rtol=0)
 
@@ -121,10 +119,7 @@ def test_statistics_may_be_of_fp16() -> None:
 
 def quantized() -> Fields:
     linear = {"scale": [0.5], "bias": [0.0]}
-    return {
-        "rawValue": bytes(range(16)),
-        "quantization": {"numberOfBits": 8, "linearQuantization": linear},
-    }
+    return {"rawValue": bytes(range(16)), "quantization": {"numberOfBits": 8, "linearQuantization": linear}}
 
 
 HALF: Fields = {"float16Value": np.arange(16, dtype=np.float16).tobytes()}
@@ -147,15 +142,13 @@ TRAINED: Fields = {**weights(whole(4, 4)), "isUpdatable": True}
         (network(("activation", {"ReLU": {}})), "it stands behind a layer activation"),
         (network(product(), (4, 4, 4)), "the last axis, its own are axis -3"),
     ],
-)  # fmt: skip
+)
 def test_refusals(spec: Any, words: str) -> None:
     assert_refuses_layers(STEP, spec, words)
 
 
 def test_a_normalization_of_the_input_stays() -> None:
-    spec = make_network(
-        {"x": (1, 4, 2, 2)}, [make_layer("batchnorm", ["x"], ["y"], **statistics())], ["y"]
-    )
+    spec = make_network({"x": (1, 4, 2, 2)}, [make_layer("batchnorm", ["x"], ["y"], **statistics())], ["y"])
     assert_refuses_layers(STEP, spec, "it stands behind an input")
 
 
@@ -167,10 +160,11 @@ def test_what_others_read_stays() -> None:
 
 def test_weights_that_are_computed() -> None:
     layers = [
-        make_layer("convolution", ["x", "w"], ["a"], outputChannels=4, kernelChannels=4, kernelSize=[1, 1],
-                   valid={}),
+        make_layer(
+            "convolution", ["x", "w"], ["a"], outputChannels=4, kernelChannels=4, kernelSize=[1, 1], valid={}
+        ),
         make_layer("batchnorm", ["a"], ["y"], **statistics()),
-    ]  # fmt: skip
+    ]
     spec = make_network({"x": (1, 4, 2, 2), "w": (4, 4, 1, 1)}, layers, ["y"])
     assert_refuses_layers(STEP, spec, "the weights of the convolution are computed")
 

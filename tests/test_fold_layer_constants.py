@@ -30,9 +30,7 @@ def constant(name: str, value: Array, rank5: bool = False) -> Any:
     return make_layer(kind, [], [name], shape=value.shape, data=weights(value))
 
 
-def beside(
-    kind: str, x: Shape, value: Array, first: bool = False, rank5: bool = False, **fields: Any
-) -> Any:
+def beside(kind: str, x: Shape, value: Array, first: bool = False, rank5: bool = False, **fields: Any) -> Any:
     """A layer of x and a constant, its result read by a layer that makes the output."""
     layer = make_layer(kind, ["c", "x"] if first else ["x", "c"], ["s"], **fields)
     layers = [constant("c", value, rank5), layer, ABS]
@@ -67,9 +65,7 @@ def kinds_after(spec: Any, step: FoldLayerConstants = STEP) -> list[str]:
         ("powBroadcastable", 1, False),
     ],
 )
-def test_a_constant_that_changes_nothing(
-    kind: str, number: float, first: bool, rank5: bool
-) -> None:
+def test_a_constant_that_changes_nothing(kind: str, number: float, first: bool, rank5: bool) -> None:
     x = (2, 3, 4) if rank5 else (1, 2, 3, 4)
     value = np.full((2, 3, 4) if rank5 else x, number)
     assert kinds_after(beside(kind, x, value, first, rank5)) == ["unary"]
@@ -83,8 +79,16 @@ def test_a_constant_that_changes_nothing(
         ("multiply", {"alpha": 1.0}),
         ("unary", {"type": "POWER", "alpha": 1.0}),
         ("scale", {"shapeScale": [2], "scale": weights(np.ones(2))}),
-        ("scale", {"shapeScale": [1], "scale": weights(np.ones(1)), "hasBias": True, "shapeBias": [2],
-                   "bias": weights(np.zeros(2))}),
+        (
+            "scale",
+            {
+                "shapeScale": [1],
+                "scale": weights(np.ones(1)),
+                "hasBias": True,
+                "shapeBias": [2],
+                "bias": weights(np.zeros(2)),
+            },
+        ),
         ("bias", {"shape": [1, 4, 4], "bias": weights(np.zeros(16))}),
         ("padding", {"constant": {"value": 3.0}, "paddingAmounts": EDGES}),
         ("padding", {"reflection": {}}),
@@ -92,7 +96,7 @@ def test_a_constant_that_changes_nothing(
         ("constantPad", {"value": 2.0, "padAmounts": [0] * 8}),
     ],
     ids=lambda layer: layer[0],
-)  # fmt: skip
+)
 def test_a_layer_of_one_input_that_changes_nothing(layer: tuple[str, dict[str, Any]]) -> None:
     assert kinds_after(alone(layer[0], **layer[1])) == ["unary"]
 
@@ -109,7 +113,7 @@ def test_a_layer_of_one_input_that_changes_nothing(layer: tuple[str, dict[str, A
         (beside("multiplyBroadcastable", (1, 4), np.ones((3, 4))), "it makes the shape (3, 4) of (1, 4)"),
         (beside("addBroadcastable", (4,), np.zeros((1, 4))), "it makes the shape (1, 4) of (4,)"),
     ],
-)  # fmt: skip
+)
 def test_what_only_looks_so(spec: Any, words: str) -> None:
     assert_refuses_layers(STEP, spec, words)
 
@@ -151,8 +155,10 @@ def test_a_blob_that_a_loop_overwrites_is_read_where_it_was() -> None:
     layers = [
         make_layer("unary", ["x"], ["z"], type="ABS"),
         make_layer("activation", ["z"], ["s"], linear={"alpha": 1.0}),
-        constant("c", np.ones(1)), branch, make_layer("add", ["s", "z"], ["y"]),
-    ]  # fmt: skip
+        constant("c", np.ones(1)),
+        branch,
+        make_layer("add", ["s", "z"], ["y"]),
+    ]
     assert_refuses_layers(STEP, make_network({"x": (1,)}, layers, ["y"]), "made more than once")
 
 
@@ -194,9 +200,7 @@ def test_the_limit() -> None:
     tile = make_layer("tile", ["a"], ["s"], reps=[1000, 1])
     assert_refuses_layers(STEP, known(tile), "its value has 6000 numbers, more than 1024")
     spec = known(tile)
-    assert kinds_after(spec, FoldLayerConstants(limit=6000)) == [
-        "loadConstantND", "addBroadcastable"
-    ]  # fmt: skip
+    assert kinds_after(spec, FoldLayerConstants(limit=6000)) == ["loadConstantND", "addBroadcastable"]
     large = make_layer("transpose", ["a"], ["s"], axes=[1, 0])
     assert kinds_after(known(large, value=(50, 60))) == ["loadConstantND", "addBroadcastable"]
 
@@ -231,9 +235,7 @@ def test_a_constant_in_the_mapping_to_rank_5() -> None:
 
 
 def test_blazeface(corpus: Path) -> None:
-    found = ane.apply(
-        str(corpus / "blazeface_scaled.mlmodel"), "fold_layer_constants", prove="both"
-    )
+    found = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "fold_layer_constants", prove="both")
     assert (sum(found.before.values()), sum(found.after.values())) == (218, 186)
     assert (found.before["loadConstantND"], found.after["loadConstantND"]) == (30, 14)
     assert found.proof is not None

@@ -80,9 +80,7 @@ class Module(torch.nn.Module):
         return self.function(x)
 
 
-def convert(
-    module: torch.nn.Module, how: str, target: str = "iOS17", precision: str = "FLOAT32"
-) -> Any:
+def convert(module: torch.nn.Module, how: str, target: str = "iOS17", precision: str = "FLOAT32") -> Any:
     frontend.register()
     with quiet_host():
         graph: Any = (

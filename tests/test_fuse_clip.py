@@ -14,11 +14,7 @@ from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.network import Network
 from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
-from anesurgery.neuralnetwork.editing.testing import (
-    apply_layer_pass,
-    assert_same_network,
-    spec_text,
-)
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_same_network, spec_text
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.passes.layers.fuse_clip import FuseClip, example
 from anesurgery.passes.layers.fuse_linear import FuseLinear
@@ -42,10 +38,7 @@ def clip(low: float, high: float) -> tuple[str, dict[str, Any]]:
 def row(*links: tuple[str, dict[str, Any]], rank5: bool = False, version: int | None = None) -> Any:
     """Layers one behind the other, from x to y."""
     blobs = ["x", *(f"b{i}" for i in range(1, len(links))), "y"]
-    layers = [
-        make_layer(kind, [blobs[i]], [blobs[i + 1]], **fields)
-        for i, (kind, fields) in enumerate(links)
-    ]
+    layers = [make_layer(kind, [blobs[i]], [blobs[i + 1]], **fields) for i, (kind, fields) in enumerate(links)]
     shape = (2, 3, 4) if rank5 else (1, 2, 3, 4)
     spec = make_network({"x": shape}, layers, ["y"], rank5=rank5)
     spec.specificationVersion = version or spec.specificationVersion
@@ -113,11 +106,14 @@ UPPER: list[tuple[list[tuple[str, dict[str, Any]]], str, list[str]]] = [
     ([RELU, above(-6, scale=-1.0), MINUS], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
     ([RELU, MINUS, above(-6), MINUS, RELU], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
     ([MINUS, above(-6), MINUS, RELU], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
-    ([MINUS, above(-5), MINUS, above(-3)], "minVal=-3, maxVal=5",
-     two(threshold(", alpha=-5, scale=-1"), back("-3"))),
+    (
+        [MINUS, above(-5), MINUS, above(-3)],
+        "minVal=-3, maxVal=5",
+        two(threshold(", alpha=-5, scale=-1"), back("-3")),
+    ),
     ([MINUS, above(2), MINUS], f"{LEAST}, maxVal=-2", two(threshold(", alpha=2, scale=-1"), SIGN_LAYER)),
     ([MINUS, RELU, MINUS], LEAST, two(threshold(", scale=-1"), SIGN_LAYER)),
-]  # fmt: skip
+]
 """Layers, and what they become: the bounds of a `clip`, the two layers of the first releases."""
 
 
@@ -138,9 +134,7 @@ def test_upper_bounds_are_a_clip_or_two_layers(
         ([clip(-4, 3), clip(-1, 9)], "minVal=-1, maxVal=3"),
     ],
 )
-def test_a_network_that_has_newer_layers_gets_a_clip(
-    links: list[Any], expected: str, rank5: bool
-) -> None:
+def test_a_network_that_has_newer_layers_gets_a_clip(links: list[Any], expected: str, rank5: bool) -> None:
     version = 4 if rank5 else 5
     spec = row(*links, rank5=rank5, version=version)
     assert layers_after(spec) == [f"clip(%x, {expected})"]
@@ -207,9 +201,7 @@ def test_not_its_business(links: list[Any], rank5: bool) -> None:
 
 
 @pytest.mark.parametrize(("links", "bounds", "first_releases"), UPPER)
-def test_two_layers_stay_as_they_are(
-    links: list[Any], bounds: str, first_releases: list[str]
-) -> None:
+def test_two_layers_stay_as_they_are(links: list[Any], bounds: str, first_releases: list[str]) -> None:
     after, _ = apply_layer_pass(STEP, row(*links, rank5=True, version=1))
     assert len(after.neuralNetwork.layers) == len(first_releases), bounds
     for step in (STEP, FuseLinear()):
@@ -249,7 +241,7 @@ def test_a_blob_in_between_that_is_read_twice_ends_the_row() -> None:
 @pytest.mark.parametrize(
     ("version", "rank5", "kinds"),
     [(1, True, ["unary", "unary"]), (5, True, ["unary", "unary"]), (4, False, ["clip"]), (5, False, ["clip"])],
-)  # fmt: skip
+)
 def test_the_version_stays(version: int, rank5: bool, kinds: list[str]) -> None:
     spec = row(RELU, MINUS, above(-6), MINUS, rank5=rank5, version=version)
     assert [text.split("(")[0] for text in layers_after(spec)] == kinds
@@ -275,9 +267,15 @@ def test_pose_cpm(corpus: Path) -> None:
     found = ane.apply(str(path), "fuse_clip", prove="both", quiet=True)
     assert isinstance(found, NetworkSurgery)
     assert found.before == {
-        "activation": 386, "convolution": 145, "batchnorm": 93, "unary": 93, "add": 29, "concat": 6,
-        "upsample": 3, "pooling": 2,
-    }  # fmt: skip
+        "activation": 386,
+        "convolution": 145,
+        "batchnorm": 93,
+        "unary": 93,
+        "add": 29,
+        "concat": 6,
+        "upsample": 3,
+        "pooling": 2,
+    }
     # 93 rows of four layers, 52 of them with a ReLU behind, become two thresholds each.
     assert found.after == found.before | {"activation": 386 - 3 * 93 - 52, "unary": 2 * 93}
     assert found.spec.specificationVersion == 1

@@ -74,10 +74,7 @@ def test_a_condition_picks_a_block(flag: bool) -> None:
 
 def stateful() -> Program:
     @mb.program(
-        input_specs=[
-            mb.TensorSpec((2,), dtype=types.fp16),
-            mb.StateTensorSpec((2,), dtype=types.fp16),
-        ],
+        input_specs=[mb.TensorSpec((2,), dtype=types.fp16), mb.StateTensorSpec((2,), dtype=types.fp16)],
         opset_version=ct.target.iOS18,
     )
     def program(x: Var, total: Var) -> Var:
@@ -120,17 +117,22 @@ def test_lstm_as_torch_has_it(direction: str) -> None:
             extra = {"weight_ih_back": b[0], "weight_hh_back": b[1], "bias_back": b[2]}
         zero = np.zeros((2, wide), np.float32)
         return mb.lstm(
-            x=x, initial_h=zero, initial_c=zero, weight_ih=w[0], weight_hh=w[1], bias=w[2],
-            direction=direction, output_sequence=True, **extra,
-        )  # fmt: skip
+            x=x,
+            initial_h=zero,
+            initial_c=zero,
+            weight_ih=w[0],
+            weight_hh=w[1],
+            bias=w[2],
+            direction=direction,
+            output_sequence=True,
+            **extra,
+        )
 
     made = list(run(program, {"x": x.numpy()}).values())
     with torch.no_grad():
         # the outputs of a reversed sequence stay in the order in which they were made
         y, (h, c) = ours(x.flip(0) if direction == "reverse" else x)
-    for found, expected in zip(
-        made, (y, torch.cat(list(h), -1), torch.cat(list(c), -1)), strict=True
-    ):
+    for found, expected in zip(made, (y, torch.cat(list(h), -1), torch.cat(list(c), -1)), strict=True):
         np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-6)
 
 
@@ -147,9 +149,7 @@ def test_shapes_bound_at_run_time() -> None:
 
 
 def test_a_shape_from_pieces_of_others() -> None:
-    @mb.program(
-        input_specs=[mb.TensorSpec((2, 6)), mb.TensorSpec((3, 4))], opset_version=ct.target.iOS16
-    )
+    @mb.program(input_specs=[mb.TensorSpec((2, 6)), mb.TensorSpec((3, 4))], opset_version=ct.target.iOS16)
     def program(x: Var, y: Var) -> Var:
         return mb.reshape_like(
             x=x, ref_tensors=(y, y), begins=[1, 0], ends=[0, 1], end_masks=[True, False], name="z"
@@ -180,9 +180,7 @@ def test_fp16_rounds_after_each_op_and_fp32_does_not() -> None:
 
 
 def test_fp16_sums_are_accumulated_in_fp32() -> None:
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, 4096), dtype=types.fp16)], opset_version=ct.target.iOS16
-    )
+    @mb.program(input_specs=[mb.TensorSpec((1, 4096), dtype=types.fp16)], opset_version=ct.target.iOS16)
     def program(x: Var) -> Var:
         return mb.matmul(x=x, y=np.ones((4096, 1), np.float16), name="y")
 
@@ -206,27 +204,13 @@ X, MASK = floats(2, 3), np.ones(3, np.int32)
     ("inputs", "error", "words"),
     [
         ({"tokens": X}, InterpretError, "missing inputs: mask; the model takes tokens, mask"),
-        (
-            {"tokens": X, "mask": MASK, "masc": MASK},
-            UnknownName,
-            "unknown input 'masc'; did you mean 'mask'",
-        ),
-        (
-            {"tokens": X.T, "mask": MASK},
-            InterpretError,
-            "input 'tokens' has shape (3, 2), expected (2, 3)",
-        ),
+        ({"tokens": X, "mask": MASK, "masc": MASK}, UnknownName, "unknown input 'masc'; did you mean 'mask'"),
+        ({"tokens": X.T, "mask": MASK}, InterpretError, "input 'tokens' has shape (3, 2), expected (2, 3)"),
         ({"tokens": X, "mask": X[0]}, InterpretError, "input 'mask' holds float32, expected int32"),
-        (
-            {"tokens": X, "mask": MASK.astype(np.int64) + 2**40},
-            InterpretError,
-            "do not fit into int32",
-        ),
+        ({"tokens": X, "mask": MASK.astype(np.int64) + 2**40}, InterpretError, "do not fit into int32"),
     ],
 )
-def test_bad_inputs_are_explained(
-    inputs: Mapping[str, Array], error: type[Exception], words: str
-) -> None:
+def test_bad_inputs_are_explained(inputs: Mapping[str, Array], error: type[Exception], words: str) -> None:
     with pytest.raises(error) as raised:
         run(adder(), inputs)
     assert words in str(raised.value)
@@ -244,9 +228,7 @@ def test_an_unknown_op_is_named_with_its_place(monkeypatch: pytest.MonkeyPatch) 
     def program(x: Var) -> Var:
         return mb.local_response_norm(x=x, size=3, name="norm")
 
-    with pytest.raises(
-        InterpretError, match="op norm: the interpreter does not know 'local_response_norm'"
-    ):
+    with pytest.raises(InterpretError, match="op norm: the interpreter does not know 'local_response_norm'"):
         run(program, {"x": floats(1, 1, 4, 4)})
 
 
@@ -280,8 +262,13 @@ def test_values_by_name_and_a_listener() -> None:
         run(adder(), {"tokens": X, "mask": MASK}, outputs=["wid"])
 
 
-PACKAGES = ["anemll_multifunction", "basic_pitch_nmp", "dtln_aec_128_part1_fp16", "silero_unified",
-            "silero_unified_palette_4bit"]  # fmt: skip
+PACKAGES = [
+    "anemll_multifunction",
+    "basic_pitch_nmp",
+    "dtln_aec_128_part1_fp16",
+    "silero_unified",
+    "silero_unified_palette_4bit",
+]
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -64,9 +64,7 @@ def plain_sum(terms: Array) -> float:
 def test_products_stop_at_32768(row: list[float], column: list[float], expected: float) -> None:
     found = on_ane(lambda a, b: mb.matmul(x=a, y=b), [row], np.reshape(column, (-1, 1)))
     assert found.item() == expected
-    assert (
-        np.float16(plain_sum(np.array(row, np.float32) * np.array(column, np.float32))) == expected
-    )
+    assert np.float16(plain_sum(np.array(row, np.float32) * np.array(column, np.float32))) == expected
 
 
 @pytest.mark.parametrize("transpose", [(False, False), (True, False), (False, True), (True, True)])
@@ -76,13 +74,8 @@ def test_partial_sums_of_a_matmul(transpose: tuple[bool, bool], lead: Any) -> No
     y = (RNG.standard_normal((*lead[1], 16, 5)) * 85).astype(np.float16)
     a = x.swapaxes(-1, -2) if transpose[0] else x
     b = y.swapaxes(-1, -2) if transpose[1] else y
-    found = on_ane(
-        lambda a, b: mb.matmul(x=a, y=b, transpose_x=transpose[0], transpose_y=transpose[1]), a, b
-    )
-    terms = (
-        x.astype(np.float32)[..., :, None, :]
-        * y.astype(np.float32).swapaxes(-1, -2)[..., None, :, :]
-    )
+    found = on_ane(lambda a, b: mb.matmul(x=a, y=b, transpose_x=transpose[0], transpose_y=transpose[1]), a, b)
+    terms = x.astype(np.float32)[..., :, None, :] * y.astype(np.float32).swapaxes(-1, -2)[..., None, :, :]
     expected = np.apply_along_axis(plain_sum, -1, terms)
     with np.errstate(over="ignore"):
         expected = expected.astype(np.float16).astype(np.float32)
@@ -92,10 +85,7 @@ def test_partial_sums_of_a_matmul(transpose: tuple[bool, bool], lead: Any) -> No
 
 
 def test_partial_sums_of_a_linear_start_from_the_bias() -> None:
-    weight, bias = (
-        np.array([[1.0, 1.0], [1.0, 1.0]], np.float16),
-        np.array([30000.0, 0.0], np.float16),
-    )
+    weight, bias = (np.array([[1.0, 1.0], [1.0, 1.0]], np.float16), np.array([30000.0, 0.0], np.float16))
     found = on_ane(lambda a: mb.linear(x=a, weight=weight, bias=bias), [[5000.0, -5000.0]])
     np.testing.assert_array_equal(found, [[math.inf, 0.0]])
 
@@ -115,16 +105,16 @@ def test_partial_sums_of_a_convolution(groups: int, form: dict[str, Any]) -> Non
     bias = RNG.standard_normal(6).astype(np.float16)
     found = on_ane(lambda a: mb.conv(x=a, weight=weight, bias=bias, groups=groups, **form), x)
     exact = run(
-        program_of(
-            lambda a: mb.conv(x=a, weight=weight, bias=bias, groups=groups, **form), x.shape
-        ),
-        {"a": x},
+        program_of(lambda a: mb.conv(x=a, weight=weight, bias=bias, groups=groups, **form), x.shape), {"a": x}
     )
     total = next(iter(exact.values()))
     summed = products.SUMS["conv"](
-        torch.from_numpy(x).float(), torch.from_numpy(weight).float(), torch.from_numpy(bias).float(),
-        groups=groups, **form,
-    )  # fmt: skip
+        torch.from_numpy(x).float(),
+        torch.from_numpy(weight).float(),
+        torch.from_numpy(bias).float(),
+        groups=groups,
+        **form,
+    )
     places = torch.tensor(list(np.ndindex(*total.shape)))
     terms = summed.terms(places).numpy()
     np.testing.assert_allclose(terms.sum(-1).reshape(total.shape), total, rtol=1e-4, atol=0.5)
@@ -220,9 +210,7 @@ def test_programs_of_fp32_are_computed_in_fp16() -> None:
 
 
 def test_an_unknown_chip_is_refused() -> None:
-    with pytest.raises(
-        InterpretError, match="nothing is known of the arithmetic of chip 'M9'; known: M1"
-    ):
+    with pytest.raises(InterpretError, match="nothing is known of the arithmetic of chip 'M9'; known: M1"):
         on_ane(lambda a: mb.relu(x=a), [1.0], chip="M9")
     with pytest.raises(InterpretError, match="precision='fp8'; it may be"):
         run(program_of(lambda a: mb.relu(x=a), (1,)), {"a": np.ones(1)}, precision="fp8")
@@ -239,9 +227,7 @@ def test_every_row_has_a_source_and_names_measured_chips() -> None:
 
 
 def test_integer_products_have_no_ceiling() -> None:
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, 2), dtype=types.int32)], opset_version=ct.target.iOS17
-    )
+    @mb.program(input_specs=[mb.TensorSpec((1, 2), dtype=types.int32)], opset_version=ct.target.iOS17)
     def program(x: Var) -> Var:
         return mb.matmul(x=x, y=np.array([[300], [300]], np.int32), name="y")
 

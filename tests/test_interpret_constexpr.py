@@ -76,9 +76,7 @@ def test_sparse_forms() -> None:
     expected = new.constexpr_sparse_to_dense.decompress(data, mask)
     np.testing.assert_array_equal(constexpr.sparse_to_dense(data, mask), expected)
     packed = np.packbits(mask.reshape(-1), bitorder="little")
-    np.testing.assert_array_equal(
-        constexpr.sparse_to_dense(data, packed, np.array([5, 6])), expected
-    )
+    np.testing.assert_array_equal(constexpr.sparse_to_dense(data, packed, np.array([5, 6])), expected)
     numbers, scale = RNG.integers(0, 9, int(mask.sum())).astype(np.int8), f(5, 1)
     for made, wanted in zip(
         constexpr.sparse_shift_scale(mask, numbers, scale),
@@ -110,18 +108,15 @@ def test_a_table_that_is_quantized_itself() -> None:
     (found,) = evaluate(ops, {}, made)
     dense = (table * scale)[..., 0]
     rows = np.arange(4)[:, None] // 2
-    np.testing.assert_array_equal(
-        found.numpy(), dense[rows, 0, indices.astype(int)].astype(np.float32)
-    )
+    np.testing.assert_array_equal(found.numpy(), dense[rows, 0, indices.astype(int)].astype(np.float32))
 
 
 def test_a_damaged_weight_is_named() -> None:
     @mb.program(input_specs=[mb.TensorSpec((1,))], opset_version=ct.target.iOS16)
     def program(x: Var) -> Var:
         weight = mb.constexpr_sparse_to_dense(
-            nonzero_data=f(2), mask=np.array([3], np.uint8), shape=np.array([2, 2], np.uint32),
-            name="sparse",
-        )  # fmt: skip
+            nonzero_data=f(2), mask=np.array([3], np.uint8), shape=np.array([2, 2], np.uint32), name="sparse"
+        )
         return mb.identity(x=x) if weight is None else mb.reshape(x=weight, shape=[4])
 
     op = next(o for o in program.functions["main"].operations if o.name == "sparse")

@@ -100,9 +100,8 @@ def test_conv(one_op: OneOp, n: int, pad_type: str, groups: int, form: str) -> N
     }[pad_type]
     extra = {"pad": flat(pads)} if pad_type == "custom" else {}
     (found,) = one_op(
-        "conv", x=x, weight=w, bias=bias, strides=s, dilations=d, groups=groups, pad_type=pad_type,
-        **extra,
-    )  # fmt: skip
+        "conv", x=x, weight=w, bias=bias, strides=s, dilations=d, groups=groups, pad_type=pad_type, **extra
+    )
     expected = convolve(x, w, s, pads, d, groups) + bias.reshape(-1, *(1,) * n)
     assert_close(found, expected)
 
@@ -119,9 +118,17 @@ def test_conv_quantized(one_op: OneOp, per_channel: bool) -> None:
     w = RNG.integers(0, 256, (3, 2, 2, 2)).astype(np.uint8)
     scale, shift = (floats(3), floats(3)) if per_channel else (floats(1), floats(1))
     (found,) = one_op(
-        "conv_quantized", ct.target.iOS15, x=x, weight=w, quantization_type="linear",
-        quant_scale=scale, quant_bias=shift, strides=[2, 1], pad_type="custom", pad=[1, 0, 0, 2],
-    )  # fmt: skip
+        "conv_quantized",
+        ct.target.iOS15,
+        x=x,
+        weight=w,
+        quantization_type="linear",
+        quant_scale=scale,
+        quant_bias=shift,
+        strides=[2, 1],
+        pad_type="custom",
+        pad=[1, 0, 0, 2],
+    )
     real = w * scale.reshape(-1, 1, 1, 1) + shift.reshape(-1, 1, 1, 1)
     assert_close(found, convolve(x, real, [2, 1], [(1, 0), (0, 2)], [1, 1], 1))
 
@@ -155,18 +162,14 @@ def test_conv_transpose(
     if pad_type == "custom":
         inputs["pad"] = flat(CUSTOM[:n])
         begins = [begin for begin, _ in CUSTOM[:n]]
-        lengths = [
-            size - begin - end for size, (begin, end) in zip(lengths, CUSTOM[:n], strict=True)
-        ]
+        lengths = [size - begin - end for size, (begin, end) in zip(lengths, CUSTOM[:n], strict=True)]
     if pad_type == "same":
         lengths = [size * step for size, step in zip(sizes, s, strict=True)]
     if extra is not None:
         lengths = [size + extra for size in lengths]
         inputs["output_shape"] = [2, 6, *lengths]
     if pad_type == "same":  # what a convolution with this padding would have added
-        begins = [
-            max(whole - size, 0) // 2 for whole, size in zip(full.shape[2:], lengths, strict=True)
-        ]
+        begins = [max(whole - size, 0) // 2 for whole, size in zip(full.shape[2:], lengths, strict=True)]
     if min(lengths) < 1:
         return
     (found,) = one_op(
@@ -181,9 +184,8 @@ def test_conv_transpose_with_same_padding_is_the_gradient_of_such_a_conv(
 ) -> None:
     w, y, length = floats(3, 2, kernel), floats(1, 3, 6), 6 * stride - (stride > 1)
     (found,) = one_op(
-        "conv_transpose", x=y, weight=w, strides=[stride], pad_type="same",
-        output_shape=[1, 2, length],
-    )  # fmt: skip
+        "conv_transpose", x=y, weight=w, strides=[stride], pad_type="same", output_shape=[1, 2, length]
+    )
     for place in range(length):
         for channel in range(2):
             unit = np.zeros((1, 2, length), np.float32)
@@ -193,16 +195,18 @@ def test_conv_transpose_with_same_padding_is_the_gradient_of_such_a_conv(
 
 
 def pool(
-    x: Array, kernel: list[int], strides: list[int], pads: Pads, counts: list[int],
+    x: Array,
+    kernel: list[int],
+    strides: list[int],
+    pads: Pads,
+    counts: list[int],
     reduce: Callable[[Array, int], Any],
-) -> Array:  # fmt: skip
+) -> Array:
     """Each window reduced: `reduce` gets its elements inside x, and how many lie in x or its padding."""
     y = np.zeros((*x.shape[:2], *counts))
     for place in places(counts):
         spans, padded = [], 1
-        for p, k, s, (begin, end), size in zip(
-            place, kernel, strides, pads, x.shape[2:], strict=True
-        ):
+        for p, k, s, (begin, end), size in zip(place, kernel, strides, pads, x.shape[2:], strict=True):
             first = p * s - begin
             spans.append(slice(max(first, 0), max(min(first + k, size), 0)))
             padded *= min(first + k, size + end) - first
@@ -263,26 +267,29 @@ def test_pooling_that_rounds_up(one_op: OneOp, kind: str, width: int, step: int,
         x, k, s = floats(1, 2, *sizes), [width] * n, [step] * n
         pads = [(pad, pad)] * n
         (found,) = one_op(
-            op_type, x=x, kernel_sizes=k, strides=s, pad_type="custom", pad=flat(pads),
-            ceil_mode=True, **inputs,
-        )  # fmt: skip
+            op_type, x=x, kernel_sizes=k, strides=s, pad_type="custom", pad=flat(pads), ceil_mode=True, **inputs
+        )
         counts = [ceiling(size, width, step, pad) for size in sizes]
         assert_close(found, pool(x, k, s, pads, counts, reduce))
 
 
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("include", [True, False])
-def test_averages_that_round_up_are_those_of_torch(
-    one_op: OneOp, width: int, include: bool
-) -> None:
+def test_averages_that_round_up_are_those_of_torch(one_op: OneOp, width: int, include: bool) -> None:
     for size, step, pad in itertools.product((6, 7, 8), (1, 2, 3), (0, 1)):
         x = floats(1, 2, size, size + 1)
         if step > width:
             continue
         (found,) = one_op(
-            "avg_pool", x=x, kernel_sizes=[width, width], strides=[step, step], pad_type="custom",
-            pad=[pad] * 4, ceil_mode=True, exclude_padding_from_average=not include,
-        )  # fmt: skip
+            "avg_pool",
+            x=x,
+            kernel_sizes=[width, width],
+            strides=[step, step],
+            pad_type="custom",
+            pad=[pad] * 4,
+            ceil_mode=True,
+            exclude_padding_from_average=not include,
+        )
         expected = F.avg_pool2d(torch.from_numpy(x), width, step, pad, True, include)
         assert_close(found, expected.numpy())
 
@@ -293,7 +300,9 @@ def test_expectations_of_coremltools_about_pooling(one_op: OneOp) -> None:
     (found,) = one_op("l2_pool", x=x, **form)
     assert_close(found, np.array([[[[16.309507], [11.401754]], [[13.379088], [13.038404]]]]))
     (found,) = one_op(
-        "avg_pool", x=np.arange(1, 5, dtype=np.float32).reshape(1, 1, 2, 2), kernel_sizes=[2, 2],
+        "avg_pool",
+        x=np.arange(1, 5, dtype=np.float32).reshape(1, 1, 2, 2),
+        kernel_sizes=[2, 2],
         pad_type="same_lower",
-    )  # fmt: skip
+    )
     assert_close(found, np.array([[[[0.25, 0.75], [1, 2.5]]]]))

@@ -20,17 +20,14 @@ OneOp = Callable[..., list[Array]]
 def overlap(a: Array, b: Array) -> float:
     """Intersection over union of two boxes (center x, center y, width, height)."""
     sides = [
-        max(0.0, min(a[i] + a[i + 2] / 2, b[i] + b[i + 2] / 2)
-            - max(a[i] - a[i + 2] / 2, b[i] - b[i + 2] / 2))
+        max(0.0, min(a[i] + a[i + 2] / 2, b[i] + b[i + 2] / 2) - max(a[i] - a[i + 2] / 2, b[i] - b[i + 2] / 2))
         for i in (0, 1)
-    ]  # fmt: skip
+    ]
     shared = sides[0] * sides[1]
     return shared / (a[2] * a[3] + b[2] * b[3] - shared)
 
 
-def survivors(
-    boxes: Array, scores: Array, iou: float, least: float, most: int, by_class: bool
-) -> list[int]:
+def survivors(boxes: Array, scores: Array, iou: float, least: float, most: int, by_class: bool) -> list[int]:
     """Greedy suppression of one sample, written from the documentation."""
     best, label = scores.max(1), scores.argmax(1)
     order = [int(i) for i in np.argsort(-best, kind="stable") if best[i] >= least]
@@ -52,9 +49,9 @@ def scene(classes: int) -> tuple[Array, Array]:
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS17])
 @pytest.mark.parametrize("by_class", [True, False])
 @pytest.mark.parametrize("classes", [1, 4])
-@pytest.mark.parametrize(("iou", "least", "most"), [
-    (0.2, 0.5, 6), (0.5, 0.3, 40), (0.0, 0.0, 3), (0.3, 2.0, 5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("iou", "least", "most"), [(0.2, 0.5, 6), (0.5, 0.3, 40), (0.0, 0.0, 3), (0.3, 2.0, 5)]
+)
 def test_non_maximum_suppression(
     one_op: OneOp, opset: Any, by_class: bool, classes: int, iou: float, least: float, most: int
 ) -> None:
@@ -62,10 +59,15 @@ def test_non_maximum_suppression(
     old = opset == ct.target.iOS15
     swap: Callable[[Array], Array] = (lambda v: v) if old else (lambda v: v.swapaxes(1, 2).copy())
     found = one_op(
-        "non_maximum_suppression", opset, boxes=swap(boxes), scores=swap(scores),
-        iou_threshold=np.float32(iou), max_boxes=most, per_class_suppression=by_class,
+        "non_maximum_suppression",
+        opset,
+        boxes=swap(boxes),
+        scores=swap(scores),
+        iou_threshold=np.float32(iou),
+        max_boxes=most,
+        per_class_suppression=by_class,
         **({"score_threshold": np.float32(least)} if old else {}),
-    )  # fmt: skip
+    )
     assert len(found) == (4 if old else 3)
     for n in range(2):
         threshold = least if old else -1.0
@@ -90,9 +92,13 @@ def test_classify(classes: list[Any], tmp_path: Path) -> None:
     config = ct.ClassifierConfig(list(classes))
     with quiet_host():
         model = ct.convert(
-            program, source="milinternal", convert_to="mlprogram", classifier_config=config,
-            compute_precision=ct.precision.FLOAT32, skip_model_load=True,
-        )  # fmt: skip
+            program,
+            source="milinternal",
+            convert_to="mlprogram",
+            classifier_config=config,
+            compute_precision=ct.precision.FLOAT32,
+            skip_model_load=True,
+        )
         model.save(str(tmp_path / "classifier.mlpackage"))
     x = {"x": np.array([[0.5, 1, 0.25]], np.float32)}
     expected = [classes[1], dict(zip(classes, [0.25, 0.5, 0.125], strict=True))]

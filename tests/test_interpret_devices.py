@@ -18,8 +18,10 @@ RNG = np.random.default_rng(0)
 def program() -> Program:
     """Constants, an index, a loop, a mask: whatever makes tensors of its own."""
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 3, 8)), mb.TensorSpec((4,), dtype=types.int32)],
-                opset_version=ct.target.iOS17)  # fmt: skip
+    @mb.program(
+        input_specs=[mb.TensorSpec((2, 3, 8)), mb.TensorSpec((4,), dtype=types.int32)],
+        opset_version=ct.target.iOS17,
+    )
     def made(x: Var, ids: Var) -> Any:
         weight = RNG.standard_normal((8, 8)).astype(np.float32)
         y = mb.linear(x=x, weight=weight, bias=weight[0])
@@ -65,6 +67,4 @@ def test_another_device_gives_the_same_numbers(precision: str, device: str) -> N
     expected = Predictor(model, precision=precision)(values)
     found = Predictor(model, precision=precision, device=device)(values)
     for name, value in expected.items():
-        np.testing.assert_allclose(
-            found[name], value, rtol=1e-3 if "f" not in precision else 1e-5, atol=1e-5
-        )
+        np.testing.assert_allclose(found[name], value, rtol=1e-3 if "f" not in precision else 1e-5, atol=1e-5)

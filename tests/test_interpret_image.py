@@ -50,9 +50,15 @@ def close(found: Array, expected: Any, atol: float = 2e-5) -> None:
 
 
 def compare(
-    build: Any, input_placeholders: Any, input_values: Any, expected_output_types: Any,
-    expected_outputs: Any, *, backend: Any, **more: Any,
-) -> Any:  # fmt: skip
+    build: Any,
+    input_placeholders: Any,
+    input_values: Any,
+    expected_output_types: Any,
+    expected_outputs: Any,
+    *,
+    backend: Any,
+    **more: Any,
+) -> Any:
     """Stands in for the function with which those tests run a program on a Mac."""
     mil = importlib.import_module("coremltools.converters.mil.mil")
     program = mil.Program()
@@ -78,9 +84,7 @@ def parameters(function: Any) -> Iterator[dict[str, Any]]:
         lists.append([dict(zip(names, row, strict=True)) for row in rows])
     seen: list[dict[str, Any]] = []
     for chosen in itertools.product(*lists):
-        case = {
-            k: v for one in chosen for k, v in one.items() if k not in ("compute_unit", "backend")
-        }
+        case = {k: v for one in chosen for k, v in one.items() if k not in ("compute_unit", "backend")}
         if case not in seen and case.get("is_symbolic") is not True:
             seen.append(case)
             yield case
@@ -110,14 +114,10 @@ THEIRS = [
 
 
 def their_module(version: str) -> Any:
-    return importlib.import_module(
-        f"coremltools.converters.mil.mil.ops.tests.{version}.test_image_resizing"
-    )
+    return importlib.import_module(f"coremltools.converters.mil.mil.ops.tests.{version}.test_image_resizing")
 
 
-@pytest.mark.parametrize(
-    ("version", "name", "opset"), THEIRS, ids=[f"{v}-{n}" for v, n, _ in THEIRS]
-)
+@pytest.mark.parametrize(("version", "name", "opset"), THEIRS, ids=[f"{v}-{n}" for v, n, _ in THEIRS])
 def test_what_coremltools_tests_expect(
     version: str, name: str, opset: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,10 +171,9 @@ def blend(image: Array, h: float, w: float) -> Array:
     top, left = int(np.floor(h)), int(np.floor(w))
     bottom, right = min(top + 1, image.shape[-2] - 1), min(left + 1, image.shape[-1] - 1)
     a, b = h - top, w - left
-    return (
-        (1 - a) * ((1 - b) * image[..., top, left] + b * image[..., top, right])
-        + a * ((1 - b) * image[..., bottom, left] + b * image[..., bottom, right])
-    )  # fmt: skip
+    return (1 - a) * ((1 - b) * image[..., top, left] + b * image[..., top, right]) + a * (
+        (1 - b) * image[..., bottom, left] + b * image[..., bottom, right]
+    )
 
 
 def pick(image: Array, h: float, w: float) -> Array:
@@ -197,18 +196,14 @@ SIZES = [(11, 16), (3, 4), (9, 3), (5, 7), (1, 1), (1, 9), (10, 14)]
 @pytest.mark.parametrize("size", SIZES)
 def test_resize_bilinear(mode: str, size: tuple[int, int]) -> None:
     h, w = size
-    found = call(
-        "resize_bilinear", x=X, target_size_height=h, target_size_width=w, sampling_mode=mode
-    )
+    found = call("resize_bilinear", x=X, target_size_height=h, target_size_width=w, sampling_mode=mode)
     close(found, resized(X, h, w, mode))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_single_pixel_fills_every_size(mode: str) -> None:
     x = X[..., :1, :1]
-    found = call(
-        "resize_bilinear", x=x, target_size_height=3, target_size_width=2, sampling_mode=mode
-    )
+    found = call("resize_bilinear", x=x, target_size_height=3, target_size_width=2, sampling_mode=mode)
     close(found, np.broadcast_to(x, (2, 3, 3, 2)))
 
 
@@ -226,38 +221,58 @@ def test_resize_nearest_neighbor(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_resize(mode: str, nearest: bool, size: tuple[int, int]) -> None:
     found = call(
-        "resize", IOS17, x=X, shape=np.array([9, *size], np.int32), resized_dims=np.uint32(2),
-        interpolation_mode="NEAREST_NEIGHBOR" if nearest else "LINEAR", sampling_mode=mode,
-    )  # fmt: skip
+        "resize",
+        IOS17,
+        x=X,
+        shape=np.array([9, *size], np.int32),
+        resized_dims=np.uint32(2),
+        interpolation_mode="NEAREST_NEIGHBOR" if nearest else "LINEAR",
+        sampling_mode=mode,
+    )
     half = nearest and mode == "DEFAULT"  # the nearest of pixels, as tf.image.resize
     close(found, resized(X, *size, "UNALIGN_CORNERS" if half else mode, nearest))
 
 
-@pytest.mark.parametrize(
-    ("size", "torch_size"), [([0, 0], (5, 7)), ([9, 0], (9, 7)), ([0, 3], (5, 3))]
-)
+@pytest.mark.parametrize(("size", "torch_size"), [([0, 0], (5, 7)), ([9, 0], (9, 7)), ([0, 3], (5, 3))])
 def test_a_size_of_zero_is_that_of_the_input(size: list[int], torch_size: tuple[int, int]) -> None:
     found = call(
-        "resize", IOS17, x=X, shape=np.array([4, *size], np.int32), resized_dims=np.uint32(2),
+        "resize",
+        IOS17,
+        x=X,
+        shape=np.array([4, *size], np.int32),
+        resized_dims=np.uint32(2),
         sampling_mode="UNALIGN_CORNERS",
-    )  # fmt: skip
+    )
     close(found, F.interpolate(T, size=torch_size, mode="bilinear"))
 
 
 def test_resizes_one_axis_or_three() -> None:
-    one = call("resize", IOS17, x=X, shape=np.array([3], np.int32), resized_dims=np.uint32(1),
-               sampling_mode="STRICT_ALIGN_CORNERS")  # fmt: skip
+    one = call(
+        "resize",
+        IOS17,
+        x=X,
+        shape=np.array([3], np.int32),
+        resized_dims=np.uint32(1),
+        sampling_mode="STRICT_ALIGN_CORNERS",
+    )
     close(one, F.interpolate(T, size=(5, 3), mode="bilinear", align_corners=True))
-    three = call("resize", IOS17, x=X, shape=np.array([5, 4, 9], np.int32), resized_dims=np.uint32(3),
-                 sampling_mode="UNALIGN_CORNERS")  # fmt: skip
+    three = call(
+        "resize",
+        IOS17,
+        x=X,
+        shape=np.array([5, 4, 9], np.int32),
+        resized_dims=np.uint32(3),
+        sampling_mode="UNALIGN_CORNERS",
+    )
     close(three, F.interpolate(T[None], size=(5, 4, 9), mode="trilinear")[0])
 
 
 def test_resizes_integers() -> None:
     x = np.array([[[0, 10, 2**24 + 1]]], np.int32)
     shape = np.array([1, 6], np.int32)
-    nearest = call("resize", IOS17, x=x, shape=shape, resized_dims=np.uint32(2),
-                   interpolation_mode="NEAREST_NEIGHBOR")  # fmt: skip
+    nearest = call(
+        "resize", IOS17, x=x, shape=shape, resized_dims=np.uint32(2), interpolation_mode="NEAREST_NEIGHBOR"
+    )
     np.testing.assert_array_equal(nearest, x.repeat(2, axis=-1))
     linear = call("resize", IOS17, x=x, shape=shape, resized_dims=np.uint32(2))
     halfway = (10 + 2**24 + 1) // 2
@@ -266,21 +281,24 @@ def test_resizes_integers() -> None:
 
 def test_resizes_to_a_size_that_is_computed() -> None:
     @mb.program(
-        input_specs=[mb.TensorSpec(X.shape), mb.TensorSpec((2,), dtype=types.int32)],
-        opset_version=IOS17,
+        input_specs=[mb.TensorSpec(X.shape), mb.TensorSpec((2,), dtype=types.int32)], opset_version=IOS17
     )
     def program(x: Var, size: Var) -> Var:
-        return mb.resize(x=x, shape=size, resized_dims=np.uint32(2),
-                         sampling_mode="STRICT_ALIGN_CORNERS", name="y")  # fmt: skip
+        return mb.resize(
+            x=x, shape=size, resized_dims=np.uint32(2), sampling_mode="STRICT_ALIGN_CORNERS", name="y"
+        )
 
     found = run(program, {"x": X, "size": np.array([8, 3], np.int32)})["y"]
     close(found, F.interpolate(T, size=(8, 3), mode="bilinear", align_corners=True))
 
 
 FACTORS: list[tuple[Any, Any]] = [
-    (2, 3), (1, 1), (np.float32(1.6), np.float32(2.5)), (np.float32(0.5), np.float32(0.43)),
+    (2, 3),
+    (1, 1),
+    (np.float32(1.6), np.float32(2.5)),
+    (np.float32(0.5), np.float32(0.43)),
     (np.float32((9 + 1e-4) / 5), np.float32((4 + 1e-4) / 7)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("factors", FACTORS)
@@ -300,11 +318,24 @@ def test_upsample_bilinear(factors: tuple[Any, Any], align: bool) -> None:
     size = (int(5 * h), int(7 * w))
     expected = F.interpolate(T, size=size, mode="bilinear", align_corners=align)
     for opset, more in ((IOS15, {}), (IOS16, {"half_pixel_centers": not align})):
-        found = call("upsample_bilinear", opset, x=X, scale_factor_height=h, scale_factor_width=w,
-                     align_corners=align, **more)  # fmt: skip
+        found = call(
+            "upsample_bilinear",
+            opset,
+            x=X,
+            scale_factor_height=h,
+            scale_factor_width=w,
+            align_corners=align,
+            **more,
+        )
         close(found, expected)
-    found = call("upsample_bilinear", x=X, scale_factor_height=h, scale_factor_width=w,
-                 align_corners=False, half_pixel_centers=False)  # fmt: skip
+    found = call(
+        "upsample_bilinear",
+        x=X,
+        scale_factor_height=h,
+        scale_factor_width=w,
+        align_corners=False,
+        half_pixel_centers=False,
+    )
     close(found, resized(X, *size, "DEFAULT"))
 
 
@@ -330,8 +361,7 @@ def test_crop(x: Array) -> None:
     np.testing.assert_array_equal(found, x[..., 1:3, :4])
 
 
-BOX = np.array([[0.1, 0.3, 1.3, 1.0], [0.5, 1.8, 1.0, 0.3], [0.0, 0.4, 0.6, 0.7], [1, 1, 0, 0]],
-               np.float32)  # fmt: skip
+BOX = np.array([[0.1, 0.3, 1.3, 1.0], [0.5, 1.8, 1.0, 0.3], [0.0, 0.4, 0.6, 0.7], [1, 1, 0, 0]], np.float32)
 OF = np.array([1, 0, 1, 1], np.int32)
 
 
@@ -343,9 +373,7 @@ def crops(boxes: Array, of: Any, size: tuple[int, int], mode: str, pad: float = 
             h = top + np.sign(bottom - top) * place(mode, abs(bottom - top) + 1, size[0], i)
             w = left + np.sign(right - left) * place(mode, abs(right - left) + 1, size[1], j)
             outside = not (-1e-9 <= h <= 4 + 1e-9 and -1e-9 <= w <= 6 + 1e-9)
-            made[n, :, i, j] = (
-                pad if outside else blend(X[of[n]], min(max(h, 0), 4), min(max(w, 0), 6))
-            )
+            made[n, :, i, j] = pad if outside else blend(X[of[n]], min(max(h, 0), 4), min(max(w, 0), 6))
     return made
 
 
@@ -356,9 +384,17 @@ PIXELS = np.array([4, 6, 4, 6], np.float32)
 @pytest.mark.parametrize("size", [(2, 3), (1, 1), (6, 9), (1, 8)])
 def test_crop_resize_of_normalized_boxes(mode: str, size: tuple[int, int]) -> None:
     found = call(
-        "crop_resize", IOS17, x=X, boxes=BOX, box_indices=OF, target_height=size[0],
-        target_width=size[1], normalized_coordinates=True, sampling_mode=mode, pad_value=np.float32(7),
-    )  # fmt: skip
+        "crop_resize",
+        IOS17,
+        x=X,
+        boxes=BOX,
+        box_indices=OF,
+        target_height=size[0],
+        target_width=size[1],
+        normalized_coordinates=True,
+        sampling_mode=mode,
+        pad_value=np.float32(7),
+    )
     close(found, crops(BOX.astype(np.float64) * PIXELS, OF, size, mode, 7.0))
 
 
@@ -366,9 +402,15 @@ def test_crop_resize_of_normalized_boxes(mode: str, size: tuple[int, int]) -> No
 @pytest.mark.parametrize("size", [(2, 3), (1, 1), (8, 9)])
 def test_crop_resize_of_the_whole_image_is_resize(mode: str, size: tuple[int, int]) -> None:
     found = call(
-        "crop_resize", IOS17, x=X, boxes=np.array([[0, 0, 1, 1]] * 2, np.float32), target_height=size[0],
-        target_width=size[1], normalized_coordinates=True, sampling_mode=mode,
-    )  # fmt: skip
+        "crop_resize",
+        IOS17,
+        x=X,
+        boxes=np.array([[0, 0, 1, 1]] * 2, np.float32),
+        target_height=size[0],
+        target_width=size[1],
+        normalized_coordinates=True,
+        sampling_mode=mode,
+    )
     close(found, resized(X, *size, mode))
 
 
@@ -392,10 +434,16 @@ def test_crop_resize_of_every_image(mode: str, box_mode: str, scale: float) -> N
         box[1, 2:] -= 0.0625  # a size does not move
     for opset in (IOS15, IOS16):
         found = call(
-            "crop_resize", opset, x=X, roi=(box / scale).reshape(2, 1, 4, 1, 1), target_height=2,
-            target_width=6, spatial_scale=np.float32(scale), box_coordinate_mode=box_mode,
+            "crop_resize",
+            opset,
+            x=X,
+            roi=(box / scale).reshape(2, 1, 4, 1, 1),
+            target_height=2,
+            target_width=6,
+            spatial_scale=np.float32(scale),
+            box_coordinate_mode=box_mode,
             sampling_mode=mode,
-        )  # fmt: skip
+        )
         assert found.shape == (2, 2, 3, 2, 6)
         for image in (0, 1):
             close(found[:, image], crops(known, [image] * 2, (2, 6), mode))
@@ -410,25 +458,28 @@ def test_crop_resize_of_the_image_that_leads_a_box() -> None:
     close(made, crops(boxes, OF, (3, 2), "ALIGN_CORNERS")[:, None])
     first = roi.copy()
     first[:, :, 0] = 0
-    found = call("crop_resize", IOS15, x=X[:1], roi=first, target_height=3, target_width=2,
-                 sampling_mode="ALIGN_CORNERS")  # fmt: skip
+    found = call(
+        "crop_resize", IOS15, x=X[:1], roi=first, target_height=3, target_width=2, sampling_mode="ALIGN_CORNERS"
+    )
     close(found, crops(boxes, [0] * 4, (3, 2), "ALIGN_CORNERS")[:, None])
 
 
 def test_crop_resize_of_boxes_of_integers() -> None:
     boxes = np.array([[1, 2, 3, 6], [0, 0, 4, 4]], np.uint16)
-    found = call("crop_resize", IOS17, x=X, boxes=boxes, target_height=3, target_width=5,
-                 sampling_mode="STRICT_ALIGN_CORNERS")  # fmt: skip
+    found = call(
+        "crop_resize",
+        IOS17,
+        x=X,
+        boxes=boxes,
+        target_height=3,
+        target_width=5,
+        sampling_mode="STRICT_ALIGN_CORNERS",
+    )
     close(found[0], X[0, :, 1:4, 2:7])
     close(found[1], X[1, :, ::2, :5])
 
 
-PADDED = {
-    "constant": "constant",
-    "border": "edge",
-    "reflection": "reflect",
-    "symmetric": "symmetric",
-}
+PADDED = {"constant": "constant", "border": "edge", "reflection": "reflect", "symmetric": "symmetric"}
 AT = RNG.uniform(-1.9, 1.9, (2, 4, 6, 2)).astype(np.float32)
 """Places in [-1, 1] and around it, as (width, height)."""
 
@@ -446,9 +497,7 @@ def resampled(at: Array, padding: str, value: float, nearest: bool) -> Array:
 
 
 @pytest.mark.parametrize("padding", PADDED)
-@pytest.mark.parametrize(
-    "mode", ["unnormalized", "normalized_minus_one_to_one", "normalized_zero_to_one"]
-)
+@pytest.mark.parametrize("mode", ["unnormalized", "normalized_minus_one_to_one", "normalized_zero_to_one"])
 @pytest.mark.parametrize("align", [True, False])
 @pytest.mark.parametrize("sampling", ["bilinear", "nearest"])
 @pytest.mark.parametrize("value", [0.0, -2.5])
@@ -462,10 +511,16 @@ def test_resample(padding: str, mode: str, align: bool, sampling: str, value: fl
     }
     for opset in (IOS15, IOS16, IOS17):
         found = call(
-            "resample", opset, x=X, coordinates=given[mode].astype(np.float32), sampling_mode=sampling,
-            padding_mode=padding, padding_value=np.float32(value), coordinates_mode=mode,
+            "resample",
+            opset,
+            x=X,
+            coordinates=given[mode].astype(np.float32),
+            sampling_mode=sampling,
+            padding_mode=padding,
+            padding_value=np.float32(value),
+            coordinates_mode=mode,
             align_corners=align,
-        )  # fmt: skip
+        )
         close(found, resampled(pixels, padding, value, sampling == "nearest"))
 
 
@@ -481,9 +536,15 @@ def test_resample_is_what_the_torch_front_end_makes_of_grid_sample(
     padding = "symmetric" if padding == "reflection" and not align else padding
     for mode, at in (("normalized_minus_one_to_one", AT), ("normalized_zero_to_one", (AT + 1) / 2)):
         found = call(
-            "resample", x=X, coordinates=at, sampling_mode=sampling, padding_mode=padding,
-            padding_value=np.float32(0), coordinates_mode=mode, align_corners=align,
-        )  # fmt: skip
+            "resample",
+            x=X,
+            coordinates=at,
+            sampling_mode=sampling,
+            padding_mode=padding,
+            padding_value=np.float32(0),
+            coordinates_mode=mode,
+            align_corners=align,
+        )
         close(found, expected)
 
 
@@ -502,19 +563,22 @@ def test_resample_of_one_pixel_and_of_no_number(padding: str) -> None:
 def test_affine(batch: int, size: tuple[int, int]) -> None:
     matrix = floats(batch, 6)
     found = call(
-        "affine", x=X, transform_matrix=matrix, output_height=size[0], output_width=size[1],
-        sampling_mode="bilinear", padding_mode="constant", padding_value=np.float32(0),
-        coordinates_mode="normalized_minus_one_to_one", align_corners=True,
-    )  # fmt: skip
+        "affine",
+        x=X,
+        transform_matrix=matrix,
+        output_height=size[0],
+        output_width=size[1],
+        sampling_mode="bilinear",
+        padding_mode="constant",
+        padding_value=np.float32(0),
+        coordinates_mode="normalized_minus_one_to_one",
+        align_corners=True,
+    )
     w, h = np.meshgrid(np.linspace(-1, 1, size[1]), np.linspace(-1, 1, size[0]))
     a = np.broadcast_to(matrix.astype(np.float64), (2, 6))[..., None, None]
     at = np.stack([a[:, 0] * w + a[:, 1] * h + a[:, 2], a[:, 3] * w + a[:, 4] * h + a[:, 5]], -1)
-    close(
-        found, resampled(np.clip((at + 1) / 2 * [6, 4], -15, 20), "constant", 0.0, False), atol=1e-4
-    )
-    grid = F.affine_grid(
-        torch.from_numpy(matrix).expand(2, 6).reshape(2, 2, 3), [2, 3, *size], True
-    )
+    close(found, resampled(np.clip((at + 1) / 2 * [6, 4], -15, 20), "constant", 0.0, False), atol=1e-4)
+    grid = F.affine_grid(torch.from_numpy(matrix).expand(2, 6).reshape(2, 2, 3), [2, 3, *size], True)
     close(found, F.grid_sample(T, grid, align_corners=True))
 
 
@@ -543,8 +607,9 @@ def test_a_converted_model() -> None:
         torch.jit.trace(model, (T, grid), strict=False),  # type: ignore[no-untyped-call]
         convert_to="milinternal",
         inputs=[ct.TensorType("x", T.shape), ct.TensorType("grid", grid.shape)],
-        minimum_deployment_target=IOS16, compute_precision=ct.precision.FLOAT32,
-    )  # fmt: skip
+        minimum_deployment_target=IOS16,
+        compute_precision=ct.precision.FLOAT32,
+    )
     found = run(program, {"x": X, "grid": AT})
     for value, expected in zip(found.values(), model(T, grid), strict=True):
         close(value, expected)
@@ -559,7 +624,7 @@ def test_a_converted_model() -> None:
         ("crop_resize", {}, "neither roi nor boxes"),
         ("crop_resize", {"boxes": torch.zeros(1, 4), "box_coordinate_mode": "?"}, "box_coordinate_mode"),
     ],
-)  # fmt: skip
+)
 def test_says_what_it_does_not_know(name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InterpretError, match=message):
         TABLE[name].function(T, **arguments)

@@ -21,9 +21,13 @@ from anesurgery.program import load, save
 
 RNG = np.random.default_rng(0)
 KINDS: dict[str, Any] = {
-    "tokens": types.int32, "scale": types.fp16, "small": types.int8, "middle": types.int16,
-    "byte": types.uint8, "flag": types.bool,
-}  # fmt: skip
+    "tokens": types.int32,
+    "scale": types.fp16,
+    "small": types.int8,
+    "middle": types.int16,
+    "byte": types.uint8,
+    "flag": types.bool,
+}
 
 
 def floats(*shape: int) -> Array:
@@ -39,10 +43,7 @@ def taking_every_type() -> Program:
         return (
             mb.add(x=tokens, y=1, name="tokens_out"),
             mb.mul(x=scale, y=np.float16(2), name="scale_out"),
-            *(
-                mb.cast(x=v, dtype="int32", name=f"{v.name}_out")
-                for v in (small, middle, byte, flag)
-            ),
+            *(mb.cast(x=v, dtype="int32", name=f"{v.name}_out") for v in (small, middle, byte, flag)),
         )
 
     return program
@@ -87,9 +88,7 @@ def test_an_input_that_does_not_fit_is_refused(name: str, value: Any, words: str
         ({"xyzzy": 1}, UnknownName, "unknown input 'xyzzy'; known: byte, flag, middle, scale"),
     ],
 )
-def test_names_of_inputs_are_checked(
-    change: Mapping[str, Any], error: type[Exception], words: str
-) -> None:
+def test_names_of_inputs_are_checked(change: Mapping[str, Any], error: type[Exception], words: str) -> None:
     given = {k: v for k, v in (GOOD | dict(change)).items() if v is not None}
     with pytest.raises(error) as raised:
         run(taking_every_type(), given)
@@ -131,10 +130,13 @@ def test_numbers_of_few_bits_inside_and_as_outputs() -> None:
 
     x = np.array([0, 3, 7, 9], np.float32)
     expected: dict[str, Array] = {
-        "as_int8": x.astype(np.int8), "as_int16": x.astype(np.int16), "as_uint8": x.astype(np.uint8),
-        "low": x.astype(np.int8), "both": np.array([False, False, True, True]),
+        "as_int8": x.astype(np.int8),
+        "as_int16": x.astype(np.int16),
+        "as_uint8": x.astype(np.uint8),
+        "low": x.astype(np.int8),
+        "both": np.array([False, False, True, True]),
         "shape": np.array([4], np.int32),
-    }  # fmt: skip
+    }
     for name, value in run(program, {"x": x}).items():
         np.testing.assert_array_equal(value, expected[name])
         assert value.dtype == expected[name].dtype
@@ -155,9 +157,11 @@ def test_an_axis_may_be_empty(n: int) -> None:
 
     x = floats(n, 3)
     expected = {
-        "product": x @ weight, "sum": x.clip(min=0).sum(0), "joined": np.concatenate([x, more]),
+        "product": x @ weight,
+        "sum": x.clip(min=0).sum(0),
+        "joined": np.concatenate([x, more]),
         "turned": x.T,
-    }  # fmt: skip
+    }
     made = run(program, {"x": x})
     for name, value in expected.items():
         assert made[name].shape == value.shape
@@ -263,16 +267,11 @@ def branching() -> Program:
         def loop() -> Var:
             start = (np.int32(0), mb.mul(x=x, y=np.float32(2), name="doubled"))
             return mb.while_loop(
-                _cond=lambda i, value: mb.less(x=i, y=times),
-                _body=body,
-                loop_vars=start,
-                name="loop",
+                _cond=lambda i, value: mb.less(x=i, y=times), _body=body, loop_vars=start, name="loop"
             )[1]
 
         positive = mb.greater(x=times, y=0, name="positive")
-        return mb.cond(
-            pred=positive, _true_fn=loop, _false_fn=lambda: mb.mul(x=x, y=outside), name="y"
-        )
+        return mb.cond(pred=positive, _true_fn=loop, _false_fn=lambda: mb.mul(x=x, y=outside), name="y")
 
     return program
 
@@ -358,9 +357,7 @@ def test_a_loop_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("error", [ValueError("out of order"), Unsupported("only on Sundays")])
-def test_a_failing_op_is_shown_in_its_surroundings(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_failing_op_is_shown_in_its_surroundings(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     @mb.program(input_specs=[mb.TensorSpec((2, 3), types.fp16)], opset_version=ct.target.iOS16)
     def program(x: Var) -> Var:
         for i, op_type in enumerate(("relu", "sin", "cos", "tanh", "sign", "exp", "abs")):

@@ -39,9 +39,13 @@ class Call(torch.nn.Module):
 
 
 def convert(
-    module: Any, inputs: list[Any], *example: torch.Tensor, half: bool = False, target: str = "iOS16",
+    module: Any,
+    inputs: list[Any],
+    *example: torch.Tensor,
+    half: bool = False,
+    target: str = "iOS16",
     **options: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """What coremltools makes of a module; the numbers are fp32 unless asked."""
     if options.get("convert_to") != "neuralnetwork":
         precision = ct.precision.FLOAT16 if half else ct.precision.FLOAT32
@@ -97,19 +101,13 @@ MODES = {"RGB": "RGB", "BGR": "RGB", "GRAYSCALE": "L", "GRAYSCALE_FLOAT16": "F"}
 
 
 @pytest.mark.parametrize("layout", MODES)
-def test_an_image_is_scaled_shifted_and_computed_with(
-    package: Callable[..., Path], layout: str
-) -> None:
+def test_an_image_is_scaled_shifted_and_computed_with(package: Callable[..., Path], layout: str) -> None:
     image = picture(MODES[layout])
     pixels = planes(image, layout)
     channels, bias = (3, [-1.0, -0.5, 0.25]) if pixels.shape[1] == 3 else (1, -0.75)
     conv = torch.nn.Conv2d(channels, 4, 3, padding=1)
     kind = ct.ImageType(
-        "image",
-        shape=pixels.shape,
-        scale=1 / 128,
-        bias=bias,
-        color_layout=getattr(ct.colorlayout, layout),
+        "image", shape=pixels.shape, scale=1 / 128, bias=bias, color_layout=getattr(ct.colorlayout, layout)
     )
     predict = Predictor(package(conv, [kind], torch.zeros(pixels.shape)))
     stored = pixels.astype(HALF).astype(np.float32) if layout == "GRAYSCALE_FLOAT16" else pixels
@@ -143,8 +141,7 @@ RANGED = (1, 3, ct.RangeDim(4, 6), ct.RangeDim(7, 9))
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"),
-    [(LISTED, "(width, height) (7, 5) or (8, 6)"), (RANGED, "(width, height) (7..9, 4..6)")],
+    ("shape", "words"), [(LISTED, "(width, height) (7, 5) or (8, 6)"), (RANGED, "(width, height) (7..9, 4..6)")]
 )
 def test_images_of_several_sizes(package: Callable[..., Path], shape: Any, words: str) -> None:
     conv = torch.nn.Conv2d(3, 2, 3)
@@ -162,9 +159,14 @@ def test_images_of_several_sizes(package: Callable[..., Path], shape: Any, words
 
 @pytest.mark.parametrize(
     ("taken", "given"),
-    [("RGB", "BGR"), ("BGR", "RGB"), ("BGR", "BGR"), ("GRAYSCALE", "GRAYSCALE"),
-     ("GRAYSCALE_FLOAT16", "GRAYSCALE_FLOAT16")],
-)  # fmt: skip
+    [
+        ("RGB", "BGR"),
+        ("BGR", "RGB"),
+        ("BGR", "BGR"),
+        ("GRAYSCALE", "GRAYSCALE"),
+        ("GRAYSCALE_FLOAT16", "GRAYSCALE_FLOAT16"),
+    ],
+)
 def test_an_image_comes_out_clamped_and_in_its_order(
     package: Callable[..., Path], taken: str, given: str
 ) -> None:
@@ -193,13 +195,9 @@ def test_an_image_comes_out_clamped_and_in_its_order(
 def test_a_classifier_gives_its_label_and_the_probabilities(
     package: Callable[..., Path], labels: list[Any]
 ) -> None:
-    module = torch.nn.Sequential(
-        torch.nn.Linear(4, 3), Call(lambda x: 0.5 - x), torch.nn.Softmax(-1)
-    )
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), Call(lambda x: 0.5 - x), torch.nn.Softmax(-1))
     config = ct.ClassifierConfig(labels, predicted_feature_name="animal")
-    path = package(
-        module, [ct.TensorType("x", shape=(1, 4))], torch.zeros(1, 4), classifier_config=config
-    )
+    path = package(module, [ct.TensorType("x", shape=(1, 4))], torch.zeros(1, 4), classifier_config=config)
     result = ane.apply(path, ["negate_subtract"])
     assert result.changes
     seen = set()
@@ -228,8 +226,11 @@ def test_several_lengths_in_turn(
     package: Callable[..., Path], shape: Any, lengths: tuple[int, ...], bad: int, words: str
 ) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(1))
-    path = package(module, [ct.TensorType("x", shape=ct.Shape(shape) if isinstance(shape, tuple)
-                                          else shape)], torch.zeros(1, 2, 4))  # fmt: skip
+    path = package(
+        module,
+        [ct.TensorType("x", shape=ct.Shape(shape) if isinstance(shape, tuple) else shape)],
+        torch.zeros(1, 2, 4),
+    )
     predict = Predictor(path)
     for n in lengths:
         x = floats(1, n, 4)
@@ -257,16 +258,18 @@ def test_an_optional_input_has_a_default(package: Callable[..., Path], dtype: An
 
 
 @pytest.mark.parametrize("default", ["short", "longer"])
-def test_functions_are_called_by_name(
-    package: Callable[..., Path], tmp_path: Path, default: str
-) -> None:
+def test_functions_are_called_by_name(package: Callable[..., Path], tmp_path: Path, default: str) -> None:
     parts = {"short": ("x", torch.nn.Linear(4, 3)), "longer": ("z", torch.nn.Linear(4, 5))}
     described = ct.utils.MultiFunctionDescriptor()
     for name, (kind, linear) in parts.items():
         one = package(
-            linear, [ct.TensorType(kind, shape=(1, 4))], torch.zeros(1, 4), name=name,
-            target="iOS18", outputs=[ct.TensorType(f"{name}_y")],
-        )  # fmt: skip
+            linear,
+            [ct.TensorType(kind, shape=(1, 4))],
+            torch.zeros(1, 4),
+            name=name,
+            target="iOS18",
+            outputs=[ct.TensorType(f"{name}_y")],
+        )
         described.add_function(str(one), "main", name)
     described.default_function_name = default
     path, x = tmp_path / "both.mlpackage", floats(1, 4)
@@ -309,9 +312,7 @@ class Fading(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("precision", "atol"), [("fp32", 1e-6), ("fp16", 4e-3)])
-def test_a_state_is_the_buffer_of_the_module(
-    package: Callable[..., Path], precision: str, atol: float
-) -> None:
+def test_a_state_is_the_buffer_of_the_module(package: Callable[..., Path], precision: str, atol: float) -> None:
     kept = ct.StateType(ct.TensorType(shape=(2, 3), dtype=HALF), name="acc")
     kind = ct.TensorType("x", shape=(2, 3), dtype=HALF)
     path = package(Fading(), [kind], torch.zeros(2, 3), states=[kept], target="iOS18", half=True)
@@ -321,9 +322,7 @@ def test_a_state_is_the_buffer_of_the_module(
     for _ in range(4):
         x = floats(2, 3).astype(HALF)
         made = the(predict({"x": x}, state=state))
-        np.testing.assert_allclose(
-            made, torch_says(module, x.astype(np.float32)), rtol=0, atol=atol
-        )
+        np.testing.assert_allclose(made, torch_says(module, x.astype(np.float32)), rtol=0, atol=atol)
         np.testing.assert_allclose(state["acc"].value, module.acc, rtol=0, atol=atol)
         stored = stored * HALF(0.5) + x
         if precision == "fp16":

@@ -67,17 +67,13 @@ def test_scatter_one_slice_after_the_other(one_op: OneOp, mode: str, kind: str, 
         expected = np.moveaxis(data.copy(), axis, 0)
         for place, row in zip(index, np.moveaxis(updates, axis, 0), strict=True):
             expected[place] = COMBINE[mode](expected[place], row)
-        (found,) = one_op(
-            "scatter", opset, data=data, indices=index, updates=updates, axis=axis, mode=mode
-        )
+        (found,) = one_op("scatter", opset, data=data, indices=index, updates=updates, axis=axis, mode=mode)
         assert_close(found, np.moveaxis(expected, 0, axis))
 
 
 @pytest.mark.parametrize("kind", ["f", "i"])
 @pytest.mark.parametrize("mode", COMBINE)
-def test_scatter_along_an_axis_one_element_after_the_other(
-    one_op: OneOp, mode: str, kind: str
-) -> None:
+def test_scatter_along_an_axis_one_element_after_the_other(one_op: OneOp, mode: str, kind: str) -> None:
     if mode != "update" and kind == "i":
         return
     for axis, count in itertools.product((0, 1, -1), (1, 7)):
@@ -95,13 +91,10 @@ def test_scatter_along_an_axis_one_element_after_the_other(
         assert_close(found, expected)
 
 
-def computed(
-    op_type: str, values: dict[str, Array], opset: Any = NEWEST, **fixed: Any
-) -> list[Array]:
+def computed(op_type: str, values: dict[str, Array], opset: Any = NEWEST, **fixed: Any) -> list[Array]:
     """The results of an op whose inputs are known at run time only, so that coremltools folds nothing."""
     specs = [
-        mb.TensorSpec(v.shape, types.int32 if v.dtype == np.int32 else types.fp32)
-        for v in values.values()
+        mb.TensorSpec(v.shape, types.int32 if v.dtype == np.int32 else types.fp32) for v in values.values()
     ]
     made: list[Var] = []
     inputs: list[Var] = []
@@ -193,9 +186,12 @@ VALIDATED: dict[str, dict[str, Array]] = {
     "gather_along_axis": {"x": floats(3, 4), "indices": np.stack([OUTSIDE] * 4, -1)},
     "scatter": {"data": floats(3, 4), "indices": OUTSIDE, "updates": floats(3, 4)},
     "scatter_nd": {"data": floats(3, 4), "indices": OUTSIDE[:, None], "updates": floats(3, 4)},
-    "scatter_along_axis": {"data": floats(3, 4), "indices": np.stack([OUTSIDE] * 4, -1),
-                           "updates": floats(3, 4)},
-}  # fmt: skip
+    "scatter_along_axis": {
+        "data": floats(3, 4),
+        "indices": np.stack([OUTSIDE] * 4, -1),
+        "updates": floats(3, 4),
+    },
+}
 
 
 @pytest.mark.parametrize("op_type", VALIDATED)
@@ -266,19 +262,13 @@ def test_one_hot(one_op: OneOp, axis: int, on: Any, off: Any) -> None:
         if 0 <= index[place] < 4:
             expected[place][index[place]] = on
     (found,) = one_op(
-        "one_hot", indices=index, one_hot_vector_size=4, axis=axis, on_value=kind(on),
-        off_value=kind(off),
-    )  # fmt: skip
+        "one_hot", indices=index, one_hot_vector_size=4, axis=axis, on_value=kind(on), off_value=kind(off)
+    )
     assert_close(found * 1, np.moveaxis(expected, -1, axis) * 1)
 
 
 def test_non_zero_of_every_kind_and_rank(one_op: OneOp) -> None:
-    for x in (
-        floats(3) > 0,
-        floats(2, 3) * (floats(2, 3) > 0),
-        whole(0, 2, 2, 1, 3),
-        whole(0, 1, 4),
-    ):
+    for x in (floats(3) > 0, floats(2, 3) * (floats(2, 3) > 0), whole(0, 2, 2, 1, 3), whole(0, 1, 4)):
         assert_close(one_op("non_zero", x=x)[0], np.argwhere(x).astype(np.int32))
 
 
@@ -303,17 +293,14 @@ def test_running_sums(exclusive: bool, reverse: bool) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("start", "end", "step"), [
-    (0, 7, 2), (5, -3, -2), (3, 3, 1), (0.0, 1.0, 0.1), (0.0, 0.3, 0.1), (1.0, -1.0, -0.25), (2, 0, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("start", "end", "step"),
+    [(0, 7, 2), (5, -3, -2), (3, 3, 1), (0.0, 1.0, 0.1), (0.0, 0.3, 0.1), (1.0, -1.0, -0.25), (2, 0, 1)],
+)
 def test_ranges(start: Any, end: Any, step: Any) -> None:
     kind: Any = np.float32 if isinstance(step, float) else np.int32
     count = int(max(np.ceil((kind(end) - kind(start)) / kind(step)), 0))
-    given = {
-        "start": np.array(start, kind),
-        "end": np.array(end, kind),
-        "step": np.array(step, kind),
-    }
+    given = {"start": np.array(start, kind), "end": np.array(end, kind), "step": np.array(step, kind)}
     (found,) = evaluate_alone("range_1d", **given)
     assert found.dtype == kind
     assert_close(found, (start + step * np.arange(count)).astype(kind))
@@ -330,29 +317,28 @@ def test_pads_of_every_rank(one_op: OneOp, mode: str) -> None:
         extra: dict[str, Any] = {"constant_values": 1.5} if mode == "constant" else {}
         expected = np.pad(x, [(0, 0)] * (rank - given) + pairs, kind, **extra)
         (found,) = one_op(
-            "pad",
-            x=x,
-            pad=[n for pair in pairs for n in pair],
-            mode=mode,
-            constant_val=np.float32(1.5),
+            "pad", x=x, pad=[n for pair in pairs for n in pair], mode=mode, constant_val=np.float32(1.5)
         )
         assert_close(found, expected)
 
 
 @pytest.mark.parametrize(("size", "pad"), [(3, (4, 9)), (2, (5, 1)), (1, (2, 3)), (4, (0, 3))])
-def test_a_mirror_may_be_wider_than_the_axis(
-    one_op: OneOp, size: int, pad: tuple[int, int]
-) -> None:
+def test_a_mirror_may_be_wider_than_the_axis(one_op: OneOp, size: int, pad: tuple[int, int]) -> None:
     x = floats(2, size)
     (found,) = one_op("pad", x=x, pad=list(pad), mode="reflect", constant_val=np.float32(0))
     assert_close(found, np.pad(x, [(0, 0), pad], "reflect"))
 
 
-@pytest.mark.parametrize(("equation", "a", "b"), [
-    ("nchw,nwhu->nchu", (2, 3, 4, 5), (2, 5, 4, 6)), ("abcd,adce->abce", (1, 3, 4, 5), (2, 5, 1, 6)),
-    ("chw,whr->chr", (3, 4, 5), (5, 4, 6)), ("ijk,kjl->ijl", (3, 1, 5), (5, 4, 6)),
-    ("nchw,nwhu->nchu", (2, 3, 1, 5), (1, 5, 4, 6)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("equation", "a", "b"),
+    [
+        ("nchw,nwhu->nchu", (2, 3, 4, 5), (2, 5, 4, 6)),
+        ("abcd,adce->abce", (1, 3, 4, 5), (2, 5, 1, 6)),
+        ("chw,whr->chr", (3, 4, 5), (5, 4, 6)),
+        ("ijk,kjl->ijl", (3, 1, 5), (5, 4, 6)),
+        ("nchw,nwhu->nchu", (2, 3, 1, 5), (1, 5, 4, 6)),
+    ],
+)
 def test_every_equation_of_einsum(one_op: OneOp, equation: str, a: Any, b: Any) -> None:
     x, y = floats(*a), floats(*b)
     (found,) = one_op("einsum", values=(x, y), equation=equation)
@@ -399,15 +385,19 @@ def test_space_and_batches(one_op: OneOp) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "wanted", "made"),
-    [((0, 4, 3), [0, -1], (4, 0)), ((2, 0), [0, 0], (2, 0)), ((0, 3), [0, 3, -1], (1, 3, 0)),
-     ((1, 2, 0, 4), [-1, 1, 1, 3, 0], (0, 1, 1, 3, 4)), ((4, 0), [0, 7], (0, 7)), ((4, 3), [0, -1], (4, 3))],
-)  # fmt: skip
+    [
+        ((0, 4, 3), [0, -1], (4, 0)),
+        ((2, 0), [0, 0], (2, 0)),
+        ((0, 3), [0, 3, -1], (1, 3, 0)),
+        ((1, 2, 0, 4), [-1, 1, 1, 3, 0], (0, 1, 1, 3, 4)),
+        ((4, 0), [0, 7], (0, 7)),
+        ((4, 3), [0, -1], (4, 3)),
+    ],
+)
 def test_reshapes_of_tensors_without_elements(
     shape: tuple[int, ...], wanted: list[int], made: tuple[int, ...]
 ) -> None:
-    (found,) = computed(
-        "reshape", {"x": np.zeros(shape, np.float32), "shape": np.array(wanted, np.int32)}
-    )
+    (found,) = computed("reshape", {"x": np.zeros(shape, np.float32), "shape": np.array(wanted, np.int32)})
     assert found.shape == made
 
 

@@ -35,9 +35,7 @@ def test_local_response_norm(one_op: OneOp, size: int, opset: Any) -> None:
             sums[:, channel] = (near**2).sum(1)
         expected = x / (k + alpha / size * sums) ** beta
         given = {"alpha": np.float32(alpha), "beta": np.float32(beta), "k": np.float32(k)}
-        assert_close(
-            one_op("local_response_norm", opset, x=x, size=size, **given)[0], expected, 1e-5
-        )
+        assert_close(one_op("local_response_norm", opset, x=x, size=size, **given)[0], expected, 1e-5)
 
 
 def test_local_response_norm_of_three_axes_as_coremltools_expects_it(one_op: OneOp) -> None:

@@ -32,17 +32,42 @@ B = X > 0
 
 FOLDED: dict[str, list[dict[str, Any]]] = {
     **{name: [{"x": X, "y": Y}, {"x": X, "y": f(4)}] for name in ("add", "sub", "mul", "maximum", "minimum")},
-    **{name: [{"x": X, "y": Y}, {"x": N, "y": M}] for name in
-       ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")},
+    **{
+        name: [{"x": X, "y": Y}, {"x": N, "y": M}]
+        for name in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
+    },
     "real_div": [{"x": X, "y": POS}],
     "floor_div": [{"x": X, "y": POS}, {"x": N, "y": M}],
     "mod": [{"x": X, "y": POS}, {"x": N, "y": M}],
     "pow": [{"x": POS, "y": Y}],
     **{name: [{"x": B, "y": Y > 0}] for name in ("logical_and", "logical_or", "logical_xor")},
     "logical_not": [{"x": B}],
-    **{name: [{"x": X}] for name in
-       ("abs", "atan", "ceil", "cos", "cosh", "erf", "exp", "exp2", "floor", "sign", "sin", "sinh", "square",
-        "tan", "tanh", "relu", "relu6", "sigmoid", "softplus", "softsign", "round")},
+    **{
+        name: [{"x": X}]
+        for name in (
+            "abs",
+            "atan",
+            "ceil",
+            "cos",
+            "cosh",
+            "erf",
+            "exp",
+            "exp2",
+            "floor",
+            "sign",
+            "sin",
+            "sinh",
+            "square",
+            "tan",
+            "tanh",
+            "relu",
+            "relu6",
+            "sigmoid",
+            "softplus",
+            "softsign",
+            "round",
+        )
+    },
     **{name: [{"x": np.clip(X, -0.9, 0.9)}] for name in ("acos", "asin", "atanh")},
     "sqrt": [{"x": POS}],
     "inverse": [{"x": POS, "epsilon": np.float32(1e-3)}],
@@ -63,11 +88,25 @@ FOLDED: dict[str, list[dict[str, Any]]] = {
     "sigmoid_hard": [{"x": X, "alpha": np.float32(0.3), "beta": np.float32(0.5)}],
     "softplus_parametric": [{"x": f(1, 3, 4, 4), "alpha": POS[0, :, 0], "beta": POS[1, :, 0]}],
     "thresholded_relu": [{"x": X, "alpha": np.float32(0.3)}],
-    **{name: [{"x": POS, "axes": [1], "keep_dims": k} for k in (True, False)] + [{"x": POS, "axes": [0, -1]}]
-       for name in ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "reduce_l1_norm",
-                    "reduce_l2_norm", "reduce_sum_square", "reduce_log_sum", "reduce_log_sum_exp")},
-    **{name: [{"x": X, "axis": a, "keep_dims": k} for a, k in ((1, True), (-1, False))]
-       for name in ("reduce_argmax", "reduce_argmin")},
+    **{
+        name: [{"x": POS, "axes": [1], "keep_dims": k} for k in (True, False)] + [{"x": POS, "axes": [0, -1]}]
+        for name in (
+            "reduce_sum",
+            "reduce_mean",
+            "reduce_max",
+            "reduce_min",
+            "reduce_prod",
+            "reduce_l1_norm",
+            "reduce_l2_norm",
+            "reduce_sum_square",
+            "reduce_log_sum",
+            "reduce_log_sum_exp",
+        )
+    },
+    **{
+        name: [{"x": X, "axis": a, "keep_dims": k} for a, k in ((1, True), (-1, False))]
+        for name in ("reduce_argmax", "reduce_argmin")
+    },
     "softmax": [{"x": X, "axis": a} for a in (-1, 1)],
     "cumsum": [{"x": X, "axis": 1, "reverse": r} for r in (True, False)],
     "reshape": [{"x": X, "shape": [4, -1]}],
@@ -82,18 +121,29 @@ FOLDED: dict[str, list[dict[str, Any]]] = {
     "band_part": [{"x": f(4, 5), "lower": a, "upper": b} for a, b in ((-1, 0), (1, -1), (1, 2))],
     "range_1d": [{"start": np.int32(1), "end": np.int32(9), "step": np.int32(3)}],
     "fill": [{"shape": [2, 3], "value": np.float32(1.5)}],
-    "gather": [{"x": X, "indices": i(0, 3, 2), "axis": 1}, {"x": X, "indices": np.array([-1, 0], np.int32), "axis": 2}],
+    "gather": [
+        {"x": X, "indices": i(0, 3, 2), "axis": 1},
+        {"x": X, "indices": np.array([-1, 0], np.int32), "axis": 2},
+    ],
     "gather_along_axis": [{"x": X, "indices": i(0, 3, 2, 2, 4), "axis": 1}],
     "topk": [{"x": X, "k": 2, "axis": a, "ascending": o} for a, o in ((-1, False), (1, True))],
     "argsort": [{"x": X, "axis": a, "ascending": o} for a, o in ((-1, False), (1, True))],
     "non_zero": [{"x": (N > 2).astype(np.int32)}],
-    "matmul": [{"x": f(2, 3, 4), "y": f(4, 5)}, {"x": f(3, 4), "y": f(5, 4), "transpose_y": True},
-               {"x": f(4, 3), "y": f(4, 5), "transpose_x": True}],
+    "matmul": [
+        {"x": f(2, 3, 4), "y": f(4, 5)},
+        {"x": f(3, 4), "y": f(5, 4), "transpose_y": True},
+        {"x": f(4, 3), "y": f(4, 5), "transpose_x": True},
+    ],
     "linear": [{"x": X, "weight": f(5, 4), "bias": f(5)}, {"x": X, "weight": f(5, 4)}],
-    "layer_norm": [{"x": X, "axes": [-1], "gamma": f(4), "beta": f(4)}, {"x": X, "axes": [1, 2]},
-                   {"x": f(1, 3, 4, 4), "axes": [1], "gamma": f(3), "beta": f(3)}],
-    "scatter_along_axis": [{"data": X, "indices": i(0, 3, 2, 2, 4), "updates": f(2, 2, 4), "axis": 1, "mode": "update"}],
-}  # fmt: skip
+    "layer_norm": [
+        {"x": X, "axes": [-1], "gamma": f(4), "beta": f(4)},
+        {"x": X, "axes": [1, 2]},
+        {"x": f(1, 3, 4, 4), "axes": [1], "gamma": f(3), "beta": f(3)},
+    ],
+    "scatter_along_axis": [
+        {"data": X, "indices": i(0, 3, 2, 2, 4), "updates": f(2, 2, 4), "axis": 1, "mode": "update"}
+    ],
+}
 """Op -> inputs with which coremltools folds it at build time: an independent oracle."""
 
 
@@ -103,9 +153,7 @@ def build(op_type: str, inputs: dict[str, Any], opset: Any = ct.target.iOS16) ->
 
     @mb.program(input_specs=[mb.TensorSpec((1,))], opset_version=opset)
     def program(unused: Var) -> Var:
-        fresh = {
-            k: _copy(v) for k, v in inputs.items()
-        }  # some of coremltools' folding writes in place
+        fresh = {k: _copy(v) for k, v in inputs.items()}  # some of coremltools' folding writes in place
         result = getattr(mb, op_type)(**fresh)
         made.extend(result if isinstance(result, (tuple, list)) else [result])
         return mb.identity(x=unused)
@@ -126,9 +174,7 @@ def assert_close(found: Any, expected: Any, rtol: float = 1e-5) -> None:
         np.testing.assert_array_equal(found, expected)
         return
     scale = np.abs(expected).max(initial=1e-6)
-    np.testing.assert_allclose(
-        found.astype(np.float64), expected.astype(np.float64), rtol=0, atol=rtol * scale
-    )
+    np.testing.assert_allclose(found.astype(np.float64), expected.astype(np.float64), rtol=0, atol=rtol * scale)
 
 
 CASES = [(name, n) for name, cases in FOLDED.items() for n in range(len(cases))]
@@ -156,90 +202,232 @@ Case = tuple[dict[str, Any], Callable[[], Any]]
 REFERENCE: dict[str, list[Case]] = {
     "silu": [({"x": X}, lambda: F.silu(t(X)))],
     "conv": [
-        ({"x": IMAGE, "weight": KERNEL, "bias": f(6) * 0 + 1, "pad_type": "valid"},
-         lambda: F.conv2d(t(IMAGE), t(KERNEL), torch.ones(6))),
-        ({"x": IMAGE, "weight": KERNEL, "strides": [2, 1], "pad_type": "custom", "pad": [1, 1, 0, 0]},
-         lambda: F.conv2d(t(IMAGE), t(KERNEL), stride=(2, 1), padding=(1, 0))),
-        ({"x": IMAGE, "weight": KERNEL, "pad_type": "same", "dilations": [2, 1]},
-         lambda: F.conv2d(t(IMAGE), t(KERNEL), padding="same", dilation=(2, 1))),
-        ({"x": IMAGE, "weight": GROUPED, "groups": 2, "pad_type": "valid"},
-         lambda: F.conv2d(t(IMAGE), t(GROUPED), groups=2)),
-        ({"x": IMAGE[:, :, 0], "weight": KERNEL[:, :, 0], "pad_type": "valid"},
-         lambda: F.conv1d(t(IMAGE[:, :, 0].copy()), t(KERNEL[:, :, 0].copy()))),
+        (
+            {"x": IMAGE, "weight": KERNEL, "bias": f(6) * 0 + 1, "pad_type": "valid"},
+            lambda: F.conv2d(t(IMAGE), t(KERNEL), torch.ones(6)),
+        ),
+        (
+            {"x": IMAGE, "weight": KERNEL, "strides": [2, 1], "pad_type": "custom", "pad": [1, 1, 0, 0]},
+            lambda: F.conv2d(t(IMAGE), t(KERNEL), stride=(2, 1), padding=(1, 0)),
+        ),
+        (
+            {"x": IMAGE, "weight": KERNEL, "pad_type": "same", "dilations": [2, 1]},
+            lambda: F.conv2d(t(IMAGE), t(KERNEL), padding="same", dilation=(2, 1)),
+        ),
+        (
+            {"x": IMAGE, "weight": GROUPED, "groups": 2, "pad_type": "valid"},
+            lambda: F.conv2d(t(IMAGE), t(GROUPED), groups=2),
+        ),
+        (
+            {"x": IMAGE[:, :, 0], "weight": KERNEL[:, :, 0], "pad_type": "valid"},
+            lambda: F.conv1d(t(IMAGE[:, :, 0].copy()), t(KERNEL[:, :, 0].copy())),
+        ),
     ],
     "conv_transpose": [
-        ({"x": IMAGE, "weight": WIDE, "strides": [2, 2], "pad_type": "custom", "pad": [1, 1, 0, 0]},
-         lambda: F.conv_transpose2d(t(IMAGE), t(WIDE), stride=2, padding=(1, 0))),
+        (
+            {"x": IMAGE, "weight": WIDE, "strides": [2, 2], "pad_type": "custom", "pad": [1, 1, 0, 0]},
+            lambda: F.conv_transpose2d(t(IMAGE), t(WIDE), stride=2, padding=(1, 0)),
+        )
     ],
-    "max_pool": [({"x": IMAGE, "kernel_sizes": [3, 2], "strides": [2, 1], "pad_type": "custom", "pad": [1, 1, 1, 1]},
-                  lambda: F.max_pool2d(t(IMAGE), (3, 2), (2, 1), (1, 1)))],
+    "max_pool": [
+        (
+            {"x": IMAGE, "kernel_sizes": [3, 2], "strides": [2, 1], "pad_type": "custom", "pad": [1, 1, 1, 1]},
+            lambda: F.max_pool2d(t(IMAGE), (3, 2), (2, 1), (1, 1)),
+        )
+    ],
     "avg_pool": [
-        ({"x": IMAGE, "kernel_sizes": [3, 2], "strides": [2, 1], "pad_type": "custom", "pad": [1, 1, 1, 1],
-          "exclude_padding_from_average": e},
-         lambda e=e: F.avg_pool2d(t(IMAGE), (3, 2), (2, 1), (1, 1), count_include_pad=not e))  # type: ignore[misc]
+        (
+            {
+                "x": IMAGE,
+                "kernel_sizes": [3, 2],
+                "strides": [2, 1],
+                "pad_type": "custom",
+                "pad": [1, 1, 1, 1],
+                "exclude_padding_from_average": e,
+            },
+            lambda e=e: F.avg_pool2d(t(IMAGE), (3, 2), (2, 1), (1, 1), count_include_pad=not e),
+        )  # type: ignore[misc]
         for e in (True, False)
     ],
-    "batch_norm": [({"x": IMAGE, "mean": f(4) * 0 + 0.5, "variance": POS[0, 0], "gamma": POS[0, 1], "beta": X[0, 0]},
-                    lambda: F.batch_norm(t(IMAGE), torch.full((4,), 0.5), t(POS[0, 0]), t(POS[0, 1]), t(X[0, 0])))],
-    "instance_norm": [({"x": IMAGE, "gamma": POS[0, 1], "beta": X[0, 0]},
-                       lambda: F.instance_norm(t(IMAGE), weight=t(POS[0, 1]), bias=t(X[0, 0])))],
-    "l2_norm": [({"x": f(1, 2, 3, 4) * 0 + IMAGE[:1, :2, :3, :4]},
-                 lambda: IMAGE[:1, :2, :3, :4] / np.sqrt((IMAGE[:1, :2, :3, :4] ** 2).sum((1, 2, 3), keepdims=True)))],
-    "concat": [({"values": (X, Y), "axis": 1}, lambda: np.concatenate([X, Y], 1)),
-               ({"values": (X, Y), "axis": 1, "interleave": True}, lambda: np.stack([X, Y], 2).reshape(2, 6, 4))],
+    "batch_norm": [
+        (
+            {"x": IMAGE, "mean": f(4) * 0 + 0.5, "variance": POS[0, 0], "gamma": POS[0, 1], "beta": X[0, 0]},
+            lambda: F.batch_norm(t(IMAGE), torch.full((4,), 0.5), t(POS[0, 0]), t(POS[0, 1]), t(X[0, 0])),
+        )
+    ],
+    "instance_norm": [
+        (
+            {"x": IMAGE, "gamma": POS[0, 1], "beta": X[0, 0]},
+            lambda: F.instance_norm(t(IMAGE), weight=t(POS[0, 1]), bias=t(X[0, 0])),
+        )
+    ],
+    "l2_norm": [
+        (
+            {"x": f(1, 2, 3, 4) * 0 + IMAGE[:1, :2, :3, :4]},
+            lambda: IMAGE[:1, :2, :3, :4] / np.sqrt((IMAGE[:1, :2, :3, :4] ** 2).sum((1, 2, 3), keepdims=True)),
+        )
+    ],
+    "concat": [
+        ({"values": (X, Y), "axis": 1}, lambda: np.concatenate([X, Y], 1)),
+        ({"values": (X, Y), "axis": 1, "interleave": True}, lambda: np.stack([X, Y], 2).reshape(2, 6, 4)),
+    ],
     "stack": [({"values": (X, Y), "axis": 1}, lambda: np.stack([X, Y], 1))],
-    "split": [({"x": X, "split_sizes": [1, 3], "axis": 2}, lambda: [X[..., :1], X[..., 1:]]),
-              ({"x": X, "num_splits": 2, "axis": 0}, lambda: [X[:1], X[1:]])],
+    "split": [
+        ({"x": X, "split_sizes": [1, 3], "axis": 2}, lambda: [X[..., :1], X[..., 1:]]),
+        ({"x": X, "num_splits": 2, "axis": 0}, lambda: [X[:1], X[1:]]),
+    ],
     "slice_by_index": [
         ({"x": X, "begin": [0, 1, 3], "end": [2, 3, 0], "stride": [1, 1, -1]}, lambda: X[:, 1:3, 3:0:-1]),
-        ({"x": X, "begin": [1, 0, -2], "end": [0, 0, 0], "squeeze_mask": [True, False, False],
-          "begin_mask": [False, True, False], "end_mask": [False, True, True]}, lambda: X[1, :, -2:]),
+        (
+            {
+                "x": X,
+                "begin": [1, 0, -2],
+                "end": [0, 0, 0],
+                "squeeze_mask": [True, False, False],
+                "begin_mask": [False, True, False],
+                "end_mask": [False, True, True],
+            },
+            lambda: X[1, :, -2:],
+        ),
     ],
-    "one_hot": [({"indices": np.array([0, 2, 1], np.int32), "one_hot_vector_size": 3}, lambda: np.eye(3, dtype=np.int32)[[0, 2, 1]])],
-    "depth_to_space": [({"x": f(1, 8, 2, 3) * 0 + IMAGE.reshape(-1)[:48].reshape(1, 8, 2, 3), "block_size": 2},
-                        lambda: IMAGE.reshape(-1)[:48].reshape(1, 2, 2, 2, 2, 3).transpose(0, 3, 4, 1, 5, 2).reshape(1, 2, 4, 6))],
-    "space_to_depth": [({"x": IMAGE[:1, :2, :4, :6], "block_size": 2},
-                        lambda: IMAGE[:1, :2, :4, :6].reshape(1, 2, 2, 2, 3, 2).transpose(0, 3, 5, 1, 2, 4).reshape(1, 8, 2, 3))],
+    "one_hot": [
+        (
+            {"indices": np.array([0, 2, 1], np.int32), "one_hot_vector_size": 3},
+            lambda: np.eye(3, dtype=np.int32)[[0, 2, 1]],
+        )
+    ],
+    "depth_to_space": [
+        (
+            {"x": f(1, 8, 2, 3) * 0 + IMAGE.reshape(-1)[:48].reshape(1, 8, 2, 3), "block_size": 2},
+            lambda: (
+                IMAGE.reshape(-1)[:48].reshape(1, 2, 2, 2, 2, 3).transpose(0, 3, 4, 1, 5, 2).reshape(1, 2, 4, 6)
+            ),
+        )
+    ],
+    "space_to_depth": [
+        (
+            {"x": IMAGE[:1, :2, :4, :6], "block_size": 2},
+            lambda: (
+                IMAGE[:1, :2, :4, :6].reshape(1, 2, 2, 2, 3, 2).transpose(0, 3, 5, 1, 2, 4).reshape(1, 8, 2, 3)
+            ),
+        )
+    ],
     "pixel_shuffle": [({"x": IMAGE, "upscale_factor": 2}, lambda: F.pixel_shuffle(t(IMAGE), 2))],
-    "pixel_unshuffle": [({"x": IMAGE[:, :, :8], "downscale_factor": np.uint32(2)},
-                         lambda: F.pixel_unshuffle(t(IMAGE[:, :, :8].copy()), 2))],
+    "pixel_unshuffle": [
+        (
+            {"x": IMAGE[:, :, :8], "downscale_factor": np.uint32(2)},
+            lambda: F.pixel_unshuffle(t(IMAGE[:, :, :8].copy()), 2),
+        )
+    ],
     "gather_nd": [({"x": X, "indices": ND}, lambda: X[ND[:, 0], ND[:, 1]])],
-    "scatter": [({"data": X, "indices": np.array([2, 0], np.int32), "updates": f(2, 2, 4) * 0 + 1, "axis": 1, "mode": "update"},
-                 lambda: np.stack([np.ones((2, 4)), X[:, 1], np.ones((2, 4))], 1))],
-    "scatter_nd": [({"data": X, "indices": np.array([[1, 2], [0, 0]], np.int32), "updates": Y[0, :2], "mode": "add"},
-                    lambda: X + np.stack([np.stack([Y[0, 1], 0 * Y[0, 0], 0 * Y[0, 0]]), np.stack([0 * Y[0, 0], 0 * Y[0, 0], Y[0, 0]])]))],
-    "einsum": [({"values": (f(1, 2, 3, 4) * 0 + X.reshape(1, 2, 3, 4), f(1, 4, 3, 5) * 0 + 1), "equation": "nchw,nwhu->nchu"},
-                lambda: np.einsum("nchw,nwhu->nchu", X.reshape(1, 2, 3, 4), np.ones((1, 4, 3, 5))))],
-}  # fmt: skip
+    "scatter": [
+        (
+            {
+                "data": X,
+                "indices": np.array([2, 0], np.int32),
+                "updates": f(2, 2, 4) * 0 + 1,
+                "axis": 1,
+                "mode": "update",
+            },
+            lambda: np.stack([np.ones((2, 4)), X[:, 1], np.ones((2, 4))], 1),
+        )
+    ],
+    "scatter_nd": [
+        (
+            {"data": X, "indices": np.array([[1, 2], [0, 0]], np.int32), "updates": Y[0, :2], "mode": "add"},
+            lambda: (
+                X
+                + np.stack(
+                    [
+                        np.stack([Y[0, 1], 0 * Y[0, 0], 0 * Y[0, 0]]),
+                        np.stack([0 * Y[0, 0], 0 * Y[0, 0], Y[0, 0]]),
+                    ]
+                )
+            ),
+        )
+    ],
+    "einsum": [
+        (
+            {
+                "values": (f(1, 2, 3, 4) * 0 + X.reshape(1, 2, 3, 4), f(1, 4, 3, 5) * 0 + 1),
+                "equation": "nchw,nwhu->nchu",
+            },
+            lambda: np.einsum("nchw,nwhu->nchu", X.reshape(1, 2, 3, 4), np.ones((1, 4, 3, 5))),
+        )
+    ],
+}
 """Op -> cases with a reference of our own, where coremltools folds nothing."""
 
 REFERENCE_18: dict[str, list[Case]] = {
     "scaled_dot_product_attention": [
-        ({"query": Q, "key": K, "value": V, "attn_mask": MASK},
-         lambda: torch.softmax(t(Q) @ t(K).transpose(-1, -2) / 2 + t(MASK), -1) @ t(V)),
-        ({"query": Q, "key": K, "value": V, "attn_mask": MASK > -1},
-         lambda: torch.softmax((t(Q) @ t(K).transpose(-1, -2) / 2).masked_fill(~t(MASK > -1), -torch.inf), -1) @ t(V)),
+        (
+            {"query": Q, "key": K, "value": V, "attn_mask": MASK},
+            lambda: torch.softmax(t(Q) @ t(K).transpose(-1, -2) / 2 + t(MASK), -1) @ t(V),
+        ),
+        (
+            {"query": Q, "key": K, "value": V, "attn_mask": MASK > -1},
+            lambda: (
+                torch.softmax((t(Q) @ t(K).transpose(-1, -2) / 2).masked_fill(~t(MASK > -1), -torch.inf), -1)
+                @ t(V)
+            ),
+        ),
     ],
-    "slice_update": [({"x": X, "update": f(2, 1, 4) * 0 + 1, "begin": [0, 1, 0], "end": [2, 2, 4]},
-                      lambda: np.concatenate([X[:, :1], np.ones((2, 1, 4)), X[:, 2:]], 1))],
-}  # fmt: skip
+    "slice_update": [
+        (
+            {"x": X, "update": f(2, 1, 4) * 0 + 1, "begin": [0, 1, 0], "end": [2, 2, 4]},
+            lambda: np.concatenate([X[:, :1], np.ones((2, 1, 4)), X[:, 2:]], 1),
+        )
+    ],
+}
 
 ELSEWHERE = {
     **dict.fromkeys(("rnn", "gru", "lstm"), "test_interpret_recurrent.py"),
     **dict.fromkeys(("conv_quantized", "l2_pool"), "test_interpret_conv.py"),
     "local_response_norm": "test_interpret_normalization.py",
-    **dict.fromkeys(("sliding_windows", "reverse_sequence", "space_to_batch", "batch_to_space"),
-                    "test_interpret_more.py"),
-    **dict.fromkeys(("non_maximum_suppression", "classify", "quantize", "dequantize", "random_uniform", "random_normal",
-                     "random_bernoulli", "random_categorical"), "test_interpret_decisions.py"), "make_list": "test_interpret.py", "list_write": "test_interpret.py",
-    "list_read": "test_interpret.py", "list_gather": "test_interpret.py", "list_length": "test_interpret.py",
-    "list_scatter": "test_interpret.py", "read_state": "test_interpret.py",
-    "coreml_update_state": "test_interpret.py", "shape": "test_interpret.py", "fill_like": "test_interpret.py",
+    **dict.fromkeys(
+        ("sliding_windows", "reverse_sequence", "space_to_batch", "batch_to_space"), "test_interpret_more.py"
+    ),
+    **dict.fromkeys(
+        (
+            "non_maximum_suppression",
+            "classify",
+            "quantize",
+            "dequantize",
+            "random_uniform",
+            "random_normal",
+            "random_bernoulli",
+            "random_categorical",
+        ),
+        "test_interpret_decisions.py",
+    ),
+    "make_list": "test_interpret.py",
+    "list_write": "test_interpret.py",
+    "list_read": "test_interpret.py",
+    "list_gather": "test_interpret.py",
+    "list_length": "test_interpret.py",
+    "list_scatter": "test_interpret.py",
+    "read_state": "test_interpret.py",
+    "coreml_update_state": "test_interpret.py",
+    "shape": "test_interpret.py",
+    "fill_like": "test_interpret.py",
     "reshape_like": "test_interpret.py",
-    **dict.fromkeys(("upsample_nearest_neighbor", "upsample_bilinear", "resize_nearest_neighbor", "resize_bilinear",
-                     "resize", "crop", "crop_resize", "resample", "affine", "torch_upsample_nearest_neighbor",
-                     "torch_upsample_bilinear"), "test_interpret_image.py"),
-}  # fmt: skip
+    **dict.fromkeys(
+        (
+            "upsample_nearest_neighbor",
+            "upsample_bilinear",
+            "resize_nearest_neighbor",
+            "resize_bilinear",
+            "resize",
+            "crop",
+            "crop_resize",
+            "resample",
+            "affine",
+            "torch_upsample_nearest_neighbor",
+            "torch_upsample_bilinear",
+        ),
+        "test_interpret_image.py",
+    ),
+}
 """Ops with state, lists or shapes: tested in whole programs."""
 
 OWN = [(n, k, ct.target.iOS16) for n, c in REFERENCE.items() for k in range(len(c))]

@@ -66,9 +66,7 @@ def last_only(expected: list[Array], output_sequence: bool) -> list[Array]:
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("output_sequence", [True, False])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_rnn_as_torch_has_it(
-    one_op: OneOp, direction: str, output_sequence: bool, opset: Any
-) -> None:
+def test_rnn_as_torch_has_it(one_op: OneOp, direction: str, output_sequence: bool, opset: Any) -> None:
     x, h, w = floats(S, B, IN), floats(B, H), weights(1)
     for activation in ("tanh", "relu"):
         module = torch.nn.RNN(IN, H, nonlinearity=activation)
@@ -79,9 +77,15 @@ def test_rnn_as_torch_has_it(
         with torch.no_grad():
             y, last = module(t.flip(0) if direction == "reverse" else t, torch.from_numpy(h)[None])
         found = one_op(
-            "rnn", opset, x=x, initial_h=h, direction=direction, output_sequence=output_sequence,
-            activation=activation, **w,
-        )  # fmt: skip
+            "rnn",
+            opset,
+            x=x,
+            initial_h=h,
+            direction=direction,
+            output_sequence=output_sequence,
+            activation=activation,
+            **w,
+        )
         assert_all_close(found, last_only([y, last[0]], output_sequence))
 
 
@@ -112,9 +116,15 @@ def test_gru_with_the_reset_gate_after_is_that_of_torch(
     with torch.no_grad():
         y, last = module(t.flip(0) if direction == "reverse" else t, torch.from_numpy(h)[None])
     found = one_op(
-        "gru", x=x, initial_h=h, reset_after=True, input_bias=input_bias, direction=direction,
-        output_sequence=output_sequence, **w,
-    )  # fmt: skip
+        "gru",
+        x=x,
+        initial_h=h,
+        reset_after=True,
+        input_bias=input_bias,
+        direction=direction,
+        output_sequence=output_sequence,
+        **w,
+    )
     assert_all_close(found, last_only([y, last[0]], output_sequence))
 
 
@@ -142,9 +152,16 @@ def test_gru_as_documented(one_op: OneOp, opset: Any, gate: str, act: str, direc
         expected = loop(x, [h], gru_step(w, gate, act), direction)
         for output_sequence in (True, False):
             found = one_op(
-                "gru", opset, x=x, initial_h=h, direction=direction, recurrent_activation=gate,
-                activation=act, output_sequence=output_sequence, **w,
-            )  # fmt: skip
+                "gru",
+                opset,
+                x=x,
+                initial_h=h,
+                direction=direction,
+                recurrent_activation=gate,
+                activation=act,
+                output_sequence=output_sequence,
+                **w,
+            )
             assert_all_close(found, last_only(expected, output_sequence), 1e-5)
 
 
@@ -175,9 +192,14 @@ def lstm_step(w: dict[str, Array], acts: tuple[str, str, str], clip: float | Non
 
 
 def lstm_expected(
-    x: Array, h: Array, c: Array, w: dict[str, Array], acts: tuple[str, str, str],
-    clip: float | None, direction: str,
-) -> list[Array]:  # fmt: skip
+    x: Array,
+    h: Array,
+    c: Array,
+    w: dict[str, Array],
+    acts: tuple[str, str, str],
+    clip: float | None,
+    direction: str,
+) -> list[Array]:
     """Sequence, h, c; in both directions the backward half is in the order of time."""
     if direction != "bidirectional":
         return loop(x, [h, c], lstm_step(w, acts, clip), direction)
@@ -192,9 +214,7 @@ def lstm_expected(
 @pytest.mark.parametrize("form", ["plain", "no bias", "peephole", "clip", "peephole and clip"])
 @pytest.mark.parametrize("length", [1, S])
 @pytest.mark.parametrize("opset", OPSETS)
-def test_lstm_as_documented(
-    one_op: OneOp, direction: str, form: str, length: int, opset: Any
-) -> None:
+def test_lstm_as_documented(one_op: OneOp, direction: str, form: str, length: int, opset: Any) -> None:
     ways = 2 if direction == "bidirectional" else 1
     x, h, c = floats(length, B, IN), floats(B, ways * H), floats(B, ways * H)
     w = weights(4) | (weights(4, "_back") if ways == 2 else {})
@@ -212,16 +232,21 @@ def test_lstm_as_documented(
 
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("activation", [a for a in ACT if a != "sigmoid_hard"])
-def test_lstm_with_every_activation_in_every_place(
-    one_op: OneOp, activation: str, place: int
-) -> None:
+def test_lstm_with_every_activation_in_every_place(one_op: OneOp, activation: str, place: int) -> None:
     names = ["sigmoid", "tanh", "tanh"]
     names[place] = activation
     x, h, c, w = floats(S, B, IN), floats(B, H), floats(B, H), weights(4)
     gate, cell, out = names
     expected = lstm_expected(x, h, c, w, (gate, cell, out), None, "forward")
     found = one_op(
-        "lstm", x=x, initial_h=h, initial_c=c, recurrent_activation=gate, cell_activation=cell,
-        activation=out, output_sequence=True, **w,
-    )  # fmt: skip
+        "lstm",
+        x=x,
+        initial_h=h,
+        initial_c=c,
+        recurrent_activation=gate,
+        cell_activation=cell,
+        activation=out,
+        output_sequence=True,
+        **w,
+    )
     assert_all_close(found, expected, 1e-5)

@@ -18,9 +18,7 @@ from anesurgery.program import load, save
 LENGTH, WIDTH = 6, 8
 
 
-def attention(
-    mask: Any = None, *, scale: bool = True, form: str = "add", again: bool = False
-) -> Program:
+def attention(mask: Any = None, *, scale: bool = True, form: str = "add", again: bool = False) -> Program:
     """Attention written out, in one of its forms."""
     shape = (1, 2, LENGTH, WIDTH)
 
@@ -67,10 +65,7 @@ def test_attention_at_once_is_the_same_sum(name: str) -> None:
     executable = Executable(attention(**options))
     assert (len(executable.plan.direct) < len(executable.plan.steps)) is fused
     rng = np.random.default_rng(0)
-    values = {
-        n: rng.standard_normal(v.shape).astype(np.float32)
-        for n, v in executable.function.inputs.items()
-    }
+    values = {n: rng.standard_normal(v.shape).astype(np.float32) for n, v in executable.function.inputs.items()}
     found, expected = executable(values), executable(values, listener=Listener())
     for n in expected:
         np.testing.assert_allclose(found[n], expected[n], rtol=1e-5, atol=1e-6)
@@ -124,9 +119,7 @@ def test_constants_kept_ready_change_nothing(
         assert len(plan.kept) == (1 if run and room else 0)
     assert all(np.array_equal(made, found[0]) for made in found)
     matrix = np.random.default_rng(0).standard_normal((300, 400)).astype(kind).astype(np.float32)
-    np.testing.assert_allclose(
-        found[0], (values["x"] + matrix[[7, 3]]) @ matrix.T, rtol=1e-4, atol=1e-3
-    )
+    np.testing.assert_allclose(found[0], (values["x"] + matrix[[7, 3]]) @ matrix.T, rtol=1e-4, atol=1e-3)
 
 
 def test_only_mapped_files_are_given_back(tmp_path: Path) -> None:

@@ -12,11 +12,7 @@ from sketches import sketch
 
 from anesurgery import registry
 from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
-from anesurgery.neuralnetwork.editing.testing import (
-    apply_layer_pass,
-    assert_same_network,
-    spec_text,
-)
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_same_network, spec_text
 
 NAMES = [*registry.layer_pass_names(), "_template"]
 """The template is no registered pass, but it must be as good as one."""

@@ -29,11 +29,7 @@ FUNCTION_LINES = 40
 
 def sources() -> list[Path]:
     """Our Python files, each once (the links in `anesurgery/` lead to the same files)."""
-    engine = [
-        p
-        for p in ENGINE.rglob("*.py")
-        if p.relative_to(ENGINE).parts[0] not in ("passes", "recipes")
-    ]
+    engine = [p for p in ENGINE.rglob("*.py") if p.relative_to(ENGINE).parts[0] not in ("passes", "recipes")]
     return sorted([*engine, *PASSES.rglob("*.py"), *RECIPES.glob("*.py")])
 
 
@@ -62,9 +58,7 @@ def imported(path: Path) -> Iterator[tuple[str, int]]:
 
 def python(code: str) -> str:
     """What a fresh interpreter prints, on both channels."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -119,9 +113,7 @@ def test_the_engine_knows_no_pass(path: Path) -> None:
     if path.name in ("registry.py", "cli.py"):
         return
     for module, _ in imported(path):
-        assert not re.match(r"anesurgery\.(passes|recipes)", module), (
-            f"{ids(path)} imports {module}"
-        )
+        assert not re.match(r"anesurgery\.(passes|recipes)", module), f"{ids(path)} imports {module}"
 
 
 def pass_files() -> list[Path]:
@@ -165,8 +157,10 @@ def test_the_package_list_is_the_folders_on_disk() -> None:
             folders.append(".".join(parts))
     assert sorted(listed) == sorted(folders)
     assert settings["tool"]["setuptools"]["package-dir"] == {
-        "anesurgery": "anesurgery", "anesurgery.passes": "passes", "anesurgery.recipes": "recipes"
-    }  # fmt: skip
+        "anesurgery": "anesurgery",
+        "anesurgery.passes": "passes",
+        "anesurgery.recipes": "recipes",
+    }
     assert (ENGINE / "py.typed").is_file()
 
 
@@ -179,9 +173,7 @@ def test_the_links_point_right(room: str) -> None:
 
 
 def test_importing_is_silent_and_light() -> None:
-    code = (
-        "import sys, anesurgery; print(*(m for m in ('torch', 'coremltools') if m in sys.modules))"
-    )
+    code = "import sys, anesurgery; print(*(m for m in ('torch', 'coremltools') if m in sys.modules))"
     assert python(code).strip() == ""
 
 

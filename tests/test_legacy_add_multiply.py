@@ -103,9 +103,7 @@ network(%x: 1x2x2x2) {
 
 
 def test_a_blob_with_itself_whatever_its_size() -> None:
-    spec = make_network(
-        {"x": (1, 3, 4, 5)}, [make_layer("addBroadcastable", ["x", "x"], ["y"])], ["y"]
-    )
+    spec = make_network({"x": (1, 3, 4, 5)}, [make_layer("addBroadcastable", ["x", "x"], ["y"])], ["y"])
     array = spec.description.input[0].type.multiArrayType
     for low, high in ((1, 1), (3, 3), (2, 9), (2, 9)):
         array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)

@@ -142,9 +142,7 @@ def test_numbers_and_constants_without_a_form() -> None:
     assert_refuses_layers(STEP, rows, "1x3x4x5 and 4x1 are not among")
     few = with_constant(MAX, (4, 3), np.arange(3, dtype=np.float32))
     assert_refuses_layers(STEP, few, "4x3 and 3 are not among")
-    any_batch = with_any_batch(
-        with_constant(MAX, SHAPE, np.arange(3, dtype=np.float32).reshape(3, 1, 1))
-    )
+    any_batch = with_any_batch(with_constant(MAX, SHAPE, np.arange(3, dtype=np.float32).reshape(3, 1, 1)))
     assert_refuses_layers(STEP, any_batch, "may differ where a size is known at run time only")
     larger = with_constant(MAX, (3, 1, 1), np.ones((2, 3, 1, 1), np.float32))
     assert_refuses_layers(STEP, larger, "3x1x1 and 2x3x1x1 are not among")

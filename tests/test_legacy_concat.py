@@ -46,12 +46,7 @@ def test_axes(first: Shape, second: Shape, axis: int, expected: list[str]) -> No
 
 @pytest.mark.parametrize(
     ("second", "axis", "expected"),
-    [
-        ((1, 4, 5), 2, ["concat"]),
-        ((2, 4, 5), 0, ["concat"]),
-        ((2, 1, 5), 3, PADDED),
-        ((2, 4, 7), -1, PADDED),
-    ],
+    [((1, 4, 5), 2, ["concat"]), ((2, 4, 5), 0, ["concat"]), ((2, 1, 5), 3, PADDED), ((2, 4, 7), -1, PADDED)],
 )
 def test_axes_of_the_mapping_to_five(second: Shape, axis: int, expected: list[str]) -> None:
     spec = joined((2, 4, 5), second, axis=axis, rank5=True)

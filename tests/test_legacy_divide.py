@@ -33,8 +33,7 @@ def powers(shape: Shape) -> Array:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "expected"),
-    [((1,), "activation"), ((3, 1, 1), "scale"), ((4, 5), "scale"), ((3, 4, 5), "scale")],
+    ("shape", "expected"), [((1,), "activation"), ((3, 1, 1), "scale"), ((4, 5), "scale"), ((3, 4, 5), "scale")]
 )
 def test_powers_of_two_are_exact(shape: Shape, expected: str, exact: bool) -> None:
     step = LegacyDivide(exact=exact)
@@ -79,10 +78,7 @@ def test_divisors_without_a_reciprocal(divisor: float) -> None:
 )
 def test_computed_divisors(x: Shape, z: Shape, inverse_first: bool, epsilon: float) -> None:
     rng = np.random.default_rng(0)
-    inputs = {
-        "x": rng.standard_normal(x).astype(np.float32),
-        "z": rng.uniform(2, 9, z).astype(np.float32),
-    }
+    inputs = {"x": rng.standard_normal(x).astype(np.float32), "z": rng.uniform(2, 9, z).astype(np.float32)}
     inverse, product = layers_after(LegacyDivide(epsilon=epsilon), two(KIND, x, z), inputs)
     assert (inverse.WhichOneof("layer"), product.WhichOneof("layer")) == ("unary", "multiply")
     assert inverse.unary.epsilon == np.float32(epsilon)
@@ -101,8 +97,7 @@ def test_an_unknown_batch_must_be_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "expected"),
-    [((1,), ["unary", "activation"]), ((3, 1, 1), ["unary", "scale"])],
+    ("shape", "expected"), [((1,), ["unary", "activation"]), ((3, 1, 1), ["unary", "scale"])]
 )
 def test_constants_divided_by_a_blob(shape: Shape, expected: list[str]) -> None:
     value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -143,8 +138,7 @@ def test_exact_leaves_computed_divisors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "z"),
-    [((1, 3, 4, 5), (1, 3, 4, 1)), ((1, 3, 4, 5), (3, 4, 5)), ((2, 3, 4, 5), (1, 3, 4, 5))],
+    ("x", "z"), [((1, 3, 4, 5), (1, 3, 4, 1)), ((1, 3, 4, 5), (3, 4, 5)), ((2, 3, 4, 5), (1, 3, 4, 5))]
 )
 def test_broadcasting_that_multiply_lacks(x: Shape, z: Shape) -> None:
     assert_refuses_layers(STEP, two(KIND, x, z), "not among the shapes")

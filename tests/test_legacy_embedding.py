@@ -24,15 +24,15 @@ Row = list[tuple[str, dict[str, Any]]]
 def looked_up(indices: Shape, row: Row, *, bias: bool = False, rank5: bool = False) -> Any:
     rng = np.random.default_rng(0)
     fields: dict[str, Any] = {
-        "vocabSize": ROWS, "embeddingSize": SIZE, "weights": weights(rng.standard_normal((SIZE, ROWS))),
-    }  # fmt: skip
+        "vocabSize": ROWS,
+        "embeddingSize": SIZE,
+        "weights": weights(rng.standard_normal((SIZE, ROWS))),
+    }
     if bias:
         fields |= {"hasBias": True, "bias": weights(rng.standard_normal(SIZE))}
     names = ["rows", *(f"b{i}" for i in range(len(row)))]
     layers = [make_layer("embeddingND", ["x"], names[:1], **fields)]
-    layers += [
-        make_layer(kind, [names[i]], [names[i + 1]], **given) for i, (kind, given) in enumerate(row)
-    ]
+    layers += [make_layer(kind, [names[i]], [names[i + 1]], **given) for i, (kind, given) in enumerate(row)]
     layers.append(make_layer("activation", [names[-1]], ["y"], linear={"alpha": -1}))
     return make_network({"x": indices}, layers, ["y"], rank5=rank5)
 

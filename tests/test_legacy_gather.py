@@ -64,11 +64,7 @@ def test_indices(x: Shape, axis: int, indices: list[int], expected: list[str]) -
 
 @pytest.mark.parametrize(
     ("axis", "indices", "expected"),
-    [
-        (2, [1, 3, 5], ["slice"]),
-        (-2, [0, 1], ["slice"]),
-        (2, [5, 4, 3, 2, 1, 0], ["convolution"]),
-    ],
+    [(2, [1, 3, 5], ["slice"]), (-2, [0, 1], ["slice"]), (2, [5, 4, 3, 2, 1, 0], ["convolution"])],
 )
 def test_the_mapping_to_five_axes(axis: int, indices: list[int], expected: list[str]) -> None:
     assert kinds_after(gathered((6, 3, 4), np.array(indices), axis, rank5=True)) == expected

@@ -33,9 +33,12 @@ def product(n: int, m: int, *, bias: bool = False) -> tuple[str, dict[str, Any]]
 
 def matmul(n: int, m: int) -> tuple[str, dict[str, Any]]:
     return "batchedMatmul", {
-        "weightMatrixFirstDimension": n, "weightMatrixSecondDimension": m, "weights": numbers(m, n),
-        "hasBias": True, "bias": numbers(m),
-    }  # fmt: skip
+        "weightMatrixFirstDimension": n,
+        "weightMatrixSecondDimension": m,
+        "weights": numbers(m, n),
+        "hasBias": True,
+        "bias": numbers(m),
+    }
 
 
 def to(*shape: int) -> tuple[str, dict[str, Any]]:
@@ -48,10 +51,7 @@ def bent(**fields: Any) -> tuple[str, dict[str, Any]]:
 
 def tower(shape: Shape, row: Row) -> Any:
     names = ["x", *(f"b{i}" for i in range(len(row) - 1)), "y"]
-    layers = [
-        make_layer(kind, [names[i]], [names[i + 1]], **fields)
-        for i, (kind, fields) in enumerate(row)
-    ]
+    layers = [make_layer(kind, [names[i]], [names[i + 1]], **fields) for i, (kind, fields) in enumerate(row)]
     return make_network({"x": shape}, layers, ["y"])
 
 
@@ -110,7 +110,7 @@ def test_towers(shape: Shape, row: Row, expected: list[str]) -> None:
             "bends vectors of 3x2x1 numbers",
         ),
     ],
-)  # fmt: skip
+)
 def test_refusals(shape: Shape, row: Row, words: str) -> None:
     assert_refuses_layers(STEP, tower(shape, row), words)
 

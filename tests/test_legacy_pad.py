@@ -21,15 +21,19 @@ ONE = ["slice", "activation"]
 
 
 def padded(
-    x: Shape, amounts: list[int], value: float = 0.0, to_size: bool = False, rank5: bool = False,
+    x: Shape,
+    amounts: list[int],
+    value: float = 0.0,
+    to_size: bool = False,
+    rank5: bool = False,
     read: str = "y",
-) -> Any:  # fmt: skip
+) -> Any:
     layers = [
         make_layer(
             "constantPad", ["x"], ["y"], padAmounts=amounts, value=value, padToGivenOutputSizeMode=to_size
         ),
         make_layer("unary", ["y"], ["z"], type="ABS"),
-    ]  # fmt: skip
+    ]
     return make_network({"x": x}, layers, [read], rank5=rank5)
 
 

@@ -36,10 +36,7 @@ def axes(*order: int) -> tuple[str, dict[str, Any]]:
 def row_of(shape: Shape, row: Row, *, rank5: bool = False, version: int | None = None) -> Any:
     """A network x -> b0 -> b1 ... -> y, with a layer behind it that moves nothing."""
     names = ["x", *(f"b{i}" for i in range(len(row)))]
-    layers = [
-        make_layer(kind, [names[i]], [names[i + 1]], **fields)
-        for i, (kind, fields) in enumerate(row)
-    ]
+    layers = [make_layer(kind, [names[i]], [names[i + 1]], **fields) for i, (kind, fields) in enumerate(row)]
     layers.append(make_layer("activation", [names[-1]], ["y"], linear={"alpha": -1}))
     spec = make_network({"x": shape}, layers, ["y"], rank5=rank5)
     spec.specificationVersion = version or spec.specificationVersion
@@ -115,12 +112,9 @@ def test_rows(shape: Shape, row: Row, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"),
-    [(4, ["convolution", "DEPTH_TO_SPACE 2"]), (5, ["PIXEL_SHUFFLE 2"])],
+    ("version", "expected"), [(4, ["convolution", "DEPTH_TO_SPACE 2"]), (5, ["PIXEL_SHUFFLE 2"])]
 )
-def test_a_pixel_shuffle_is_one_layer_where_the_version_has_it(
-    version: int, expected: list[str]
-) -> None:
+def test_a_pixel_shuffle_is_one_layer_where_the_version_has_it(version: int, expected: list[str]) -> None:
     spec = row_of((1, 8, 3, 4), PIXELS, version=version)
     assert written(spec) == expected
     after, _ = apply_layer_pass(STEP, spec)
@@ -142,11 +136,7 @@ def test_a_pixel_shuffle_is_one_layer_where_the_version_has_it(
         ),
         ((3, 4, 5), [("permute", {"axis": [0, 2, 3, 1]}), ("permute", {"axis": [0, 3, 1, 2]})], []),
         ((3, 4, 5), [("permute", {"axis": [0, 1, 2, 3]})], []),
-        (
-            (3, 4, 5),
-            [("permute", {"axis": [0, 2, 3, 1]}), ("flatten", {})],
-            ["flatten last"],
-        ),
+        ((3, 4, 5), [("permute", {"axis": [0, 2, 3, 1]}), ("flatten", {})], ["flatten last"]),
         (
             (3, 4, 5),
             [("flatten", {"mode": "CHANNEL_LAST"}), ("reshape", {"targetShape": [4, 5, 3]})],
@@ -163,16 +153,14 @@ def test_a_pixel_shuffle_is_one_layer_where_the_version_has_it(
         ((3, 4, 5), [axes(0, 1, 3, 4, 2), to(1, 1, 4, 15, 1)], ["permute[0, 2, 3, 1]", "reshape[4, 15, 1]"]),
         ((6, 1, 1), [to(6, 1), to(1, 1, 6, 1, 1)], []),
     ],
-)  # fmt: skip
+)
 def test_rows_in_the_mapping_to_five_axes(shape: Shape, row: Row, expected: list[str]) -> None:
     assert written(row_of(shape, row, rank5=True)) == expected
 
 
 def test_a_sequence_that_may_be_longer_at_run_time_is_not_moved() -> None:
     row = [("permute", {"axis": [1, 0, 2, 3]}), ("permute", {"axis": [0, 1, 3, 2]})]
-    assert_refuses_layers(
-        STEP, row_of((1, 4, 6), row, rank5=True), "more than 1 may come at run time"
-    )
+    assert_refuses_layers(STEP, row_of((1, 4, 6), row, rank5=True), "more than 1 may come at run time")
 
 
 @pytest.mark.parametrize("row", [[("permute", {"axis": [0, 2, 3, 1]})], [("flatten", {})]])
@@ -194,7 +182,7 @@ def test_single_layers_of_the_first_releases_stay(row: Row) -> None:
         ((8, 3, 4), [to(2, 2, 2, 3, 4), axes(0, 3, 1, 4, 2), to(2, 6, 8)], "wants 4 axes for convolution"),
         ((1, 25, 2, 2), [to(1, 5, 5, 2, 2), axes(0, 3, 1, 4, 2), to(1, 1, 10, 10)], "blocks of 5x5"),
     ],
-)  # fmt: skip
+)
 def test_refusals(shape: Shape, row: Row, words: str) -> None:
     assert_refuses_layers(STEP, row_of(shape, row), words)
 
@@ -203,9 +191,7 @@ def test_options_bound_what_is_written() -> None:
     spec = row_of((1, 6, 2, 4), SHUFFLE)
     assert_refuses_layers(LegacyRearrange(channels=5), spec, "moves 6 channels, more than 5")
     spec = row_of((1, 2, 4, 6), TO_DEPTH)
-    assert_refuses_layers(
-        LegacyRearrange(blocks=(4,)), spec, "blocks of 2x2 pixels; `blocks` lists 4"
-    )
+    assert_refuses_layers(LegacyRearrange(blocks=(4,)), spec, "blocks of 2x2 pixels; `blocks` lists 4")
 
 
 def test_a_size_of_the_run_time_is_refused() -> None:
@@ -238,10 +224,7 @@ def test_the_longest_parts_of_a_row_are_written() -> None:
 
 
 def test_an_output_that_nothing_moves_is_made_by_a_layer() -> None:
-    layers = [
-        make_layer("expandDims", ["x"], ["b"], axes=[0]),
-        make_layer("squeeze", ["b"], ["y"], axes=[0]),
-    ]
+    layers = [make_layer("expandDims", ["x"], ["b"], axes=[0]), make_layer("squeeze", ["b"], ["y"], axes=[0])]
     after = """
 network(%x: 2x3) {
   %y: 2x3 = activation(%x, linear={alpha=1})

@@ -25,14 +25,14 @@ def sliced(
     x: Shape, *parts: slice, squeeze: tuple[bool, ...] = (), rank5: bool = False, read: str = "y"
 ) -> Any:
     fields: dict[str, Any] = {
-        "beginIds": [p.start or 0 for p in parts], "beginMasks": [p.start is None for p in parts],
-        "endIds": [p.stop or 0 for p in parts], "endMasks": [p.stop is None for p in parts],
-        "strides": [p.step or 1 for p in parts], "squeezeMasks": squeeze,
-    }  # fmt: skip
-    layers = [
-        make_layer("sliceStatic", ["x"], ["y"], **fields),
-        make_layer("unary", ["y"], ["z"], type="ABS"),
-    ]
+        "beginIds": [p.start or 0 for p in parts],
+        "beginMasks": [p.start is None for p in parts],
+        "endIds": [p.stop or 0 for p in parts],
+        "endMasks": [p.stop is None for p in parts],
+        "strides": [p.step or 1 for p in parts],
+        "squeezeMasks": squeeze,
+    }
+    layers = [make_layer("sliceStatic", ["x"], ["y"], **fields), make_layer("unary", ["y"], ["z"], type="ABS")]
     return make_network({"x": x}, layers, [read], rank5=rank5)
 
 
@@ -93,9 +93,7 @@ def test_a_batch_known_at_run_time_only() -> None:
 
 def by_size(x: Shape, axis: int, size: int, begin: float | None) -> Any:
     inputs = {"x": x} if begin is not None else {"x": x, "b": (1,)}
-    number = make_layer(
-        "loadConstantND", [], ["b"], shape=[1], data=weights(np.array([begin or 0]))
-    )
+    number = make_layer("loadConstantND", [], ["b"], shape=[1], data=weights(np.array([begin or 0])))
     layer = make_layer("sliceBySize", ["x", "b"], ["y"], axis=axis, size=size)
     return make_network(inputs, [layer] if begin is None else [number, layer], ["y"])
 

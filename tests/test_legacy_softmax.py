@@ -18,9 +18,7 @@ STEP = LegacySoftmax()
 
 
 def over(x: Shape, axis: int, rank5: bool = False) -> Any:
-    return make_network(
-        {"x": x}, [make_layer("softmaxND", ["x"], ["y"], axis=axis)], ["y"], rank5=rank5
-    )
+    return make_network({"x": x}, [make_layer("softmaxND", ["x"], ["y"], axis=axis)], ["y"], rank5=rank5)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ STEP = LegacySplit()
 
 def parts(
     x: Shape, axis: int, sizes: list[int] | int, read: tuple[int, ...] | None = None, rank5: bool = False
-) -> Any:  # fmt: skip
+) -> Any:
     """`sizes`: of each part, or how many equal ones; `read`: the parts that leave the network."""
     count = sizes if isinstance(sizes, int) else len(sizes)
     how = {"numSplits": sizes} if isinstance(sizes, int) else {"splitSizes": sizes}
@@ -47,12 +47,9 @@ def test_parts(x: Shape, axis: int, sizes: list[int] | int, expected: list[str])
 
 
 @pytest.mark.parametrize(
-    ("axis", "sizes", "expected"),
-    [(2, 3, ["split"]), (2, [1, 5], ["slice"] * 2), (4, 5, ["slice"] * 5)],
+    ("axis", "sizes", "expected"), [(2, 3, ["split"]), (2, [1, 5], ["slice"] * 2), (4, 5, ["slice"] * 5)]
 )
-def test_parts_in_the_mapping_to_five(
-    axis: int, sizes: list[int] | int, expected: list[str]
-) -> None:
+def test_parts_in_the_mapping_to_five(axis: int, sizes: list[int] | int, expected: list[str]) -> None:
     assert kinds_after(STEP, parts((6, 4, 5), axis, sizes, rank5=True)) == expected
 
 

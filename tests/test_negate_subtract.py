@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, constant, ct, dtype_name, mb, types, walk_ops
 from anesurgery.passes.negate_subtract import NegateSubtract
-from anesurgery.testing import (
-    apply_pass,
-    assert_refuses,
-    assert_rewrites,
-    assert_same_numbers,
-    random_inputs,
-)
+from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers, random_inputs
 from anesurgery.text import to_text
 
 STEP = NegateSubtract()
@@ -28,9 +22,11 @@ IOS17 = ct.target.iOS17
 
 
 def difference(
-    x: tuple[Any, ...], y: tuple[Any, ...] | np.ndarray[Any, Any] | np.generic | None = None,
-    dtype: Any = types.fp32, swap: bool = False,
-) -> Program:  # fmt: skip
+    x: tuple[Any, ...],
+    y: tuple[Any, ...] | np.ndarray[Any, Any] | np.generic | None = None,
+    dtype: Any = types.fp32,
+    swap: bool = False,
+) -> Program:
     """`a - y`, where y is an input of that shape or a constant; swapped: `y - a`."""
     specs = [mb.TensorSpec(x, dtype=dtype)]
     specs += [mb.TensorSpec(y, dtype=dtype)] if isinstance(y, tuple) else []
@@ -59,9 +55,8 @@ def check(program: Program, precision: str = "fp32") -> Program:
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("dtype", [types.fp32, types.fp16, types.int32])
 @pytest.mark.parametrize(
-    ("x", "y"),
-    [((2, 3), (2, 3)), ((2, 3), (3,)), ((2, 1), (1, 3)), ((4,), (2, 3, 4)), ((1,), (1, 1, 1, 1, 2))],
-)  # fmt: skip
+    ("x", "y"), [((2, 3), (2, 3)), ((2, 3), (3,)), ((2, 1), (1, 3)), ((4,), (2, 3, 4)), ((1,), (1, 1, 1, 1, 2))]
+)
 def test_values_of_the_run_time(x: Any, y: Any, dtype: Any, swap: bool) -> None:
     after = check(difference(x, y, dtype, swap))
     kinds = {dtype_name(v) for op in walk_ops(after) for v in op.outputs}
@@ -224,9 +219,7 @@ def test_any_shapes_and_dtypes(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 5))
     full = data.draw(st.lists(st.integers(1, 3), min_size=rank, max_size=rank))
     x, y = (
-        tuple(n if data.draw(st.booleans()) else 1 for n in full)[
-            data.draw(st.integers(0, rank - 1)) :
-        ]
+        tuple(n if data.draw(st.booleans()) else 1 for n in full)[data.draw(st.integers(0, rank - 1)) :]
         for _ in range(2)
     )
     check(difference(x, y, data.draw(st.sampled_from([types.fp16, types.fp32, types.int32]))))

@@ -38,10 +38,7 @@ USES: tuple[Use, ...] = (
 FILES: dict[str, tuple[Callable[[bytes], bytes], tuple[str, ...]]] = {
     "truncated": (lambda whole: whole[: len(whole) // 2], ("is damaged", "export it again")),
     "empty": (lambda whole: b"", ("holds no model", "convert it again")),
-    "text": (
-        lambda whole: b"version https://",
-        ("is no Core ML specification", "give an .mlmodel"),
-    ),
+    "text": (lambda whole: b"version https://", ("is no Core ML specification", "give an .mlmodel")),
     "a newer kind": (
         lambda whole: b"\x08\x63\xc2\xb8\x02\x00",  # specification 99, and field 5000
         ("newer than this coremltools", "convert it again"),
@@ -88,9 +85,7 @@ def test_nothing_is_wrong_with_the_network(mode: str | None, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_network_is_refused_with_one_clear_error(
-    name: str, tmp_path: Path, scratch: Path
-) -> None:
+def test_a_bad_network_is_refused_with_one_clear_error(name: str, tmp_path: Path, scratch: Path) -> None:
     path = tmp_path / "bad.mlmodel"
     path.write_bytes(spoiled(name).SerializeToString())
     for use in USES:
@@ -126,9 +121,7 @@ def test_a_bad_network_is_inspected_with_a_note(name: str, tmp_path: Path) -> No
     """Where layers run is told even if they do not fit together; what is wrong is told as well."""
     path = tmp_path / "bad.mlmodel"
     path.write_bytes(spoiled(name).SerializeToString())
-    (said,) = (
-        n for n in ane.inspect(path).notes if n.startswith("no ML Program can be made of it")
-    )
+    (said,) = (n for n in ane.inspect(path).notes if n.startswith("no ML Program can be made of it"))
     assert [w for w in BAD[name].words if w not in said] == [], said
 
 
@@ -161,13 +154,16 @@ def test_a_file_that_the_schema_of_today_calls_corrupt(corpus: Path) -> None:
 
 @pytest.mark.parametrize("name", ["few weights", "a cycle", "a scaler for nothing", "few labels"])
 @pytest.mark.parametrize(
-    "words",
-    [("run", "IN", "--out", "OUT.npz"), ("apply", "negate_subtract", "IN", "OUT.mlpackage")],
+    "words", [("run", "IN", "--out", "OUT.npz"), ("apply", "negate_subtract", "IN", "OUT.mlpackage")]
 )
 def test_the_command_line_says_it_in_a_line(
-    words: tuple[str, ...], name: str, tmp_path: Path, scratch: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: Any,
-) -> None:  # fmt: skip
+    words: tuple[str, ...],
+    name: str,
+    tmp_path: Path,
+    scratch: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
     path = tmp_path / "bad.mlmodel"
     path.write_bytes(spoiled(name).SerializeToString())
     places = [w.replace("IN", str(path)).replace("OUT", str(tmp_path / "out")) for w in words]

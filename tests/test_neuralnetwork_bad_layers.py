@@ -42,9 +42,7 @@ def choices(kind: str) -> list[tuple[str, ...]]:
         for field in descriptor.fields:
             if field.enum_type is not None:
                 yield (*way, field.name)
-            elif field.message_type is not None and field.message_type.name.endswith(
-                ("Mode", "SamePadding")
-            ):
+            elif field.message_type is not None and field.message_type.name.endswith(("Mode", "SamePadding")):
                 yield from walk(field.message_type, (*way, field.name))
 
     return list(walk(Layer.DESCRIPTOR.fields_by_name[kind].message_type, ()))

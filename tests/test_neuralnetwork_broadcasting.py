@@ -121,12 +121,7 @@ def test_functions_of_one_number(name: str) -> None:
 
 @pytest.mark.parametrize(
     "shapes",
-    [
-        ((2, 3), (2, 3), (2, 3)),
-        ((2, 1), (3,), (1, 1)),
-        ((4, 2, 3), (3,), (2, 1)),
-        ((3,), (2, 1), (1,)),
-    ],
+    [((2, 3), (2, 3), (2, 3)), ((2, 1), (3,), (1, 1)), ((4, 2, 3), (3,), (2, 1)), ((3,), (2, 1), (1,))],
 )
 def test_where_broadcasts(shapes: Any) -> None:
     c, a, b = (floats(*s, seed=i) for i, s in enumerate(shapes))
@@ -151,21 +146,13 @@ def test_legacy_blobs_broadcast_from_the_end() -> None:
 
 
 def test_shapes_that_do_not_broadcast_are_explained() -> None:
-    spec = network(
-        lambda n: n.add_add_broadcastable("sum", ["x", "z"], "y"), floats(2, 3), floats(4)
-    )
-    with pytest.raises(
-        LoadError, match=r"layer 'sum' \(addBroadcastable\): does not fit its inputs of shape"
-    ):
+    spec = network(lambda n: n.add_add_broadcastable("sum", ["x", "z"], "y"), floats(2, 3), floats(4))
+    with pytest.raises(LoadError, match=r"layer 'sum' \(addBroadcastable\): does not fit its inputs of shape"):
         import_network(spec)
 
 
 def test_too_few_inputs_are_explained() -> None:
-    spec = network(
-        lambda n: n.add_subtract_broadcastable("l", ["x", "z"], "y"), floats(2), floats(2)
-    )
+    spec = network(lambda n: n.add_subtract_broadcastable("l", ["x", "z"], "y"), floats(2), floats(2))
     del spec.neuralNetwork.layers[0].input[1]
-    with pytest.raises(
-        LoadError, match=r"layer 'l' \(subtractBroadcastable\): has 1 inputs, takes 2"
-    ):
+    with pytest.raises(LoadError, match=r"layer 'l' \(subtractBroadcastable\): has 1 inputs, takes 2"):
         import_network(spec)

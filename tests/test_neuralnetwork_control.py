@@ -163,9 +163,7 @@ def jumping(jump: str, behind: Callable[[Any], None] | None = None) -> Any:
     return made
 
 
-@pytest.mark.parametrize(
-    ("jump", "y", "n"), [("break", 1 + 2 + 3 + 4, 5), ("continue", sum(range(9)) - 5, 8)]
-)
+@pytest.mark.parametrize(("jump", "y", "n"), [("break", 1 + 2 + 3 + 4, 5), ("continue", sum(range(9)) - 5, 8)])
 def test_a_jump_skips_the_rest(jump: str, y: int, n: int) -> None:
     found = run(jumping(jump), x=[0])
     assert [*found["y"], *found["n"]] == [y, n]
@@ -223,9 +221,7 @@ def test_wrong_loops_are_explained(fill: Callable[[Any], Any], words: str) -> No
 def test_a_condition_that_nothing_makes_is_explained() -> None:
     made = builder({"x": (1,)})
     counting(made).conditionVar = "again"
-    with pytest.raises(
-        LoadError, match="layer 'l' .*condition from the blob 'again', which nothing makes"
-    ):
+    with pytest.raises(LoadError, match="layer 'l' .*condition from the blob 'again', which nothing makes"):
         import_network(made.spec)
 
 

@@ -24,10 +24,7 @@ Weights = proto.NeuralNetwork_pb2.WeightParams
 
 
 def network(
-    inputs: dict[str, tuple[int, ...]],
-    outputs: list[str],
-    fill: Callable[[Any], Any],
-    exact: bool = False,
+    inputs: dict[str, tuple[int, ...]], outputs: list[str], fill: Callable[[Any], Any], exact: bool = False
 ) -> Any:
     """A builder of a network, filled with layers."""
     builder = NeuralNetworkBuilder(
@@ -78,9 +75,7 @@ def test_a_network_reads_like_a_program() -> None:
         ((1, 2, 3, 4, 5), True, (1, 2, 3, 4, 5)),
     ],
 )
-def test_shapes_in_both_mappings(
-    shape: tuple[int, ...], exact: bool, expected: tuple[int, ...]
-) -> None:
+def test_shapes_in_both_mappings(shape: tuple[int, ...], exact: bool, expected: tuple[int, ...]) -> None:
     loaded = import_network(network({"x": shape}, ["y"], leaky, exact).spec)
     x = floats(*shape)
     found = ane.run(loaded, {"x": x})["y"]
@@ -152,7 +147,7 @@ def cycle(b: Any) -> None:
         (lambda b: b.add_activation("r", "RELU", "xx", "y"), "'xx', which nothing makes; .*did you mean 'x'"),
         (lambda b: b.add_softmax("s", "x", "z"), "output 'y' is a blob that no layer makes"),
     ],
-)  # fmt: skip
+)
 def test_wrong_networks_are_explained(fill: Callable[[Any], Any], words: str) -> None:
     with pytest.raises(LoadError, match=words):
         import_network(network({"x": (2, 3, 4)}, ["y"], fill).spec)
@@ -168,9 +163,7 @@ def test_a_layer_with_too_many_inputs_is_named() -> None:
 def test_a_layer_of_an_unknown_type_is_named() -> None:
     spec = network({"x": (2, 3, 4)}, ["y"], lambda b: b.add_softmax("s", "x", "y")).spec
     spec.neuralNetwork.layers[0].ClearField("softmax")
-    with pytest.raises(
-        LoadError, match="layer 's': is of a type that this coremltools does not know"
-    ):
+    with pytest.raises(LoadError, match="layer 's': is of a type that this coremltools does not know"):
         import_network(spec)
 
 
@@ -183,12 +176,7 @@ def test_an_updatable_model_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("stated", "expected"),
-    [
-        ((3, 4, 5), (3, 4, 5)),
-        ((1, 3, 4, 5), (1, 3, 4, 5)),
-        ((5, 4, 3), (2, 3, 4, 5)),
-        ((), (2, 3, 4, 5)),
-    ],
+    [((3, 4, 5), (3, 4, 5)), ((1, 3, 4, 5), (1, 3, 4, 5)), ((5, 4, 3), (2, 3, 4, 5)), ((), (2, 3, 4, 5))],
 )
 def test_an_output_has_the_stated_shape_but_for_ones(
     stated: tuple[int, ...], expected: tuple[int, ...]

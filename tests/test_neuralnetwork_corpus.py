@@ -105,9 +105,7 @@ def test_an_upgrade_keeps_numbers_and_description(name: str, corpus: Path, tmp_p
     made = ane.run(out, values)
     assert all(np.isfinite(v).all() for v in made.values() if isinstance(v, np.ndarray))
     if real.custom is None:
-        before = ane.run(
-            path, {n: values[names(old)[n]] for n in (f.name for f in old.description.input)}
-        )
+        before = ane.run(path, {n: values[names(old)[n]] for n in (f.name for f in old.description.input)})
         assert [names(old)[n] for n in before] == list(made)
         for a, b in zip(before.values(), made.values(), strict=True):
             same(a, b)
@@ -119,9 +117,7 @@ def test_optional_inputs_may_be_left_out_before_and_after(corpus: Path, tmp_path
     values = {"encodedChar": ane.Predictor(path).sample()["encodedChar"]}
     zeros = {f"decoder_lstm_{s}_in": np.zeros(256, np.float32) for s in "hc"}
     for found in (ane.run(path, values), ane.run(out, values), ane.run(out, values | zeros)):
-        np.testing.assert_array_equal(
-            found["nextCharProbs"], ane.run(path, values)["nextCharProbs"]
-        )
+        np.testing.assert_array_equal(found["nextCharProbs"], ane.run(path, values)["nextCharProbs"])
 
 
 def test_labels_are_kept_with_their_probabilities(corpus: Path, tmp_path: Path) -> None:
@@ -137,9 +133,7 @@ def test_a_custom_layer_is_built_by_the_caller_or_explained(corpus: Path, tmp_pa
     path = corpus / "custom_swish_mcneural.mlmodel"
     words = r"layer 'swish_1' \(custom\): is a custom layer of class 'Swish', whose code is not in the file; "
     for use in (ane.upgrade, ane.Predictor):
-        with pytest.raises(
-            LoadError, match=words + r"say how to build it, upgrade\(model, custom="
-        ):
+        with pytest.raises(LoadError, match=words + r"say how to build it, upgrade\(model, custom="):
             use(path)
     with pytest.raises(LoadError, match=r"did you mean 'swish'\?"):
         ane.upgrade(path, custom={"swish": swish})

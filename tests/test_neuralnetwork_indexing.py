@@ -40,22 +40,25 @@ GATHERS: dict[str, Case] = {
     ),
     "last_axis": Case(
         lambda n: n.add_gather("l", ["x", "z"], "y", axis=-1),
-        lambda x, z: np.take(x, z.astype(int), 2), (CUBE, numbers(4, -5, 0)),
+        lambda x, z: np.take(x, z.astype(int), 2),
+        (CUBE, numbers(4, -5, 0)),
     ),
     "of_a_vector": Case(
         lambda n: n.add_gather("l", ["x", "z"], "y", axis=0),
-        lambda x, z: x[z.astype(int)], (floats(6), numbers(-1)),
+        lambda x, z: x[z.astype(int)],
+        (floats(6), numbers(-1)),
     ),
     "along_1": along(1),
     "along_2": along(2),
     "nd_slices": Case(
         lambda n: n.add_gather_nd("l", ["x", "z"], "y"),
-        lambda x, z: x[z[..., 0].astype(int), z[..., 1].astype(int)], (CUBE, numbers([[0, -1], [-4, 2]])),
+        lambda x, z: x[z[..., 0].astype(int), z[..., 1].astype(int)],
+        (CUBE, numbers([[0, -1], [-4, 2]])),
     ),
     "nd_number": Case(
         lambda n: n.add_gather_nd("l", ["x", "z"], "y"), lambda x, z: x[3, 1, -1], (CUBE, numbers(3, 1, -1))
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GATHERS)
@@ -76,9 +79,14 @@ def test_constant_indices_become_positive_constants() -> None:
 
 
 MODES: dict[str, Any] = {
-    "UPDATE": None, "ADD": np.add, "SUB": np.subtract, "MUL": np.multiply, "DIV": np.divide, "MAX": np.maximum,
+    "UPDATE": None,
+    "ADD": np.add,
+    "SUB": np.subtract,
+    "MUL": np.multiply,
+    "DIV": np.divide,
+    "MAX": np.maximum,
     "MIN": np.minimum,
-}  # fmt: skip
+}
 
 
 def put(x: Array, at: Any, updates: Array, mode: str) -> Array:
@@ -91,9 +99,7 @@ def put(x: Array, at: Any, updates: Array, mode: str) -> Array:
 def test_scatter_writes(mode: str) -> None:
     rows, updates = numbers(2, -4), floats(4, 2, 5, seed=1)
     rows = numbers(2, -3)
-    found = run(
-        lambda n: n.add_scatter("l", ["x", "z", "w"], "y", axis=1, mode=mode), CUBE, rows, updates
-    )
+    found = run(lambda n: n.add_scatter("l", ["x", "z", "w"], "y", axis=1, mode=mode), CUBE, rows, updates)
     assert_close(found, put(CUBE, (slice(None), [2, 0]), updates, mode))
 
 
@@ -132,10 +138,7 @@ def test_one_hot(axis: int, stated: bool) -> None:
     indices, inputs = numbers([0, 3], [2, 1], [1, 1]), ["x"] if stated else ["x", "z"]
     size = {"one_hot_vector_size": 4} if stated else {}
     values = (indices,) if stated else (indices, numbers(4))
-    found = run(
-        lambda n: n.add_one_hot("l", inputs, "y", axis=axis, on_value=2, off_value=-1, **size),
-        *values,
-    )
+    found = run(lambda n: n.add_one_hot("l", inputs, "y", axis=axis, on_value=2, off_value=-1, **size), *values)
     expected = np.moveaxis(np.where(indices[..., None] == np.arange(4), 2.0, -1.0), -1, axis)
     assert_close(found, expected)
 
@@ -211,9 +214,7 @@ SCORES = numbers([[0.6, 0.1], [0.9, 0.2], [0.3, 0.7], [0.8, 0.1], [0.05, 0.1]])
     ],
 )
 @pytest.mark.parametrize("asked", [False, True])
-def test_non_maximum_suppression(
-    by_class: bool, least: float, most: int, kept: list[int], asked: bool
-) -> None:
+def test_non_maximum_suppression(by_class: bool, least: float, most: int, kept: list[int], asked: bool) -> None:
     def fill(n: Any) -> None:
         n.add_load_constant_nd("iou", "iou", numbers(0.4), (1,))
         n.add_load_constant_nd("most", "most", numbers(most), (1,))
@@ -236,18 +237,38 @@ def unknown_overlap(n: Any) -> None:
 @pytest.mark.parametrize(
     ("fill", "inputs", "outputs", "words"),
     [
-        (unknown_overlap, (BOXES, SCORES, numbers(0.5)), NMS_OUTPUTS,
-         "layer 'l' .*takes iouThreshold from a blob that is known at run time only"),
-        (lambda n: n.add_embedding_nd("l", "x", "y", 4, 6, floats(6, 4)), (numbers(1, 2),), ("y",),
-         "layer 'l' .*indices with a last axis of size 1, not 2"),
-        (lambda n: n.add_embedding_nd("l", "x", "y", 4, 6, floats(6, 3)), (numbers([1]),), ("y",),
-         "layer 'l' .*weights has 18 numbers, expected 24"),
-        (lambda n: n.add_gather("l", ["x", "z"], "y", axis=3), (CUBE, numbers(1)), ("y",),
-         r"layer 'l' \(gather\): has axis 3, expected -3 to 2"),
-        (lambda n: n.add_argmax("l", "x", "y", axis=4), (CUBE,), ("y",),
-         r"layer 'l' \(argMax\): has axis 4, expected -3 to 2"),
+        (
+            unknown_overlap,
+            (BOXES, SCORES, numbers(0.5)),
+            NMS_OUTPUTS,
+            "layer 'l' .*takes iouThreshold from a blob that is known at run time only",
+        ),
+        (
+            lambda n: n.add_embedding_nd("l", "x", "y", 4, 6, floats(6, 4)),
+            (numbers(1, 2),),
+            ("y",),
+            "layer 'l' .*indices with a last axis of size 1, not 2",
+        ),
+        (
+            lambda n: n.add_embedding_nd("l", "x", "y", 4, 6, floats(6, 3)),
+            (numbers([1]),),
+            ("y",),
+            "layer 'l' .*weights has 18 numbers, expected 24",
+        ),
+        (
+            lambda n: n.add_gather("l", ["x", "z"], "y", axis=3),
+            (CUBE, numbers(1)),
+            ("y",),
+            r"layer 'l' \(gather\): has axis 3, expected -3 to 2",
+        ),
+        (
+            lambda n: n.add_argmax("l", "x", "y", axis=4),
+            (CUBE,),
+            ("y",),
+            r"layer 'l' \(argMax\): has axis 4, expected -3 to 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_layers_are_explained(fill: Fill, inputs: Any, outputs: Any, words: str) -> None:
     with pytest.raises(LoadError, match=words):
         import_network(network(fill, *inputs, outputs=outputs))

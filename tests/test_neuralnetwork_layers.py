@@ -54,16 +54,21 @@ ACTIVATIONS = [
     activation("SOFTSIGN", None, F.softsign),
     activation("SOFTPLUS", None, F.softplus),
     activation(
-        "PARAMETRICSOFTPLUS", [ALPHA, BETA],
+        "PARAMETRICSOFTPLUS",
+        [ALPHA, BETA],
         lambda x: t(ALPHA)[:, None, None] * torch.log1p(torch.exp(t(BETA)[:, None, None] * x)),
     ),
     Case("clip", lambda b: b.add_clip("l", "x", "out", -0.2, 0.5), lambda x: x.clip(-0.2, 0.5), exact=True),
-    Case("clamped_relu", lambda b: b.add_clamped_relu("l", "x", "out", 0.3, 0.5),
-         lambda x: np.minimum(0.5, np.where(x >= 0, x, 0.3 * x)), exact=True),
+    Case(
+        "clamped_relu",
+        lambda b: b.add_clamped_relu("l", "x", "out", 0.3, 0.5),
+        lambda x: np.minimum(0.5, np.where(x >= 0, x, 0.3 * x)),
+        exact=True,
+    ),
     gelu("EXACT", lambda x: F.gelu(t(x))),
     gelu("TANH_APPROXIMATION", lambda x: F.gelu(t(x), approximate="tanh")),
     gelu("SIGMOID_APPROXIMATION", lambda x: x / (1 + np.exp(-1.702 * x))),
-]  # fmt: skip
+]
 
 
 def elementwise(mode: str, expected: Any, shapes: Any, alpha: float | None = None) -> Case:
@@ -81,19 +86,22 @@ def unary(mode: str, expected: Callable[[Array], Array], **options: Any) -> Case
     def fill(b: Any) -> None:
         b.add_unary("layer", "x", "out", mode, **options)
 
-    values = (
-        {"x": np.abs(floats(4, 6, 7)) + 0.1} if mode in ("sqrt", "rsqrt", "log", "power") else {}
-    )
+    values = {"x": np.abs(floats(4, 6, 7)) + 0.1} if mode in ("sqrt", "rsqrt", "log", "power") else {}
     return Case(f"unary_{mode}", fill, expected, values=values)
 
 
 AXES: dict[str, Any] = {"C": -3, "H": -2, "W": -1, "HW": (-2, -1), "CHW": (-3, -2, -1)}
 REDUCTIONS: dict[str, Any] = {
-    "sum": np.sum, "avg": np.mean, "prod": np.prod, "max": np.max, "min": np.min,
-    "sumsquare": lambda x, **k: np.sum(x * x, **k), "L1": lambda x, **k: np.abs(x).sum(**k),
+    "sum": np.sum,
+    "avg": np.mean,
+    "prod": np.prod,
+    "max": np.max,
+    "min": np.min,
+    "sumsquare": lambda x, **k: np.sum(x * x, **k),
+    "L1": lambda x, **k: np.abs(x).sum(**k),
     "L2": lambda x, **k: np.sqrt((x * x).sum(**k)),
     "logsum": lambda x, **k: np.log(x + np.float32(1e-6)).sum(**k),
-}  # fmt: skip
+}
 
 
 def shaped(value: Array) -> Array:
@@ -109,16 +117,10 @@ def reduction(mode: str, axis: str) -> Case:
     axes = AXES[axis]
     if mode == "argmax":
         return Case(
-            f"argmax_{axis}",
-            fill,
-            lambda x: shaped(np.expand_dims(x.argmax(axes), axes)),
-            values=values,
+            f"argmax_{axis}", fill, lambda x: shaped(np.expand_dims(x.argmax(axes), axes)), values=values
         )
     return Case(
-        f"{mode}_{axis}",
-        fill,
-        lambda x: shaped(REDUCTIONS[mode](x, axis=axes, keepdims=True)),
-        values=values,
+        f"{mode}_{axis}", fill, lambda x: shaped(REDUCTIONS[mode](x, axis=axes, keepdims=True)), values=values
     )
 
 
@@ -134,16 +136,18 @@ def scale(w: Array, bias: Array | None) -> Case:
         return a if a.ndim == 3 else a.reshape(-1, 1, 1)
 
     return Case(
-        f"scale_{w.shape}_{None if bias is None else bias.shape}", fill,
+        f"scale_{w.shape}_{None if bias is None else bias.shape}",
+        fill,
         lambda x: x * wide(w) + (0 if bias is None else wide(bias)),
-    )  # fmt: skip
+    )
 
 
 def bias(w: Array) -> Case:
     return Case(
-        f"bias_{w.shape}", lambda b: b.add_bias("l", w, "x", "out", list(w.shape)),
+        f"bias_{w.shape}",
+        lambda b: b.add_bias("l", w, "x", "out", list(w.shape)),
         lambda x: x + (w if w.ndim == 3 else w.reshape(-1, 1, 1)),
-    )  # fmt: skip
+    )
 
 
 ARITHMETIC = [
@@ -156,7 +160,10 @@ ARITHMETIC = [
     elementwise("MIN", np.minimum, TWO),
     elementwise("DOT", lambda x, y: (x * y).sum(keepdims=True), ((5,), (5,))),
     elementwise("COS", lambda x, y: (x @ y / np.linalg.norm(x) / np.linalg.norm(y)).reshape(1), ((5,), (5,))),
-    unary("sqrt", np.sqrt), unary("log", np.log), unary("exp", np.exp), unary("abs", np.abs),
+    unary("sqrt", np.sqrt),
+    unary("log", np.log),
+    unary("exp", np.exp),
+    unary("abs", np.abs),
     unary("rsqrt", lambda x: 1 / np.sqrt(x + 0.01), epsilon=0.01),
     unary("rsqrt", lambda x: 1 / np.sqrt(x + 1e-6), epsilon=0),
     unary("inverse", lambda x: 1 / (x + 0.5), epsilon=0.5),
@@ -166,10 +173,15 @@ ARITHMETIC = [
     unary("exp", lambda x: np.exp(x + 0.25), shift=0.25, scale=0),
     *(reduction(m, a) for m in REDUCTIONS for a in AXES),
     *(reduction("argmax", a) for a in "CHW"),
-    scale(np.array([2.0], np.float32), None), scale(LINE, LINE), scale(PLANE, LINE), scale(CUBE, CUBE),
-    bias(LINE), bias(PLANE), bias(CUBE),
+    scale(np.array([2.0], np.float32), None),
+    scale(LINE, LINE),
+    scale(PLANE, LINE),
+    scale(CUBE, CUBE),
+    bias(LINE),
+    bias(PLANE),
+    bias(CUBE),
     Case("softmax", lambda b: b.add_softmax("l", "x", "out"), lambda x: F.softmax(t(x), 0)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS, ids=lambda c: c.name)
@@ -193,67 +205,116 @@ def same(size: int, kernel: int, stride: int, top: bool, dilation: int = 1) -> t
 
 
 def convolution(
-    mode: str = "valid", kernel: tuple[int, int] = (3, 3), stride: tuple[int, int] = (1, 1), groups: int = 1,
-    dilation: tuple[int, int] = (1, 1), pad: tuple[int, int, int, int] = (0, 0, 0, 0), top: bool = False,
-    bias: bool = True, shape: tuple[int, ...] = (4, 9, 10), exact: bool = False, blob: bool = False,
-) -> Case:  # fmt: skip
+    mode: str = "valid",
+    kernel: tuple[int, int] = (3, 3),
+    stride: tuple[int, int] = (1, 1),
+    groups: int = 1,
+    dilation: tuple[int, int] = (1, 1),
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0),
+    top: bool = False,
+    bias: bool = True,
+    shape: tuple[int, ...] = (4, 9, 10),
+    exact: bool = False,
+    blob: bool = False,
+) -> Case:
     weight, shift = floats(6, shape[-3] // groups, *kernel, seed=3), floats(6, seed=4)
 
     def fill(b: Any) -> None:
         b.add_convolution(
-            "l", shape[-3] // groups, 6, *kernel, *stride, mode, groups,
-            None if blob else weight.transpose(2, 3, 1, 0), shift if bias else None, bias,
-            input_name=["x", "y"] if blob else "x", output_name="out", dilation_factors=list(dilation),
-            padding_top=pad[0], padding_bottom=pad[1], padding_left=pad[2], padding_right=pad[3],
+            "l",
+            shape[-3] // groups,
+            6,
+            *kernel,
+            *stride,
+            mode,
+            groups,
+            None if blob else weight.transpose(2, 3, 1, 0),
+            shift if bias else None,
+            bias,
+            input_name=["x", "y"] if blob else "x",
+            output_name="out",
+            dilation_factors=list(dilation),
+            padding_top=pad[0],
+            padding_bottom=pad[1],
+            padding_left=pad[2],
+            padding_right=pad[3],
             same_padding_asymmetry_mode="TOP_LEFT_HEAVY" if top else "BOTTOM_RIGHT_HEAVY",
-        )  # fmt: skip
+        )
 
     def expected(x: Array, _: Any = None) -> Array:
         image = t(x).reshape(-1, *x.shape[-3:])
         amounts = list(pad)
         if mode == "same":
             amounts = [
-                n for i in range(2)
-                for n in same(x.shape[i - 2], kernel[i], stride[i], top, dilation[i])
-            ]  # fmt: skip
+                n for i in range(2) for n in same(x.shape[i - 2], kernel[i], stride[i], top, dilation[i])
+            ]
         image = F.pad(image, [amounts[2], amounts[3], amounts[0], amounts[1]])
         y = F.conv2d(image, t(weight), t(shift) if bias else None, stride, 0, dilation, groups)
         return y.reshape(*x.shape[:-3], *y.shape[1:]).numpy()
 
     name = f"{mode}_{kernel}_{stride}_{groups}_{dilation}_{pad}_{top}_{len(shape)}"
     values = {"y": weight} if blob else {}
-    return Case(
-        name, fill, expected, (shape, weight.shape) if blob else (shape,), exact or blob, values
-    )
+    return Case(name, fill, expected, (shape, weight.shape) if blob else (shape,), exact or blob, values)
 
 
 CONVOLUTIONS = [
-    convolution(), convolution(bias=False), convolution(pad=(1, 2, 0, 3)), convolution(stride=(2, 3)),
-    convolution(groups=2), convolution(groups=2, dilation=(2, 1), pad=(2, 2, 2, 2)),
-    convolution("same"), convolution("same", (4, 2)), convolution("same", (4, 2), top=True),
-    convolution("same", (3, 3), (2, 2)), convolution("same", (3, 3), (2, 2), top=True),
-    convolution("same", (3, 3), (2, 2), dilation=(2, 3)), convolution("same", (1, 1), (2, 2)),
-    convolution(shape=(2, 4, 9, 10), exact=True), convolution(shape=(3, 2, 4, 9, 10), exact=True),
-    convolution(shape=(1, 2, 4, 9, 10), exact=True), convolution(shape=(3, 2, 4, 9, 10)),
+    convolution(),
+    convolution(bias=False),
+    convolution(pad=(1, 2, 0, 3)),
+    convolution(stride=(2, 3)),
+    convolution(groups=2),
+    convolution(groups=2, dilation=(2, 1), pad=(2, 2, 2, 2)),
+    convolution("same"),
+    convolution("same", (4, 2)),
+    convolution("same", (4, 2), top=True),
+    convolution("same", (3, 3), (2, 2)),
+    convolution("same", (3, 3), (2, 2), top=True),
+    convolution("same", (3, 3), (2, 2), dilation=(2, 3)),
+    convolution("same", (1, 1), (2, 2)),
+    convolution(shape=(2, 4, 9, 10), exact=True),
+    convolution(shape=(3, 2, 4, 9, 10), exact=True),
+    convolution(shape=(1, 2, 4, 9, 10), exact=True),
+    convolution(shape=(3, 2, 4, 9, 10)),
     convolution(shape=(2, 4, 9, 10), blob=True, bias=False),
-]  # fmt: skip
+]
 
 
 def deconvolution(
-    mode: str = "valid", kernel: tuple[int, int] = (3, 3), stride: tuple[int, int] = (2, 2), groups: int = 1,
-    pad: tuple[int, int, int, int] = (0, 0, 0, 0), top: bool = False, output: tuple[int, int] | None = None,
-    bias: bool = True, dilation: tuple[int, int] = (1, 1),
-) -> Case:  # fmt: skip
+    mode: str = "valid",
+    kernel: tuple[int, int] = (3, 3),
+    stride: tuple[int, int] = (2, 2),
+    groups: int = 1,
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0),
+    top: bool = False,
+    output: tuple[int, int] | None = None,
+    bias: bool = True,
+    dilation: tuple[int, int] = (1, 1),
+) -> Case:
     weight, shift = floats(4, 6 // groups, *kernel, seed=3), floats(6, seed=4)
 
     def fill(b: Any) -> None:
         b.add_convolution(
-            "l", 4, 6, *kernel, *stride, mode, groups, weight.transpose(2, 3, 0, 1), shift if bias else None,
-            bias, is_deconv=True, output_shape=output, input_name="x", output_name="out", padding_top=pad[0],
-            padding_bottom=pad[1], padding_left=pad[2], padding_right=pad[3],
+            "l",
+            4,
+            6,
+            *kernel,
+            *stride,
+            mode,
+            groups,
+            weight.transpose(2, 3, 0, 1),
+            shift if bias else None,
+            bias,
+            is_deconv=True,
+            output_shape=output,
+            input_name="x",
+            output_name="out",
+            padding_top=pad[0],
+            padding_bottom=pad[1],
+            padding_left=pad[2],
+            padding_right=pad[3],
             same_padding_asymmetry_mode="TOP_LEFT_HEAVY" if top else "BOTTOM_RIGHT_HEAVY",
             dilation_factors=list(dilation),
-        )  # fmt: skip
+        )
 
     def expected(x: Array) -> Array:
         y = F.conv_transpose2d(t(x)[None], t(weight), None, stride, 0, 0, groups, dilation)[0]
@@ -273,27 +334,55 @@ def deconvolution(
 
 
 DECONVOLUTIONS = [
-    deconvolution(), deconvolution(groups=2), deconvolution(pad=(1, 2, 2, 1)), deconvolution(bias=False),
-    deconvolution("same"), deconvolution("same", (4, 4)), deconvolution("same", top=True),
-    deconvolution("same", (2, 2), (3, 3)), deconvolution("same", (2, 2), (3, 3), bias=False),
-    deconvolution(output=(9, 11)), deconvolution(output=(10, 12)), deconvolution("same", output=(10, 13)),
-    deconvolution(dilation=(2, 3)), deconvolution(groups=2, stride=(1, 1), dilation=(2, 1)),
-    deconvolution(dilation=(3, 2), pad=(1, 2, 2, 1)), deconvolution("same", dilation=(2, 3)),
+    deconvolution(),
+    deconvolution(groups=2),
+    deconvolution(pad=(1, 2, 2, 1)),
+    deconvolution(bias=False),
+    deconvolution("same"),
+    deconvolution("same", (4, 4)),
+    deconvolution("same", top=True),
+    deconvolution("same", (2, 2), (3, 3)),
+    deconvolution("same", (2, 2), (3, 3), bias=False),
+    deconvolution(output=(9, 11)),
+    deconvolution(output=(10, 12)),
+    deconvolution("same", output=(10, 13)),
+    deconvolution(dilation=(2, 3)),
+    deconvolution(groups=2, stride=(1, 1), dilation=(2, 1)),
+    deconvolution(dilation=(3, 2), pad=(1, 2, 2, 1)),
+    deconvolution("same", dilation=(2, 3)),
     deconvolution(output=(12, 13), dilation=(2, 2)),
-]  # fmt: skip
+]
 
 
 def pooling(
-    kind: str = "MAX", mode: str = "VALID", kernel: tuple[int, int] = (3, 3), stride: tuple[int, int] = (2, 2),
-    pad: tuple[int, int, int, int] = (0, 0, 0, 0), exclude: bool = False, top: bool = False,
-    whole: bool = False, shape: tuple[int, ...] = (4, 9, 10), exact: bool = False,
-) -> Case:  # fmt: skip
+    kind: str = "MAX",
+    mode: str = "VALID",
+    kernel: tuple[int, int] = (3, 3),
+    stride: tuple[int, int] = (2, 2),
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0),
+    exclude: bool = False,
+    top: bool = False,
+    whole: bool = False,
+    shape: tuple[int, ...] = (4, 9, 10),
+    exact: bool = False,
+) -> Case:
     def fill(b: Any) -> None:
         b.add_pooling(
-            "l", *kernel, *stride, kind, mode, "x", "out", exclude_pad_area=exclude, is_global=whole,
-            padding_top=pad[0], padding_bottom=pad[1], padding_left=pad[2], padding_right=pad[3],
+            "l",
+            *kernel,
+            *stride,
+            kind,
+            mode,
+            "x",
+            "out",
+            exclude_pad_area=exclude,
+            is_global=whole,
+            padding_top=pad[0],
+            padding_bottom=pad[1],
+            padding_left=pad[2],
+            padding_right=pad[3],
             same_padding_asymmetry_mode="TOP_LEFT_HEAVY" if top else "BOTTOM_RIGHT_HEAVY",
-        )  # fmt: skip
+        )
 
     def expected(x: Array) -> Array:
         made = np.stack([windows(c) for c in x.reshape(-1, *x.shape[-2:])])
@@ -330,11 +419,7 @@ def pooling(
         return [(max(f, 0), min(f + k, size), min(f + k, size + end) - f) for f in first]
 
     return Case(
-        f"{kind}_{mode}_{kernel}_{stride}_{pad}_{exclude}_{top}_{whole}",
-        fill,
-        expected,
-        (shape,),
-        exact,
+        f"{kind}_{mode}_{kernel}_{stride}_{pad}_{exclude}_{top}_{whole}", fill, expected, (shape,), exact
     )
 
 
@@ -350,9 +435,10 @@ POOLINGS = [
     *(pooling("MAX", "INCLUDE_LAST_PIXEL", (3, 3), (2, 2), shape=(4, n, n + 1)) for n in (6, 7, 8)),
     pooling("MAX", "INCLUDE_LAST_PIXEL", (2, 2), (3, 3), (1, 1, 1, 1), shape=(4, 10, 11)),
     pooling("AVERAGE", "INCLUDE_LAST_PIXEL", (3, 3), (2, 2), (1, 1, 1, 1), exclude=True),
-    pooling(shape=(2, 3, 4, 9, 10), exact=True), pooling(shape=(2, 4, 9, 10), exact=True),
+    pooling(shape=(2, 3, 4, 9, 10), exact=True),
+    pooling(shape=(2, 4, 9, 10), exact=True),
     pooling(shape=(2, 3, 4, 9, 10), exact=True, whole=True),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda c: c.name)
@@ -377,11 +463,25 @@ def test_deconvolution_of_volumes(mode: str, dilation: tuple[int, int, int]) -> 
     builder = NeuralNetworkBuilder([("x", datatypes.Array(1, 4, 4, 5, 6))], [("out", None)])
     sizes = dict(zip(("depth", "height", "width"), zip(stride, dilation, strict=True), strict=True))
     builder.add_convolution3d(
-        "l", 4, 6, 2, 3, 2, weight.transpose(1, 0, 2, 3, 4), shift, True, groups=2, is_deconv=True,
-        padding_mode=mode, padding_top=1, padding_right=1, input_name="x", output_name="out",
+        "l",
+        4,
+        6,
+        2,
+        3,
+        2,
+        weight.transpose(1, 0, 2, 3, 4),
+        shift,
+        True,
+        groups=2,
+        is_deconv=True,
+        padding_mode=mode,
+        padding_top=1,
+        padding_right=1,
+        input_name="x",
+        output_name="out",
         **{f"stride_{n}": s for n, (s, _) in sizes.items()},
         **{f"dilation_{n}": d for n, (_, d) in sizes.items()},
-    )  # fmt: skip
+    )
     x = floats(1, 4, 4, 5, 6, seed=5)
     y = F.conv_transpose3d(t(x), t(weight), t(shift), stride, 0, 0, 2, dilation)[0].numpy()
     if mode == "custom":
@@ -401,9 +501,7 @@ def test_a_dilated_deconvolution_is_told() -> None:
 
 
 def test_the_logarithm_has_its_epsilon() -> None:
-    builder = NeuralNetworkBuilder(
-        [("x", datatypes.Array(3))], [("y", None)], disable_rank5_shape_mapping=True
-    )
+    builder = NeuralNetworkBuilder([("x", datatypes.Array(3))], [("y", None)], disable_rank5_shape_mapping=True)
     builder.add_unary("log", "x", "y", "log", epsilon=1.0)
     x = np.array([0, 1, 9], np.float32)
     found = ane.run(import_network(builder.spec), {"x": x})["y"]

@@ -195,10 +195,7 @@ def test_the_outer_version_of_a_pipeline_is_raised_too() -> None:
     inner.specificationVersion = 3
     spec.pipeline.models.extend([inner, inner])
     spec.description.CopyFrom(inner.description)
-    assert (
-        ane.apply(spec, Clipped(), quiet=True, prove=None).model.get_spec().specificationVersion
-        == 4
-    )
+    assert ane.apply(spec, Clipped(), quiet=True, prove=None).model.get_spec().specificationVersion == 4
 
 
 def overwritten(over: list[Any]) -> Any:
@@ -224,11 +221,13 @@ def test_blobs_that_are_overwritten_are_left_alone() -> None:
         assert not done.changes
         assert word in str(done.refusals[0][1])
     spec = network()
-    spec.neuralNetwork.layers.extend([
-        make_layer("loadConstantND", [], ["four"], shape=[1, 3, 1, 1], data=weights(np.ones(3))),
-        make_layer("copy", ["four"], ["x"], name="copy"),
-        make_layer("unary", ["x"], ["z"], type="ABS"),
-    ])  # fmt: skip
+    spec.neuralNetwork.layers.extend(
+        [
+            make_layer("loadConstantND", [], ["four"], shape=[1, 3, 1, 1], data=weights(np.ones(3))),
+            make_layer("copy", ["four"], ["x"], name="copy"),
+            make_layer("unary", ["x"], ["z"], type="ABS"),
+        ]
+    )
     spec.description.output.add(name="z").type.multiArrayType.dataType = 65568
     assert not ane.apply(spec, NAME, quiet=True).changes
 
@@ -236,9 +235,7 @@ def test_blobs_that_are_overwritten_are_left_alone() -> None:
 def test_a_classifier_keeps_its_probabilities_when_the_last_layer_changes() -> None:
     spec = classifier()
     spec.neuralNetworkClassifier.labelProbabilityLayerName = ""
-    layers = [
-        make_layer("splitND", ["x"], ["a", "b"], axis=2, numSplits=2),
-    ]
+    layers = [make_layer("splitND", ["x"], ["a", "b"], axis=2, numSplits=2)]
     del spec.neuralNetworkClassifier.layers[:]
     spec.neuralNetworkClassifier.layers.extend(layers)
     spec.description.input[0].type.multiArrayType.shape[:] = [1, 3, 2, 1]
@@ -316,11 +313,7 @@ def test_bad_input(tmp_path: Path) -> None:
     done.save(tmp_path / "new.mlmodel")
     with pytest.raises(LoadError, match="exists"):
         done.save(tmp_path / "new.mlmodel")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "new.mlmodel",
-        "old.mlmodel",
-        "p.mlpackage",
-    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new.mlmodel", "old.mlmodel", "p.mlpackage"]
 
 
 def test_a_layer_pass_is_no_pass_of_a_conversion() -> None:

@@ -54,10 +54,7 @@ def _softmax(x: Array, axis: int) -> Array:
 
 
 def relu() -> Step:
-    return (
-        lambda b, i, o: b.add_activation(o, "LEAKYRELU", i, o, [0.5]),
-        lambda x: np.where(x > 0, x, x / 2),
-    )
+    return (lambda b, i, o: b.add_activation(o, "LEAKYRELU", i, o, [0.5]), lambda x: np.where(x > 0, x, x / 2))
 
 
 def twice() -> Step:
@@ -100,10 +97,7 @@ def cumsum(axis: int) -> Step:
 
 
 def joined(axis: int) -> Step:
-    return (
-        lambda b, i, o: b.add_concat_nd(o, [i, i], o, axis),
-        lambda x: np.concatenate([x, x], axis),
-    )
+    return (lambda b, i, o: b.add_concat_nd(o, [i, i], o, axis), lambda x: np.concatenate([x, x], axis))
 
 
 def first(axis: int) -> Step:
@@ -135,11 +129,20 @@ FOUR = squeeze(0)
 @pytest.mark.parametrize(
     "steps",
     [
-        [softmax(2)], [total(2, True)], [total(2, False)], [stack(1)], [cumsum(3)], [joined(2)], [first(2)],
-        [largest(3, True)], [largest(2, False)], [taken(2)], [transpose(0, 1, 4, 2, 3)],
+        [softmax(2)],
+        [total(2, True)],
+        [total(2, False)],
+        [stack(1)],
+        [cumsum(3)],
+        [joined(2)],
+        [first(2)],
+        [largest(3, True)],
+        [largest(2, False)],
+        [taken(2)],
+        [transpose(0, 1, 4, 2, 3)],
         [squeeze(1), squeeze(0), softmax(1)],
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("before", [[], [relu()], [relu(), twice()]], ids=["input", "one", "two"])
 def test_layers_behind_old_ones_count_five_axes(steps: list[Step], before: list[Step]) -> None:
     _run(*before, *steps)
@@ -148,11 +151,23 @@ def test_layers_behind_old_ones_count_five_axes(steps: list[Step], before: list[
 @pytest.mark.parametrize(
     "steps",
     [
-        [softmax(1)], [softmax(2)], [total(1, True)], [total(1, False)], [stack(1)], [cumsum(2)], [joined(1)],
-        [first(1)], [largest(2, True)], [largest(1, False)], [taken(1)], [transpose(0, 3, 1, 2)], [expand(1)],
-        [reshape(2, 1, 3, 4), softmax(3)], [total(1, False), softmax(1)],
+        [softmax(1)],
+        [softmax(2)],
+        [total(1, True)],
+        [total(1, False)],
+        [stack(1)],
+        [cumsum(2)],
+        [joined(1)],
+        [first(1)],
+        [largest(2, True)],
+        [largest(1, False)],
+        [taken(1)],
+        [transpose(0, 3, 1, 2)],
+        [expand(1)],
+        [reshape(2, 1, 3, 4), softmax(3)],
+        [total(1, False), softmax(1)],
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("between", [[], [relu()], [twice(), relu()]], ids=["none", "one", "two"])
 def test_layers_behind_a_squeeze_count_four_axes(steps: list[Step], between: list[Step]) -> None:
     _run(relu(), FOUR, *between, *steps)
@@ -169,9 +184,15 @@ def _chain(draw: Any, shape: tuple[int, ...]) -> Step:
     pairs = [a for a in axes if shape[a] == 2]
     axis = draw(st.sampled_from(axes))
     steps = [
-        relu(), twice(), softmax(axis), cumsum(axis), total(axis, True), largest(axis, False),
-        transpose(*draw(st.permutations(axes))), reshape(*draw(st.permutations(shape))),
-    ]  # fmt: skip
+        relu(),
+        twice(),
+        softmax(axis),
+        cumsum(axis),
+        total(axis, True),
+        largest(axis, False),
+        transpose(*draw(st.permutations(axes))),
+        reshape(*draw(st.permutations(shape))),
+    ]
     steps += [first(draw(st.sampled_from(pairs)))] if pairs else [joined(axis)]
     if rank < 5:
         steps += [expand(draw(st.integers(0, rank))), stack(draw(st.integers(0, rank)))]
@@ -367,16 +388,12 @@ def test_one_of_the_sizes_known_at_run_time_only(place: int, wanted: int) -> Non
     def fill(b: Any) -> None:
         b.add_get_shape("shape", "x", "shape")
         ends = [place + 1 or 9]
-        b.add_slice_static(
-            "s", "shape", "s", [place], ends, [1], [False], [False], squeeze_masks=[True]
-        )
+        b.add_slice_static("s", "shape", "s", [place], ends, [1], [False], [False], squeeze_masks=[True])
         b.add_elementwise("sum", ["s"], "sum", "ADD", alpha=1)
         b.add_expand_dims("y", "sum", "y", axes=[0])
 
     spec = network(fill, floats(5, 3, 2))
     for _ in range(3):
-        spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges.add(
-            lowerBound=1, upperBound=9
-        )
+        spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges.add(lowerBound=1, upperBound=9)
     found = ane.run(import_network(spec), {"x": floats(5, 3, 2)})["y"]
     assert found.tolist() == [wanted + 1]

@@ -71,9 +71,19 @@ def op_types(spec: Any) -> set[str]:
 
 
 def lstm(
-    x: Array, h: Array, c: Array, w: dict[str, Any], acts: tuple[str, str, str], *, peep: bool, bias: bool,
-    forget_bias: bool, coupled: bool, clip: float, back: bool,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    x: Array,
+    h: Array,
+    c: Array,
+    w: dict[str, Any],
+    acts: tuple[str, str, str],
+    *,
+    peep: bool,
+    bias: bool,
+    forget_bias: bool,
+    coupled: bool,
+    clip: float,
+    back: bool,
+) -> tuple[Array, Array, Array]:
     """The equations of the layer, in float64."""
     f, g, k = (FUNCTIONS[a] for a in acts)
     wx, wh, b, p = ([v.astype(np.float64) for v in w[n]] for n in ("W_x", "W_h", "b", "peep"))
@@ -108,7 +118,7 @@ LSTMS: dict[str, dict[str, Any]] = {
     "written_out": {"acts": ("SIGMOID", "SCALED_TANH", "TANH"), "peep": True, "output_all": True},
     "written_out_reversed": {"acts": ("SIGMOID", "SCALED_TANH", "TANH"), "reverse_input": True},
     "written_out_clipped": {"acts": ("SIGMOID", "SCALED_TANH", "TANH"), "cell_clip_threshold": 0.2},
-}  # fmt: skip
+}
 
 
 def scaled(spec: Any) -> Any:
@@ -130,18 +140,31 @@ def options(case: dict[str, Any], w: dict[str, list[Array]]) -> dict[str, Any]:
     names = ("inner_activation", "cell_state_update_activation", "output_activation")
     plain = {k: v for k, v in case.items() if k not in ("acts", "peep", "bias")}
     return {
-        "W_h": w["W_h"], "W_x": w["W_x"], "b": w["b"] if case.get("bias", True) else None,
+        "W_h": w["W_h"],
+        "W_x": w["W_x"],
+        "b": w["b"] if case.get("bias", True) else None,
         "peep": w["peep"][:3] if case.get("peep") else None,
-        "hidden_size": H, "input_size": N, **dict(zip(names, acts, strict=True)), **plain,
-    }  # fmt: skip
+        "hidden_size": H,
+        "input_size": N,
+        **dict(zip(names, acts, strict=True)),
+        **plain,
+    }
 
 
 def reference(case: dict[str, Any], x: Array, h: Array, c: Array, w: Any, back: bool) -> Any:
     return lstm(
-        x, h, c, w, case.get("acts", DEFAULT), peep=bool(case.get("peep")), bias=case.get("bias", True),
-        forget_bias=bool(case.get("forget_bias")), coupled=bool(case.get("coupled_input_forget_gate")),
-        clip=case.get("cell_clip_threshold", 50000.0), back=back,
-    )  # fmt: skip
+        x,
+        h,
+        c,
+        w,
+        case.get("acts", DEFAULT),
+        peep=bool(case.get("peep")),
+        bias=case.get("bias", True),
+        forget_bias=bool(case.get("forget_bias")),
+        coupled=bool(case.get("coupled_input_forget_gate")),
+        clip=case.get("cell_clip_threshold", 50000.0),
+        back=back,
+    )
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -149,16 +172,17 @@ def reference(case: dict[str, Any], x: Array, h: Array, c: Array, w: Any, back: 
 def test_lstm_follows_its_equations(name: str, legacy: bool) -> None:
     case, w = LSTMS[name], weights(4, 100)
     inputs = {"x": sequence(), "h0": state(2), "c0": state(3)}
-    spec = scaled(built(
-        inputs, ["y", "h", "c"],
-        lambda b: b.add_unilstm(
-            "l", input_names=["x", "h0", "c0"], output_names=["y", "h", "c"], **options(case, w)
-        ),
-        legacy,
-    ))  # fmt: skip
-    rows, h, c = reference(
-        case, inputs["x"], inputs["h0"], inputs["c0"], w, bool(case.get("reverse_input"))
+    spec = scaled(
+        built(
+            inputs,
+            ["y", "h", "c"],
+            lambda b: b.add_unilstm(
+                "l", input_names=["x", "h0", "c0"], output_names=["y", "h", "c"], **options(case, w)
+            ),
+            legacy,
+        )
     )
+    rows, h, c = reference(case, inputs["x"], inputs["h0"], inputs["c0"], w, bool(case.get("reverse_input")))
     y = rows if case.get("output_all") else rows[-1:]
     compare(spec, inputs, {"y": y, "h": h, "c": c})
     written = "written_out" in name or name == "coupled_tanh"
@@ -173,13 +197,18 @@ def test_two_directions_follow_their_equations(name: str) -> None:
     outputs = ["y", "h", "c", "hb", "cb"]
     keywords = options(case, w)
     keywords |= {
-        "W_h_back": back["W_h"], "W_x_back": back["W_x"], "b_back": back["b"],
+        "W_h_back": back["W_h"],
+        "W_x_back": back["W_x"],
+        "b_back": back["b"],
         "peep_back": back["peep"][:3] if case.get("peep") else None,
-    }  # fmt: skip
-    spec = scaled(built(
-        inputs, outputs,
-        lambda b: b.add_bidirlstm("l", input_names=list(inputs), output_names=outputs, **keywords),
-    ))  # fmt: skip
+    }
+    spec = scaled(
+        built(
+            inputs,
+            outputs,
+            lambda b: b.add_bidirlstm("l", input_names=list(inputs), output_names=outputs, **keywords),
+        )
+    )
     rows, h, c = reference(case, inputs["x"], states["h0"], states["c0"], w, False)
     rows_b, hb, cb = reference(case, inputs["x"], states["h1"], states["c1"], back, True)
     if case.get("output_all"):
@@ -191,9 +220,11 @@ def test_two_directions_follow_their_equations(name: str) -> None:
 
 def test_absent_states_are_zero_and_outputs_optional() -> None:
     w, x = weights(4, 100), sequence()
-    spec = built({"x": x}, ["y"], lambda b: b.add_unilstm(
-        "l", input_names=["x"], output_names=["y"], **options(LSTMS["sequence"], w)
-    ))  # fmt: skip
+    spec = built(
+        {"x": x},
+        ["y"],
+        lambda b: b.add_unilstm("l", input_names=["x"], output_names=["y"], **options(LSTMS["sequence"], w)),
+    )
     rows, _, _ = reference(LSTMS["sequence"], x, 0 * state(0), 0 * state(0), w, False)
     compare(spec, {"x": x}, {"y": rows})
 
@@ -202,14 +233,12 @@ def test_a_bound_that_is_absent_is_50() -> None:
     w = {k: [200 * v for v in each] for k, each in weights(4, 100).items()}
     case = {"acts": ("SIGMOID", "LINEAR", "LINEAR"), "output_all": True}
     x = sequence()
-    spec = built({"x": x}, ["y"], lambda b: b.add_unilstm(
-        "l", input_names=["x"], output_names=["y"], **options(case, w)
-    ))  # fmt: skip
+    spec = built(
+        {"x": x}, ["y"], lambda b: b.add_unilstm("l", input_names=["x"], output_names=["y"], **options(case, w))
+    )
     spec.neuralNetwork.layers[0].uniDirectionalLSTM.params.ClearField("cellClipThreshold")
     with np.errstate(over="ignore"):
-        rows, _, _ = reference(
-            case | {"cell_clip_threshold": 50.0}, x, 0 * state(0), 0 * state(0), w, False
-        )
+        rows, _, _ = reference(case | {"cell_clip_threshold": 50.0}, x, 0 * state(0), 0 * state(0), w, False)
     assert rows.max() == 50
     compare(spec, {"x": x}, {"y": rows})
 
@@ -230,9 +259,13 @@ def test_gru_follows_its_equations(name: str) -> None:
     inputs = {"x": sequence(), "h0": state(2)}
     keywords = {k: v for k, v in case.items() if k != "bias"}
     bias = w["b"] if case.get("bias", True) else None
-    spec = scaled(built(inputs, ["y", "h"], lambda b: b.add_gru(
-        "g", w["W_h"], w["W_x"], bias, H, N, ["x", "h0"], ["y", "h"], **keywords
-    )))  # fmt: skip
+    spec = scaled(
+        built(
+            inputs,
+            ["y", "h"],
+            lambda b: b.add_gru("g", w["W_h"], w["W_x"], bias, H, N, ["x", "h0"], ["y", "h"], **keywords),
+        )
+    )
     f = FUNCTIONS[case.get("inner_activation", "SIGMOID_HARD")]
     g = FUNCTIONS[case.get("activation", "TANH")]
     h = inputs["h0"].reshape(B, H).astype(np.float64)
@@ -252,10 +285,25 @@ def test_gru_follows_its_equations(name: str) -> None:
 def test_simple_recurrent_follows_its_equation(activation: str, back: bool) -> None:
     w = weights(1, 100)
     inputs = {"x": sequence(), "h0": state(2)}
-    spec = scaled(built(inputs, ["y", "h"], lambda b: b.add_simple_rnn(
-        "r", w["W_h"][0], w["W_x"][0], w["b"][0], H, N, activation, ["x", "h0"], ["y", "h"],
-        output_all=True, reverse_input=back,
-    )))  # fmt: skip
+    spec = scaled(
+        built(
+            inputs,
+            ["y", "h"],
+            lambda b: b.add_simple_rnn(
+                "r",
+                w["W_h"][0],
+                w["W_x"][0],
+                w["b"][0],
+                H,
+                N,
+                activation,
+                ["x", "h0"],
+                ["y", "h"],
+                output_all=True,
+                reverse_input=back,
+            ),
+        )
+    )
     h, made = inputs["h0"].reshape(B, H), []
     for row in inputs["x"].reshape(S, B, N)[:: -1 if back else 1]:
         h = FUNCTIONS[activation](row @ w["W_x"][0].T + h @ w["W_h"][0].T + w["b"][0])
@@ -268,16 +316,32 @@ def test_lstm_agrees_with_torch() -> None:
     order = [0, 1, 3, 2]  # torch has the gates i, f, z, o
     found: dict[str, list[Array]] = {}
     for way in ("", "_reverse"):
-        p = {n: getattr(module, f"{n}_l0{way}").detach().numpy() for n in
-             ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}  # fmt: skip
+        p = {
+            n: getattr(module, f"{n}_l0{way}").detach().numpy()
+            for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        }
         found["x" + way] = [np.split(p["weight_ih"], 4)[g] for g in order]
         found["h" + way] = [np.split(p["weight_hh"], 4)[g] for g in order]
         found["b" + way] = [np.split(p["bias_ih"] + p["bias_hh"], 4)[g] for g in order]
     x = sequence()
-    spec = built({"x": x}, ["y"], lambda b: b.add_bidirlstm(
-        "l", found["h"], found["x"], found["b"], found["h_reverse"], found["x_reverse"], found["b_reverse"],
-        H, N, ["x"], ["y"], output_all=True,
-    ))  # fmt: skip
+    spec = built(
+        {"x": x},
+        ["y"],
+        lambda b: b.add_bidirlstm(
+            "l",
+            found["h"],
+            found["x"],
+            found["b"],
+            found["h_reverse"],
+            found["x_reverse"],
+            found["b_reverse"],
+            H,
+            N,
+            ["x"],
+            ["y"],
+            output_all=True,
+        ),
+    )
     with torch.no_grad():
         expected = module(torch.from_numpy(x.reshape(S, B, N)))[0].numpy()
     compare(spec, {"x": x}, {"y": expected})
@@ -285,13 +349,20 @@ def test_lstm_agrees_with_torch() -> None:
 
 def test_numbers_of_an_image_are_one_step() -> None:
     w, x = weights(4, 100), floats(1, B, 1, 1, N, seed=1)
-    spec = built({"x": x}, ["y"], lambda b: b.add_unilstm(
-        "l", input_names=["x"], output_names=["y"], **options({}, w)
-    ))  # fmt: skip
+    spec = built(
+        {"x": x}, ["y"], lambda b: b.add_unilstm("l", input_names=["x"], output_names=["y"], **options({}, w))
+    )
     h = ane.run(import_network(spec), {"x": x})["y"]
-    flat = ane.run(import_network(built({"x": x.reshape(1, B, N, 1, 1)}, ["y"], lambda b: b.add_unilstm(
-        "l", input_names=["x"], output_names=["y"], **options({}, w)
-    ))), {"x": x.reshape(1, B, N, 1, 1)})["y"]  # fmt: skip
+    flat = ane.run(
+        import_network(
+            built(
+                {"x": x.reshape(1, B, N, 1, 1)},
+                ["y"],
+                lambda b: b.add_unilstm("l", input_names=["x"], output_names=["y"], **options({}, w)),
+            )
+        ),
+        {"x": x.reshape(1, B, N, 1, 1)},
+    )["y"]
     np.testing.assert_array_equal(h, flat)
 
 
@@ -309,12 +380,14 @@ def break_weights(params: Any) -> None:
         (break_gates, r"layer 'l' \(uniDirectionalLSTM\): has 2 activations, expected 3"),
         (break_weights, "layer 'l' .*forgetGateRecursionMatrix has 24 numbers, expected 25"),
     ],
-)  # fmt: skip
+)
 def test_damaged_layers_are_explained(change: Any, words: str) -> None:
     x = sequence()
-    spec = built({"x": x}, ["y"], lambda b: b.add_unilstm(
-        "l", input_names=["x"], output_names=["y"], **options({}, weights(4, 100))
-    ))  # fmt: skip
+    spec = built(
+        {"x": x},
+        ["y"],
+        lambda b: b.add_unilstm("l", input_names=["x"], output_names=["y"], **options({}, weights(4, 100))),
+    )
     change(spec.neuralNetwork.layers[0].uniDirectionalLSTM)
     with pytest.raises(LoadError, match=words):
         import_network(spec)
@@ -322,12 +395,12 @@ def test_damaged_layers_are_explained(change: Any, words: str) -> None:
 
 def test_an_input_of_another_size_is_explained() -> None:
     x = floats(S, B, N + 1, 1, 1)
-    spec = built({"x": x}, ["y"], lambda b: b.add_unilstm(
-        "l", input_names=["x"], output_names=["y"], **options({}, weights(4, 100))
-    ))  # fmt: skip
-    with pytest.raises(
-        LoadError, match="layer 'l' .*takes 3 numbers at each step, but its input has 4"
-    ):
+    spec = built(
+        {"x": x},
+        ["y"],
+        lambda b: b.add_unilstm("l", input_names=["x"], output_names=["y"], **options({}, weights(4, 100))),
+    )
+    with pytest.raises(LoadError, match="layer 'l' .*takes 3 numbers at each step, but its input has 4"):
         import_network(spec)
 
 
@@ -356,20 +429,19 @@ def test_states_are_read_flat(kind: str, shape: tuple[int, ...], legacy: bool) -
 def test_states_of_another_size_are_refused() -> None:
     inputs = {"x": sequence(), "h0": floats(1, B, H + 1, 1, 1)}
     w = weights(3, 100)
-    spec = built(
-        inputs, ["y"],
-        lambda b: b.add_gru("g", w["W_h"], w["W_x"], w["b"], H, N, ["x", "h0"], ["y"]),
-    )  # fmt: skip
-    with pytest.raises(
-        LoadError, match=rf"initial state of {B * (H + 1)} numbers, takes {B} x {H}"
-    ):
+    spec = built(inputs, ["y"], lambda b: b.add_gru("g", w["W_h"], w["W_x"], w["b"], H, N, ["x", "h0"], ["y"]))
+    with pytest.raises(LoadError, match=rf"initial state of {B * (H + 1)} numbers, takes {B} x {H}"):
         import_network(spec)
 
 
 def test_states_come_together() -> None:
     inputs = {"x": sequence(), "h0": state(1)}
-    spec = built(inputs, ["y"], lambda b: b.add_unilstm(
-        "l", input_names=["x", "h0"], output_names=["y"], **options({}, weights(4, 100))
-    ))  # fmt: skip
+    spec = built(
+        inputs,
+        ["y"],
+        lambda b: b.add_unilstm(
+            "l", input_names=["x", "h0"], output_names=["y"], **options({}, weights(4, 100))
+        ),
+    )
     with pytest.raises(LoadError, match="layer 'l' .*has 2 inputs, takes 1 or 3"):
         import_network(spec)

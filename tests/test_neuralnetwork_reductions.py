@@ -22,9 +22,7 @@ def numbers(*values: float) -> Array:
     return np.array(values, np.float32)
 
 
-def over(
-    function: Callable[..., Any], wrap: Callable[..., Any] = lambda y: y
-) -> Callable[..., Any]:
+def over(function: Callable[..., Any], wrap: Callable[..., Any] = lambda y: y) -> Callable[..., Any]:
     return lambda x, axes, keep: wrap(function(x.astype(np.float64), axis=axes, keepdims=keep))
 
 
@@ -38,9 +36,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "l2": lambda x, axes, keep: np.sqrt(over(np.sum)(np.square(x.astype(np.float64)), axes, keep)),
     "sumsquare": lambda x, axes, keep: over(np.sum)(np.square(x.astype(np.float64)), axes, keep),
     "logsum": over(np.sum, np.log),
-    "logsumexp": lambda x, axes, keep: np.log(
-        over(np.sum)(np.exp(x.astype(np.float64)), axes, keep)
-    ),
+    "logsumexp": lambda x, axes, keep: np.log(over(np.sum)(np.exp(x.astype(np.float64)), axes, keep)),
 }
 AXES: list[Any] = [(0,), (-1,), (1, -1), (0, 1, 2), None]
 
@@ -59,9 +55,7 @@ def test_reductions(name: str, axes: Any, keep: bool) -> None:
 def test_a_reduction_without_axes_is_explained() -> None:
     spec = network(lambda n: n.add_reduce_sum("l", "x", "y", axes=[0]), floats(2, 3))
     del spec.neuralNetwork.layers[0].reduceSum.axes[:]
-    with pytest.raises(
-        LoadError, match=r"layer 'l' \(reduceSum\): names no axes; list some, or set reduceAll"
-    ):
+    with pytest.raises(LoadError, match=r"layer 'l' \(reduceSum\): names no axes; list some, or set reduceAll"):
         import_network(spec)
 
 
@@ -115,12 +109,8 @@ def test_random_numbers_have_the_stated_distribution(kind: str, how: str) -> Non
     assert holds(found)
 
 
-@pytest.mark.parametrize(
-    ("logits", "temperature"), [(True, 1.0), (True, 2.0), (False, 1.0), (False, 0.5)]
-)
-def test_categories_are_drawn_as_often_as_they_are_probable(
-    logits: bool, temperature: float
-) -> None:
+@pytest.mark.parametrize(("logits", "temperature"), [(True, 1.0), (True, 2.0), (False, 1.0), (False, 0.5)])
+def test_categories_are_drawn_as_often_as_they_are_probable(logits: bool, temperature: float) -> None:
     chances = np.array([[0.5, 0.2, 0.3], [0.1, 0.8, 0.1]], np.float32)
     x = np.log(chances) if logits else chances
     count = 40000

@@ -57,10 +57,7 @@ def chord() -> Array:
     return 0.3 * sound / np.abs(sound).max() + 0.003 * rng.standard_normal(WINDOW)
 
 
-SOUNDS = {
-    "a chord": chord(),
-    "noise": np.random.default_rng(1).uniform(-1, 1, WINDOW),
-}
+SOUNDS = {"a chord": chord(), "noise": np.random.default_rng(1).uniform(-1, 1, WINDOW)}
 
 
 def test_a_network_of_layers_gives_what_its_source_gives(corpus: Path) -> None:

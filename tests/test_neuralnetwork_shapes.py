@@ -36,19 +36,19 @@ CASES: dict[str, Case] = {
     "transpose": Case(lambda n: n.add_transpose("l", [2, 0, 1], "x", "y"), lambda x: x.transpose(2, 0, 1)),
     "reshape_static": Case(lambda n: n.add_reshape_static("l", "x", "y", (4, -1)), lambda x: x.reshape(4, 6)),
     "reshape_like": Case(
-        lambda n: n.add_reshape_like("l", ["x", "z"], "y"), lambda x, z: x.reshape(z.shape),
+        lambda n: n.add_reshape_like("l", ["x", "z"], "y"),
+        lambda x, z: x.reshape(z.shape),
         (CUBE, floats(6, 4)),
     ),
     "reshape_dynamic": Case(
-        lambda n: n.add_reshape_dynamic("l", ["x", "z"], "y"), lambda x, z: x.reshape(8, 3),
+        lambda n: n.add_reshape_dynamic("l", ["x", "z"], "y"),
+        lambda x, z: x.reshape(8, 3),
         (CUBE, numbers(8, -1)),
     ),
     "rank_preserving_reshape": Case(
         lambda n: n.add_rank_preserving_reshape("l", "x", "y", (0, -1, 2)), lambda x: x.reshape(2, 6, 2)
     ),
-    "squeeze": Case(
-        lambda n: n.add_squeeze("l", "x", "y", axes=[0, -2]), lambda x: x.reshape(3, 2), (ONES,)
-    ),
+    "squeeze": Case(lambda n: n.add_squeeze("l", "x", "y", axes=[0, -2]), lambda x: x.reshape(3, 2), (ONES,)),
     "squeeze_all": Case(
         lambda n: n.add_squeeze("l", "x", "y", squeeze_all=True), lambda x: x.reshape(3, 2), (ONES,)
     ),
@@ -64,15 +64,18 @@ CASES: dict[str, Case] = {
     "get_shape": Case(lambda n: n.add_get_shape("l", "x", "y"), lambda x: numbers(*x.shape)),
     "concat": Case(
         lambda n: n.add_concat_nd("l", ["x", "z"], "y", axis=-2),
-        lambda x, z: np.concatenate([x, z], 1), (CUBE, floats(2, 5, 4)),
+        lambda x, z: np.concatenate([x, z], 1),
+        (CUBE, floats(2, 5, 4)),
     ),
     "concat_interleaved": Case(
         lambda n: n.add_concat_nd("l", ["x", "z"], "y", axis=1, interleave=True),
-        lambda x, z: np.stack([x, z], 2).reshape(2, 6, 4), (CUBE, floats(2, 3, 4, seed=1)),
+        lambda x, z: np.stack([x, z], 2).reshape(2, 6, 4),
+        (CUBE, floats(2, 3, 4, seed=1)),
     ),
     "stack": Case(
         lambda n: n.add_stack("l", ["x", "z"], "y", axis=1),
-        lambda x, z: np.stack([x, z], 1), (CUBE, floats(2, 3, 4, seed=1)),
+        lambda x, z: np.stack([x, z], 1),
+        (CUBE, floats(2, 3, 4, seed=1)),
     ),
     "tile": Case(lambda n: n.add_tile("l", "x", "y", reps=[2, 1, 3]), lambda x: np.tile(x, (2, 1, 3))),
     "tile_fewer": Case(lambda n: n.add_tile("l", "x", "y", reps=[3]), lambda x: np.tile(x, 3)),
@@ -84,7 +87,8 @@ CASES: dict[str, Case] = {
     ),
     "reverse_sequence": Case(
         lambda n: n.add_reverse_sequence("l", ["x", "z"], "y", batch_axis=0, seq_axis=-1),
-        lambda x, z: np.stack([x[0][:, [2, 1, 0, 3]], x[1]]), (CUBE, numbers(3, 1)),
+        lambda x, z: np.stack([x[0][:, [2, 1, 0, 3]], x[1]]),
+        (CUBE, numbers(3, 1)),
     ),
     "band": Case(
         lambda n: n.add_matrix_band_part("l", "x", "y", num_lower=1, num_upper=-1), lambda x: band(x, 1, -1)
@@ -98,9 +102,7 @@ CASES: dict[str, Case] = {
         for k in (-1, 0, 1, 2)
     },
     "slice_static": Case(
-        lambda n: n.add_slice_static(
-            "l", "x", "y", **STATIC, begin_masks=[False] * 3, end_masks=[False] * 3
-        ),
+        lambda n: n.add_slice_static("l", "x", "y", **STATIC, begin_masks=[False] * 3, end_masks=[False] * 3),
         lambda x: x[0:2, 1:3, -1:-4:-2],
     ),
     "slice_masked": Case(
@@ -114,26 +116,36 @@ CASES: dict[str, Case] = {
         lambda n: n.add_slice_dynamic(
             "l", ["x", "z", "w"], "y", strides=[1, 1, -2], **MASKED, squeeze_masks=[False] * 3
         ),
-        lambda x, z, w: x[0:, :3, ::-2], (CUBE, numbers(0, 1, -1), numbers(2, 3, -4)),
+        lambda x, z, w: x[0:, :3, ::-2],
+        (CUBE, numbers(0, 1, -1), numbers(2, 3, -4)),
     ),
     "slice_with_flags_of_five_axes": Case(
         lambda n: n.add_slice_dynamic("l", ["x", "z", "w"], "y", strides=[1, 2, 1, 1, 1]),
-        lambda x, z, w: x[0:2, 0:3:2, 1:3], (CUBE, numbers(0, 0, 1), numbers(2, 3, 3)),
+        lambda x, z, w: x[0:2, 0:3:2, 1:3],
+        (CUBE, numbers(0, 0, 1), numbers(2, 3, 3)),
     ),
     "slice_dynamic_squeezed": Case(
         lambda n: n.add_slice_dynamic(
-            "l", ["x", "z"], "y", end_ids=[2, 3, -4], strides=[1, 1, -2], **MASKED,
+            "l",
+            ["x", "z"],
+            "y",
+            end_ids=[2, 3, -4],
+            strides=[1, 1, -2],
+            **MASKED,
             squeeze_masks=[True, False, True],
         ),
-        lambda x, z: x[1, :3, -1], (CUBE, numbers(1, 1, 0)),
+        lambda x, z: x[1, :3, -1],
+        (CUBE, numbers(1, 1, 0)),
     ),
     "slice_by_size": Case(
-        lambda n: n.add_slice_by_size("l", ["x", "z"], "y", axis=1, size=2), lambda x, z: x[:, 1:3],
+        lambda n: n.add_slice_by_size("l", ["x", "z"], "y", axis=1, size=2),
+        lambda x, z: x[:, 1:3],
         (CUBE, numbers(1)),
     ),
     "sliding_windows": Case(
         lambda n: n.add_sliding_windows("l", "x", "y", axis=-1, window_size=3, step=2),
-        lambda x: np.stack([x[..., 0:3], x[..., 2:5]], -2), (IMAGE,),
+        lambda x: np.stack([x[..., 0:3], x[..., 2:5]], -2),
+        (IMAGE,),
     ),
     "pad": Case(
         lambda n: n.add_constant_pad("l", ["x"], "y", value=7, pad_amounts=[0, 1, 2, 0, 1, 1]),
@@ -151,9 +163,7 @@ CASES: dict[str, Case] = {
         lambda x: np.pad(x, ((0, 2), (2, 0), (0, 0)), constant_values=7),
     ),
     "pad_to_dynamic": Case(
-        lambda n: n.add_constant_pad(
-            "l", ["x", "z"], "y", value=7, pad_to_given_output_size_mode=True
-        ),
+        lambda n: n.add_constant_pad("l", ["x", "z"], "y", value=7, pad_to_given_output_size_mode=True),
         lambda x, z: np.pad(x, ((0, 2), (2, 0), (0, 0)), constant_values=7),
         (CUBE, numbers(0, 4, 5, 0, 0, 0)),
     ),
@@ -162,30 +172,36 @@ CASES: dict[str, Case] = {
         lambda n: n.add_fill_dynamic("l", "x", "y", value=3), lambda x: np.full((2, 5), 3.0), (numbers(2, 5),)
     ),
     "broadcast_like": Case(
-        lambda n: n.add_broadcast_to_like("l", ["x", "z"], "y"), lambda x, z: np.broadcast_to(x, (4, 2, 3)),
+        lambda n: n.add_broadcast_to_like("l", ["x", "z"], "y"),
+        lambda x, z: np.broadcast_to(x, (4, 2, 3)),
         (floats(2, 1), floats(4, 1, 3)),
     ),
     "broadcast_static": Case(
-        lambda n: n.add_broadcast_to_static("l", "x", "y", (4, 2, 3)), lambda x: np.broadcast_to(x, (4, 2, 3)),
+        lambda n: n.add_broadcast_to_static("l", "x", "y", (4, 2, 3)),
+        lambda x: np.broadcast_to(x, (4, 2, 3)),
         (floats(2, 1),),
     ),
     "broadcast_dynamic": Case(
         lambda n: n.add_broadcast_to_dynamic("l", ["x", "z"], "y"),
-        lambda x, z: np.broadcast_to(x, (4, 2, 3)), (floats(2, 1), numbers(4, 2, 3)),
+        lambda x, z: np.broadcast_to(x, (4, 2, 3)),
+        (floats(2, 1), numbers(4, 2, 3)),
     ),
     "range_1": Case(
-        lambda n: n.add_range_dynamic("l", ["x"], "y", start=2, step=1.5), lambda x: np.arange(2, 7.2, 1.5),
+        lambda n: n.add_range_dynamic("l", ["x"], "y", start=2, step=1.5),
+        lambda x: np.arange(2, 7.2, 1.5),
         (numbers(7.2),),
     ),
     "range_2": Case(
-        lambda n: n.add_range_dynamic("l", ["x", "z"], "y", step=-2), lambda x, z: np.arange(5, -6, -2.0),
+        lambda n: n.add_range_dynamic("l", ["x", "z"], "y", step=-2),
+        lambda x, z: np.arange(5, -6, -2.0),
         (numbers(-6), numbers(5)),
     ),
     "range_3": Case(
-        lambda n: n.add_range_dynamic("l", ["x", "z", "w"], "y"), lambda x, z, w: np.arange(1, 9, 3.0),
+        lambda n: n.add_range_dynamic("l", ["x", "z", "w"], "y"),
+        lambda x, z, w: np.arange(1, 9, 3.0),
         (numbers(9), numbers(1), numbers(3)),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -196,11 +212,7 @@ def test_layer_agrees_with_numpy(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("how", "parts"),
-    [
-        ({"num_splits": 3}, [3, 3, 3]),
-        ({"num_splits": 2}, [5, 4]),
-        ({"split_sizes": [2, 6, 1]}, [2, 6, 1]),
-    ],
+    [({"num_splits": 3}, [3, 3, 3]), ({"num_splits": 2}, [5, 4]), ({"split_sizes": [2, 6, 1]}, [2, 6, 1])],
 )
 def test_split(how: dict[str, Any], parts: list[int]) -> None:
     x = floats(2, 9, 3)
@@ -212,14 +224,15 @@ def test_split(how: dict[str, Any], parts: list[int]) -> None:
 
 SOURCES: dict[str, tuple[Fill, Any]] = {
     "load_constant": (
-        lambda n: n.add_load_constant_nd("l", "c", np.arange(6.0), (2, 3)), np.arange(6.0).reshape(2, 3)
+        lambda n: n.add_load_constant_nd("l", "c", np.arange(6.0), (2, 3)),
+        np.arange(6.0).reshape(2, 3),
     ),
     "fill_static": (lambda n: n.add_fill_static("l", "c", (2, 3), value=4), np.full((2, 3), 4.0)),
     "range_static": (
         lambda n: n.add_range_static("l", "c", input_names=[], end=9, start=0.5, step=2.5),
         np.arange(0.5, 9, 2.5),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -272,7 +285,7 @@ FLEXIBLE: dict[str, tuple[Fill, Callable[[Array], Array]]] = {
         lambda n: n.add_sliding_windows("l", "x", "y", axis=1, window_size=2),
         lambda x: np.stack([x[:, i : i + 2] for i in range(x.shape[1] - 1)], 1),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("shape", [(5, 5, 5), (1, 4, 3)])
@@ -308,7 +321,7 @@ LEGACY: dict[str, tuple[Fill, Callable[[Array], Array]]] = {
         lambda x: x[:2, 1:3, 2:4],
     ),
     "flatten": (lambda n: n.add_flatten_to_2d("l", "x", "y", axis=3), lambda x: x.reshape(1, 2, 12)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LEGACY)
@@ -326,7 +339,7 @@ def test_axes_of_the_rank_5_mapping_count_the_sequence(name: str) -> None:
         (lambda n: n.add_range_dynamic("l", ["x"], "y", step=1), "takes one number, but its input is of"),
         (lambda n: n.add_squeeze("l", "x", "y", axes=[1]), "takes away axis 1, whose size is 3"),
     ],
-)  # fmt: skip
+)
 def test_wrong_layers_are_explained(fill: Fill, words: str) -> None:
     with pytest.raises(LoadError, match=words):
         import_network(network(fill, CUBE))
@@ -337,9 +350,7 @@ def test_strides_known_at_run_time_only_are_explained() -> None:
         n.add_slice_dynamic("l", ["x", "z", "z", "w"], "y")
 
     spec = network(fill, floats(5), numbers(1), numbers(1))
-    with pytest.raises(
-        LoadError, match="layer 'l' .*takes its strides from a blob that is known at run time"
-    ):
+    with pytest.raises(LoadError, match="layer 'l' .*takes its strides from a blob that is known at run time"):
         import_network(spec)
 
 

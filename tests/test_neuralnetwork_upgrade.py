@@ -32,10 +32,7 @@ def floats(*shape: int, seed: int = 0) -> Array:
 def relu(shape: tuple[int, ...] = (3, 4, 5), exact: bool = False, **options: Any) -> Any:
     """x -> relu -> y."""
     builder = NeuralNetworkBuilder(
-        [("x", datatypes.Array(*shape))],
-        [("y", None)],
-        disable_rank5_shape_mapping=exact,
-        **options,
+        [("x", datatypes.Array(*shape))], [("y", None)], disable_rank5_shape_mapping=exact, **options
     )
     builder.add_activation("r", "RELU", "x", "y")
     return builder
@@ -45,9 +42,7 @@ def pixels(space: str, exact: bool = False, **scaler: float) -> Any:
     """An image of 5 x 4 pixels through its preprocessing and an identity."""
     channels = 1 if space == "GRAYSCALE" else 3
     builder = NeuralNetworkBuilder(
-        [("image", datatypes.Array(channels, 4, 5))],
-        [("y", None)],
-        disable_rank5_shape_mapping=exact,
+        [("image", datatypes.Array(channels, 4, 5))], [("y", None)], disable_rank5_shape_mapping=exact
     )
     builder.add_activation("i", "LINEAR", "image", "y", params=[1, 0])
     image = builder.spec.description.input[0].type.imageType
@@ -67,9 +62,7 @@ def pixels(space: str, exact: bool = False, **scaler: float) -> Any:
 def test_images_are_preprocessed(
     space: str, biases: list[int], order: list[int], exact: bool, tmp_path: Path
 ) -> None:
-    color = (
-        {"redBias": 1, "greenBias": 2, "blueBias": 3} if space != "GRAYSCALE" else {"grayBias": 7}
-    )
+    color = {"redBias": 1, "greenBias": 2, "blueBias": 3} if space != "GRAYSCALE" else {"grayBias": 7}
     spec = pixels(space, exact, channelScale=0.5, **color)
     mode = "L" if space == "GRAYSCALE" else "RGB"
     raw = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
@@ -96,16 +89,12 @@ def test_a_mean_image_is_subtracted() -> None:
 
 
 def test_a_preprocessing_for_other_colours_is_refused() -> None:
-    with pytest.raises(
-        LoadError, match=r"'image' sets .*, which an image of colour space GRAYSCALE has not"
-    ):
+    with pytest.raises(LoadError, match=r"'image' sets .*, which an image of colour space GRAYSCALE has not"):
         import_network(pixels("GRAYSCALE", redBias=3))
 
 
 def classifier(labels: list[Any]) -> Any:
-    builder = NeuralNetworkBuilder(
-        [("x", datatypes.Array(4))], [("probabilities", None)], mode="classifier"
-    )
+    builder = NeuralNetworkBuilder([("x", datatypes.Array(4))], [("probabilities", None)], mode="classifier")
     builder.add_inner_product("ip", floats(3, 4), None, 4, 3, False, "x", "scores")
     builder.add_softmax("s", "scores", "probabilities")
     builder.set_class_labels(labels, "label", prediction_blob="probabilities")
@@ -125,25 +114,16 @@ def test_classifiers_keep_their_labels(labels: list[Any], tmp_path: Path) -> Non
         assert list(found) == labels
         np.testing.assert_allclose(list(found.values()), expected, rtol=1e-5)
     spec = classifier(labels)
-    vector = getattr(
-        spec.neuralNetworkClassifier, spec.neuralNetworkClassifier.WhichOneof("ClassLabels")
-    )
+    vector = getattr(spec.neuralNetworkClassifier, spec.neuralNetworkClassifier.WhichOneof("ClassLabels"))
     vector.vector.append(labels[0])
-    with pytest.raises(
-        LoadError, match="the classifier has 4 labels, but its blob 'probabilities'"
-    ):
+    with pytest.raises(LoadError, match="the classifier has 4 labels, but its blob 'probabilities'"):
         import_network(spec)
 
 
 def test_a_file_stays_what_it_is_but_for_its_format(tmp_path: Path) -> None:
     builder = relu()
     description = builder.spec.description
-    kept = {
-        "author": "somebody",
-        "license": "MIT",
-        "versionString": "2.1",
-        "shortDescription": "a net",
-    }
+    kept = {"author": "somebody", "license": "MIT", "versionString": "2.1", "shortDescription": "a net"}
     for field, text in kept.items():
         setattr(description.metadata, field, text)
     description.input[0].shortDescription = "what goes in"
@@ -201,9 +181,7 @@ def test_types_of_arrays_are_kept(kind: str, tmp_path: Path) -> None:
 
 
 def test_an_optional_input_is_zero_when_absent() -> None:
-    builder = NeuralNetworkBuilder(
-        [("x", datatypes.Array(3)), ("h", datatypes.Array(3))], [("y", None)]
-    )
+    builder = NeuralNetworkBuilder([("x", datatypes.Array(3)), ("h", datatypes.Array(3))], [("y", None)])
     builder.add_elementwise("sum", ["x", "h"], "y", "ADD")
     builder.spec.description.input[1].type.isOptional = True
     loaded = import_network(builder.spec)

@@ -70,20 +70,45 @@ def test_weights_are_looked_up(bits: int) -> None:
 def convolutions(b: Any) -> None:
     same = {"stride_height": 1, "stride_width": 1, "border_mode": "same", "groups": 2}
     b.add_convolution(
-        "c", 2, 6, 3, 3, W=floats(3, 3, 2, 6), b=floats(6, seed=1), has_bias=True, input_name="x",
-        output_name="h", **same,
-    )  # fmt: skip
+        "c",
+        2,
+        6,
+        3,
+        3,
+        W=floats(3, 3, 2, 6),
+        b=floats(6, seed=1),
+        has_bias=True,
+        input_name="x",
+        output_name="h",
+        **same,
+    )
     b.add_convolution(
-        "d", 6, 4, 2, 2, W=floats(2, 2, 6, 2, seed=2), b=None, has_bias=False, is_deconv=True,
-        input_name="h", output_name="y", **same,
-    )  # fmt: skip
+        "d",
+        6,
+        4,
+        2,
+        2,
+        W=floats(2, 2, 6, 2, seed=2),
+        b=None,
+        has_bias=False,
+        is_deconv=True,
+        input_name="h",
+        output_name="y",
+        **same,
+    )
 
 
 def by_channel(b: Any) -> None:
     b.add_batchnorm(
-        "b", 4, floats(4), floats(4, seed=1), floats(4, seed=2), np.abs(floats(4, seed=3)) + 1,
-        input_name="x", output_name="h",
-    )  # fmt: skip
+        "b",
+        4,
+        floats(4),
+        floats(4, seed=1),
+        floats(4, seed=2),
+        np.abs(floats(4, seed=3)) + 1,
+        input_name="x",
+        output_name="h",
+    )
     b.add_scale("s", floats(4, seed=4), floats(4, seed=5), True, "h", "i", [4], [4])
     b.add_bias("o", floats(4, seed=6), "i", "j", [4])
     b.add_activation("p", "PRELU", "j", "k", params=floats(4, seed=7))
@@ -93,27 +118,37 @@ def by_channel(b: Any) -> None:
 def recurrent(b: Any) -> None:
     b.add_inner_product("i", floats(6, 80), floats(6, seed=1), 80, 6, True, "x", "h")
     b.add_gru(
-        "g", [floats(5, 5, seed=i) for i in range(3)], [floats(5, 6, seed=i) for i in range(3, 6)],
-        [floats(5, seed=i) for i in range(3)], 5, 6, ["h"], ["i", "g1"],
-    )  # fmt: skip
+        "g",
+        [floats(5, 5, seed=i) for i in range(3)],
+        [floats(5, 6, seed=i) for i in range(3, 6)],
+        [floats(5, seed=i) for i in range(3)],
+        5,
+        6,
+        ["h"],
+        ["i", "g1"],
+    )
     gates = {
         name: [floats(*shape, seed=first + i) for i in range(4)]
         for first, (name, shape) in enumerate(
-            {"W_h": (3, 3), "W_x": (3, 5), "b": (3,), "W_h_back": (3, 3), "W_x_back": (3, 5),
-             "b_back": (3,)}.items()
+            {
+                "W_h": (3, 3),
+                "W_x": (3, 5),
+                "b": (3,),
+                "W_h_back": (3, 3),
+                "W_x_back": (3, 5),
+                "b_back": (3,),
+            }.items()
         )
-    }  # fmt: skip
+    }
     b.add_bidirlstm(
-        "l", hidden_size=3, input_size=5, input_names=["i"],
-        output_names=["y", "h1", "c1", "k1", "d1"], **gates,
-    )  # fmt: skip
+        "l", hidden_size=3, input_size=5, input_names=["i"], output_names=["y", "h1", "c1", "k1", "d1"], **gates
+    )
 
 
 def later(b: Any) -> None:
     b.add_batched_mat_mul(
-        "m", ["x"], "h", weight_matrix_rows=5, weight_matrix_columns=6, W=floats(5, 6),
-        bias=floats(6, seed=1),
-    )  # fmt: skip
+        "m", ["x"], "h", weight_matrix_rows=5, weight_matrix_columns=6, W=floats(5, 6), bias=floats(6, seed=1)
+    )
     b.add_load_constant_nd("k", "k", floats(4, 4, 1, seed=2), (4, 4, 1))
     b.add_multiply_broadcastable("n", ["h", "k"], "y")
 
@@ -140,8 +175,7 @@ def quantized(spec: Any, bits: int, mode: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("bits", "mode"),
-    [*((n, m) for n in BITS for m in ("linear", "linear_lut")), (8, "linear_symmetric")],
+    ("bits", "mode"), [*((n, m) for n in BITS for m in ("linear", "linear_lut")), (8, "linear_symmetric")]
 )
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_coremltools_quantizes_is_decoded_as_it_does(name: str, bits: int, mode: str) -> None:
@@ -170,9 +204,20 @@ def test_signed_weights_of_a_product_that_quantizes_its_input() -> None:
 
     def fill(b: Any) -> None:
         b.add_inner_product(
-            "i", numbers.tobytes(), floats(6), 80, 6, True, "x", "y", int_8_dynamic_quantize=True,
-            is_quantized_weight=True, quantization_type="linear", nbits=8, quant_scale=np.array([0.5]),
-        )  # fmt: skip
+            "i",
+            numbers.tobytes(),
+            floats(6),
+            80,
+            6,
+            True,
+            "x",
+            "y",
+            int_8_dynamic_quantize=True,
+            is_quantized_weight=True,
+            quantization_type="linear",
+            nbits=8,
+            quant_scale=np.array([0.5]),
+        )
 
     x = floats(80)
     spec = network(fill, x, legacy=True)

@@ -25,8 +25,13 @@ from anesurgery.program import interface
 from anesurgery.recipe import Recipe
 from anesurgery.text import to_text
 
-PACKAGES = ["anemll_multifunction", "basic_pitch_nmp", "dtln_aec_128_part1_fp16", "silero_unified",
-            "silero_unified_palette_4bit"]  # fmt: skip
+PACKAGES = [
+    "anemll_multifunction",
+    "basic_pitch_nmp",
+    "dtln_aec_128_part1_fp16",
+    "silero_unified",
+    "silero_unified_palette_4bit",
+]
 
 
 def squares() -> Program:
@@ -88,9 +93,7 @@ def test_an_undeclared_change_of_the_interface_is_an_error() -> None:
         def run(self, program: Program, session: Any) -> None:
             program.functions["main"].outputs[0].name = "z"
 
-    with pytest.raises(
-        InterfaceError, match="output y .2x3 fp32. is gone; output z .2x3 fp32. is new"
-    ):
+    with pytest.raises(InterfaceError, match="output y .2x3 fp32. is gone; output z .2x3 fp32. is new"):
         ane.apply(squares(), Rename(), quiet=True)
 
 
@@ -141,17 +144,11 @@ def test_refusals_are_shown_with_reason_and_place() -> None:
 
 
 def test_names_passes_and_recipes_may_be_given() -> None:
-    for steps in (
-        "negate_subtract",
-        ["negate_subtract", SquareToMul],
-        Recipe("own", (SquareToMul(),)),
-    ):
+    for steps in ("negate_subtract", ["negate_subtract", SquareToMul], Recipe("own", (SquareToMul(),))):
         assert ane.apply(squares(), steps, quiet=True).loaded is not None
     with pytest.raises(UnknownName, match="did you mean 'negate_subtract'"):
         ane.apply(squares(), "negate_subtrackt", quiet=True)
-    with pytest.raises(
-        SurgeryError, match="prove='always'; it may be 'sites', 'model', 'both', None"
-    ):
+    with pytest.raises(SurgeryError, match="prove='always'; it may be 'sites', 'model', 'both', None"):
         ane.apply(squares(), "negate_subtract", prove="always")
 
 
@@ -200,17 +197,13 @@ def test_every_pass_leaves_real_packages_whole(corpus: Path, tmp_path: Path, nam
     surgery = ane.apply(corpus / f"{name}.mlpackage", steps, prove="sites", quiet=True)
     path = surgery.save(tmp_path / "out.mlpackage")
     for function in surgery.program.functions:
-        found = ane.compare(
-            corpus / f"{name}.mlpackage", path, function=function, contract=surgery.contract
-        )
+        found = ane.compare(corpus / f"{name}.mlpackage", path, function=function, contract=surgery.contract)
         undefined = {o.name: o.bad for o in found.outputs if o.bad}
         assert not undefined
         assert found.psnr >= 60
 
 
-def test_the_same_numbers_whatever_the_source(
-    converted: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_same_numbers_whatever_the_source(converted: Callable[..., Any], tmp_path: Path) -> None:
     made = converted("gpt2")
     made.model.save(str(tmp_path / "gpt2.mlpackage"))
     texts = {

@@ -46,9 +46,7 @@ def kinds(program: Program, *op_types: str) -> list[Operation]:
     return [op for op in walk_ops(program) if op.op_type in op_types]
 
 
-def check(
-    program: Program, edges: int | None = None, step: PadLastAxis = STEP, rtol: float = RTOL
-) -> Program:
+def check(program: Program, edges: int | None = None, step: PadLastAxis = STEP, rtol: float = RTOL) -> Program:
     """Padded, proven, the same numbers, nothing left to do; `edges` values are cut, each once."""
     slices = len(kinds(program, "slice_by_index"))
     after, session = apply_pass(step, program)
@@ -296,9 +294,7 @@ EDGES: dict[str, Callable[[Var], Var]] = {
 @pytest.mark.parametrize("name", EDGES)
 def test_these_never_see_the_padding(name: str) -> None:
     program = program_of(lambda x: (EDGES[name](h := hidden(x)), taken(mb.relu(x=h))))
-    before, after = (
-        [op.outputs[0].shape for op in kinds(p, name)] for p in (program, check(program))
-    )
+    before, after = ([op.outputs[0].shape for op in kinds(p, name)] for p in (program, check(program)))
     assert before == after
     for op in kinds(check(program, 1), name):
         assert EVEN not in op.x.shape if op.op_type != "concat" else True
@@ -344,7 +340,7 @@ def test_a_vocabulary_is_cut_before_the_output() -> None:
 
 @pytest.mark.parametrize(
     "shape", [(), (1,), (1, 1), (ODD,), (1, ODD), (2, 1), (2, ODD), (3, 1, ODD), (3, 2, 1)]
-)  # fmt: skip
+)
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "real_div", "maximum", "minimum"])
 def test_constants_that_broadcast(op: str, shape: tuple[int, ...]) -> None:
     value: Any = np.asarray(weight(*shape, 1)[..., 0] + np.float32(3), np.float32)
@@ -390,16 +386,14 @@ UNSOUND: dict[str, Callable[[Var, Var], Var]] = {
     "zero to a broken power": lambda h, g: mb.pow(x=mb.abs(x=h), y=np.float32(0.5)),
     "too large": lambda h, g: mb.exp(x=mb.add(x=mb.mul(x=h, y=np.float32(0.01)), y=np.float32(20))),
     "too small": lambda h, g: mb.real_div(x=h, y=mb.exp(x=mb.sub(x=g, y=np.float32(15)))),
-    "root of less than zero": lambda h, g: mb.sqrt(
-        x=mb.sub(x=mb.exp(x=mb.exp(x=h)), y=np.float32(3))
-    ),
+    "root of less than zero": lambda h, g: mb.sqrt(x=mb.sub(x=mb.exp(x=mb.exp(x=h)), y=np.float32(3))),
     "by little": lambda h, g: mb.real_div(x=h, y=mb.mul(x=mb.exp(x=g), y=np.float32(1e-3))),
     "a row times infinity": lambda h, g: mb.mul(x=h, y=np.array([[np.inf], [1]], np.float32)),
     "times infinity": lambda h, g: mb.mul(x=h, y=np.float32(np.inf)),
     "exponent of the unknown": lambda h, g: mb.exp(
         x=mb.add(x=h, y=mb.reduce_sum(x=g, axes=[-1], keep_dims=True))
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", UNSOUND)
@@ -478,15 +472,22 @@ def test_refuses_convolutions_that_do_not_pay(ends: int) -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        {"strides": [1, 2]}, {"pad_type": "custom", "pad": [0, 0, 1, 1]},
-        {"weight": weight(4, 4, 1, 3), "pad_type": "same"}, {"weight": weight(4, 4, 1, 3)},
+        {"strides": [1, 2]},
+        {"pad_type": "custom", "pad": [0, 0, 1, 1]},
+        {"weight": weight(4, 4, 1, 3), "pad_type": "same"},
+        {"weight": weight(4, 4, 1, 3)},
     ],
     ids=["strided", "padded", "same", "wide"],
-)  # fmt: skip
+)
 def test_other_convolutions_are_none_of_its_business(form: dict[str, Any]) -> None:
     def body(x: Var) -> Any:
-        return mb.conv(**{"x": mb.conv(**{"x": x, "weight": weight(4, 4, 1, 1), **form}),
-                          "weight": weight(4, 4, 1, 1), **form})  # fmt: skip
+        return mb.conv(
+            **{
+                "x": mb.conv(**{"x": x, "weight": weight(4, 4, 1, 1), **form}),
+                "weight": weight(4, 4, 1, 1),
+                **form,
+            }
+        )
 
     program = program_of(body, (1, 4, 3, ODD))
     _, session = apply_pass(STEP, program)
@@ -512,8 +513,10 @@ def test_refuses_a_compressed_weight(op: str) -> None:
     def body(x: Var) -> Any:
         table = mb.constexpr_affine_dequantize(
             quantized_data=np.arange(ODD * 8, dtype=np.int8).reshape(ODD, 8) % 5,
-            zero_point=np.int8(0), scale=np.float32(0.1), axis=0,
-        )  # fmt: skip
+            zero_point=np.int8(0),
+            scale=np.float32(0.1),
+            axis=0,
+        )
         if op == "linear":
             return mb.linear(x=x, weight=table)
         return mb.matmul(x=x, y=table, transpose_y=True)
@@ -524,9 +527,8 @@ def test_refuses_a_compressed_weight(op: str) -> None:
 def test_a_compressed_weight_does_not_take_up() -> None:
     def body(x: Var) -> Any:
         table = mb.constexpr_affine_dequantize(
-            quantized_data=np.ones((EVEN, ODD), np.int8), zero_point=np.int8(0),
-            scale=np.float32(0.1), axis=0,
-        )  # fmt: skip
+            quantized_data=np.ones((EVEN, ODD), np.int8), zero_point=np.int8(0), scale=np.float32(0.1), axis=0
+        )
         return mb.linear(x=hidden(x), weight=table)
 
     check(program_of(body), 1)
@@ -605,11 +607,9 @@ def test_the_body_of_a_loop() -> None:
     def program(x: Var) -> Any:
         return mb.while_loop(
             _cond=lambda i, h: mb.greater(x=i, y=np.int32(0)),
-            _body=lambda i, h: (
-                mb.sub(x=i, y=np.int32(1)), taken(mb.tanh(x=hidden(h)), 8),
-            ),
+            _body=lambda i, h: (mb.sub(x=i, y=np.int32(1)), taken(mb.tanh(x=hidden(h)), 8)),
             loop_vars=(np.int32(3), x),
-        )[1]  # fmt: skip
+        )[1]
 
     step = PadLastAxis(multiple=8)
     check(program, 0, step)
@@ -647,9 +647,7 @@ def test_a_partner_outside_the_block_stays_as_it_is() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_fp16_weights_stay_fp16(precision: str) -> None:
     def body(x: Var) -> Any:
-        h = mb.linear(
-            x=x, weight=weight(ODD, 8, dtype=np.float16), bias=weight(ODD, dtype=np.float16)
-        )
+        h = mb.linear(x=x, weight=weight(ODD, 8, dtype=np.float16), bias=weight(ODD, dtype=np.float16))
         h = mb.mul(x=mb.gelu(x=h, mode="EXACT"), y=weight(ODD, dtype=np.float16))
         return mb.linear(x=h, weight=weight(EVEN, ODD, dtype=np.float16)), mb.softmax(x=h, axis=-1)
 
@@ -660,9 +658,7 @@ def test_fp16_weights_stay_fp16(precision: str) -> None:
 
 
 @pytest.mark.parametrize("version", [15, 16, 17, 18])
-def test_stays_after_the_default_pipeline(
-    version: int, settled: Callable[[Program], Program]
-) -> None:
+def test_stays_after_the_default_pipeline(version: int, settled: Callable[[Program], Program]) -> None:
     def body(x: Var) -> Any:
         h = mb.matmul(x=mb.add(x=x, y=np.float32(1)), y=weight(8, ODD))
         h = mb.add(x=h, y=weight(ODD))
@@ -682,11 +678,14 @@ def test_stays_after_the_default_pipeline(
 
 
 CARRIERS: dict[str, Callable[[Var], Var]] = {
-    "relu": lambda v: mb.relu(x=v), "tanh": lambda v: mb.tanh(x=v),
+    "relu": lambda v: mb.relu(x=v),
+    "tanh": lambda v: mb.tanh(x=v),
     "gelu": lambda v: mb.gelu(x=v, mode="TANH_APPROXIMATION"),
-    "exp": lambda v: mb.exp(x=mb.tanh(x=v)), "square": lambda v: mb.square(x=mb.sigmoid(x=v)),
+    "exp": lambda v: mb.exp(x=mb.tanh(x=v)),
+    "square": lambda v: mb.square(x=mb.sigmoid(x=v)),
     "clip": lambda v: mb.clip(x=v, alpha=-1.0, beta=2.0),
-    "half": lambda v: mb.mul(x=v, y=np.float32(0.5)), "row": lambda v: mb.add(x=v, y=weight(v.shape[-1])),
+    "half": lambda v: mb.mul(x=v, y=np.float32(0.5)),
+    "row": lambda v: mb.add(x=v, y=weight(v.shape[-1])),
     "from one": lambda v: mb.sub(x=np.float32(1), y=v),
     "cube": lambda v: mb.pow(x=mb.tanh(x=v), y=np.float32(3)),
     "divided": lambda v: mb.real_div(x=mb.tanh(x=v), y=mb.add(x=mb.exp(x=mb.tanh(x=v)), y=np.float32(1))),
@@ -694,7 +693,7 @@ CARRIERS: dict[str, Callable[[Var], Var]] = {
     "softmax": lambda v: mb.softmax(x=v, axis=-1),
     "log": lambda v: mb.log(x=mb.add(x=mb.abs(x=v), y=np.float32(1))),
     "norm": lambda v: mb.layer_norm(x=v, axes=[-1], epsilon=1e-3),
-}  # fmt: skip
+}
 
 
 @settings(max_examples=60, deadline=None)
@@ -707,11 +706,14 @@ def test_any_graph_of_products_and_elementwise_ops(data: st.DataObject) -> None:
         st.lists(
             st.tuples(
                 st.sampled_from([*CARRIERS, *["linear", "matmul", "add", "mul", "scores"] * 3]),
-                st.integers(0, 30), st.integers(0, 30), st.sampled_from(widths),
+                st.integers(0, 30),
+                st.integers(0, 30),
+                st.sampled_from(widths),
             ),
-            min_size=2, max_size=14,
+            min_size=2,
+            max_size=14,
         )
-    )  # fmt: skip
+    )
     outputs = data.draw(st.sets(st.integers(0, 30), min_size=1, max_size=3))
 
     def body(x: Var) -> Any:
@@ -793,9 +795,10 @@ def converted(model: str, how: str, ios: int, precision: str) -> tuple[Program, 
     kind = ct.TensorType("x", example.shape, dtype=np.int32 if integer else np.float32)
     with quiet_host(), torch.no_grad():
         source: Any = (
-            torch.jit.trace(module, example) if how == "trace"  # type: ignore[no-untyped-call]
+            torch.jit.trace(module, example)
+            if how == "trace"  # type: ignore[no-untyped-call]
             else torch.export.export(module, (example,)).run_decompositions({})
-        )  # fmt: skip
+        )
         made = ct.convert(
             source,
             inputs=[kind] if how == "trace" else None,
@@ -825,9 +828,7 @@ def test_converted_models(model: str, how: str, ios: int, precision: str) -> Non
     assert_same_numbers(program, after, inputs, rtol=2e-3, precision="fp16")
     (found,) = run(after, inputs).values()
     half = precision == "FLOAT16"
-    np.testing.assert_allclose(
-        found, expected, rtol=0, atol=(3e-3 if half else 1e-5) * np.abs(expected).max()
-    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=(3e-3 if half else 1e-5) * np.abs(expected).max())
     assert not apply_pass(STEP, after)[1].changes
     assert all(n % 64 == 0 for n in lengths(after, "linear")), to_text(after)
     added = len(kinds(after, "slice_by_index")) - len(kinds(program, "slice_by_index"))
@@ -837,9 +838,7 @@ def test_converted_models(model: str, how: str, ios: int, precision: str) -> Non
     assert head.outputs[0].shape[-1] == 128
 
 
-def test_a_converted_model_stays_after_the_default_pipeline(
-    settled: Callable[[Program], Program],
-) -> None:
+def test_a_converted_model_stays_after_the_default_pipeline(settled: Callable[[Program], Program]) -> None:
     program, inputs, _ = converted("mlp", "trace", 17, "FLOAT16")
     after, _ = apply_pass(STEP, program)
     later = settled(after)

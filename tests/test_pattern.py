@@ -106,9 +106,7 @@ def test_one_op_may_be_matched_twice() -> None:
 
 
 def test_alternatives_are_tried_in_order() -> None:
-    pattern = op.add(
-        x=any_of(op.exp(x=var("e")), op.any("relu", "tanh")(x=var("r")), var("v")), y=var("b")
-    )
+    pattern = op.add(x=any_of(op.exp(x=var("e")), op.any("relu", "tanh")(x=var("r")), var("v")), y=var("b"))
     assert found(pattern, lambda a, b: mb.add(x=mb.exp(x=a), y=b)).e.name == "a"
     assert found(pattern, lambda a, b: mb.add(x=mb.tanh(x=a), y=b)).r.name == "a"
     assert found(pattern, lambda a, b: mb.add(x=a, y=b)).v.name == "a"
@@ -162,10 +160,7 @@ def test_an_input_that_is_a_list_or_absent() -> None:
     reason = missed(pattern, lambda a, b: mb.relu(x=mb.concat(values=[a, b], axis=0)))
     assert reason == "concat has no single values"
     pattern = op.relu(x=op.reduce_sum(axes=var("axes"), x=var("x")))
-    assert (
-        missed(pattern, lambda a, b: mb.relu(x=mb.reduce_sum(x=a)))
-        == "reduce_sum has no single axes"
-    )
+    assert missed(pattern, lambda a, b: mb.relu(x=mb.reduce_sum(x=a))) == "reduce_sum has no single axes"
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,7 @@ def half(*shape: int) -> Any:
     return (np.random.default_rng(0).standard_normal(shape) * 0.05).astype(np.float16)
 
 
-def program_of(
-    build: Callable[[Var], Any], shape: tuple[Any, ...] = IMAGE, dtype: Any = HALF
-) -> Program:
+def program_of(build: Callable[[Var], Any], shape: tuple[Any, ...] = IMAGE, dtype: Any = HALF) -> Program:
     @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS18)
     def program(x: Var) -> Any:
         return build(x)
@@ -89,11 +87,7 @@ def test_a_limit_of_several_chips_is_the_smallest() -> None:
 
 
 def test_a_finding_says_what_where_why_and_whence() -> None:
-    found = look(
-        lambda x: mb.max_pool(
-            x=x, kernel_sizes=[1, 9], strides=[1, 1], pad_type="same", name="wide"
-        )
-    )
+    found = look(lambda x: mb.max_pool(x=x, kernel_sizes=[1, 9], strides=[1, 1], pad_type="same", name="wide"))
     (finding,) = (f for f in found.row("wide").findings if f.kind == "legality")
     assert isinstance(finding, Finding)
     assert finding.message == "window width 9; 1 to 8 and 32 are taken"
@@ -149,9 +143,7 @@ def test_what_hangs_on_an_unknown_op_is_unknown() -> None:
 def test_an_op_without_an_estimate_is_unknown_but_not_its_neighbours() -> None:
     def build(x: Var) -> Any:
         y = mb.einsum(
-            values=(stack_of_convs(x, 8), half(1, 32, 32, 32)),
-            equation="nchw,nwhu->nchu",
-            name="odd",
+            values=(stack_of_convs(x, 8), half(1, 32, 32, 32)), equation="nchw,nwhu->nchu", name="odd"
         )
         return mb.relu(x=y)
 
@@ -165,10 +157,7 @@ def test_control_flow_is_listed_with_its_blocks() -> None:
     def build(x: Var) -> Any:
         pred = mb.greater(x=mb.reduce_sum(x=x), y=np.float16(0))
         return mb.cond(
-            pred=pred,
-            _true_fn=lambda: mb.relu(x=x, name="inner"),
-            _false_fn=lambda: mb.exp(x=x),
-            name="c",
+            pred=pred, _true_fn=lambda: mb.relu(x=x, name="inner"), _false_fn=lambda: mb.exp(x=x), name="c"
         )
 
     found = look(build)
@@ -222,15 +211,11 @@ def test_an_inspection_changes_nothing_and_is_plain_data() -> None:
 def test_samples_show_what_overflows() -> None:
     program = program_of(lambda x: mb.square(x=x, name="squared"))
     rules = {
-        f.rule
-        for f in ane.inspect(program, M4, inputs={"x": np.full(IMAGE, 300.0)})
-        .row("squared")
-        .findings
+        f.rule for f in ane.inspect(program, M4, inputs={"x": np.full(IMAGE, 300.0)}).row("squared").findings
     }
     assert "sampled-overflow" in rules
     rules = {
-        f.rule
-        for f in ane.inspect(program, M4, inputs={"x": np.full(IMAGE, 3.0)}).row("squared").findings
+        f.rule for f in ane.inspect(program, M4, inputs={"x": np.full(IMAGE, 3.0)}).row("squared").findings
     }
     assert "sampled-overflow" not in rules
 
@@ -245,9 +230,7 @@ def test_the_estimates_of_known_ops() -> None:
 
 
 def list_of(x: Var) -> Any:
-    held = mb.list_write(
-        ls=mb.make_list(init_length=2, elem_shape=(4,), dtype="fp16"), index=0, value=x
-    )
+    held = mb.list_write(ls=mb.make_list(init_length=2, elem_shape=(4,), dtype="fp16"), index=0, value=x)
     return mb.list_read(ls=held, index=1), mb.list_length(ls=held)
 
 
@@ -256,9 +239,7 @@ def loop_of(x: Var) -> Any:
         return mb.less(x=mb.reduce_sum(x=y), y=np.float16(9))
 
     def again(y: Var) -> Any:
-        return (
-            mb.cond(pred=below(x), _true_fn=lambda: mb.relu(x=y), _false_fn=lambda: mb.exp(x=y)),
-        )
+        return (mb.cond(pred=below(x), _true_fn=lambda: mb.relu(x=y), _false_fn=lambda: mb.exp(x=y)),)
 
     return mb.while_loop(_cond=below, _body=again, loop_vars=(x,))
 
@@ -276,10 +257,8 @@ ODD: dict[str, tuple[Callable[[Var], Any], tuple[Any, ...]]] = {
         lambda x: mb.transpose(x=mb.matmul(x=x, y=x, transpose_y=True), perm=[1, 0, 2]),
         (get_new_symbol(), get_new_symbol(), 8),
     ),
-    "shapes of the run": (
-        lambda x: mb.fill(shape=mb.shape(x=x), value=np.float16(1)), (1, get_new_symbol()),
-    ),
-}  # fmt: skip
+    "shapes of the run": (lambda x: mb.fill(shape=mb.shape(x=x), value=np.float16(1)), (1, get_new_symbol())),
+}
 
 
 @pytest.mark.parametrize("case", ODD)

@@ -23,17 +23,13 @@ def accuracy() -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     if not module.DATA.is_dir():
-        pytest.skip(
-            f"the measured placements are not beside this checkout ({module.DATA.name}/ absent)"
-        )
+        pytest.skip(f"the measured placements are not beside this checkout ({module.DATA.name}/ absent)")
     return module
 
 
 def test_measured_placements(accuracy: Any) -> None:
     build = accuracy.builder()
-    verdicts = [
-        v for case, record in accuracy.cases(6) for v in accuracy.judge(build, case, record)
-    ]
+    verdicts = [v for case, record in accuracy.cases(6) for v in accuracy.judge(build, case, record)]
     for kind, least in (("legal", 0.98), ("preferred alone", 0.95), ("preferred in a graph", 0.95)):
         own = [v for v in verdicts if v.kind == kind]
         wrong = [v for v in own if not v.right]

@@ -47,25 +47,25 @@ def test_a_segment_is_a_key() -> None:
     found = Inspection("", ANY, (), (segment(0, "ane", image=(3, 416, 416), y=(4, 10647, 1)),))
     (key,) = model_keys(found)
     assert json.dumps(key, separators=(",", ":")) == (
-        '{"isegment":0,"inputs":{"image":{"shape":[416,416,1,3,1]}},'
-        '"outputs":{"y":{"shape":[1,10647,1,4,1]}}}'
+        '{"isegment":0,"inputs":{"image":{"shape":[416,416,1,3,1]}},"outputs":{"y":{"shape":[1,10647,1,4,1]}}}'
     )
 
 
 def test_only_segments_on_the_engine_are_counted() -> None:
     segments = (
-        segment(0, "cpu", i=(1,)), segment(1, "ane", i1=(2,)), segment(2, None, i2=(3,)),
-        segment(3, "ane", i3=(-1,)), segment(4, "gpu", i4=(5,)),
-    )  # fmt: skip
+        segment(0, "cpu", i=(1,)),
+        segment(1, "ane", i1=(2,)),
+        segment(2, None, i2=(3,)),
+        segment(3, "ane", i3=(-1,)),
+        segment(4, "gpu", i4=(5,)),
+    )
     keys = model_keys(Inspection("", ANY, (), segments))
     assert [(k["isegment"], list(k["inputs"])) for k in keys] == [(0, ["i1"]), (1, ["i3"])]
     assert keys[1]["inputs"]["i3"] == {"shape": []}
 
 
 def test_parts_of_a_pipeline_follow_each_other() -> None:
-    parts = {
-        name: Inspection("", ANY, (), (segment(0, "ane", **{f"i{name}": (1,)}),)) for name in "ab"
-    }
+    parts = {name: Inspection("", ANY, (), (segment(0, "ane", **{f"i{name}": (1,)}),)) for name in "ab"}
     keys = model_keys(Inspection("", ANY, (), parts=parts))
     assert [(k["isegment"], list(k["inputs"])) for k in keys] == [(0, ["ia"]), (0, ["ib"])]
 

@@ -24,9 +24,7 @@ BY_ID = {rule.id: rule for rule in RULES}
 Body = Callable[..., Any]
 
 
-def program(
-    body: Body, *inputs: tuple[int, ...] | Var, dtype: Any = types.fp16, opset: Any = None
-) -> Program:
+def program(body: Body, *inputs: tuple[int, ...] | Var, dtype: Any = types.fp16, opset: Any = None) -> Program:
     """A program of inputs of these shapes."""
     specs = [mb.TensorSpec(shape, dtype=dtype) for shape in inputs]
     made: Program = mb.program(input_specs=specs, opset_version=opset or ct.target.iOS17)(body)
@@ -37,9 +35,7 @@ def said(rule: Rule, found: Program, target: Target = ANY) -> list[str]:
     """What a rule says about the ops of a program."""
     assert rule.test is not None
     ops = [op for op in walk_ops(found) if op.op_type != "const"]
-    return [
-        m for op in ops if not rule.ops or op.op_type in rule.ops if (m := rule.test(op, target))
-    ]
+    return [m for op in ops if not rule.ops or op.op_type in rule.ops if (m := rule.test(op, target))]
 
 
 def half(*shape: int, value: float | None = None) -> Array:
@@ -131,19 +127,23 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(linear(2016, 4096), (1, 4096)),
     ),
     "conv-kernel-slow": (
-        lambda: program(conv((8, 4, 3, 11)), (1, 4, 32, 32)), "3x11, 11 wide",
+        lambda: program(conv((8, 4, 3, 11)), (1, 4, 32, 32)),
+        "3x11, 11 wide",
         lambda: program(conv((8, 4, 11, 3)), (1, 4, 32, 32)),
     ),
     "conv-stride": (
-        lambda: program(conv((8, 4, 7, 7), strides=[5, 5]), (1, 4, 35, 35)), "stride is 5x5",
+        lambda: program(conv((8, 4, 7, 7), strides=[5, 5]), (1, 4, 35, 35)),
+        "stride is 5x5",
         lambda: program(conv((8, 4, 7, 7), strides=[4, 4]), (1, 4, 32, 32)),
     ),
     "conv-groups-core": (
-        lambda: program(conv((16, 2, 3, 3), groups=8), (1, 16, 32, 32)), "8 groups of 2 channels on 4 lanes",
+        lambda: program(conv((16, 2, 3, 3), groups=8), (1, 16, 32, 32)),
+        "8 groups of 2 channels on 4 lanes",
         lambda: program(conv((16, 1, 3, 3), groups=16), (1, 16, 32, 32)),
     ),
     "conv-dilation-slow": (
-        lambda: program(conv((4, 4, 3, 3), dilations=[8, 8]), (1, 4, 32, 32)), "dilation is 8x8",
+        lambda: program(conv((4, 4, 3, 3), dilations=[8, 8]), (1, 4, 32, 32)),
+        "dilation is 8x8",
         lambda: program(conv((4, 4, 1, 1), dilations=[8, 8]), (1, 4, 32, 32)),
     ),
     "comp-group": (
@@ -169,8 +169,11 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     "sdpa-op": (
         lambda: program(lambda q, k: mb.scaled_dot_product_attention(query=q, key=k, value=k), *HEADS, **IOS18),
         "1x2x16x32 has 1024 elements",
-        lambda: program(lambda q, k: mb.scaled_dot_product_attention(query=q, key=k, value=k),
-                        *[(1, 16, 2048, 64)] * 2, **IOS18),
+        lambda: program(
+            lambda q, k: mb.scaled_dot_product_attention(query=q, key=k, value=k),
+            *[(1, 16, 2048, 64)] * 2,
+            **IOS18,
+        ),
     ),
     "sdpa-os26": (
         lambda: program(lambda q, k: mb.scaled_dot_product_attention(query=q, key=k, value=k), *HEADS, **IOS18),
@@ -178,11 +181,13 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(lambda q, k: attention(q, k), *HEADS),
     ),
     "attn-query-tile": (
-        lambda: program(lambda q, k: attention(q, k), *[(1, 4, 1024, 64)] * 2), "1x4x1024x1024 take 8 MiB",
+        lambda: program(lambda q, k: attention(q, k), *[(1, 4, 1024, 64)] * 2),
+        "1x4x1024x1024 take 8 MiB",
         lambda: program(lambda q, k: attention(q, k), *HEADS),
     ),
     "lmhead-split": (
-        lambda: program(linear(32000, 4), (1, 4)), "32000 outputs: 2 parts of at most 16384",
+        lambda: program(linear(32000, 4), (1, 4)),
+        "32000 outputs: 2 parts of at most 16384",
         lambda: program(linear(16384, 4), (1, 4)),
     ),
     "lmhead-whole": (
@@ -191,32 +196,39 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(linear(70000, 4), (1, 4)),
     ),
     "lmhead-last-token": (
-        lambda: program(linear(128, 32), (1, 16, 32)), "128 logits for each of 16 positions",
+        lambda: program(linear(128, 32), (1, 16, 32)),
+        "128 logits for each of 16 positions",
         lambda: program(linear(128, 32), (1, 1, 32)),
     ),
     "perf-softmax": (
-        lambda: program(lambda x: written_softmax(x, True), (1, 64)), "is a softmax, written as exp",
+        lambda: program(lambda x: written_softmax(x, True), (1, 64)),
+        "is a softmax, written as exp",
         lambda: program(lambda x: mb.real_div(x=mb.exp(x=x), y=np.float16(3)), (1, 64)),
     ),
     "perf-norm": (
-        lambda: program(lambda x: norm(x, 1e-4, True), (1, 8, 64)), "the layer norm of %x is written out",
+        lambda: program(lambda x: norm(x, 1e-4, True), (1, 8, 64)),
+        "the layer norm of %x is written out",
         lambda: program(lambda x: norm(x, 1e-4, False), (1, 8, 64)),
     ),
     "gqa-repeat": (
-        lambda: program(lambda q, k: attention(q, mb.tile(x=k, reps=[1, 4, 1, 1])), (1, 4, 16, 32), (1, 1, 16,
-        32)),
+        lambda: program(
+            lambda q, k: attention(q, mb.tile(x=k, reps=[1, 4, 1, 1])), (1, 4, 16, 32), (1, 1, 16, 32)
+        ),
         "1x1x16x32 is repeated 4 times",
         lambda: program(lambda q, k: mb.relu(x=mb.tile(x=k, reps=[1, 4, 1, 1])), *HEADS),
     ),
     "compile-fanin": (
-        lambda: program(lambda x: mb.concat(values=[mb.mul(x=x, y=np.float16(i)) for i in range(2, 15)],
-        axis=1), (1, 64)),
+        lambda: program(
+            lambda x: mb.concat(values=[mb.mul(x=x, y=np.float16(i)) for i in range(2, 15)], axis=1), (1, 64)
+        ),
         "13 branches meet",
-        lambda: program(lambda x: mb.concat(values=[mb.mul(x=x, y=np.float16(i)) for i in range(2, 8)],
-        axis=1), (1, 64)),
+        lambda: program(
+            lambda x: mb.concat(values=[mb.mul(x=x, y=np.float16(i)) for i in range(2, 8)], axis=1), (1, 64)
+        ),
     ),
     "topk-slow": (
-        lambda: program(lambda x: mb.topk(x=x, k=4, axis=-1), (1, 64)), "topk of 1x64",
+        lambda: program(lambda x: mb.topk(x=x, k=4, axis=-1), (1, 64)),
+        "topk of 1x64",
         lambda: program(lambda x: mb.relu(x=x), (1, 64)),
     ),
     "num-mac-32768": (
@@ -250,7 +262,8 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(lambda q, k: attention(q, k, mask=triangle(16, -np.inf)), *HEADS),
     ),
     "num-constant": (
-        lambda: program(lambda x: mb.add(x=x, y=half(64, value=np.inf)), (1, 64)), "holds inf",
+        lambda: program(lambda x: mb.add(x=x, y=half(64, value=np.inf)), (1, 64)),
+        "holds inf",
         lambda: program(lambda x: mb.add(x=x, y=half(64, value=65504)), (1, 64)),
     ),
     "num-eps": (
@@ -259,13 +272,16 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(lambda x: mb.layer_norm(x=x, axes=[-1], epsilon=np.float16(1e-5)), (1, 8, 64)),
     ),
     "num-eps-subnormal": (
-        lambda: program(lambda x: norm(x, 1e-6, False), (1, 8, 64)), "is subnormal in fp16",
+        lambda: program(lambda x: norm(x, 1e-6, False), (1, 8, 64)),
+        "is subnormal in fp16",
         lambda: program(lambda x: norm(x, 1e-4, False), (1, 8, 64)),
     ),
     "num-int": (
-        lambda: program(lookup, (1, 1), dtype=types.int32), "%ids, integers of unknown size, becomes fp16",
-        lambda: program(lambda x: mb.sub(x=np.float16(1), y=mb.cast(x=x, dtype="fp16")), (1, 8),
-        dtype=types.int32),
+        lambda: program(lookup, (1, 1), dtype=types.int32),
+        "%ids, integers of unknown size, becomes fp16",
+        lambda: program(
+            lambda x: mb.sub(x=np.float16(1), y=mb.cast(x=x, dtype="fp16")), (1, 8), dtype=types.int32
+        ),
     ),
     "num-int-table": (
         lambda: program(lambda x: mb.equal(x=x, y=np.arange(4096).astype(np.float16)), (1, 1)),
@@ -288,7 +304,8 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(lambda x: written_softmax(x, True), (1, 64)),
     ),
     "last-axis-align": (
-        lambda: program(linear(37, 64), (1, 64)), "1x37 is stored as 64: 1.73 times the memory",
+        lambda: program(linear(37, 64), (1, 64)),
+        "1x37 is stored as 64: 1.73 times the memory",
         lambda: program(linear(96, 64), (1, 64)),
     ),
     "last-axis-memory": (
@@ -296,7 +313,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         "1x32768x1x1 is stored as 32: 32 times the memory (2 MiB)",
         lambda: program(lambda x: mb.reduce_mean(x=x, axes=[2, 3], keep_dims=True), (1, 8192, 2, 2)),
     ),
-}  # fmt: skip
+}
 
 
 def test_every_rule_is_in_the_table() -> None:
@@ -340,9 +357,7 @@ def test_fused_attention_is_wrong_on_one_release() -> None:
     assert not said(rule, found, Target.parse("M4/macOS 15"))
 
 
-@pytest.mark.parametrize(
-    ("outputs", "inputs"), [(2048, 4096), (4096, 4096), (2048, 8192), (4096, 14336)]
-)
+@pytest.mark.parametrize(("outputs", "inputs"), [(2048, 4096), (4096, 4096), (2048, 8192), (4096, 14336)])
 def test_the_notch_is_where_it_was_measured(outputs: int, inputs: int) -> None:
     payload = slow._payload(outputs, inputs, 1)
     assert slow._in_notch(payload)
@@ -394,9 +409,7 @@ def test_a_converted_decoder(converted: Callable[..., Any], tmp_path: Path) -> N
     for rule, op in every(model):
         if rule.test is not None and rule.test(op, ANY):
             found[rule.id] = found.get(rule.id, 0) + 1
-    assert found == {
-        "num-mask-causal": 1, "num-scale-after": 2, "lmhead-last-token": 1, "last-axis-align": 1,
-    }  # fmt: skip
+    assert found == {"num-mask-causal": 1, "num-scale-after": 2, "lmhead-last-token": 1, "last-axis-align": 1}
 
 
 REPAIRED = [rule for rule in RULES if rule.remedy]

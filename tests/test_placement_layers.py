@@ -41,10 +41,23 @@ def conv(b: Any, name: str, x: str, y: str, **more: Any) -> None:
     kernel = options["kernel"]
     height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
     b.add_convolution(
-        name, 4, 4, height, width, 1, 1, "same", 1, np.zeros((height, width, 4, 4)), None, False,
-        is_deconv=options["deconv"], input_name=x, output_name=y,
+        name,
+        4,
+        4,
+        height,
+        width,
+        1,
+        1,
+        "same",
+        1,
+        np.zeros((height, width, 4, 4)),
+        None,
+        False,
+        is_deconv=options["deconv"],
+        input_name=x,
+        output_name=y,
         dilation_factors=[options["dilation"]] * 2,
-    )  # fmt: skip
+    )
 
 
 def pool(b: Any, kernel: int, stride: int, whole: bool = False) -> None:
@@ -62,9 +75,11 @@ def chain(b: Any) -> None:
 def test_rows_units_and_segments() -> None:
     found = look(chain)
     assert [(r.name, r.op_type, r.legal, r.preferred, r.segment) for r in found.ops] == [
-        ("first", "convolution", True, "ane", 0), ("swish", "custom", False, "cpu", 1),
-        ("second", "convolution", True, "ane", 2), ("relu", "activation", True, "ane", 2),
-    ]  # fmt: skip
+        ("first", "convolution", True, "ane", 0),
+        ("swish", "custom", False, "cpu", 1),
+        ("second", "convolution", True, "ane", 2),
+        ("relu", "activation", True, "ane", 2),
+    ]
     assert (found.status, found.switches, found.counts) == (1, 2, {"ane": 3, "cpu": 1})
     first, middle, last = found.segments
     assert (first.inputs, first.outputs) == ({"x": (4, 16, 16)}, {"a": (4, 16, 16)})
@@ -86,10 +101,12 @@ def test_a_finding_says_what_why_and_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("units", "expected"),
     [
-        ("CPU_AND_NE", ["ane", "cpu", "ane", "ane"]), ("ALL", ["ane", None, "ane", "ane"]),
-        ("CPU_ONLY", ["cpu"] * 4), ("CPU_AND_GPU", [None] * 4),
+        ("CPU_AND_NE", ["ane", "cpu", "ane", "ane"]),
+        ("ALL", ["ane", None, "ane", "ane"]),
+        ("CPU_ONLY", ["cpu"] * 4),
+        ("CPU_AND_GPU", [None] * 4),
     ],
-)  # fmt: skip
+)
 def test_compute_units_decide_what_may_be_chosen(units: str, expected: list[str | None]) -> None:
     found = look(chain, Target.parse("M1", units))
     assert [r.preferred for r in found.ops] == expected
@@ -109,19 +126,22 @@ def test_compute_units_decide_what_may_be_chosen(units: str, expected: list[str 
         (lambda b: b.add_concat_nd("c", ["x", "x"], "y", 0), "nn-rank-free", "layer type concatND"),
         (
             lambda b: b.add_add_broadcastable("a", ["x", "x"], "y"),
-            "nn-broadcastable", "layer type addBroadcastable",
+            "nn-broadcastable",
+            "layer type addBroadcastable",
         ),
         (
             lambda b: b.add_embedding("e", np.zeros((2, 32769)), None, 32769, 2, False, "x", "y"),
-            "nn-lookup", "32769 rows, more than 32768",
+            "nn-lookup",
+            "32769 rows, more than 32768",
         ),
         (
             lambda b: conv(b, "c", "x", "y", kernel=(1, 20)),
-            "nn-conv-kernel", "kernel 1x20; width 20 is more than 13 (A12)",
+            "nn-conv-kernel",
+            "kernel 1x20; width 20 is more than 13 (A12)",
         ),
         (lambda b: b.add_argmax("m", "x", "y", axis=0), "nn-as-in-programs", "layer type argMax"),
     ],
-)  # fmt: skip
+)
 def test_layers_that_the_engine_does_not_run(build: Build, rule: str, message: str) -> None:
     found = look(build, disable_rank5_shape_mapping=True)
     row = found.ops[-1]
@@ -252,9 +272,7 @@ def test_rules_are_of_one_format_and_named_once() -> None:
 def test_rules_name_layers_that_exist() -> None:
     from coremltools.proto import NeuralNetwork_pb2
 
-    known = {
-        f.name for f in NeuralNetwork_pb2.NeuralNetworkLayer.DESCRIPTOR.oneofs_by_name["layer"].fields
-    }  # fmt: skip
+    known = {f.name for f in NeuralNetwork_pb2.NeuralNetworkLayer.DESCRIPTOR.oneofs_by_name["layer"].fields}
     assert not {op for r in RULES for op in r.ops} - known
 
 

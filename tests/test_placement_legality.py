@@ -37,7 +37,7 @@ def program_of(build: Callable[[Var], Any], shape: tuple[Any, ...], dtype: Any) 
 
 def last(
     build: Callable[[Var], Any], target: str, shape: tuple[Any, ...] = (1, 64, 32, 32), dtype: Any = types.fp16
-) -> tuple[bool | None, str]:  # fmt: skip
+) -> tuple[bool | None, str]:
     """Legality of the last op and the rule that forbids it or makes it doubtful."""
     row = ane.inspect(program_of(build, shape, dtype), target).ops[-1]
     return row.legal, next((f.rule for f in row.findings if f.kind == "legality"), "")
@@ -52,14 +52,22 @@ VERDICTS: dict[str, tuple[Callable[[Var], Any], str, tuple[bool | None, str], di
     "31 high": (lambda x: mb.conv(x=x, weight=half(8, 64, 31, 1), **CONV), M4, (True, ""), {}),
     "32 high": (lambda x: mb.conv(x=x, weight=half(8, 64, 32, 1), **CONV), M4, (False, KERNEL), {}),
     "14 wide on M1": (
-        lambda x: mb.conv(x=x, weight=half(8, 64, 1, 14), **CONV), M1, (False, "conv-kernel-old"), {},
+        lambda x: mb.conv(x=x, weight=half(8, 64, 1, 14), **CONV),
+        M1,
+        (False, "conv-kernel-old"),
+        {},
     ),
     "a wide pool": (
-        lambda x: mb.max_pool(x=x, kernel_sizes=[1, 9], strides=[1, 1], pad_type="same"), M4,
-        (False, "max-pool-width"), {},
+        lambda x: mb.max_pool(x=x, kernel_sizes=[1, 9], strides=[1, 1], pad_type="same"),
+        M4,
+        (False, "max-pool-width"),
+        {},
     ),
     "a high pool": (
-        lambda x: mb.max_pool(x=x, kernel_sizes=[9, 1], strides=[1, 1], pad_type="same"), M4, (True, ""), {},
+        lambda x: mb.max_pool(x=x, kernel_sizes=[9, 1], strides=[1, 1], pad_type="same"),
+        M4,
+        (True, ""),
+        {},
     ),
     "a long axis": (lambda x: mb.relu(x=x), M4, (False, "axis"), {"shape": (1, 1, 1, 65537)}),
     "an axis too long for M1": (lambda x: mb.relu(x=x), M1, (False, "axis"), {"shape": (1, 16385)}),
@@ -73,11 +81,15 @@ VERDICTS: dict[str, tuple[Callable[[Var], Any], str, tuple[bool | None, str], di
     "on a newer OS": (lambda x: mb.cast(x=x, dtype="fp16"), "M1/macOS 15", (True, ""), {"dtype": types.fp32}),
     "constant indices": (lambda x: mb.gather(x=x, indices=[0, 3], axis=1), M4, (True, ""), {}),
     "indices of the run": (
-        lambda x: mb.gather(x=half(2, 3, 4), indices=x, axis=1), M4, (False, "gather-runtime"),
+        lambda x: mb.gather(x=half(2, 3, 4), indices=x, axis=1),
+        M4,
+        (False, "gather-runtime"),
         {"shape": (4,), "dtype": types.int32},
     ),
     "an embedding": (
-        lambda x: mb.gather(x=half(100, 4), indices=x, axis=0), M4, (False, "embedding"),
+        lambda x: mb.gather(x=half(100, 4), indices=x, axis=0),
+        M4,
+        (False, "embedding"),
         {"shape": (1, 8), "dtype": types.int32},
     ),
     "a running sum": (lambda x: mb.cumsum(x=x, axis=1), M4, (False, "op-cumsum"), {}),
@@ -88,84 +100,136 @@ VERDICTS: dict[str, tuple[Callable[[Var], Any], str, tuple[bool | None, str], di
     "sine on M2": (lambda x: mb.sin(x=x), "M2", (False, "sin-cos"), {}),
     "sine on any chip": (lambda x: mb.sin(x=x), "any", (False, "sin-cos"), {}),
     "three dimensions": (
-        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3, 3)), M4, (True, ""), {"shape": (1, 4, 8, 8, 8)},
+        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3, 3)),
+        M4,
+        (True, ""),
+        {"shape": (1, 4, 8, 8, 8)},
     ),
     "three dimensions on M1": (
-        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3, 3)), M1, (None, "conv3d"), {"shape": (1, 4, 8, 8, 8)},
+        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3, 3)),
+        M1,
+        (None, "conv3d"),
+        {"shape": (1, 4, 8, 8, 8)},
     ),
     "a long sum": (
-        lambda x: mb.matmul(x=x, y=half(40000, 2)), M4, (False, "matmul-inner"), {"shape": (2, 40000)},
+        lambda x: mb.matmul(x=x, y=half(40000, 2)),
+        M4,
+        (False, "matmul-inner"),
+        {"shape": (2, 40000)},
     ),
     "no row knows it": (
-        lambda x: mb.logical_xor(x=mb.greater(x=x, y=np.float16(0)), y=mb.less(x=x, y=np.float16(1))), M4,
-        (None, ""), {},
+        lambda x: mb.logical_xor(x=mb.greater(x=x, y=np.float16(0)), y=mb.less(x=x, y=np.float16(1))),
+        M4,
+        (None, ""),
+        {},
     ),
     "the best index in 16 bits": (
-        lambda x: mb.reduce_argmax(x=x, axis=1, output_dtype="uint16"), M4, (None, ""), {},
+        lambda x: mb.reduce_argmax(x=x, axis=1, output_dtype="uint16"),
+        M4,
+        (None, ""),
+        {},
     ),
     "columns of a table": (
-        lambda x: mb.gather(x=half(100, 4), indices=x, axis=1), M4, (False, "gather-runtime"),
+        lambda x: mb.gather(x=half(100, 4), indices=x, axis=1),
+        M4,
+        (False, "gather-runtime"),
         {"shape": (1, 8), "dtype": types.int32},
     ),
     "8-bit integers, reshaped": (
         lambda x: mb.reverse(x=mb.quantize(input=x, scale=np.float16(1), output_dtype="int8"), axes=[3]),
-        M4, (None, ""), {},
+        M4,
+        (None, ""),
+        {},
     ),
     "8-bit integers, read back": (
         lambda x: mb.dequantize(
             input=mb.quantize(input=x, scale=np.float16(1), output_dtype="int8"), scale=np.float16(1)
-        ), M4, (True, ""), {},
+        ),
+        M4,
+        (True, ""),
+        {},
     ),
     "an update at a place of the run": (
-        lambda x: mb.slice_update(x=half(8, 8), update=half(2, 8), begin=x, end=[2, 8]), M4, (True, ""),
+        lambda x: mb.slice_update(x=half(8, 8), update=half(2, 8), begin=x, end=[2, 8]),
+        M4,
+        (True, ""),
         {"shape": (2,), "dtype": types.int32},
     ),
     "an update of every second row": (
-        lambda x: mb.slice_update(x=x, update=half(2, 8), begin=[0, 0], end=[4, 8], stride=[2, 1]), M4,
-        (None, "slice-update-stride"), {"shape": (8, 8)},
+        lambda x: mb.slice_update(x=x, update=half(2, 8), begin=[0, 0], end=[4, 8], stride=[2, 1]),
+        M4,
+        (None, "slice-update-stride"),
+        {"shape": (8, 8)},
     ),
     "mirrored edges": (lambda x: mb.pad(x=x, pad=[1, 1], mode="reflect"), M4, (True, ""), {}),
-    "mirrored edges on M1": (
-        lambda x: mb.pad(x=x, pad=[1, 1], mode="reflect"), M1, (False, "pad-mirror"), {},
-    ),
+    "mirrored edges on M1": (lambda x: mb.pad(x=x, pad=[1, 1], mode="reflect"), M1, (False, "pad-mirror"), {}),
     "a mean over 32": (
-        lambda x: mb.avg_pool(x=x, kernel_sizes=[32, 32], pad_type="valid"), M4, (None, "pool-window"), {},
+        lambda x: mb.avg_pool(x=x, kernel_sizes=[32, 32], pad_type="valid"),
+        M4,
+        (None, "pool-window"),
+        {},
     ),
     "a mean over 32 on M1": (
-        lambda x: mb.avg_pool(x=x, kernel_sizes=[32, 32], pad_type="valid"), M1, (False, "pool-window"), {},
+        lambda x: mb.avg_pool(x=x, kernel_sizes=[32, 32], pad_type="valid"),
+        M1,
+        (False, "pool-window"),
+        {},
     ),
     "logic on M1": (
-        lambda x: mb.logical_and(x=mb.greater(x=x, y=np.float16(0)), y=mb.less(x=x, y=np.float16(1))), M1,
-        (None, "logical-and"), {},
+        lambda x: mb.logical_and(x=mb.greater(x=x, y=np.float16(0)), y=mb.less(x=x, y=np.float16(1))),
+        M1,
+        (None, "logical-and"),
+        {},
     ),
     "linear of five axes": (
-        lambda x: mb.linear(x=x, weight=half(4, 8)), M4, (None, "linear-rank"), {"shape": (1, 2, 2, 4, 8)},
+        lambda x: mb.linear(x=x, weight=half(4, 8)),
+        M4,
+        (None, "linear-rank"),
+        {"shape": (1, 2, 2, 4, 8)},
     ),
     "a large step over unknown lengths": (
-        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3), strides=[3, 3]), M4, (None, "conv-dynamic"),
+        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3), strides=[3, 3]),
+        M4,
+        (None, "conv-dynamic"),
         {"shape": (1, 4, get_new_symbol(), 8)},
     ),
     "a small one": (
-        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3), strides=[2, 2]), M4, (True, ""),
+        lambda x: mb.conv(x=x, weight=half(4, 4, 3, 3), strides=[2, 2]),
+        M4,
+        (True, ""),
         {"shape": (1, 4, get_new_symbol(), 8)},
     ),
     "a palette that is scaled": (
-        lambda x: mb.linear(x=x, weight=mb.constexpr_blockwise_shift_scale(
-            data=palette(32, 64), scale=half(32, 1))), M4, (False, "comp-pcs"), {"shape": (1, 64)},
+        lambda x: mb.linear(
+            x=x, weight=mb.constexpr_blockwise_shift_scale(data=palette(32, 64), scale=half(32, 1))
+        ),
+        M4,
+        (False, "comp-pcs"),
+        {"shape": (1, 64)},
     ),
     "a palette": (lambda x: mb.linear(x=x, weight=palette(32, 64)), M4, (True, ""), {"shape": (1, 64)}),
     "a palette and a step of 4": (
-        lambda x: mb.conv(x=x, weight=palette(4, 64, 3, 3), strides=[4, 4]), M4, (None, "comp-stride"), {},
+        lambda x: mb.conv(x=x, weight=palette(4, 64, 3, 3), strides=[4, 4]),
+        M4,
+        (None, "comp-stride"),
+        {},
     ),
     "a palette and a step of 2": (
-        lambda x: mb.conv(x=x, weight=palette(4, 64, 3, 3), strides=[2, 2]), M4, (True, ""), {},
+        lambda x: mb.conv(x=x, weight=palette(4, 64, 3, 3), strides=[2, 2]),
+        M4,
+        (True, ""),
+        {},
     ),
     "a list": (
-        lambda x: mb.list_read(ls=mb.list_write(
-            ls=mb.make_list(init_length=1, elem_shape=(4,), dtype="fp16"), index=0, value=x), index=0), M4,
-        (False, "op-list_read"), {"shape": (4,)},
+        lambda x: mb.list_read(
+            ls=mb.list_write(ls=mb.make_list(init_length=1, elem_shape=(4,), dtype="fp16"), index=0, value=x),
+            index=0,
+        ),
+        M4,
+        (False, "op-list_read"),
+        {"shape": (4,)},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", VERDICTS)

@@ -12,16 +12,7 @@ import pytest
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import ct, quiet_host
 from anesurgery.placement import Inspection, OpRow, Target, measured
-from anesurgery.placement.measured import (
-    NO_ANSWER,
-    NOT_HERE,
-    Plan,
-    beside,
-    plan,
-    read,
-    record,
-    replay,
-)
+from anesurgery.placement.measured import NO_ANSWER, NOT_HERE, Plan, beside, plan, read, record, replay
 
 with quiet_host():
     from coremltools.models import compute_device, compute_plan
@@ -69,9 +60,7 @@ def program(**functions: Any) -> Any:
 
 
 def network(*names: str) -> Any:
-    layers = [
-        compute_plan.MLModelStructureNeuralNetworkLayer(n, "relu", [], [], None) for n in names
-    ]
+    layers = [compute_plan.MLModelStructureNeuralNetworkLayer(n, "relu", [], [], None) for n in names]
     inner = compute_plan.MLModelStructureNeuralNetwork(layers)
     return compute_plan.MLModelStructure(inner, None, None)
 
@@ -82,9 +71,7 @@ def pipeline(*parts: Any) -> Any:
 
 
 def predicted(*rows: tuple[str, str | None], **more: Any) -> Inspection:
-    made = [
-        OpRow(i, name, "relu", "1", "fp16", True, unit, 0) for i, (name, unit) in enumerate(rows)
-    ]
+    made = [OpRow(i, name, "relu", "1", "fp16", True, unit, 0) for i, (name, unit) in enumerate(rows)]
     return Inspection("a model", Target.parse("M4"), tuple(made), **more)
 
 
@@ -92,10 +79,13 @@ def test_a_program_is_read_with_its_nested_blocks() -> None:
     inside = block(op("ios17.relu", "in"))
     structure = program(
         main=block(
-            op("const", "k"), op("ios17.conv", "a"), op("ios17.cond", "b", blocks=(inside, block())),
-            op("ios17.exp", "silent"), op("print"),
+            op("const", "k"),
+            op("ios17.conv", "a"),
+            op("ios17.cond", "b", blocks=(inside, block())),
+            op("ios17.exp", "silent"),
+            op("print"),
         )
-    )  # fmt: skip
+    )
     units = {"k": "cpu", "a": "ane", "b": "cpu", "in": "gpu"}
     assert read(FakePlan(structure, units)) == {"a": "ane", "b": "cpu", "in": "gpu"}
 
@@ -113,8 +103,10 @@ def test_networks_and_pipelines_are_read() -> None:
     assert read(FakePlan(network("l", "unsaid"), units)) == {"l": "gpu"}
     inner = pipeline(program(main=block(op("relu", "a"))), network("l"))
     assert read(FakePlan(pipeline(network("l"), inner), units)) == {
-        "0/l": "gpu", "1/0/a": "ane", "1/1/l": "gpu",
-    }  # fmt: skip
+        "0/l": "gpu",
+        "1/0/a": "ane",
+        "1/1/l": "gpu",
+    }
 
 
 def test_a_model_of_another_kind_has_no_plan() -> None:
@@ -145,9 +137,7 @@ def test_names_are_found_as_the_compiler_writes_them() -> None:
 
 def test_parts_of_a_pipeline_are_told_apart() -> None:
     inner = Inspection("", Target.parse("M4"), (), parts={"x": predicted(("a", "ane"))})
-    whole = Inspection(
-        "", Target.parse("M4"), (), parts={"one": predicted(("a", "ane")), "two": inner}
-    )
+    whole = Inspection("", Target.parse("M4"), (), parts={"one": predicted(("a", "ane")), "two": inner})
     after = beside(whole, Plan({"0/a": "ane", "1/0/a": "cpu"}))
     assert after.parts["one"].ops[0].measured == "ane"
     assert after.parts["two"].parts["x"].ops[0].measured == "cpu"
@@ -165,10 +155,13 @@ def test_an_empty_plan_is_a_note(host: str, note: str) -> None:
 @pytest.mark.parametrize(
     ("system", "version", "expected"),
     [
-        ("linux", "", False), ("darwin", "14.3.1", False), ("darwin", "13.9", False),
-        ("darwin", "14.4", True), ("darwin", "26.0.1", True),
+        ("linux", "", False),
+        ("darwin", "14.3.1", False),
+        ("darwin", "13.9", False),
+        ("darwin", "14.4", True),
+        ("darwin", "26.0.1", True),
     ],
-)  # fmt: skip
+)
 def test_where_core_ml_can_be_asked(
     monkeypatch: pytest.MonkeyPatch, system: str, version: str, expected: bool
 ) -> None:
@@ -204,9 +197,7 @@ def test_what_core_ml_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(measured, "available", lambda: True)
     monkeypatch.setattr(ct.models.utils, "compile_model", fail)
-    with pytest.raises(
-        LoadError, match=r"made no plan .* Error compiling model; inspect it without"
-    ):
+    with pytest.raises(LoadError, match=r"made no plan .* Error compiling model; inspect it without"):
         plan("m.mlmodel", Target.parse(None))
 
 

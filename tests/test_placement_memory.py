@@ -58,14 +58,10 @@ def test_values_live_until_they_are_read_last() -> None:
         a = mb.relu(x=x)  # 200 bytes
         b = mb.tanh(x=a)  # x is gone, a is not
         c = mb.concat(values=[b, b, b], axis=1)  # 600 bytes, with a and b
-        return mb.reduce_sum(
-            x=mb.mul(x=mb.reduce_max(x=c, axes=[1], keep_dims=True), y=a), axes=[1]
-        )
+        return mb.reduce_sum(x=mb.mul(x=mb.reduce_max(x=c, axes=[1], keep_dims=True), y=a), axes=[1])
 
     found, _ = memory.measure(main(built(body, fp16(1, 100))), ANY)
-    assert found == Memory(
-        weights=found.weights, activations=1000, largest=600, limit=1 << 30, chunks=1
-    )
+    assert found == Memory(weights=found.weights, activations=1000, largest=600, limit=1 << 30, chunks=1)
     assert found.weights < 20
 
 
@@ -80,9 +76,7 @@ def test_a_loop_holds_what_it_reads() -> None:
             total = mb.reduce_sum(x=kept, axes=[0, 1], keep_dims=False)
             wide = mb.concat(values=[kept, kept], axis=1)  # behind the last op that reads `kept`
             wider = mb.concat(values=[wide, wide], axis=1)
-            return mb.add(
-                x=i, y=mb.add(x=total, y=mb.reduce_max(x=wider, axes=[0, 1], keep_dims=False))
-            )
+            return mb.add(x=i, y=mb.add(x=total, y=mb.reduce_max(x=wider, axes=[0, 1], keep_dims=False)))
 
         return mb.while_loop(
             _cond=go, _body=step, loop_vars=(mb.reduce_max(x=x, axes=[0, 1], keep_dims=False),)
@@ -127,9 +121,7 @@ def test_too_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compressed_weights_may_be_decompressed(monkeypatch: pytest.MonkeyPatch) -> None:
     indices = np.zeros((256, 64), types.np_uint4_dtype)
     program = built(
-        lambda x: mb.linear(
-            x=x, weight=mb.constexpr_lut_to_dense(indices=indices, lut=half(1, 1, 16, 1))
-        ),
+        lambda x: mb.linear(x=x, weight=mb.constexpr_lut_to_dense(indices=indices, lut=half(1, 1, 16, 1))),
         fp16(1, 64),
     )
     assert memory.measure(main(program), ANY)[1] == ()
@@ -143,9 +135,7 @@ def test_large_values() -> None:
     program = built(lambda x: mb.relu(x=x), fp16(1, 3, 5568, 5568))
     said = words(memory.measure(main(program), Target.parse("M5"))[1])
     assert "larger than 4.72 MiB (M5): 2 of 2 values" in said["working-set"]
-    assert (
-        "%x is 1x3x5568x5568" in said["size-big-image"] or "1x3x5568x5568" in said["size-big-image"]
-    )
+    assert "%x is 1x3x5568x5568" in said["size-big-image"] or "1x3x5568x5568" in said["size-big-image"]
     assert memory.measure(main(built(lambda x: mb.relu(x=x), fp16(1, 3, 224, 224))), ANY)[1] == ()
 
 
@@ -158,9 +148,7 @@ def test_every_finding_about_the_model_is_whole() -> None:
 
 
 def test_ranges_and_lists_of_shapes() -> None:
-    program = built(
-        lambda x: mb.layer_norm(x=x, axes=[-1], epsilon=np.float16(1e-5)), fp16(1, 8, 64)
-    )
+    program = built(lambda x: mb.layer_norm(x=x, axes=[-1], epsilon=np.float16(1e-5)), fp16(1, 8, 64))
     assert "dyn-range" not in words(shapes.of_model(main(program), ANY))
 
     import torch
@@ -180,16 +168,16 @@ def test_ranges_and_lists_of_shapes() -> None:
     }
     for rule, shape in kinds.items():
         model = ct.convert(
-            traced, inputs=[ct.TensorType("x", shape=shape)], skip_model_load=True,
+            traced,
+            inputs=[ct.TensorType("x", shape=shape)],
+            skip_model_load=True,
             minimum_deployment_target=ct.target.iOS16,
-        )  # fmt: skip
+        )
         said = words(shapes.of_model(main(model._mil_program), Target.parse("macOS 13")))
         assert "%x has the shape 1x" in said[rule]
         assert ("dyn-enum-ln" in said) == (rule == "dyn-enumerated")
         loaded = load(model)
-        told = words(
-            shapes.of_model(main(loaded.program), Target.parse("macOS 14"), loaded.spec.description)
-        )
+        told = words(shapes.of_model(main(loaded.program), Target.parse("macOS 14"), loaded.spec.description))
         assert rule in told
         assert "dyn-enum-ln" not in told
 
@@ -200,9 +188,13 @@ def test_inputs_outputs_and_states() -> None:
         return mb.add(x=mb.relu(x=x), y=1.0), mb.add(x=ids, y=1), *[mb.relu(x=k) for k in kept]
 
     program = built(
-        body, mb.TensorSpec((1, 32), dtype=types.int32), mb.TensorSpec((1, 40)), state(1, 1, 2, 8, 64),
-        state(1, 270), state(1, 64),
-    )  # fmt: skip
+        body,
+        mb.TensorSpec((1, 32), dtype=types.int32),
+        mb.TensorSpec((1, 40)),
+        state(1, 1, 2, 8, 64),
+        state(1, 270),
+        state(1, 64),
+    )
     said = words(shapes.of_model(main(program), ANY))
     assert said["dtype-int-input"] == "input %ids holds integers"
     assert said["dtype-fp32-io"].startswith("input %x, output %")
@@ -243,8 +235,10 @@ def test_small_maps_and_long_chains() -> None:
 
 def one_hot_lookup(ids: Var) -> Any:
     rows = mb.cast(x=mb.one_hot(indices=ids, one_hot_vector_size=32), dtype="fp32")
-    return mb.matmul(x=mb.one_hot(indices=ids, one_hot_vector_size=32, on_value=1.0, off_value=0.0),
-                     y=RNG.standard_normal((32, 8)).astype(np.float32)), rows  # fmt: skip
+    return mb.matmul(
+        x=mb.one_hot(indices=ids, one_hot_vector_size=32, on_value=1.0, off_value=0.0),
+        y=RNG.standard_normal((32, 8)).astype(np.float32),
+    ), rows
 
 
 def dilated(x: Var) -> Any:
@@ -262,20 +256,18 @@ IDS = mb.TensorSpec((1, 4), dtype=types.int32)
 CHANGED: dict[str, tuple[Callable[..., Any], Any, str]] = {
     "save-fuse-onehot-matmul-to-gather": (one_hot_lookup, IDS, "gather"),
     "save-fuse-dilated-conv": (dilated, fp16(1, 4, 16, 16), "-space_to_batch"),
-    "save-guard-negative-gather-indices": (
-        lambda i: mb.gather(x=half(32, 8), indices=i), IDS, "greater_equal",
-    ),
+    "save-guard-negative-gather-indices": (lambda i: mb.gather(x=half(32, 8), indices=i), IDS, "greater_equal"),
     "save-const-elimination": (
-        lambda x: mb.add(x=x, y=mb.cast(x=half(1, 64), dtype="fp32")), mb.TensorSpec((1, 64)), "-cast",
+        lambda x: mb.add(x=x, y=mb.cast(x=half(1, 64), dtype="fp32")),
+        mb.TensorSpec((1, 64)),
+        "-cast",
     ),
     "save-reduce-transposes": (round_trip, fp16(1, 8, 16), "-transpose"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("rule", CHANGED)
-def test_saving_through_the_host_changes_it(
-    rule: str, settled: Callable[[Program], Program]
-) -> None:
+def test_saving_through_the_host_changes_it(rule: str, settled: Callable[[Program], Program]) -> None:
     """What is told without running its passes must be what they do."""
     body, spec, change = CHANGED[rule]
     program = built(body, spec, opset=ct.target.iOS17)

@@ -38,9 +38,7 @@ def network() -> Any:
 
 
 def tree() -> Any:
-    builder = ct.models.tree_ensemble.TreeEnsembleRegressor(
-        [("x", ct.models.datatypes.Array(2))], "y"
-    )
+    builder = ct.models.tree_ensemble.TreeEnsembleRegressor([("x", ct.models.datatypes.Array(2))], "y")
     builder.set_default_prediction_value(0.0)
     builder.add_leaf_node(0, 0, 1.0)
     return builder.spec
@@ -72,9 +70,7 @@ def never(loaded: Loaded, target: Target) -> Inspection:
 
 def test_kinds(tmp_path: Path) -> None:
     package = save(load(program()), tmp_path / "p.mlpackage")
-    assert [kind_of(m) for m in (package, str(package), program(), load(package))] == [
-        "mlProgram"
-    ] * 4
+    assert [kind_of(m) for m in (package, str(package), program(), load(package))] == ["mlProgram"] * 4
     assert kind_of(written(network(), tmp_path / "n.mlmodel")) == "neuralNetwork"
     assert kind_of(model(tree())) == "treeEnsembleRegressor"
     assert spec_of(package).specificationVersion >= 7
@@ -88,11 +84,7 @@ def test_an_ml_program_is_left_to_its_own_inspection(tmp_path: Path) -> None:
 
 def test_a_network_from_a_file_and_in_memory(tmp_path: Path) -> None:
     path = written(network(), tmp_path / "n.mlmodel")
-    for given, label in (
-        (path, str(path)),
-        (str(path), str(path)),
-        (model(network()), "the model"),
-    ):
+    for given, label in ((path, str(path)), (str(path), str(path)), (model(network()), "the model")):
         found = inspect_other(given, ANY, never)
         assert found is not None
         assert (found.model, found.counts) == (label, {"ane": 1})
@@ -177,10 +169,7 @@ def test_names_of_parts_are_never_ambiguous(names: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (3, "cannot inspect a int; give a path"),
-        ("nowhere.mlmodel", "nowhere.mlmodel does not exist"),
-    ],
+    [(3, "cannot inspect a int; give a path"), ("nowhere.mlmodel", "nowhere.mlmodel does not exist")],
 )
 def test_what_is_no_model(given: Any, message: str) -> None:
     with pytest.raises(LoadError, match=message):

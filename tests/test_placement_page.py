@@ -18,16 +18,7 @@ from typing import Any
 import pytest
 
 from anesurgery.errors import SurgeryError
-from anesurgery.placement import (
-    Estimate,
-    Finding,
-    Grade,
-    Inspection,
-    Memory,
-    OpRow,
-    Segment,
-    Target,
-)
+from anesurgery.placement import Estimate, Finding, Grade, Inspection, Memory, OpRow, Segment, Target
 from anesurgery.placement.drawing import draw
 from anesurgery.placement.page import cell, page
 
@@ -38,19 +29,25 @@ VOID = {"meta", "input", "br", "img", "link", "hr"}
 
 def finding(rule: str = "dtype-int32", **changes: Any) -> Finding:
     values: dict[str, Any] = {
-        "kind": "legality", "message": "casts to int32", "because": "int32 stays on the CPU",
-        "source": "a table of ops", "grade": Grade.MEASURED, "scope": "M4",
-    }  # fmt: skip
+        "kind": "legality",
+        "message": "casts to int32",
+        "because": "int32 stays on the CPU",
+        "source": "a table of ops",
+        "grade": Grade.MEASURED,
+        "scope": "M4",
+    }
     return Finding(rule, **(values | changes))
 
 
-def row(
-    index: int, op_type: str, unit: str | None, legal: bool | None = True, **changes: Any
-) -> OpRow:
+def row(index: int, op_type: str, unit: str | None, legal: bool | None = True, **changes: Any) -> OpRow:
     values: dict[str, Any] = {
-        "name": f"{op_type}_{index}", "shape": "1x64x8x8", "dtype": "fp16", "segment": 0,
-        "flop": (index * 37) % 101 * 1000, "estimate": Estimate(1.5, float(index)),
-    } | changes  # fmt: skip
+        "name": f"{op_type}_{index}",
+        "shape": "1x64x8x8",
+        "dtype": "fp16",
+        "segment": 0,
+        "flop": (index * 37) % 101 * 1000,
+        "estimate": Estimate(1.5, float(index)),
+    } | changes
     return OpRow(index=index, op_type=op_type, legal=legal, preferred=unit, **values)
 
 
@@ -59,19 +56,21 @@ def inspection(rows: list[OpRow], **changes: Any) -> Inspection:
     numbered = tuple(replace(r, segment=k) for k, run in enumerate(runs) for r in run)
     segments = tuple(
         Segment(
-            k, run[0].preferred, tuple(r.name for r in run), {"x": (1, 64)}, {"y": (1, 64)},
+            k,
+            run[0].preferred,
+            tuple(r.name for r in run),
+            {"x": (1, 64)},
+            {"y": (1, 64)},
             tuple(r for r in (k + 1, k + 3) if r < len(runs)),
         )
         for k, run in enumerate(runs)
-    )  # fmt: skip
+    )
     values: dict[str, Any] = {"model": "model", "target": M1, "ops": numbered, "segments": segments}
     return Inspection(**(values | changes))
 
 
 def twenty(**changes: Any) -> Inspection:
-    rows = [
-        row(0, "cast", "cpu", False, findings=(finding(remedy="embedding_matmul", op="cast_0"),))
-    ]
+    rows = [row(0, "cast", "cpu", False, findings=(finding(remedy="embedding_matmul", op="cast_0"),))]
     rows += [row(k, "conv", "ane") for k in range(1, 18)]
     rows += [row(18, "norm", None, None), row(19, "linear", "cpu")]
     return inspection(rows, **changes)
@@ -81,9 +80,7 @@ def large(count: int = 2000, every: int = 60) -> Inspection:
     def one(k: int) -> OpRow:
         if k % every:
             return row(k, "conv", "ane", name=f"a_rather_long_name_of_a_layer_{k}")
-        cut = finding(
-            "cut", message=f"stride -{k} on axis 3", advice="flip it before", because="slow " * 30
-        )
+        cut = finding("cut", message=f"stride -{k} on axis 3", advice="flip it before", because="slow " * 30)
         return row(k, "slice", "cpu", False, findings=(cut,))
 
     return inspection([one(k) for k in range(count)], memory=Memory(10**9, 10**8, 10**7, None, 1))
@@ -94,9 +91,20 @@ ODD = {
     "unknown": inspection([row(k, "x", None, None, estimate=None, flop=0) for k in range(70)]),
     "parts": Inspection("pipeline", M1, (), parts={"embed": twenty(), 'he"ad<b>': twenty()}),
     "evil": inspection(
-        [row(0, EVIL, "cpu", False, name=EVIL, shape=EVIL, dtype=EVIL,
-             findings=(finding(EVIL, message=EVIL, because=EVIL, source=EVIL, advice=EVIL),))],
-        model=EVIL, notes=(EVIL,),
+        [
+            row(
+                0,
+                EVIL,
+                "cpu",
+                False,
+                name=EVIL,
+                shape=EVIL,
+                dtype=EVIL,
+                findings=(finding(EVIL, message=EVIL, because=EVIL, source=EVIL, advice=EVIL),),
+            )
+        ],
+        model=EVIL,
+        notes=(EVIL,),
     ),
     "measured": inspection(
         [row(0, "mul", "ane", measured="cpu"), row(1, "add", "ane", measured="ane")], measured=True
@@ -105,7 +113,7 @@ ODD = {
     "ragged": inspection([row(k, "x", "ane" if k % 2 else "cpu") for k in range(1200)]),
     "twenty": twenty(),
     "large": large(),
-}  # fmt: skip
+}
 
 
 class Balance(HTMLParser):
@@ -118,9 +126,7 @@ class Balance(HTMLParser):
         self.handlers: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.addresses += [
-            v or "" for k, v in attrs if k in ("src", "href", "action", "xlink:href")
-        ]
+        self.addresses += [v or "" for k, v in attrs if k in ("src", "href", "action", "xlink:href")]
         self.handlers += [k for k, _ in attrs if k.startswith("on")]
         if tag not in VOID:
             self.open.append(tag)
@@ -165,9 +171,7 @@ def test_a_page_of_two_thousand_ops_is_light() -> None:
 
 
 def test_the_data_of_the_table_are_all_rows() -> None:
-    found = re.search(
-        r'<script id="data" type="application/json">(.*?)</script>', page(large()), re.S
-    )
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page(large()), re.S)
     assert found
     view = json.loads(found[1])["views"][0]
     assert len(view["rows"]) == 2000
@@ -188,10 +192,17 @@ def test_boxes_lie_inside_and_apart(name: str) -> None:
 
 
 def test_boxes_follow_the_flow_of_data() -> None:
-    parted = Inspection("y", M1, (), (
-        Segment(0, "cpu", ("a",), {}, {}, (1, 2)), Segment(1, "ane", ("b",), {}, {}, (3,)),
-        Segment(2, "gpu", ("c",), {}, {}, (3,)), Segment(3, None, ("d",), {}, {}, (0,)),
-    ))  # fmt: skip
+    parted = Inspection(
+        "y",
+        M1,
+        (),
+        (
+            Segment(0, "cpu", ("a",), {}, {}, (1, 2)),
+            Segment(1, "ane", ("b",), {}, {}, (3,)),
+            Segment(2, "gpu", ("c",), {}, {}, (3,)),
+            Segment(3, None, ("d",), {}, {}, (0,)),
+        ),
+    )
     a, b, c, d = sorted(draw(parted).boxes, key=lambda box: box.segment.index)
     assert a.x < b.x == c.x < d.x
     assert b.y != c.y
@@ -226,18 +237,29 @@ def browse(tmp_path: Path) -> Browse:
 
     def look(made: str, address: str = "", script: str = "") -> str:
         file = tmp_path / "page.html"
-        file.write_text(
-            made.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8"
-        )
+        file.write_text(made.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
         done = subprocess.run(
             [
-                chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000",
-                "--enable-logging=stderr", "--dump-dom", f"{file.as_uri()}{address}",
+                chromium,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                "--virtual-time-budget=3000",
+                "--enable-logging=stderr",
+                "--dump-dom",
+                f"{file.as_uri()}{address}",
             ],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
         assert "CONSOLE" not in done.stderr, done.stderr
         return done.stdout
 
@@ -270,9 +292,7 @@ def test_the_address_sorts(browse: Browse) -> None:
 
 
 def test_what_is_not_known_sorts_last_either_way(browse: Browse) -> None:
-    rows = [
-        row(k, "x", "ane", estimate=None if k == 1 else Estimate(3.0 - k, 1.0)) for k in range(3)
-    ]
+    rows = [row(k, "x", "ane", estimate=None if k == 1 else Estimate(3.0 - k, 1.0)) for k in range(3)]
     assert column(browse(page(inspection(rows)), "#sort=ane"), 0) == ["2", "0", "1"]
     assert column(browse(page(inspection(rows)), "#sort=ane&dir=desc"), 0) == ["0", "2", "1"]
 
@@ -280,11 +300,18 @@ def test_what_is_not_known_sorts_last_either_way(browse: Browse) -> None:
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        ("#q=NORM", ["18"]), ("#q=dtype-int32", ["0"]), ("#unit=cpu", ["0", "19"]), ("#segment=2", ["18"]),
-        ("#attention=1", ["0", "18", "19"]), ("#rule=dtype-int32", ["0"]), ("#type=linear", ["19"]),
-        ("#unit=unknown", ["18"]), ("#q=nothing", []), ("#sort=nonsense&unit=cpu", ["0", "19"]),
+        ("#q=NORM", ["18"]),
+        ("#q=dtype-int32", ["0"]),
+        ("#unit=cpu", ["0", "19"]),
+        ("#segment=2", ["18"]),
+        ("#attention=1", ["0", "18", "19"]),
+        ("#rule=dtype-int32", ["0"]),
+        ("#type=linear", ["19"]),
+        ("#unit=unknown", ["18"]),
+        ("#q=nothing", []),
+        ("#sort=nonsense&unit=cpu", ["0", "19"]),
     ],
-)  # fmt: skip
+)
 def test_the_address_filters(address: str, expected: list[str], browse: Browse) -> None:
     assert column(browse(page(twenty()), address), 0) == expected
 
@@ -306,17 +333,18 @@ def test_clicks_sort_and_unfold(browse: Browse) -> None:
 
 
 def test_a_click_on_a_box_shows_its_ops(browse: Browse) -> None:
-    document = browse(page(twenty()), script="location.hash = document.querySelectorAll('main a .box')[2]"
-                      ".parentNode.getAttribute('href').slice(1);")  # fmt: skip
+    document = browse(
+        page(twenty()),
+        script="location.hash = document.querySelectorAll('main a .box')[2]"
+        ".parentNode.getAttribute('href').slice(1);",
+    )
     assert column(document, 0) == ["18"]
 
 
 def test_before_and_after_are_one_click_apart(browse: Browse) -> None:
     both = page(twenty(), inspection([row(0, "conv", "ane")]))
     assert "1 of 1 ops" in browse(both)
-    assert "20 of 20 ops" in browse(
-        both, script="document.querySelector('[data-view=\"0\"]').click()"
-    )
+    assert "20 of 20 ops" in browse(both, script="document.querySelector('[data-view=\"0\"]').click()")
 
 
 def test_two_thousand_rows_sort_at_once(browse: Browse) -> None:

@@ -26,23 +26,14 @@ def test_no_path_is_cheaper(steps: list[tuple[float, float, float]]) -> None:
 
 @given(OPS)
 @settings(max_examples=60, deadline=None)
-def test_the_same_as_a_shortest_path_through_a_graph(
-    steps: list[tuple[float, float, float]],
-) -> None:
+def test_the_same_as_a_shortest_path_through_a_graph(steps: list[tuple[float, float, float]]) -> None:
     graph = nx.DiGraph()
     for unit in range(3):
-        graph.add_edge(
-            "begin", (0, unit), weight=total([(0, 0, 0)], [unit]) - _end(unit) + steps[0][unit]
-        )
+        graph.add_edge("begin", (0, unit), weight=total([(0, 0, 0)], [unit]) - _end(unit) + steps[0][unit])
         graph.add_edge((len(steps) - 1, unit), "end", weight=_end(unit))
     for i in range(1, len(steps)):
         for old, new in itertools.product(range(3), repeat=2):
-            move = (
-                total([(0, 0, 0)] * 2, [old, new])
-                - total([(0, 0, 0)], [old])
-                + _end(old)
-                - _end(new)
-            )
+            move = total([(0, 0, 0)] * 2, [old, new]) - total([(0, 0, 0)], [old]) + _end(old) - _end(new)
             graph.add_edge((i - 1, old), (i, new), weight=move + steps[i][new])
     length = nx.shortest_path_length(graph, "begin", "end", weight="weight")
     assert total(steps, shortest(steps)) == pytest.approx(length)

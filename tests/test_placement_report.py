@@ -18,7 +18,7 @@ from anesurgery.placement import (
     Target,
     report,
     summary,
-)  # fmt: skip
+)
 from anesurgery.report import as_text
 
 M1 = Target.parse("M1/macOS 14")
@@ -26,19 +26,25 @@ M1 = Target.parse("M1/macOS 14")
 
 def finding(rule: str = "dtype-int32", **changes: Any) -> Finding:
     values: dict[str, Any] = {
-        "kind": "legality", "message": "casts to int32", "because": "int32 stays on the CPU",
-        "source": "a table of ops; more of it", "grade": Grade.MEASURED, "scope": "M4",
-    }  # fmt: skip
+        "kind": "legality",
+        "message": "casts to int32",
+        "because": "int32 stays on the CPU",
+        "source": "a table of ops; more of it",
+        "grade": Grade.MEASURED,
+        "scope": "M4",
+    }
     return Finding(rule, **(values | changes))
 
 
-def row(
-    index: int, op_type: str, unit: str | None, legal: bool | None = True, **changes: Any
-) -> OpRow:
+def row(index: int, op_type: str, unit: str | None, legal: bool | None = True, **changes: Any) -> OpRow:
     values: dict[str, Any] = {
-        "name": f"{op_type}_{index}", "shape": "1x64x8x8", "dtype": "fp16", "segment": 0, "flop": 100,
+        "name": f"{op_type}_{index}",
+        "shape": "1x64x8x8",
+        "dtype": "fp16",
+        "segment": 0,
+        "flop": 100,
         "estimate": Estimate(1.0, 2.0),
-    } | changes  # fmt: skip
+    } | changes
     return OpRow(index=index, op_type=op_type, legal=legal, preferred=unit, **values)
 
 
@@ -48,33 +54,26 @@ def inspection(rows: list[OpRow], **changes: Any) -> Inspection:
         Segment(k, unit, tuple(names), {}, {}, (k + 1,) if k + 1 < len(runs) else ())
         for k, (unit, names) in enumerate(runs)
     )
-    values: dict[str, Any] = {
-        "model": "model",
-        "target": M1,
-        "ops": tuple(rows),
-        "segments": segments,
-    }
+    values: dict[str, Any] = {"model": "model", "target": M1, "ops": tuple(rows), "segments": segments}
     return Inspection(**(values | changes))
 
 
 def twenty(**changes: Any) -> Inspection:
-    rows = [
-        row(0, "cast", "cpu", False, findings=(finding(remedy="embedding_matmul", op="cast_0"),))
-    ]
+    rows = [row(0, "cast", "cpu", False, findings=(finding(remedy="embedding_matmul", op="cast_0"),))]
     rows += [row(k, "conv", "ane") for k in range(1, 17)]
     rows += [row(17, "norm", None, None), row(18, "linear", "cpu"), row(19, "linear", "cpu")]
-    rows[5] = row(
-        5, "softmax", "ane", findings=(finding("slow-axis", kind="speed", message="axis -1"),)
-    )
+    rows[5] = row(5, "softmax", "ane", findings=(finding("slow-axis", kind="speed", message="axis -1"),))
     return inspection(rows, **changes)
 
 
 def large(count: int = 2000) -> Inspection:
     cut = finding("cut", message="stride -1", advice="flip it before")
-    return inspection([
-        row(k, "slice", "cpu", False, findings=(cut,)) if k % 400 == 7 else row(k, "conv", "ane")
-        for k in range(count)
-    ])  # fmt: skip
+    return inspection(
+        [
+            row(k, "slice", "cpu", False, findings=(cut,)) if k % 400 == 7 else row(k, "conv", "ane")
+            for k in range(count)
+        ]
+    )
 
 
 def test_a_report_says_what_matters_in_its_lines() -> None:
@@ -142,9 +141,7 @@ def test_what_cannot_run_comes_before_what_is_unknown_and_what_could() -> None:
 
 
 def test_an_op_that_two_rules_block_is_in_both_groups() -> None:
-    both = row(
-        0, "conv", "cpu", False, findings=(finding("a"), finding("b"), finding("c", kind="speed"))
-    )
+    both = row(0, "conv", "cpu", False, findings=(finding("a"), finding("b"), finding("c", kind="speed")))
     groups = summary.attention(inspection([both]))
     assert [g.finding.rule for g in groups if g.finding] == ["a", "b"]
     assert [g.finding.rule for g in summary.other_findings(inspection([both]))] == ["c"]
@@ -211,15 +208,10 @@ def test_measured_units_stand_beside_the_predicted_ones_disagreements_first() ->
 def test_a_difference_tells_numbers_and_findings() -> None:
     before = twenty()
     after = inspection(
-        [
-            row(k, "conv", "ane", findings=(finding("new-rule", kind="speed"),) * (k == 3))
-            for k in range(18)
-        ]
+        [row(k, "conv", "ane", findings=(finding("new-rule", kind="speed"),) * (k == 3)) for k in range(18)]
     )
     said = as_text(report.difference_group(before, after))
-    numbers = {
-        line.split("  ")[0].strip(): line.split()[-3:] for line in said.splitlines() if "  " in line
-    }
+    numbers = {line.split("  ")[0].strip(): line.split()[-3:] for line in said.splitlines() if "  " in line}
     assert numbers["segments"] == ["4", "1", "better"]
     assert numbers["ops on the ANE"] == ["80.0%", "100.0%", "better"]
     assert "- 1 gone: dtype-int32: casts to int32" in said

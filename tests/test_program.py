@@ -17,25 +17,19 @@ import pytest
 from anesurgery import transcribe
 from anesurgery.errors import LoadError
 from anesurgery.interpret import run
-from anesurgery.mil import (
-    Array,
-    Function,
-    Program,
-    Var,
-    constant,
-    ct,
-    mb,
-    quiet_host,
-    types,
-    walk_ops,
-)
+from anesurgery.mil import Array, Function, Program, Var, constant, ct, mb, quiet_host, types, walk_ops
 from anesurgery.program import clone, interface, load, save, to_mlmodel
 from anesurgery.sampling import sample_inputs
 from anesurgery.text import to_text
 from anesurgery.weights import WeightWriter
 
-PACKAGES = ["anemll_multifunction", "basic_pitch_nmp", "dtln_aec_128_part1_fp16", "silero_unified",
-            "silero_unified_palette_4bit"]  # fmt: skip
+PACKAGES = [
+    "anemll_multifunction",
+    "basic_pitch_nmp",
+    "dtln_aec_128_part1_fp16",
+    "silero_unified",
+    "silero_unified_palette_4bit",
+]
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 
 
@@ -43,9 +37,7 @@ def network(rows: int = 64) -> Program:
     rng = np.random.default_rng(0)
     table = rng.standard_normal((rows, 8)).astype(np.float16)
 
-    @mb.program(
-        input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS16
-    )
+    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)
     def program(x: Var) -> Var:
         return mb.linear(x=mb.relu(x=x, name="hidden"), weight=table, name="y")
 
@@ -120,8 +112,7 @@ def test_a_clone_shares_weights_and_nothing_else() -> None:
     before = to_text(original)
     copy = clone(original)
     (old, new) = (
-        next(v for op in walk_ops(p) for v in op.outputs if _is_weight(v))
-        for p in (original, copy.program)
+        next(v for op in walk_ops(p) for v in op.outputs if _is_weight(v)) for p in (original, copy.program)
     )
     assert np.shares_memory(old.val, new.val)
     copy.program.functions["main"].outputs[0].name = "renamed"
@@ -130,10 +121,7 @@ def test_a_clone_shares_weights_and_nothing_else() -> None:
 
 def states_and_functions() -> Program:
     @mb.program(
-        input_specs=[
-            mb.TensorSpec((2,), dtype=types.fp16),
-            mb.StateTensorSpec((2,), dtype=types.fp16),
-        ],
+        input_specs=[mb.TensorSpec((2,), dtype=types.fp16), mb.StateTensorSpec((2,), dtype=types.fp16)],
         opset_version=ct.target.iOS18,
     )
     def program(x: Var, total: Var) -> Var:
@@ -168,9 +156,7 @@ def test_several_functions_survive(tmp_path: Path) -> None:
 
 def convert(program: Program, **options: Any) -> Any:
     with quiet_host():
-        return ct.convert(
-            program, minimum_deployment_target=ct.target.iOS16, skip_model_load=True, **options
-        )
+        return ct.convert(program, minimum_deployment_target=ct.target.iOS16, skip_model_load=True, **options)
 
 
 def test_metadata_and_description_survive(tmp_path: Path) -> None:
@@ -194,9 +180,7 @@ def test_flexible_shapes_and_images_survive(tmp_path: Path) -> None:
     import torch
 
     class Double(torch.nn.Module):
-        def forward(
-            self, image: torch.Tensor, rows: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(self, image: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return image * 2, rows * 2
 
     traced: Any = torch.jit.trace(Double(), (torch.zeros(1, 3, 8, 8), torch.zeros(4, 3)))  # type: ignore[no-untyped-call]
@@ -347,17 +331,17 @@ print(peak() - start)
 def test_memory_stays_far_below_the_weights(tmp_path: Path) -> None:
     big = np.random.default_rng(0).integers(0, 255, (12_000, 4_000), np.uint8).view(np.float16)
 
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, 2000), dtype=types.fp16)], opset_version=ct.target.iOS16
-    )
+    @mb.program(input_specs=[mb.TensorSpec((1, 2000), dtype=types.fp16)], opset_version=ct.target.iOS16)
     def program(x: Var) -> Var:
         return mb.linear(x=x, weight=big)
 
     path = save(load(program), tmp_path / "big.mlpackage")
     made = subprocess.run(
         [sys.executable, "-c", MEASURE, str(path), str(tmp_path / "again.mlpackage")],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert int(made.stdout) * 1024 < 0.25 * big.nbytes
 
 

@@ -209,11 +209,8 @@ def test_the_pass_says_which_values_are_possible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "values"),
-    [
-        (types.fp32, None), (types.fp16, None), (types.int32, {0, 1}), (types.bool, {0, 1}),
-    ],
-)  # fmt: skip
+    ("dtype", "values"), [(types.fp32, None), (types.fp16, None), (types.int32, {0, 1}), (types.bool, {0, 1})]
+)
 def test_drawn_values(dtype: Any, values: set[int] | None) -> None:
     program = program_of(lambda x: mb.identity(x=x), (40, 3), dtype)
     x = program.functions["main"].inputs["x"]

@@ -17,8 +17,12 @@ from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.operate import op_counts
 from anesurgery.surgery import counts
 
-FORMS = [("trace", "eager", False, "iOS16", "fp16"), ("trace", "sdpa", True, "iOS18", "fp16"),
-         ("export", "sdpa", False, "iOS17", "fp16"), ("export", "eager", True, "iOS15", "fp32")]  # fmt: skip
+FORMS = [
+    ("trace", "eager", False, "iOS16", "fp16"),
+    ("trace", "sdpa", True, "iOS18", "fp16"),
+    ("export", "sdpa", False, "iOS17", "fp16"),
+    ("export", "eager", True, "iOS15", "fp32"),
+]
 
 
 def check(made: Any) -> ane.Surgery:
@@ -38,12 +42,7 @@ def check(made: Any) -> ane.Surgery:
     assert logits.shape == (1, 1, 101)
     worst = np.abs(logits[:, 0].astype(np.float64) - before[:, -1]).max()
     assert worst <= 1e-3 * np.abs(before).max()
-    masks = [
-        v
-        for op in walk_ops(surgery.program)
-        for v in op.outputs
-        if v.name.startswith("causal_mask")
-    ]
+    masks = [v for op in walk_ops(surgery.program) for v in op.outputs if v.name.startswith("causal_mask")]
     assert len([v for v in masks if v.op is not None and v.op.op_type == "const"]) == 1
     again = ane.apply(surgery.program, "gpt2_ane", quiet=True)
     assert not again.changes, counts(again.changes)
@@ -65,9 +64,7 @@ def test_hugging_face_gpt2(
         ("trace", "sdpa", "iOS18", "fp16"),
     ],
 )
-def test_nanogpt(
-    converted: Callable[..., Any], how: str, attn: str, target: str, precision: str
-) -> None:
+def test_nanogpt(converted: Callable[..., Any], how: str, attn: str, target: str, precision: str) -> None:
     check(converted("nanogpt", how, attn=attn, target=target, precision=precision))
 
 
@@ -82,22 +79,10 @@ def test_an_untied_head(converted: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize(
     ("name", "mask"),  # nanoGPT takes no mask
-    [
-        ("gpt2", False),
-        ("gpt2", True),
-        ("gpt2_untied", False),
-        ("gpt2_untied", True),
-        ("nanogpt", False),
-    ],
+    [("gpt2", False), ("gpt2", True), ("gpt2_untied", False), ("gpt2_untied", True), ("nanogpt", False)],
 )
 def test_hugging_face_gpt2_in_every_form(
-    converted: Callable[..., Any],
-    name: str,
-    how: str,
-    attn: str,
-    mask: bool,
-    target: str,
-    precision: str,
+    converted: Callable[..., Any], name: str, how: str, attn: str, mask: bool, target: str, precision: str
 ) -> None:
     check(converted(name, how, attn=attn, mask=mask, target=target, precision=precision))
 
@@ -174,9 +159,7 @@ def test_options(converted: Callable[..., Any]) -> None:
         recipes.gpt2_ane.with_options(pad_last_axis={"multipel": 32})
 
 
-def test_the_table_leaves_the_model_and_lies_beside_it(
-    converted: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_table_leaves_the_model_and_lies_beside_it(converted: Callable[..., Any], tmp_path: Path) -> None:
     made = converted("gpt2")
     recipe = recipes.gpt2_ane.with_options(embedding_matmul={"mode": "input"})
     surgery = ane.apply(made.model, recipe, quiet=True)
@@ -185,9 +168,7 @@ def test_the_table_leaves_the_model_and_lies_beside_it(
     embedded = {"input_ids_embeds": table[made.inputs["input_ids"]]}
     (found,) = run(path, embedded).values()
     (expected,) = run(made.model, made.inputs).values()
-    np.testing.assert_allclose(
-        found[:, 0], expected[:, -1], rtol=0, atol=1e-5 * np.abs(expected).max()
-    )
+    np.testing.assert_allclose(found[:, 0], expected[:, -1], rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 def test_a_model_of_another_kind_is_refused_with_reasons() -> None:

@@ -47,9 +47,7 @@ def own() -> Iterator[type[SquareToMul]]:
 
 
 def squared() -> Program:
-    made: Program = mb.program(input_specs=[mb.TensorSpec((2, 3))])(
-        lambda x: mb.square(x=x, name="y")
-    )
+    made: Program = mb.program(input_specs=[mb.TensorSpec((2, 3))])(lambda x: mb.square(x=x, name="y"))
     return made
 
 
@@ -86,7 +84,7 @@ def test_a_pass_with_options() -> None:
         (lambda: registry.make_pass("explicit_broadcast", tiles=True), "'tiles'; did you mean 'tile'"),
         (lambda: registry.make_pass("negate_subtract", x=1), "option of negate_subtract: 'x'; there are none"),
     ],
-)  # fmt: skip
+)
 def test_unknown_names_list_near_ones(ask: Any, words: str) -> None:
     with pytest.raises(UnknownName) as caught:
         ask()
@@ -102,9 +100,7 @@ def test_classes_by_attribute() -> None:
     passes = importlib.import_module("anesurgery.passes")
     assert passes.NegateSubtract is NegateSubtract
     assert "NegateSubtract" in dir(passes)
-    with pytest.raises(
-        AttributeError, match=r"there is no pass 'Nothing'; known: .*NegateSubtract"
-    ):
+    with pytest.raises(AttributeError, match=r"there is no pass 'Nothing'; known: .*NegateSubtract"):
         _ = passes.Nothing
 
 
@@ -114,8 +110,10 @@ def test_a_pass_of_ones_own(own: type[SquareToMul]) -> None:
     assert registry.make_pass("square_to_mul", factor=2.0) == SquareToMul(2.0)
     assert registry.summary("square_to_mul") == "`square(x)` becomes `x * x`."
     assert [type(s) for s in steps_of(["square_to_mul", NegateSubtract, NegateSubtract()])] == [
-        SquareToMul, NegateSubtract, NegateSubtract
-    ]  # fmt: skip
+        SquareToMul,
+        NegateSubtract,
+        NegateSubtract,
+    ]
 
 
 def test_registering_again_replaces(own: type[SquareToMul]) -> None:
@@ -180,12 +178,11 @@ def test_recipes_take_options_for_their_steps() -> None:
 
     recipe = Recipe("r", (NegateSubtract(), SquareToMul(), Scaled()))
     assert [str(s) for s in recipe.with_options(scaled={"factor": 2.0}).steps] == [
-        "negate_subtract", "square_to_mul", "scaled(factor=2.0)"
-    ]  # fmt: skip
-    assert [s.name for s in recipe.with_options(negate_subtract=False).steps] == [
+        "negate_subtract",
         "square_to_mul",
-        "scaled",
+        "scaled(factor=2.0)",
     ]
+    assert [s.name for s in recipe.with_options(negate_subtract=False).steps] == ["square_to_mul", "scaled"]
     assert recipe.with_options(other=3).steps[2] == Scaled(other=3)
     assert recipe.steps[2] == Scaled()  # the recipe itself stays
     for wrong in ({"facto": 1.0}, {"factor": 1.0}, {"scaled": {"facto": 1.0}}, {"scald": False}):

@@ -23,8 +23,10 @@ def test_each_removal_is_told() -> None:
     after, session = apply_layer_pass(STEP, example())
     assert_same_network(STEP, example(), after)
     assert [change.before for change in session.changes] == [
-        ("activation more",), ("unary abs",), ("loadConstantND left",)
-    ]  # fmt: skip
+        ("activation more",),
+        ("unary abs",),
+        ("loadConstantND left",),
+    ]
     assert all(change.unproven for change in session.changes)
 
 

@@ -11,8 +11,8 @@ from coremltools.converters.mil.mil import get_new_symbol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anesurgery.axes import UNARY, VIEWS
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.ops import UNARY, VIEWS
 from anesurgery.passes.rerank import Rerank
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 from anesurgery.text import to_text
@@ -40,9 +40,10 @@ def ranks(program: Program) -> list[int]:
     """Ranks of what ops make, the changes of rank left out."""
     return [
         len(v.shape or ())
-        for op in walk_ops(program) if op.op_type not in (*VIEWS, "const")
+        for op in walk_ops(program)
+        if op.op_type not in (*VIEWS, "const")
         for v in op.outputs
-    ]  # fmt: skip
+    ]
 
 
 def check(step: Rerank, program: Program, rtol: float = 0.0) -> Program:
@@ -73,28 +74,34 @@ HIGH: dict[str, tuple[Body, float]] = {
     "argmax": (lambda a: mb.reduce_argmax(x=a, axis=3, keep_dims=False), 0),
     "concat": (lambda a: mb.concat(values=[a, mb.relu(x=a)], axis=-2), 0),
     "split": (lambda a: mb.add(x=(p := mb.split(x=a, num_splits=2, axis=3))[0], y=p[1]), 0),
-    "layer norm": (
-        lambda a: mb.layer_norm(x=a, axes=[-1], gamma=ONE_TWO_THREE, epsilon=1e-3), 1e-6
-    ),
+    "layer norm": (lambda a: mb.layer_norm(x=a, axes=[-1], gamma=ONE_TWO_THREE, epsilon=1e-3), 1e-6),
     "slice": (lambda a: mb.slice_by_index(x=a, begin=[0, 1, 0, 0, 0, 0], end=[2, 3, 1, 4, 2, 3]), 0),
     "strided slice": (
         lambda a: mb.slice_by_index(
-            x=a, begin=[0, 0, 0, 3, 0, 0], end=[0] * 6, stride=[1, 1, 1, -2, 1, 1],
-            begin_mask=[True] * 3 + [False] + [True] * 2, end_mask=[True] * 6,
-        ), 0,
+            x=a,
+            begin=[0, 0, 0, 3, 0, 0],
+            end=[0] * 6,
+            stride=[1, 1, 1, -2, 1, 1],
+            begin_mask=[True] * 3 + [False] + [True] * 2,
+            end_mask=[True] * 6,
+        ),
+        0,
     ),
     "one of an axis": (
         lambda a: mb.slice_by_index(
-            x=a, begin=[0, -1, 0, 0, 0, 0], end=[2, 0, 1, 4, 2, 3],
+            x=a,
+            begin=[0, -1, 0, 0, 0, 0],
+            end=[2, 0, 1, 4, 2, 3],
             squeeze_mask=[False, True, False, False, False, False],
-        ), 0,
+        ),
+        0,
     ),
     "transpose of blocks": (lambda a: mb.transpose(x=a, perm=[3, 4, 5, 0, 1, 2]), 0),
     "transpose of everything": (lambda a: mb.transpose(x=a, perm=[5, 3, 1, 4, 0, 2]), 0),
     "matmul": (lambda a: mb.matmul(x=a, y=a, transpose_y=True), 1e-6),
     "matmul, one weight": (lambda a: mb.matmul(x=a, y=np.ones((3, 5), np.float32)), 1e-6),
     "linear": (lambda a: mb.linear(x=a, weight=np.ones((5, 3), np.float32)), 1e-6),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HIGH)
@@ -115,9 +122,7 @@ def test_rank_four_of_lower_ranks(name: str) -> None:
         "argmax": lambda a: mb.reduce_argmax(x=a, axis=1, keep_dims=False),
         "split": lambda a: mb.add(x=(p := mb.split(x=a, num_splits=2, axis=1))[0], y=p[1]),
         "slice": lambda a: mb.slice_by_index(x=a, begin=[0, 1, 0], end=[2, 3, 3]),
-        "strided slice": lambda a: mb.slice_by_index(
-            x=a, begin=[0, 0, 0], end=[2, 4, 3], stride=[1, 2, 1]
-        ),
+        "strided slice": lambda a: mb.slice_by_index(x=a, begin=[0, 0, 0], end=[2, 4, 3], stride=[1, 2, 1]),
         "one of an axis": lambda a: mb.slice_by_index(
             x=a, begin=[0, -1, 0], end=[2, 0, 3], squeeze_mask=[False, True, False]
         ),
@@ -183,10 +188,7 @@ def test_nested_blocks() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (
-            lambda a, b: mb.add(x=a, y=b),
-            "add of 2x1x2x1x2x1 and 1x2x1x2x1x2 and 2x2x2x2x2x2 cannot",
-        ),
+        (lambda a, b: mb.add(x=a, y=b), "add of 2x1x2x1x2x1 and 1x2x1x2x1x2 and 2x2x2x2x2x2 cannot"),
         (lambda a, b: mb.reduce_max(x=a, axes=[0, 2, 4]), "reduce_max of 2x1x2x1x2x1"),
         (lambda a, b: mb.reverse(x=a, axes=[0]), "reverse makes rank 6 (2x1x2x1x2x1)"),
     ],
@@ -200,9 +202,12 @@ def test_refuses_a_slice_at_a_place_of_the_run_time() -> None:
     def body(a: Var, b: Var) -> Any:
         begin = mb.cast(x=b, dtype="int32")
         cut = mb.slice_by_index(
-            x=a, begin=begin, end=[2, 3, 1, 4, 2, 3], squeeze_mask=[True] + [False] * 5,
+            x=a,
+            begin=begin,
+            end=[2, 3, 1, 4, 2, 3],
+            squeeze_mask=[True] + [False] * 5,
             begin_mask=[False] + [True] * 5,
-        )  # fmt: skip
+        )
         return mb.relu(x=cut)
 
     assert_refuses(Rerank(), program_of(body, SIX, (6,)), "only the run time knows")
@@ -215,9 +220,7 @@ def test_refuses_symbolic_shapes() -> None:
 
 def test_leaves_integers_of_low_rank_and_what_fits_alone() -> None:
     def body(a: Var) -> Any:
-        return mb.gather(
-            x=np.arange(12, dtype=np.float32), indices=mb.add(x=a, y=np.int32(1)), axis=0
-        )
+        return mb.gather(x=np.arange(12, dtype=np.float32), indices=mb.add(x=a, y=np.int32(1)), axis=0)
 
     _, session = apply_pass(Rerank(at_least=4), program_of(body, (3,), dtype=types.int32))
     assert not session.changes
@@ -236,9 +239,7 @@ def test_a_constant_is_reshaped_once() -> None:
 
 def test_survives_the_default_pipeline(settled: Callable[[Program], Program]) -> None:
     for step, shape in ((Rerank(), SIX), (Rerank(at_least=4), (2, 4, 3))):
-        program = program_of(
-            lambda a: mb.softmax(x=mb.relu(x=mb.add(x=a, y=ONE_TWO_THREE)), axis=-1), shape
-        )
+        program = program_of(lambda a: mb.softmax(x=mb.relu(x=mb.add(x=a, y=ONE_TWO_THREE)), axis=-1), shape)
         after = settled(check(step, program, 1e-6))
         assert_same_numbers(program, after, rtol=1e-6)
         assert not apply_pass(step, after)[1].changes
@@ -249,9 +250,7 @@ def test_survives_the_default_pipeline(settled: Callable[[Program], Program]) ->
 def test_any_shape_any_broadcast(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 8))
     shape = tuple(data.draw(st.lists(st.integers(1, 3), min_size=rank, max_size=rank)))
-    other = tuple(n if data.draw(st.booleans()) else 1 for n in shape)[
-        data.draw(st.integers(0, rank - 1)) :
-    ]
+    other = tuple(n if data.draw(st.booleans()) else 1 for n in shape)[data.draw(st.integers(0, rank - 1)) :]
     kind = data.draw(st.sampled_from(["add", "maximum", "real_div", "greater"]))
     step = Rerank(at_most=data.draw(st.integers(4, 5)), at_least=data.draw(st.sampled_from([0, 4])))
     program = program_of(lambda a, b: getattr(mb, kind)(x=a, y=b), shape, other)
@@ -275,14 +274,12 @@ def test_any_transposition(perm: list[int], shape: list[int]) -> None:
 @given(st.lists(st.booleans(), min_size=7, max_size=7), st.booleans())
 def test_any_reduction(reduced: list[bool], keep: bool) -> None:
     axes = [i for i, r in enumerate(reduced) if r] or [0]
-    program = program_of(
-        lambda a: mb.reduce_max(x=a, axes=axes, keep_dims=keep), (2, 3, 1, 2, 1, 2, 2)
-    )
+    program = program_of(lambda a: mb.reduce_max(x=a, axes=axes, keep_dims=keep), (2, 3, 1, 2, 1, 2, 2))
     after, _ = apply_pass(Rerank(), program)
     assert_same_numbers(program, after)
 
 
-@pytest.mark.parametrize("kind", [k for k in UNARY if k not in ("cast", "logical_not", "identity")])
+@pytest.mark.parametrize("kind", [k for k in sorted(UNARY) if k not in ("cast", "logical_not", "identity")])
 def test_every_unary_op_works_on_merged_axes(kind: str) -> None:
     options = {"clip": {"alpha": 0.1, "beta": 0.9}, "threshold": {"alpha": 0.1}}
     two = ("clamped_relu", "linear_activation", "scaled_tanh", "sigmoid_hard")

@@ -88,9 +88,7 @@ def test_an_inner_op_of_another_block() -> None:
     def program(x: Var, flag: Var) -> Any:
         inner = mb.relu(x=x, name="inner")
         return mb.cond(
-            pred=mb.squeeze(x=flag),
-            _true_fn=lambda: mb.relu(x=inner),
-            _false_fn=lambda: mb.exp(x=x),
+            pred=mb.squeeze(x=flag), _true_fn=lambda: mb.relu(x=inner), _false_fn=lambda: mb.exp(x=x)
         )
 
     assert_refuses(DoubleRelu(), program, "inner is in another block")
@@ -545,9 +543,7 @@ class AddsShared(Rewrite):
 def test_shared_constants_are_made_once_and_stand_first() -> None:
     @mb.program(input_specs=[mb.TensorSpec((2, 3)), mb.TensorSpec((1,), dtype=types.bool)])
     def program(x: Var, flag: Var) -> Any:
-        nested = mb.cond(
-            pred=mb.squeeze(x=flag), _true_fn=lambda: mb.exp(x=x), _false_fn=lambda: mb.abs(x=x)
-        )
+        nested = mb.cond(pred=mb.squeeze(x=flag), _true_fn=lambda: mb.exp(x=x), _false_fn=lambda: mb.abs(x=x))
         return nested, mb.exp(x=mb.exp(x=x))
 
     AddsShared.made.clear()
@@ -592,9 +588,7 @@ class ScaleAsInput(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Any:
         value = np.full((1, 1), m.factor.val, np.float32)
-        change = InterfaceChange(
-            "give the scale", ("scale",), inputs=lambda values: {**values, "scale": value}
-        )
+        change = InterfaceChange("give the scale", ("scale",), inputs=lambda values: {**values, "scale": value})
         return mb.mul(x=m.x, y=mb.add_input((1, 1), types.fp32, change))
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
@@ -713,6 +707,4 @@ def test_refusals_are_grouped_by_reason() -> None:
         return mb.relu(x=inner, name="r1"), mb.relu(x=inner, name="r2")
 
     _, session = apply_pass(DoubleRelu(), one_input(body))
-    assert grouped_refusals(session.refusals) == [
-        ("double_relu", "%inner is read elsewhere", 2, "r1")
-    ]
+    assert grouped_refusals(session.refusals) == [("double_relu", "%inner is read elsewhere", 2, "r1")]

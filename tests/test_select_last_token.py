@@ -73,33 +73,25 @@ def capped(x: Any) -> Any:
 def compressed() -> Any:
     data = np.arange(66, dtype=np.int8).reshape(11, 6)
     scale, zero = np.float32(0.05), np.int8(30)
-    return mb.constexpr_affine_dequantize(
-        quantized_data=data, zero_point=zero, scale=scale, axis=np.int32(0)
-    )
+    return mb.constexpr_affine_dequantize(quantized_data=data, zero_point=zero, scale=scale, axis=np.int32(0))
 
 
 HEADS = {
     "linear": lambda x: mb.linear(x=x, weight=WEIGHT, bias=np.arange(11.0, dtype=np.float32)),
     "matmul": lambda x: mb.matmul(x=x, y=WEIGHT, transpose_y=True),
-    "matmul_bias": lambda x: mb.add(
-        x=mb.matmul(x=x, y=WEIGHT.T.copy()), y=np.ones((1, 1, 11), "f")
-    ),
+    "matmul_bias": lambda x: mb.add(x=mb.matmul(x=x, y=WEIGHT.T.copy()), y=np.ones((1, 1, 11), "f")),
     "compressed": lambda x: mb.linear(x=x, weight=compressed()),
     "flat": head_2d,
     "capped": capped,
     "cast": lambda x: mb.cast(
         x=mb.linear(x=mb.cast(x=x, dtype="fp16"), weight=WEIGHT.astype(np.float16)), dtype="fp32"
     ),
-    "cut": lambda x: mb.slice_by_index(
-        x=mb.linear(x=x, weight=WEIGHT), begin=[0, 0, 0], end=[1, 5, 9]
-    ),
+    "cut": lambda x: mb.slice_by_index(x=mb.linear(x=x, weight=WEIGHT), begin=[0, 0, 0], end=[1, 5, 9]),
     "probabilities": lambda x: mb.softmax(x=mb.linear(x=x, weight=WEIGHT), axis=-1),
 }
 
 
-def model(
-    norm: Any = layer_norm, head: Any = HEADS["linear"], ios: int = 16, batch: int = 1
-) -> Program:
+def model(norm: Any = layer_norm, head: Any = HEADS["linear"], ios: int = 16, batch: int = 1) -> Program:
     """Attention over 5 positions, an MLP, a norm and a head."""
 
     @mb.program(input_specs=[mb.TensorSpec((batch, 5, 6))], opset_version=ct.target.iOS16)
@@ -144,9 +136,7 @@ def test_norms_and_heads(norm: str, head: str, position: str) -> None:
 
 @pytest.mark.parametrize("head", ["linear", "matmul"])
 @pytest.mark.parametrize("picked", [[0, 3], [4, 1]])
-def test_the_one_hot_input_picks_a_position_for_each_row_of_the_batch(
-    head: str, picked: list[int]
-) -> None:
+def test_the_one_hot_input_picks_a_position_for_each_row_of_the_batch(head: str, picked: list[int]) -> None:
     program = model(head=HEADS[head], batch=2)
     after, _ = selected(SelectLastToken(position="input", input_name="at"), program)
     assert after.functions["main"].inputs["at"].shape == (2, 5)
@@ -162,9 +152,7 @@ def test_the_one_hot_input_picks_a_position_for_each_row_of_the_batch(
 
 @pytest.mark.parametrize(("ios", "held"), [(15, np.float32), (16, np.float16)])
 def test_the_one_hot_input_is_fp16_where_inputs_can_be(ios: int, held: Any) -> None:
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, 5, 6))], opset_version=getattr(ct.target, f"iOS{ios}")
-    )
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))], opset_version=getattr(ct.target, f"iOS{ios}"))
     def program(x: Any) -> Any:
         stream = mb.cumsum(x=mb.cast(x=x, dtype="fp16"), axis=1)
         logits = mb.linear(x=stream, weight=WEIGHT.astype(np.float16))
@@ -238,9 +226,7 @@ def own_selection(how: str) -> Program:
     return program
 
 
-@pytest.mark.parametrize(
-    "how", ["gather before the head", "gather after the head", "squeezed slice", "slice"]
-)
+@pytest.mark.parametrize("how", ["gather before the head", "gather after the head", "squeezed slice", "slice"])
 def test_a_model_that_selects_by_itself_does_so_earlier_and_keeps_its_outputs(how: str) -> None:
     program = own_selection(how)
     after, session = selected(SelectLastToken(), program)
@@ -363,9 +349,7 @@ def test_refuses_a_taken_input_name_and_options_that_do_not_exist() -> None:
     half=st.booleans(),
     position=st.sampled_from(["last", "input"]),
 )
-def test_any_shape(
-    batch: int, length: int, width: int, words: int, half: bool, position: str
-) -> None:
+def test_any_shape(batch: int, length: int, width: int, words: int, half: bool, position: str) -> None:
     dtype = np.float16 if half else np.float32
     weight = np.random.default_rng(0).standard_normal((words, width)).astype(dtype)
 

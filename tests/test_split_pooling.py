@@ -15,10 +15,7 @@ import anesurgery as ane
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
-from anesurgery.neuralnetwork.editing.testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-)
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.passes.layers.split_pooling import SplitPooling
 from anesurgery.placement.layer_rules import POOL_KERNEL, POOL_STRIDE
@@ -120,12 +117,9 @@ def test_maxima_are_bit_exact(kernel: int, stride: int) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    ("size", "kernel", "stride"),
-    [((16, 17), 4, 4), ((17, 7), 7, 3), ((30, 17), 15, 1), ((31, 17), 16, 2)],
+    ("size", "kernel", "stride"), [((16, 17), 4, 4), ((17, 7), 7, 3), ((30, 17), 15, 1), ((31, 17), 16, 2)]
 )
-def test_other_paddings_of_maxima(
-    size: Pair, kernel: int, stride: int, padding: dict[str, Any]
-) -> None:
+def test_other_paddings_of_maxima(size: Pair, kernel: int, stride: int, padding: dict[str, Any]) -> None:
     spec = pooled(size, (kernel,) * 2, (stride,) * 2, **padding)
     old, new, _ = both(spec, floats(1, 2, *size) - 10)
     np.testing.assert_array_equal(new, old)
@@ -208,10 +202,7 @@ def test_poolings_within_the_limits_stay() -> None:
         assert not session.refusals
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after"),
-    [("sinet_portrait_seg", 4, 0), ("pose_cpm", 1, 0)],
-)
+@pytest.mark.parametrize(("name", "before", "after"), [("sinet_portrait_seg", 4, 0), ("pose_cpm", 1, 0)])
 def test_real_networks(corpus: Path, name: str, before: int, after: int) -> None:
     """Global means and 4x4 means; a 4x4 maximum with "same" padding that adds nothing."""
     surgery = ane.apply(str(corpus / f"{name}.mlmodel"), "split_pooling", prove="both")
@@ -219,7 +210,9 @@ def test_real_networks(corpus: Path, name: str, before: int, after: int) -> None
     assert len(surgery.changes) == before
     assert not surgery.refusals
     forbidden = [
-        row for part in surgery.inspected[1] for row in part.ops
+        row
+        for part in surgery.inspected[1]
+        for row in part.ops
         if row.op_type == "pooling" and row.legal is False
-    ]  # fmt: skip
+    ]
     assert len(forbidden) == after

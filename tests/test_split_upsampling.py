@@ -37,10 +37,7 @@ def both(spec: Any, x: Array) -> tuple[Array, Array, list[str]]:
     assert session.changes, session.refusals
     for layer in after.neuralNetwork.layers:
         assert max(layer.upsample.scalingFactor, default=1) <= UPSAMPLE
-        assert (
-            max(layer.convolution.kernelSize, default=1) <= 13
-            or layer.convolution.kernelSize[1] == 1
-        )
+        assert max(layer.convolution.kernelSize, default=1) <= 13 or layer.convolution.kernelSize[1] == 1
     old, new = (ane.run(import_network(s), {"x": x})["y"] for s in (spec, after))
     np.testing.assert_allclose(new, old, rtol=0, atol=STEP.tolerance.rtol * np.abs(old).max())
     return old, new, [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
@@ -141,12 +138,7 @@ def test_places_far_from_the_first_pixel() -> None:
 @pytest.mark.parametrize(
     ("size", "factors", "fields", "words"),
     [
-        (
-            (1, 2, 4, 4),
-            (),
-            {"fractionalScalingFactor": [2.5, 2.0]},
-            "the factor 2.5x2 is fractional",
-        ),
+        ((1, 2, 4, 4), (), {"fractionalScalingFactor": [2.5, 2.0]}, "the factor 2.5x2 is fractional"),
         ((1, 2, 4, 4), (31, 1), {"mode": "NN"}, "leaves a kernel of 31x1"),
         ((1, 2, 4, 4), (1, 30), {"mode": "NN"}, "leaves a kernel of 1x15 to a deconvolution"),
         ((2, 4, 4), (3, 3), {"mode": "NN"}, "takes 4 axes or more in Core ML's own check"),
@@ -155,9 +147,7 @@ def test_places_far_from_the_first_pixel() -> None:
         ((1, 2, 20, 4), (4, 4), {"linearUpsampleMode": MODES[1]}, "at each 1/79 of the height"),
     ],
 )
-def test_refusals(
-    size: tuple[int, ...], factors: Pairs, fields: dict[str, Any], words: str
-) -> None:
+def test_refusals(size: tuple[int, ...], factors: Pairs, fields: dict[str, Any], words: str) -> None:
     if "fractionalScalingFactor" in fields:
         fields = fields | {"linearUpsampleMode": MODES[2]}
     assert_refuses_layers(STEP, upsampled(size, factors, **({"mode": "BILINEAR"} | fields)), words)
@@ -172,11 +162,7 @@ def at_run_time(spec: Any, axis: int) -> Any:
 
 @pytest.mark.parametrize("mode", ["NN", "BILINEAR"])
 def test_sizes_known_at_run_time_only(mode: str) -> None:
-    for axis, words in (
-        (1, "the number of channels"),
-        (2, "height or width"),
-        (3, "height or width"),
-    ):
+    for axis, words in ((1, "the number of channels"), (2, "height or width"), (3, "height or width")):
         spec = at_run_time(upsampled((1, 2, 4, 4), (3, 3), mode=mode), axis)
         assert_refuses_layers(STEP, spec, words)
     spec = at_run_time(upsampled((1, 2, 4, 4), (6, 4), mode=mode), 0)

@@ -56,9 +56,7 @@ def test_an_unknown_size_is_refused() -> None:
 
 
 def test_the_gates_of_a_real_network(corpus: Path) -> None:
-    done = ane.apply(
-        corpus / "sinet_portrait_seg.mlmodel", "spread_channels", prove="both", quiet=True
-    )
+    done = ane.apply(corpus / "sinet_portrait_seg.mlmodel", "spread_channels", prove="both", quiet=True)
     assert len(done.changes) == 2
     assert done.proof is not None
     assert done.proof.psnr == float("inf")

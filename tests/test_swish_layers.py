@@ -13,11 +13,7 @@ import anesurgery as ane
 from anesurgery.mil import mb
 from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
-from anesurgery.neuralnetwork.editing.testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-    spec_text,
-)
+from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_refuses_layers, spec_text
 from anesurgery.neuralnetwork.upgrade import import_network
 from anesurgery.passes.layers.swish_layers import SwishLayers
 from anesurgery.program import read_spec
@@ -68,10 +64,7 @@ def test_numbers(parameters: dict[str, Any], kinds: list[str], rank5: bool) -> N
     [
         ({"weights": [weights(np.ones(2))]}, "it has 1 weights"),
         ({"parameters": {"alpha": {"doubleValue": 1.0}}}, "it has the parameters alpha"),
-        (
-            {"parameters": {"beta": {"intValue": 1}, "axis": {"intValue": 1}}},
-            "it has the parameters axis",
-        ),
+        ({"parameters": {"beta": {"intValue": 1}, "axis": {"intValue": 1}}}, "it has the parameters axis"),
         ({"parameters": {"beta": {"stringValue": "1"}}}, "its parameter beta is stringValue"),
         ({"parameters": {"beta": {}}}, "its parameter beta is empty"),
     ],
@@ -104,10 +97,7 @@ network(%x: 1x2x4x4) {
 
 
 def test_the_printer_shows_parameters_and_weights() -> None:
-    fields: dict[str, Any] = {
-        "parameters": {"beta": {"doubleValue": 0.5}},
-        "weights": [weights(np.ones(2))],
-    }
+    fields: dict[str, Any] = {"parameters": {"beta": {"doubleValue": 0.5}}, "weights": [weights(np.ones(2))]}
     text = spec_text(swish(**fields))
     assert "className=Swish, weights=[[1, 1]], parameters={beta={doubleValue=0.5}})" in text
 
@@ -120,8 +110,5 @@ def test_a_real_network(corpus: Path) -> None:
     assert [change.where for change in surgery.changes] == ["swish_1"]
     old = import_network(read_spec(path), custom={"Swish": as_defined})
     image = np.random.default_rng(0).integers(0, 256, (1, 3, 256, 256)).astype(np.uint8)
-    found, wanted = (
-        ane.run(import_network(surgery.spec), {"image": image}),
-        ane.run(old, {"image": image}),
-    )
+    found, wanted = (ane.run(import_network(surgery.spec), {"image": image}), ane.run(old, {"image": image}))
     np.testing.assert_array_equal(found["output"], wanted["output"])

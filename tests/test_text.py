@@ -70,12 +70,7 @@ def mb_const(value: Any) -> Var:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (True, "True"),
-        ("same", '"same"'),
-        (np.int32(7), "7"),
-        (np.array([True, False]), "[True, False]"),
-    ],
+    [(True, "True"), ("same", '"same"'), (np.int32(7), "7"), (np.array([True, False]), "[True, False]")],
 )
 def test_constants_of_other_kinds(value: Any, text: str) -> None:
     assert operand_text(mb_const(value)) == text
@@ -85,27 +80,20 @@ def test_element_types() -> None:
     spec = mb.TensorSpec((2, 3), dtype=types.fp16)
     found = line(lambda a: mb.cast(x=a, dtype="int32", name="y"), spec)
     assert found == '%y: 2x3xint32 = cast(x=%a, dtype="int32")'
-    found = line(
-        lambda a: mb.add(x=a, y=np.arange(9, dtype=np.float16)[:, None, None], name="y"), spec
-    )
+    found = line(lambda a: mb.add(x=a, y=np.arange(9, dtype=np.float16)[:, None, None], name="y"), spec)
     assert found == "%y: 9x2x3xfp16 = add(x=%a, y=const<9x1x1xfp16>)"
     found = line(lambda a: mb.greater(x=a, y=np.float16(0), name="y"), spec)
     assert found == "%y: 2x3xbool = greater(x=%a, y=0)"
 
 
 def test_scalars_name_their_type() -> None:
-    assert (
-        line(lambda a: mb.reduce_sum(x=a, keep_dims=False, name="y"))
-        == "%y: fp32 = reduce_sum(x=%a)"
-    )
+    assert line(lambda a: mb.reduce_sum(x=a, keep_dims=False, name="y")) == "%y: fp32 = reduce_sum(x=%a)"
 
 
 def test_shared_large_constants_have_a_name_in_front() -> None:
     def body(a: Var) -> Any:
         table = mb.const(val=np.ones((3, 3), np.float32), name="table")
-        return mb.add(
-            x=mb.matmul(x=a, y=table, name="p"), y=mb.matmul(x=a, y=table, name="q"), name="y"
-        )
+        return mb.add(x=mb.matmul(x=a, y=table, name="p"), y=mb.matmul(x=a, y=table, name="q"), name="y")
 
     found = lines(program_of(body))
     assert found[0] == "%p: 2x3 = matmul(x=%a, y=%table:const<3x3>)"
@@ -133,8 +121,10 @@ def test_nested_blocks_are_indented() -> None:
     def body(a: Var, flag: Var) -> Any:
         return mb.cond(
             pred=mb.squeeze(x=flag, name="p"),
-            _true_fn=lambda: mb.exp(x=a, name="e"), _false_fn=lambda: mb.relu(x=a, name="r"), name="y",
-        )  # fmt: skip
+            _true_fn=lambda: mb.exp(x=a, name="e"),
+            _false_fn=lambda: mb.relu(x=a, name="r"),
+            name="y",
+        )
 
     text = to_text(program_of(body, mb.TensorSpec((2, 3)), mb.TensorSpec((1,), dtype=types.bool)))
     assert "  %y: 2x3 = cond(pred=%p)\n    block() {\n      %e: 2x3 = exp(x=%a)\n" in text
@@ -167,9 +157,7 @@ def test_one_op_alone_and_one_block_alone() -> None:
 def test_the_text_is_stable_and_a_copy_has_the_same() -> None:
     def body(a: Var) -> Any:
         x = mb.layer_norm(x=a, axes=[-1], gamma=np.ones(3, np.float32), epsilon=np.float32(1e-5))
-        return mb.gelu(
-            x=mb.linear(x=x, weight=np.ones((4, 3), np.float32)), mode="TANH_APPROXIMATION"
-        )
+        return mb.gelu(x=mb.linear(x=x, weight=np.ones((4, 3), np.float32)), mode="TANH_APPROXIMATION")
 
     program = program_of(body)
     assert to_text(program) == to_text(program)

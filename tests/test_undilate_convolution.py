@@ -34,22 +34,35 @@ def whole(*shape: int, seed: int = 0) -> Array:
 
 
 def dilated(
-    kernel: Pair, dilation: Pair, size: Pair = (19, 22), *, channels: Pair = (4, 6), groups: int = 1,
-    padding: str = "valid", rank5: bool = False, half: bool = False, bias: bool = True, **fields: Any,
-) -> Any:  # fmt: skip
+    kernel: Pair,
+    dilation: Pair,
+    size: Pair = (19, 22),
+    *,
+    channels: Pair = (4, 6),
+    groups: int = 1,
+    padding: str = "valid",
+    rank5: bool = False,
+    half: bool = False,
+    bias: bool = True,
+    **fields: Any,
+) -> Any:
     """A convolution with small whole weights."""
     read, made = channels
     numbers = whole(made, read // groups, *kernel, seed=1)
     form = {
-        "outputChannels": made, "kernelChannels": read // groups, "nGroups": groups, "kernelSize": kernel,
-        "dilationFactor": dilation, "weights": weights(numbers, half), **PADDINGS[padding], **fields,
-    }  # fmt: skip
+        "outputChannels": made,
+        "kernelChannels": read // groups,
+        "nGroups": groups,
+        "kernelSize": kernel,
+        "dilationFactor": dilation,
+        "weights": weights(numbers, half),
+        **PADDINGS[padding],
+        **fields,
+    }
     if bias:
         form |= {"hasBias": True, "bias": weights(whole(made, seed=2), half)}
     shape = (read, *size) if rank5 else (1, read, *size)
-    return make_network(
-        {"x": shape}, [make_layer("convolution", ["x"], ["y"], **form)], ["y"], rank5=rank5
-    )
+    return make_network({"x": shape}, [make_layer("convolution", ["x"], ["y"], **form)], ["y"], rank5=rank5)
 
 
 def both(spec: Any, step: UndilateConvolution = STEP, batch: int = 1) -> tuple[Any, list[str]]:
@@ -104,9 +117,7 @@ def test_zeros(
         ((3, 3), (4, 4), {"channels": (4, 8), "groups": 4, "size": (16, 20)}),
     ],
 )
-def test_phases(
-    kernel: Pair, dilation: Pair, fields: dict[str, Any], padding: str, rank5: bool
-) -> None:
+def test_phases(kernel: Pair, dilation: Pair, fields: dict[str, Any], padding: str, rank5: bool) -> None:
     after, kinds = both(dilated(kernel, dilation, padding=padding, rank5=rank5, **fields))
     assert [kind for kind in kinds if kind not in ("padding", "crop")] == PHASES
     (conv,) = [n.convolution for n in after.neuralNetwork.layers if n.HasField("convolution")]
@@ -120,12 +131,7 @@ def test_an_image_of_whole_blocks_needs_no_padding() -> None:
 
 def test_the_price_that_zeros_may_have() -> None:
     """81/9 times the multiplications for a distance of 4, 25/9 times for one of 2."""
-    for factor, distance, kinds in (
-        (9, 4, ZEROS),
-        (8.9, 4, PHASES),
-        (4, 2, ZEROS),
-        (2.7, 2, PHASES),
-    ):
+    for factor, distance, kinds in ((9, 4, ZEROS), (8.9, 4, PHASES), (4, 2, ZEROS), (2.7, 2, PHASES)):
         step = UndilateConvolution(factor=factor)
         assert both(dilated((3, 3), (distance, distance), (16, 20)), step)[1] == kinds
 
@@ -169,7 +175,7 @@ def test_quantized_weights_become_fp32() -> None:
         (dilated((3, 3), (20, 20), (64, 64), channels=(70, 70)), "20x20 times 44100 weights are more"),
         (dilated((3, 3), (2, 2), isDeconvolution=True, channels=(4, 4)), "it is a deconvolution"),
     ],
-)  # fmt: skip
+)
 def test_refusals(spec: Any, words: str) -> None:
     assert_refuses_layers(STEP, spec, words)
 
@@ -181,12 +187,7 @@ def test_weights_that_may_be_trained() -> None:
 
 
 def test_computed_weights() -> None:
-    form: dict[str, Any] = {
-        "outputChannels": 2,
-        "kernelChannels": 2,
-        "dilationFactor": [2, 2],
-        "valid": {},
-    }
+    form: dict[str, Any] = {"outputChannels": 2, "kernelChannels": 2, "dilationFactor": [2, 2], "valid": {}}
     layers = [make_layer("convolution", ["x", "w"], ["y"], **form)]
     spec = make_network({"x": (1, 2, 8, 8), "w": (2, 2, 3, 3)}, layers, ["y"])
     assert_refuses_layers(STEP, spec, "its weights are computed")

@@ -29,9 +29,7 @@ def decompress(op: Operation, known: Mapping[Var, Array]) -> list[Array]:
         InterpretError: the form is not known, or its parts do not fit together.
     """
     if op.op_type not in DECODERS:
-        raise InterpretError(
-            f"op {op.name}: {op.op_type} is not known; DECODERS holds the forms that are"
-        )
+        raise InterpretError(f"op {op.name}: {op.op_type} is not known; DECODERS holds the forms that are")
     parts = {k: known.get(v, v.val) for k, v in op.inputs.items() if isinstance(v, Var)}
     try:
         made = DECODERS[op.op_type](**parts)
@@ -61,19 +59,12 @@ def shift_scale(data: Array, scale: Array, offset: Array | None = None) -> Array
 
 def affine(quantized_data: Array, zero_point: Array, scale: Array, axis: int) -> Array:
     """`scale * (data - zero_point)`, scale and zero point one for all or one for each index of an axis."""
-    across = [
-        -1 if a == int(axis) % np.ndim(quantized_data) else 1
-        for a in range(np.ndim(quantized_data))
-    ]
-    scale, zero = (
-        np.reshape(v, across) if np.ndim(v) else np.asarray(v) for v in (scale, zero_point)
-    )
+    across = [-1 if a == int(axis) % np.ndim(quantized_data) else 1 for a in range(np.ndim(quantized_data))]
+    scale, zero = (np.reshape(v, across) if np.ndim(v) else np.asarray(v) for v in (scale, zero_point))
     return scale * (np.asarray(quantized_data).astype(scale.dtype) - zero.astype(scale.dtype))
 
 
-def lut_to_dense(
-    indices: Array, lut: Array, vector_axis: Any = None, shape: Array | None = None
-) -> Array:
+def lut_to_dense(indices: Array, lut: Array, vector_axis: Any = None, shape: Array | None = None) -> Array:
     """Look each index up in the table of its group.
 
     Args:
@@ -84,9 +75,7 @@ def lut_to_dense(
         shape: of the result, in the form of iOS 16.
     """
     if shape is not None:
-        return lut[_unpacked(indices, int(lut.size).bit_length() - 1, int(np.prod(shape)))].reshape(
-            shape
-        )
+        return lut[_unpacked(indices, int(lut.size).bit_length() - 1, int(np.prod(shape)))].reshape(shape)
     entries, width = lut.shape[-2:]
     places = np.asarray(indices).astype(np.intp)
     stride = entries

@@ -15,9 +15,7 @@ LOOP_LIMIT = 100_000
 """Rounds after which a `while_loop` is taken for endless."""
 
 
-def _block(
-    plan: Any, block: Any, values: list[Any], env: dict[Any, Any], listener: Any
-) -> list[Any]:
+def _block(plan: Any, block: Any, values: list[Any], env: dict[Any, Any], listener: Any) -> list[Any]:
     """Run a nested block on the values of its inputs; it sees the values outside."""
     inner = {**env, **dict(zip(block.inputs, values, strict=True))}
     nested = plan.blocks[block]

@@ -17,9 +17,13 @@ CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transp
 
 
 def padding(
-    pad_type: str, pad: Any, sizes: list[int], kernel: list[int], strides: list[int],
+    pad_type: str,
+    pad: Any,
+    sizes: list[int],
+    kernel: list[int],
+    strides: list[int],
     dilations: list[int] | None = None,
-) -> list[tuple[int, int]]:  # fmt: skip
+) -> list[tuple[int, int]]:
     """Padding (begin, end) of each spatial axis, whatever way it was asked for."""
     name = str(pad_type).lower()
     if name == "custom":
@@ -56,9 +60,15 @@ def _steps(value: Any, axes: int) -> list[int]:
 
 @impl("conv")
 def conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, strides: Any = None, pad_type: str = "valid",
-    pad: Any = None, dilations: Any = None, groups: int = 1,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
+    dilations: Any = None,
+    groups: int = 1,
+) -> Tensor:
     """Convolution of [batch, channels, spatial...] with a weight [out, in / groups, kernel...].
 
     Both ends of an axis are padded inside torch as far as they are alike: that spares a copy of x.
@@ -73,24 +83,35 @@ def conv(
 
 @impl("conv_quantized")
 def conv_quantized(
-    x: Tensor, weight: Tensor, quantization_type: str, quant_scale: Tensor, quant_bias: Tensor,
-    bias: Tensor | None = None, nbits: int = 8, **form: Any,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    quantization_type: str,
+    quant_scale: Tensor,
+    quant_bias: Tensor,
+    bias: Tensor | None = None,
+    nbits: int = 8,
+    **form: Any,
+) -> Tensor:
     """Convolution with the weight `weight * quant_scale + quant_bias`: one of each, or one per channel out."""
     if quantization_type != "linear":
         raise Unsupported(f"conv_quantized with quantization_type {quantization_type!r}")
     column = (-1, *(1,) * (weight.ndim - 1))
-    scale, shift = (
-        torch.as_tensor(v, dtype=torch.float32).reshape(column) for v in (quant_scale, quant_bias)
-    )
+    scale, shift = (torch.as_tensor(v, dtype=torch.float32).reshape(column) for v in (quant_scale, quant_bias))
     return conv(x, weight * scale + shift, None if bias is None else bias.float(), **form)
 
 
 @impl("conv_transpose")
 def conv_transpose(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, pad: Any = None, output_shape: Any = None,
-    pad_type: str = "valid", strides: Any = None, dilations: Any = None, groups: int = 1,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    pad: Any = None,
+    output_shape: Any = None,
+    pad_type: str = "valid",
+    strides: Any = None,
+    dilations: Any = None,
+    groups: int = 1,
+) -> Tensor:
     """Transposed convolution of [batch, in, spatial...] with a weight [in, out / groups, kernel...].
 
     The padding is cut from the full result; an `output_shape` says where it ends, be it before or behind that.

@@ -45,9 +45,15 @@ class Plan:
     """The steps of a list of ops, and of the blocks nested in them."""
 
     def __init__(
-        self, ops: Iterable[Operation], keep: Iterable[Var], arithmetic: str,
-        outside: Plan | None = None, *, fuse: bool = False, device: str = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        ops: Iterable[Operation],
+        keep: Iterable[Var],
+        arithmetic: str,
+        outside: Plan | None = None,
+        *,
+        fuse: bool = False,
+        device: str = "cpu",
+    ) -> None:
         self.arithmetic, self.device = dtypes.check(arithmetic), devices.check(device)
         self.constants: Env = dict(outside.constants) if outside else {}
         self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
@@ -67,9 +73,7 @@ class Plan:
         if op.op_type == "const":
             return True
         if op.op_type.startswith("constexpr_"):
-            self.decompressed |= zip(
-                op.outputs, constexpr.decompress(op, self.decompressed), strict=True
-            )
+            self.decompressed |= zip(op.outputs, constexpr.decompress(op, self.decompressed), strict=True)
             return True
         return False
 
@@ -112,9 +116,7 @@ class Plan:
                 del steps[op]
         return list(steps.values())
 
-    def _inputs(
-        self, op: Operation, moves: bool
-    ) -> tuple[dict[str, Any], list[tuple[str, Any]], list[str]]:
+    def _inputs(self, op: Operation, moves: bool) -> tuple[dict[str, Any], list[tuple[str, Any]], list[str]]:
         fixed: dict[str, Any] = {}
         reads: list[tuple[str, Any]] = []
         for name, value in op.inputs.items():
@@ -180,9 +182,7 @@ class Plan:
             for var in step.dead:
                 env.pop(var, None)
 
-    def _compute(
-        self, step: Step, arguments: dict[str, Any], env: Env, listener: Listener | None
-    ) -> Any:
+    def _compute(self, step: Step, arguments: dict[str, Any], env: Env, listener: Listener | None) -> Any:
         try:
             if step.function is None:
                 return control.TABLE[step.op.op_type](self, step.op, arguments, env, listener)
@@ -210,9 +210,7 @@ class Plan:
 
     def stored(self) -> list[Any]:
         """The constants that the steps and the nested blocks read."""
-        here = [x for step in self.steps for x in step.fixed.values()] + list(
-            self.constants.values()
-        )
+        here = [x for step in self.steps for x in step.fixed.values()] + list(self.constants.values())
         return here + [x for plan in self.blocks.values() for x in plan.stored()]
 
     def value(self, env: Env, var: Var) -> Any:
@@ -251,9 +249,7 @@ def _last_uses(ops: list[Operation], keep: set[Var]) -> dict[int, list[Var]]:
 def _deep_reads(op: Operation) -> list[Var]:
     found = [v for _, v in operands(op)]
     for block in op.blocks:
-        found += [v for nested in block.operations for v in _deep_reads(nested)] + list(
-            block.outputs
-        )
+        found += [v for nested in block.operations for v in _deep_reads(nested)] + list(block.outputs)
     return found
 
 
@@ -274,18 +270,22 @@ class Executable:
     """
 
     def __init__(
-        self, program: Program, *, function: str | None = None, precision: str = "fp32",
-        fuse: bool = True, device: str = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        program: Program,
+        *,
+        function: str | None = None,
+        precision: str = "fp32",
+        fuse: bool = True,
+        device: str = "cpu",
+    ) -> None:
         self.function = function_of(program, function)
         ops, outputs = self.function.operations, self.function.outputs
         self.plan = Plan(ops, outputs, precision, fuse=fuse, device=device)
         self.stored = {_place(t) for t in self.plan.stored()}
 
     def __call__(
-        self, values: Mapping[str, Any], *, listener: Listener | None = None,
-        state: state.States | None = None,
-    ) -> dict[str, Array]:  # fmt: skip
+        self, values: Mapping[str, Any], *, listener: Listener | None = None, state: state.States | None = None
+    ) -> dict[str, Array]:
         """The outputs by name, as numpy arrays.
 
         Args:
@@ -303,9 +303,7 @@ class Executable:
             self.plan.run(env, listener)
             outputs = {v.name: self._own(env, v, bound.values()) for v in self.function.outputs}
         arithmetic = self.plan.arithmetic
-        return {
-            v.name: dtypes.to_numpy(outputs[v.name], v, arithmetic) for v in self.function.outputs
-        }
+        return {v.name: dtypes.to_numpy(outputs[v.name], v, arithmetic) for v in self.function.outputs}
 
     def _own(self, env: Env, output: Var, bound: Iterable[Any]) -> Any:
         """The value of an output, copied where its memory is that of a constant, an input or a state."""
@@ -321,9 +319,11 @@ class Executable:
 
 
 def evaluate(
-    ops: Sequence[Operation], bindings: Mapping[Var, torch.Tensor], wanted: Sequence[Var],
+    ops: Sequence[Operation],
+    bindings: Mapping[Var, torch.Tensor],
+    wanted: Sequence[Var],
     precision: str = "fp32",
-) -> list[torch.Tensor]:  # fmt: skip
+) -> list[torch.Tensor]:
     """The values of some vars after running a list of ops of one block.
 
     Args:

@@ -50,9 +50,13 @@ def _survivors(
 
 @impl("non_maximum_suppression")
 def non_maximum_suppression(
-    boxes: Tensor, scores: Tensor, iou_threshold: float, max_boxes: int,
-    score_threshold: float | None = None, per_class_suppression: bool = False,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    boxes: Tensor,
+    scores: Tensor,
+    iou_threshold: float,
+    max_boxes: int,
+    score_threshold: float | None = None,
+    per_class_suppression: bool = False,
+) -> tuple[Tensor, ...]:
     """The best boxes, without those that overlap a better one by more than `iou_threshold`.
 
     Boxes are [batch, n, 4] and scores [batch, n, classes], with a score threshold; without one (iOS 17) the

@@ -28,23 +28,56 @@ def _mod(x: Tensor, y: Tensor) -> Tensor:
 
 
 BINARY: dict[str, Callable[..., Tensor]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "real_div": torch.true_divide,
-    "floor_div": _floor_div, "mod": _mod, "pow": torch.pow,
-    "maximum": torch.maximum, "minimum": torch.minimum,
-    "equal": torch.eq, "not_equal": torch.ne, "greater": torch.gt, "greater_equal": torch.ge,
-    "less": torch.lt, "less_equal": torch.le,
-    "logical_and": torch.logical_and, "logical_or": torch.logical_or, "logical_xor": torch.logical_xor,
-}  # fmt: skip
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "real_div": torch.true_divide,
+    "floor_div": _floor_div,
+    "mod": _mod,
+    "pow": torch.pow,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "equal": torch.eq,
+    "not_equal": torch.ne,
+    "greater": torch.gt,
+    "greater_equal": torch.ge,
+    "less": torch.lt,
+    "less_equal": torch.le,
+    "logical_and": torch.logical_and,
+    "logical_or": torch.logical_or,
+    "logical_xor": torch.logical_xor,
+}
 """Op type -> function of (x, y), which broadcast."""
 
 UNARY: dict[str, Callable[..., Tensor]] = {
-    "abs": torch.abs, "acos": torch.acos, "asin": torch.asin, "atan": torch.atan, "atanh": torch.atanh,
-    "ceil": torch.ceil, "cos": torch.cos, "cosh": torch.cosh, "erf": torch.erf, "exp": torch.exp,
-    "exp2": torch.exp2, "floor": torch.floor, "logical_not": torch.logical_not, "round": torch.round,
-    "sign": torch.sign, "sin": torch.sin, "sinh": torch.sinh, "sqrt": torch.sqrt, "square": torch.square,
-    "tan": torch.tan, "tanh": torch.tanh, "relu": torch.relu, "relu6": F.relu6,
-    "sigmoid": torch.sigmoid, "silu": F.silu, "softplus": F.softplus, "softsign": F.softsign,
-}  # fmt: skip
+    "abs": torch.abs,
+    "acos": torch.acos,
+    "asin": torch.asin,
+    "atan": torch.atan,
+    "atanh": torch.atanh,
+    "ceil": torch.ceil,
+    "cos": torch.cos,
+    "cosh": torch.cosh,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "floor": torch.floor,
+    "logical_not": torch.logical_not,
+    "round": torch.round,
+    "sign": torch.sign,
+    "sin": torch.sin,
+    "sinh": torch.sinh,
+    "sqrt": torch.sqrt,
+    "square": torch.square,
+    "tan": torch.tan,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "softplus": F.softplus,
+    "softsign": F.softsign,
+}
 """Op type -> function of x."""
 
 

@@ -18,8 +18,11 @@ from anesurgery.transcribe import proto
 
 _COLORS = proto.FeatureTypes_pb2.ImageFeatureType.ColorSpace
 PIXELS: dict[str, tuple[str, bool]] = {
-    "RGB": ("RGB", False), "BGR": ("RGB", True), "GRAYSCALE": ("L", False), "GRAYSCALE_FLOAT16": ("F", False),
-}  # fmt: skip
+    "RGB": ("RGB", False),
+    "BGR": ("RGB", True),
+    "GRAYSCALE": ("L", False),
+    "GRAYSCALE_FLOAT16": ("F", False),
+}
 """Colour space -> (mode of a PIL image, is the order of the channels reversed?)."""
 
 
@@ -176,18 +179,20 @@ def _plain(name: str, kind: Any, value: Any) -> Any:
 
 
 _READ: dict[str, Callable[[str, Any, Any], Any]] = {
-    "multiArrayType": _array, "imageType": _image, "int64Type": _plain, "doubleType": _plain,
-    "stringType": _plain, "dictionaryType": _plain,
-}  # fmt: skip
+    "multiArrayType": _array,
+    "imageType": _image,
+    "int64Type": _plain,
+    "doubleType": _plain,
+    "stringType": _plain,
+    "dictionaryType": _plain,
+}
 
 
 def present(features: Iterable[Any], made: Mapping[str, Any]) -> dict[str, Any]:
     """The outputs of a model as a caller of Core ML gets them: images as PIL images (no alpha)."""
     found = {f.name: f.type for f in features if f.name in made}
     return {
-        name: _picture(kind.imageType, made[name])
-        if kind.WhichOneof("Type") == "imageType"
-        else made[name]
+        name: _picture(kind.imageType, made[name]) if kind.WhichOneof("Type") == "imageType" else made[name]
         for name, kind in found.items()
     }
 

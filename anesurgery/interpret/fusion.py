@@ -43,9 +43,13 @@ class Attention:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, scale: float = 1.0,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    scale: float = 1.0,
     turned: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """softmax(query keyᵀ * scale + mask) value; a boolean mask keeps where it is true."""
     key = key if turned else key.transpose(-1, -2)
     if mask is not None:  # torch's fused kernel wants four axes
@@ -71,9 +75,7 @@ def find(ops: Sequence[Operation], keep: set[Var]) -> list[Attention]:
     return [
         a
         for a in found
-        if a is not None
-        and present.issuperset(a.ops)
-        and all(_inner(op.outputs[0], keep) for op in a.ops[:-1])
+        if a is not None and present.issuperset(a.ops) and all(_inner(op.outputs[0], keep) for op in a.ops[:-1])
     ]
 
 
@@ -110,11 +112,7 @@ def _masked(var: Var) -> Iterator[tuple[list[Operation], Var, Var | None]]:
         yield [add], add.x, add.y
         yield [add], add.y, add.x
     select = producer(var, "select")
-    if (
-        select is not None
-        and (other := constant(select.b)) is not None
-        and np.all(other == -np.inf)
-    ):
+    if select is not None and (other := constant(select.b)) is not None and np.all(other == -np.inf):
         yield [select], select.a, select.cond
     yield [], var, None
 

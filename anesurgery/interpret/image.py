@@ -37,11 +37,7 @@ TORCH_MODE: dict[tuple[str, bool], dict[str, Any]] = {
 
 UNALIGN_CORNERS between pixels is none: torch takes places in fp32, by 1e-4 of a pixel off after 2000."""
 
-UPSAMPLE = {
-    (True, False): "STRICT_ALIGN_CORNERS",
-    (False, True): "UNALIGN_CORNERS",
-    (False, False): "DEFAULT",
-}
+UPSAMPLE = {(True, False): "STRICT_ALIGN_CORNERS", (False, True): "UNALIGN_CORNERS", (False, False): "DEFAULT"}
 """(align_corners, half_pixel_centers) -> sampling mode."""
 
 NEAREST = {"LINEAR": False, "NEAREST_NEIGHBOR": True}
@@ -129,9 +125,7 @@ def _resize(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
 def _scaled(x: Tensor, *factors: float) -> list[int]:
     """The last sizes of x times factors, rounded down; fp32 as stored, as coremltools infers the shape."""
     sizes = x.shape[-len(factors) :]
-    return [
-        int(np.floor(np.float32(f) * np.float32(n))) for f, n in zip(factors, sizes, strict=True)
-    ]
+    return [int(np.floor(np.float32(f) * np.float32(n))) for f, n in zip(factors, sizes, strict=True)]
 
 
 @impl("upsample_nearest_neighbor")
@@ -144,15 +138,16 @@ def upsample_nearest_neighbor(
 
 @impl("upsample_bilinear")
 def upsample_bilinear(
-    x: Tensor, scale_factor_height: float = 1, scale_factor_width: float = 1,
-    align_corners: bool = True, half_pixel_centers: bool | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    scale_factor_height: float = 1,
+    scale_factor_width: float = 1,
+    align_corners: bool = True,
+    half_pixel_centers: bool | None = None,
+) -> Tensor:
     """Larger or smaller by factors, interpolated; the factors only make the size."""
     align = bool(align_corners)
     half = not align if half_pixel_centers is None else bool(half_pixel_centers)
-    mode = _known(
-        UPSAMPLE, (align, half), "upsample_bilinear with (align_corners, half_pixel_centers)"
-    )
+    mode = _known(UPSAMPLE, (align, half), "upsample_bilinear with (align_corners, half_pixel_centers)")
     return _resize(x, _scaled(x, scale_factor_height, scale_factor_width), mode, False)
 
 
@@ -179,10 +174,7 @@ def resize_nearest_neighbor(x: Tensor, target_size_height: int, target_size_widt
 
 @impl("resize_bilinear")
 def resize_bilinear(
-    x: Tensor,
-    target_size_height: int = 1,
-    target_size_width: int = 1,
-    sampling_mode: str = "DEFAULT",
+    x: Tensor, target_size_height: int = 1, target_size_width: int = 1, sampling_mode: str = "DEFAULT"
 ) -> Tensor:
     """A given size, interpolated."""
     return _resize(x, [int(target_size_height), int(target_size_width)], sampling_mode, False)
@@ -190,17 +182,14 @@ def resize_bilinear(
 
 @impl("resize")
 def resize(
-    x: Tensor, shape: Any, resized_dims: int, interpolation_mode: str = "LINEAR",
-    sampling_mode: str = "DEFAULT",
-) -> Tensor:  # fmt: skip
+    x: Tensor, shape: Any, resized_dims: int, interpolation_mode: str = "LINEAR", sampling_mode: str = "DEFAULT"
+) -> Tensor:
     """The last axes in the sizes that end `shape`; a size of 0 is that of x."""
     count = int(resized_dims)
     wanted = ints(shape)
     wanted = wanted[len(wanted) - count :]
     sizes = [new or old for new, old in zip(wanted, x.shape[x.ndim - count :], strict=True)]
-    return _resize(
-        x, sizes, sampling_mode, _known(NEAREST, interpolation_mode, "interpolation_mode")
-    )
+    return _resize(x, sizes, sampling_mode, _known(NEAREST, interpolation_mode, "interpolation_mode"))
 
 
 @impl("crop", moves=True)
@@ -226,15 +215,22 @@ def _between(start: float, end: float, count: int, mode: str, size: int) -> Tens
         return _places(mode, size, count)  # coremltools' test expects the whole image of such a box
     along = _places(mode, abs(end - start) + 1, count)
     # a side of the box must not leave the image by a rounding error
-    return (start + along if end >= start else start - along).clamp(
-        min(start, end), max(start, end)
-    )
+    return (start + along if end >= start else start - along).clamp(min(start, end), max(start, end))
 
 
 def _crops(
-    x: Tensor, boxes: Tensor, of: list[slice], *, height: int, width: int,
-    normalized: bool, scale: float, box_mode: str, mode: str, pad: float,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    boxes: Tensor,
+    of: list[slice],
+    *,
+    height: int,
+    width: int,
+    normalized: bool,
+    scale: float,
+    box_mode: str,
+    mode: str,
+    pad: float,
+) -> Tensor:
     """Each box cut out of an image, or of all, and resized: [box, image, channel, height, width]."""
     last = torch.tensor([x.shape[-2] - 1, x.shape[-1] - 1], dtype=torch.float64)
     corners = _corners(boxes, box_mode) * (last if normalized else 1.0) * float(scale)
@@ -251,11 +247,18 @@ def _crops(
 
 @impl("crop_resize")
 def crop_resize(
-    x: Tensor, roi: Tensor | None = None, boxes: Tensor | None = None, box_indices: Any = None,
-    target_height: int = 1, target_width: int = 1, normalized_coordinates: bool = False,
-    spatial_scale: float = 1.0, box_coordinate_mode: str = "CORNERS_HEIGHT_FIRST",
-    sampling_mode: str = "DEFAULT", pad_value: float = 0.0,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    roi: Tensor | None = None,
+    boxes: Tensor | None = None,
+    box_indices: Any = None,
+    target_height: int = 1,
+    target_width: int = 1,
+    normalized_coordinates: bool = False,
+    spatial_scale: float = 1.0,
+    box_coordinate_mode: str = "CORNERS_HEIGHT_FIRST",
+    sampling_mode: str = "DEFAULT",
+    pad_value: float = 0.0,
+) -> Tensor:
     """Boxes cut out of images and resized; a place outside of its image is `pad_value`.
 
     Before iOS 17 boxes come as `roi`: [N, 1, 4, 1, 1], cut out of every image, or [N, 1, 5, 1, 1], led by the
@@ -272,10 +275,17 @@ def crop_resize(
     else:
         raise Unsupported("crop_resize has neither roi nor boxes")
     made = _crops(
-        x, boxes, of, height=int(target_height), width=int(target_width),
-        normalized=bool(normalized_coordinates), scale=spatial_scale, box_mode=box_coordinate_mode,
-        mode=sampling_mode, pad=pad_value,
-    )  # fmt: skip
+        x,
+        boxes,
+        of,
+        height=int(target_height),
+        width=int(target_width),
+        normalized=bool(normalized_coordinates),
+        scale=spatial_scale,
+        box_mode=box_coordinate_mode,
+        mode=sampling_mode,
+        pad=pad_value,
+    )
     return made if roi is not None else made[:, 0]
 
 
@@ -323,9 +333,14 @@ def _sample(x: Tensor, rows: Tensor, columns: Tensor, nearest: bool, pad: float)
 
 @impl("resample")
 def resample(
-    x: Tensor, coordinates: Tensor, sampling_mode: str, padding_mode: str, padding_value: float,
-    coordinates_mode: str, align_corners: bool,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    coordinates: Tensor,
+    sampling_mode: str,
+    padding_mode: str,
+    padding_value: float,
+    coordinates_mode: str,
+    align_corners: bool,
+) -> Tensor:
     """An image at places (x, y) for each pixel of the result."""
     padding, align = padding_mode.lower(), bool(align_corners)
     fold = _known(FOLDS, padding, "padding_mode")
@@ -343,13 +358,18 @@ def resample(
 
 @impl("affine")
 def affine(
-    x: Tensor, transform_matrix: Tensor, output_height: int, output_width: int, sampling_mode: str,
-    padding_mode: str, padding_value: float, coordinates_mode: str, align_corners: bool,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    transform_matrix: Tensor,
+    output_height: int,
+    output_width: int,
+    sampling_mode: str,
+    padding_mode: str,
+    padding_value: float,
+    coordinates_mode: str,
+    align_corners: bool,
+) -> Tensor:
     """An image resampled where a matrix [a0, a1, a2, b0, b1, b2] puts each pixel of the result."""
     matrix = transform_matrix.to(x.dtype).expand(x.shape[0], 6).reshape(-1, 2, 3)
     size = [x.shape[0], x.shape[1], int(output_height), int(output_width)]
     grid = F.affine_grid(matrix, size, bool(align_corners))
-    return resample(
-        x, grid, sampling_mode, padding_mode, padding_value, coordinates_mode, align_corners
-    )
+    return resample(x, grid, sampling_mode, padding_mode, padding_value, coordinates_mode, align_corners)

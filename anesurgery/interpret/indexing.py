@@ -40,11 +40,7 @@ def _near(indices: Any, length: int, validate: bool | None) -> Tensor:
 
 @impl("gather", moves=True)
 def gather(
-    x: Tensor,
-    indices: Any,
-    axis: int = 0,
-    batch_dims: int = 0,
-    validate_indices: bool | None = None,
+    x: Tensor, indices: Any, axis: int = 0, batch_dims: int = 0, validate_indices: bool | None = None
 ) -> Tensor:
     """Slices of x along an axis: x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
     axis, batch = int(axis) % x.ndim, int(batch_dims)
@@ -64,18 +60,14 @@ def gather(
 
 
 @impl("gather_along_axis", moves=True)
-def gather_along_axis(
-    x: Tensor, indices: Any, axis: int = 0, validate_indices: bool | None = None
-) -> Tensor:
+def gather_along_axis(x: Tensor, indices: Any, axis: int = 0, validate_indices: bool | None = None) -> Tensor:
     """For each place of the indices, the element of x at that index along one axis."""
     index = _near(indices, x.shape[int(axis)], validate_indices)
     return torch.gather(x, int(axis), index)
 
 
 @impl("gather_nd", moves=True)
-def gather_nd(
-    x: Tensor, indices: Any, batch_dims: int = 0, validate_indices: bool | None = None
-) -> Tensor:
+def gather_nd(x: Tensor, indices: Any, batch_dims: int = 0, validate_indices: bool | None = None) -> Tensor:
     """Elements or slices of x at the coordinates that the last axis of the indices holds."""
     index, batch = torch.as_tensor(indices), int(batch_dims)
     at = []
@@ -106,9 +98,7 @@ def _combine(rows: Tensor, index: Tensor, new: Tensor, mode: str) -> Tensor:
 
 def _update(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
     """The last update of a row wins."""
-    last = torch.full((rows.shape[0],), -1).scatter_reduce(
-        0, index, torch.arange(index.shape[0]), "amax"
-    )
+    last = torch.full((rows.shape[0],), -1).scatter_reduce(0, index, torch.arange(index.shape[0]), "amax")
     written = last >= 0
     made = rows.clone()
     made[written] = new[last[written]]
@@ -133,9 +123,13 @@ def _divide(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
 
 @impl("scatter")
 def scatter(
-    data: Tensor, indices: Any, updates: Tensor, axis: int = 0, mode: str = "add",
+    data: Tensor,
+    indices: Any,
+    updates: Tensor,
+    axis: int = 0,
+    mode: str = "add",
     validate_indices: bool | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Data with slices along an axis combined with updates of shape [...axis, indices..., ...]."""
     axis = int(axis) % data.ndim
     index = _index(indices, data.shape[axis], validate_indices)
@@ -150,9 +144,13 @@ def scatter(
 
 @impl("scatter_along_axis")
 def scatter_along_axis(
-    data: Tensor, indices: Any, updates: Tensor, axis: int = 0, mode: str = "add",
+    data: Tensor,
+    indices: Any,
+    updates: Tensor,
+    axis: int = 0,
+    mode: str = "add",
     validate_indices: bool | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Data with the element at each index along one axis combined with the update there."""
     axis, length = int(axis) % data.ndim, data.shape[int(axis)]
     index = _index(indices, length, validate_indices).movedim(axis, -1)
@@ -167,11 +165,7 @@ def scatter_along_axis(
 
 @impl("scatter_nd")
 def scatter_nd(
-    data: Tensor,
-    indices: Any,
-    updates: Tensor,
-    mode: str = "add",
-    validate_indices: bool | None = None,
+    data: Tensor, indices: Any, updates: Tensor, mode: str = "add", validate_indices: bool | None = None
 ) -> Tensor:
     """Data combined with the updates at the coordinates that the last axis of the indices holds."""
     index = torch.as_tensor(indices)

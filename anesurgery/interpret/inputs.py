@@ -27,9 +27,7 @@ def describe(value: Any) -> str:
     return f"state {describe(value.value)}" if isinstance(value, state.Box) else _SHORT.repr(value)
 
 
-def bind(
-    function: Function, values: Mapping[str, Any], states: state.States | None
-) -> dict[Var, Any]:
+def bind(function: Function, values: Mapping[str, Any], states: state.States | None) -> dict[Var, Any]:
     """The first environment of a run.
 
     Raises:
@@ -39,9 +37,7 @@ def bind(
     wanted = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
     check_names(wanted, values)
     if missing := [n for n in wanted if n not in values]:
-        raise InterpretError(
-            f"missing inputs: {', '.join(missing)}; the model takes {', '.join(wanted)}"
-        )
+        raise InterpretError(f"missing inputs: {', '.join(missing)}; the model takes {', '.join(wanted)}")
     env: dict[Var, Any] = dict(state.bind(function, states))
     symbols: dict[Any, int] = {}
     for name, var in wanted.items():
@@ -72,9 +68,7 @@ def _cast(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):  # a large float becomes infinite in fp16
         cast = array.astype(dtype)
     if dtype.kind != "f" and not np.array_equal(cast, array):
-        raise InterpretError(
-            f"{words}; numbers such as {array[cast != array][0]} do not fit into {dtype}"
-        )
+        raise InterpretError(f"{words}; numbers such as {array[cast != array][0]} do not fit into {dtype}")
     return cast
 
 

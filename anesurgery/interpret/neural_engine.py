@@ -46,9 +46,7 @@ def _ties_away(value: Tensor) -> Tensor:
 def meaning(op_type: str, function: Function, moves: bool, chip: str | None) -> Function:
     """How an op is computed on the engine, from how it is computed exactly."""
     if op_type in products.SUMS:
-        function = products.limited(
-            op_type, flush=SMALLEST_NORMAL if applies("flush", chip) else 0.0
-        )
+        function = products.limited(op_type, flush=SMALLEST_NORMAL if applies("flush", chip) else 0.0)
     elif op_type in products.RESULTS:
         function = _limited_result(function)
     elif op_type in TABLES:
@@ -179,9 +177,7 @@ def _width_limited(value: Tensor) -> Tensor:
     if not value.is_floating_point():
         return value
     value = value.float()
-    return torch.where(
-        value.abs() >= WIDTH_LIMIT, torch.copysign(torch.tensor(torch.inf), value), value
-    )
+    return torch.where(value.abs() >= WIDTH_LIMIT, torch.copysign(torch.tensor(torch.inf), value), value)
 
 
 def _by_index(arguments: dict[str, Any], _: int) -> list[bool]:
@@ -200,8 +196,10 @@ def _by_part(arguments: dict[str, Any], parts: int) -> list[bool]:
 
 
 SLICES: dict[str, Callable[..., list[bool]]] = {
-    "slice_by_index": _by_index, "slice_by_size": _by_size, "split": _by_part,
-}  # fmt: skip
+    "slice_by_index": _by_index,
+    "slice_by_size": _by_size,
+    "split": _by_part,
+}
 """Op type -> (arguments, number of outputs) -> does each output begin inside the last axis?"""
 
 
@@ -213,7 +211,5 @@ def chip_of(precision: str) -> str | None:
     """
     _, named, chip = precision.partition(":")
     if named and chip not in CHIPS:
-        raise Unsupported(
-            f"nothing is known of the arithmetic of chip {chip!r}; known: {', '.join(CHIPS)}"
-        )
+        raise Unsupported(f"nothing is known of the arithmetic of chip {chip!r}; known: {', '.join(CHIPS)}")
     return chip or None

@@ -14,11 +14,7 @@ Tensor = torch.Tensor
 
 @impl("layer_norm")
 def layer_norm(
-    x: Tensor,
-    axes: Any = None,
-    gamma: Tensor | None = None,
-    beta: Tensor | None = None,
-    epsilon: float = 1e-5,
+    x: Tensor, axes: Any = None, gamma: Tensor | None = None, beta: Tensor | None = None, epsilon: float = 1e-5
 ) -> Tensor:
     """Zero mean and unit variance over `axes`, then times gamma plus beta (of the axes' shape)."""
     chosen = sorted(a % x.ndim for a in (range(x.ndim) if axes is None else ints(axes)))
@@ -34,9 +30,13 @@ def layer_norm(
 
 @impl("batch_norm")
 def batch_norm(
-    x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None,
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
     epsilon: float = 1e-5,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Each channel (axis 1) by its stored mean and variance."""
     return F.batch_norm(x, mean, variance, gamma, beta, False, 0.0, float(epsilon))
 
@@ -66,6 +66,4 @@ def local_response_norm(
 ) -> Tensor:
     """X over (k + alpha / size * the sum of squares of `size` neighbours on axis -3) ** beta."""
     flat = x.reshape(-1, *x.shape[-3:])
-    return F.local_response_norm(flat, int(size), float(alpha), float(beta), float(k)).reshape(
-        x.shape
-    )
+    return F.local_response_norm(flat, int(size), float(alpha), float(beta), float(k)).reshape(x.shape)

@@ -41,9 +41,7 @@ class Windows:
         return pads if fits and not reaches else None
 
 
-def _windows(
-    x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool
-) -> Windows:
+def _windows(x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
     k, sizes = ints(kernel), list(x.shape[2:])
     s = ints(strides) if strides is not None else [1] * len(k)
     asked = padding(pad_type, pad, sizes, k, s)
@@ -64,9 +62,13 @@ def _count(size: int, width: int, step: int, padded: int, ceil_mode: bool) -> in
 
 @impl("max_pool")
 def max_pool(
-    x: Tensor, kernel_sizes: Any, strides: Any = None, pad_type: str = "valid", pad: Any = None,
+    x: Tensor,
+    kernel_sizes: Any,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
     ceil_mode: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The maximum of each window of [batch, channels, spatial...]; padding never wins."""
     w = _windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     if (inside := w.inside) is not None:
@@ -76,9 +78,14 @@ def max_pool(
 
 @impl("avg_pool")
 def avg_pool(
-    x: Tensor, kernel_sizes: Any, strides: Any = None, pad_type: str = "valid", pad: Any = None,
-    exclude_padding_from_average: bool = False, ceil_mode: bool = False,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    kernel_sizes: Any,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
+    exclude_padding_from_average: bool = False,
+    ceil_mode: bool = False,
+) -> Tensor:
     """The mean of each window of [batch, channels, spatial...], with or without the padding in the count."""
     w = _windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     exclude, average = bool(exclude_padding_from_average), AVERAGE[len(w.kernel)]
@@ -92,9 +99,13 @@ def avg_pool(
 
 @impl("l2_pool")
 def l2_pool(
-    x: Tensor, kernel_sizes: Any, strides: Any = None, pad_type: str = "valid", pad: Any = None,
+    x: Tensor,
+    kernel_sizes: Any,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
     ceil_mode: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The root of the sum of squares in each window of [batch, channels, spatial...]."""
     w = _windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     squares = AVERAGE[len(w.kernel)](pad_axes(x * x, w.used), w.kernel, w.strides)

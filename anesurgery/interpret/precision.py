@@ -41,17 +41,13 @@ def check(precision: str) -> str:
     if isinstance(precision, str) and precision.startswith("ane:"):
         neural_engine.chip_of(precision)
     elif precision not in PRECISIONS:
-        raise InterpretError(
-            f"precision={precision!r}; it may be {' or '.join(map(repr, PRECISIONS))}"
-        )
+        raise InterpretError(f"precision={precision!r}; it may be {' or '.join(map(repr, PRECISIONS))}")
     return precision
 
 
 def run_dtype(var: Var) -> torch.dtype | None:
     """The dtype of a value while it runs; None for strings, lists and states."""
-    if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) or types.is_str(
-        var.dtype
-    ):
+    if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) or types.is_str(var.dtype):
         return None
     kind = np_dtype(var).kind
     return {"f": torch.float32, "b": torch.bool}.get(kind, torch.int32)
@@ -85,9 +81,7 @@ def finish(value: Any, dtype: torch.dtype | None, rounding: Rounding | None) -> 
 
 def widen(value: Any) -> Any:
     """fp16 as float32; everything else as it is."""
-    return (
-        value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
-    )
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
 
 
 def is_stored(value: Any, op_type: str) -> bool:
@@ -130,9 +124,7 @@ def as_tensor(array: Any) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
     if tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
         tensor = tensor.float() if tensor.dtype == torch.float64 else tensor
-        return (
-            tensor.float() if tensor.dtype == torch.float16 and tensor.numel() <= CACHED else tensor
-        )
+        return tensor.float() if tensor.dtype == torch.float16 and tensor.numel() <= CACHED else tensor
     return tensor.to(torch.int32)
 
 

@@ -35,31 +35,29 @@ class Predictor:
     """
 
     def __init__(
-        self, model: Any, *, precision: str = "fp32", function: str | None = None, fuse: bool = True,
+        self,
+        model: Any,
+        *,
+        precision: str = "fp32",
+        function: str | None = None,
+        fuse: bool = True,
         device: str = "cpu",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._spec, parts = _read(model)
         self.parts = parts
         self.executables = [
             Executable(
-                p.program,
-                function=_function_name(p, function),
-                precision=precision,
-                fuse=fuse,
-                device=device,
+                p.program, function=_function_name(p, function), precision=precision, fuse=fuse, device=device
             )
             for p in parts
         ]
-        self._descriptions = [
-            _description(p, e.function) for p, e in zip(parts, self.executables, strict=True)
-        ]
+        self._descriptions = [_description(p, e.function) for p, e in zip(parts, self.executables, strict=True)]
         whole = self._spec is not None and self._spec.WhichOneof("Type") in PIPELINES
         self._whole = self._spec.description if whole else None
 
     def __call__(
-        self, values: Mapping[str, Any], *, state: state.States | None = None,
-        listener: Listener | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+        self, values: Mapping[str, Any], *, state: state.States | None = None, listener: Listener | None = None
+    ) -> dict[str, Any]:
         """The outputs by name: arrays, PIL images, a label, a dictionary of probabilities.
 
         Args:
@@ -138,10 +136,16 @@ def _description(loaded: Loaded, function: Function) -> Any:
 
 
 def run(
-    model: Any, values: Mapping[str, Any], *, precision: str = "fp32", function: str | None = None,
-    outputs: Iterable[str] | None = None, listener: Listener | None = None,
-    state: state.States | None = None, device: str = "cpu",
-) -> dict[str, Any]:  # fmt: skip
+    model: Any,
+    values: Mapping[str, Any],
+    *,
+    precision: str = "fp32",
+    function: str | None = None,
+    outputs: Iterable[str] | None = None,
+    listener: Listener | None = None,
+    state: state.States | None = None,
+    device: str = "cpu",
+) -> dict[str, Any]:
     """Run a model once, op by op: numbers, on any machine.
 
     Args:

@@ -52,9 +52,7 @@ def overflowed(total: Tensor) -> Tensor:
     """The result, infinite where its magnitude reaches the ceiling."""
     if total.numel() == 0 or float(total.abs().amax()) < CEILING:
         return total
-    return torch.where(
-        total.abs() >= CEILING, torch.copysign(torch.full_like(total, math.inf), total), total
-    )
+    return torch.where(total.abs() >= CEILING, torch.copysign(torch.full_like(total, math.inf), total), total)
 
 
 def limited(op_type: str, flush: float = 0.0) -> Callable[..., Tensor]:
@@ -116,9 +114,7 @@ def _matmul(
     y = y.transpose(-1, -2) if transpose_y else y
     left, right = (x[None] if x.ndim == 1 else x), (y[:, None] if y.ndim == 1 else y)
     batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    shape = torch.matmul(
-        torch.empty(x.shape, device="meta"), torch.empty(y.shape, device="meta")
-    ).shape
+    shape = torch.matmul(torch.empty(x.shape, device="meta"), torch.empty(y.shape, device="meta")).shape
 
     def terms(places: Tensor) -> Tensor:
         full = [*batch, left.shape[-2], right.shape[-1]]
@@ -141,8 +137,11 @@ def _matmul(
     return Sum(
         lambda: TABLE["matmul"].function(x=x, y=y),
         lambda: _largest(left) * _largest(columns) + start,
-        lambda: torch.matmul(x.abs(), y.abs()), risky, terms, left.shape[-1],
-    )  # fmt: skip
+        lambda: torch.matmul(x.abs(), y.abs()),
+        risky,
+        terms,
+        left.shape[-1],
+    )
 
 
 def _columns(y: Tensor, transposed: bool) -> Tensor:
@@ -178,14 +177,23 @@ def _linear(x: Tensor, weight: Tensor, bias: Any = None) -> Sum:
     return Sum(
         lambda: TABLE["linear"].function(x=x, weight=weight, bias=bias),
         product.roughly,
-        lambda: product.magnitudes() + start.abs(), product.risky, terms, product.length,
-    )  # fmt: skip
+        lambda: product.magnitudes() + start.abs(),
+        product.risky,
+        terms,
+        product.length,
+    )
 
 
 def _conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, strides: Any = None, pad_type: str = "valid",
-    pad: Any = None, dilations: Any = None, groups: int = 1,
-) -> Sum:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
+    dilations: Any = None,
+    groups: int = 1,
+) -> Sum:
     n = x.ndim - 2
     s, d = ([1] * n if v is None else ints(v) for v in (strides, dilations))
     padded = pad_axes(x, padding(pad_type, pad, list(x.shape[2:]), list(weight.shape[2:]), s, d))
@@ -200,23 +208,22 @@ def _conv(
             along = (places[:, 2 + axis] * s[axis])[:, None] + taps
             flat = flat[:, :, None] * padded.shape[2 + axis] + along[:, None, :]
             flat = flat.flatten(1)
-        patches = padded.flatten(2)[
-            places[:, 0][:, None, None], channels[:, :, None], flat[:, None, :]
-        ]
+        patches = padded.flatten(2)[places[:, 0][:, None, None], channels[:, :, None], flat[:, None, :]]
         found = (patches * weight.flatten(2)[places[:, 1]]).flatten(1)
         return torch.cat([start[places[:, 1]][:, None], found], -1)
 
     def magnitudes() -> Tensor:
         return CONV[n](padded.abs(), weight.abs(), start.abs(), s, 0, d, int(groups))
 
-    norm = remembered(
-        weight, "norm", lambda: _largest(torch.linalg.vector_norm(weight.flatten(1), 1, -1))
-    )
+    norm = remembered(weight, "norm", lambda: _largest(torch.linalg.vector_norm(weight.flatten(1), 1, -1)))
     return Sum(
         lambda: TABLE["conv"].function(x, weight, bias, strides, pad_type, pad, dilations, groups),
         lambda: _largest(x) * norm + _largest(start),
-        magnitudes, lambda: magnitudes() >= CEILING, terms, math.prod(weight.shape[1:]),
-    )  # fmt: skip
+        magnitudes,
+        lambda: magnitudes() >= CEILING,
+        terms,
+        math.prod(weight.shape[1:]),
+    )
 
 
 SUMS: dict[str, Callable[..., Sum]] = {"matmul": _matmul, "linear": _linear, "conv": _conv}

@@ -33,9 +33,7 @@ def quantize(
 
 
 @impl("dequantize")
-def dequantize(
-    input: Tensor, scale: Any, zero_point: Any = None, axis: int | None = None
-) -> Tensor:
+def dequantize(input: Tensor, scale: Any, zero_point: Any = None, axis: int | None = None) -> Tensor:
     """Scale * (x - zero_point)."""
     shift = 0.0 if zero_point is None else _along(zero_point, axis, input.ndim)
     return (input.float() - shift) * _along(scale, axis, input.ndim)

@@ -60,9 +60,7 @@ def _walk(x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
     return (torch.stack(made) if made else states[0].new_empty(0, *states[0].shape)), states
 
 
-def _run(
-    x: Tensor, initial: States, ways: Sequence[Way], direction: str, output_sequence: bool
-) -> States:
+def _run(x: Tensor, initial: States, ways: Sequence[Way], direction: str, output_sequence: bool) -> States:
     """(sequence [s, b, ways * H] or last output [1, b, ways * H], last states [b, ways * H] each)."""
     if direction not in BACKWARD:
         raise Unsupported(f"recurrent direction {direction!r} is not known")
@@ -78,9 +76,15 @@ def _run(
 
 @impl("rnn")
 def rnn(
-    x: Tensor, initial_h: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor | None = None,
-    direction: str = "forward", output_sequence: bool = False, activation: str = "tanh",
-) -> States:  # fmt: skip
+    x: Tensor,
+    initial_h: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: Tensor | None = None,
+    direction: str = "forward",
+    output_sequence: bool = False,
+    activation: str = "tanh",
+) -> States:
     """H = activation(W_ih x + W_hh h + bias) over x [s, b, I]: (y [s or 1, b, H], h [b, H])."""
     act, recurrent = _activation(activation), weight_hh.T
 
@@ -93,10 +97,18 @@ def rnn(
 
 @impl("gru")
 def gru(
-    x: Tensor, initial_h: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor | None = None,
-    direction: str = "forward", output_sequence: bool = False, recurrent_activation: str = "sigmoid",
-    activation: str = "tanh", reset_after: bool = False, input_bias: Tensor | None = None,
-) -> States:  # fmt: skip
+    x: Tensor,
+    initial_h: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: Tensor | None = None,
+    direction: str = "forward",
+    output_sequence: bool = False,
+    recurrent_activation: str = "sigmoid",
+    activation: str = "tanh",
+    reset_after: bool = False,
+    input_bias: Tensor | None = None,
+) -> States:
     """Gated recurrent unit over x [s, b, I], gates in the order reset, output, update: (y, h).
 
     The reset gate multiplies h before the output gate's product; with `reset_after`, the product and its bias.
@@ -121,9 +133,8 @@ def gru(
 
 
 def _lstm_step(
-    weight_hh: Tensor, peephole: Tensor | None, gates: Sequence[Callable[[Tensor], Tensor]],
-    clip: float | None,
-) -> Callable[[Tensor, States], States]:  # fmt: skip
+    weight_hh: Tensor, peephole: Tensor | None, gates: Sequence[Callable[[Tensor], Tensor]], clip: float | None
+) -> Callable[[Tensor, States], States]:
     """The step of an LSTM; gates in the order input, forget, output, cell, the cell state clipped."""
     gate, cell_in, cell_out = gates
     recurrent = weight_hh.T
@@ -144,13 +155,24 @@ def _lstm_step(
 
 @impl("lstm")
 def lstm(
-    x: Tensor, initial_h: Tensor, initial_c: Tensor, weight_ih: Tensor, weight_hh: Tensor,
-    bias: Tensor | None = None, peephole: Tensor | None = None, weight_ih_back: Tensor | None = None,
-    weight_hh_back: Tensor | None = None, bias_back: Tensor | None = None,
-    peephole_back: Tensor | None = None, direction: str = "forward", output_sequence: bool = False,
-    recurrent_activation: str = "sigmoid", cell_activation: str = "tanh", activation: str = "tanh",
+    x: Tensor,
+    initial_h: Tensor,
+    initial_c: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: Tensor | None = None,
+    peephole: Tensor | None = None,
+    weight_ih_back: Tensor | None = None,
+    weight_hh_back: Tensor | None = None,
+    bias_back: Tensor | None = None,
+    peephole_back: Tensor | None = None,
+    direction: str = "forward",
+    output_sequence: bool = False,
+    recurrent_activation: str = "sigmoid",
+    cell_activation: str = "tanh",
+    activation: str = "tanh",
     clip: float | None = None,
-) -> States:  # fmt: skip
+) -> States:
     """Long short-term memory over x [s, b, I]: (y [s or 1, b, ways * H], h and c [b, ways * H])."""
     gates = [_activation(a) for a in (recurrent_activation, cell_activation, activation)]
     ways = [Way(weight_ih, bias, _lstm_step(weight_hh, peephole, gates, clip))]

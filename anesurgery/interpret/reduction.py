@@ -52,9 +52,7 @@ REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Tensor]:
     def reduce(x: Tensor, axes: Any = None, keep_dims: bool = False) -> Tensor:
         chosen = list(range(x.ndim)) if axes is None else ints(axes)
-        return (
-            function(x, chosen, bool(keep_dims)) if x.ndim else function(x.reshape(1), [0], False)
-        )
+        return function(x, chosen, bool(keep_dims)) if x.ndim else function(x.reshape(1), [0], False)
 
     return reduce
 
@@ -63,17 +61,13 @@ TABLE.update({name: Meaning(_reduction(f), False) for name, f in REDUCTIONS.item
 
 
 @impl("reduce_argmax")
-def reduce_argmax(
-    x: Tensor, axis: int = -1, keep_dims: bool = False, output_dtype: str = ""
-) -> Tensor:
+def reduce_argmax(x: Tensor, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Tensor:
     """Where the largest element of an axis is (the first of equals)."""
     return torch.argmax(x, dim=axis, keepdim=keep_dims)
 
 
 @impl("reduce_argmin")
-def reduce_argmin(
-    x: Tensor, axis: int = -1, keep_dims: bool = False, output_dtype: str = ""
-) -> Tensor:
+def reduce_argmin(x: Tensor, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Tensor:
     """Where the smallest element of an axis is (the first of equals)."""
     return torch.argmin(x, dim=axis, keepdim=keep_dims)
 

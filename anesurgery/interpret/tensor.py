@@ -27,9 +27,7 @@ def reshape(x: Tensor, shape: Any) -> Tensor:
 
 
 @impl("reshape_like", moves=True)
-def reshape_like(
-    x: Tensor, ref_tensors: list[Tensor], begins: Any, ends: Any, end_masks: Any
-) -> Tensor:
+def reshape_like(x: Tensor, ref_tensors: list[Tensor], begins: Any, ends: Any, end_masks: Any) -> Tensor:
     """The shape put together from pieces of other tensors' shapes."""
     shape: list[int] = []
     for ref, b, e, whole in zip(ref_tensors, ints(begins), ints(ends), end_masks, strict=True):
@@ -135,9 +133,14 @@ def _mask(mask: Any, rank: int) -> list[bool]:
 
 @impl("slice_by_index", moves=True)
 def slice_by_index(
-    x: Tensor, begin: Any, end: Any, stride: Any = None, begin_mask: Any = None, end_mask: Any = None,
+    x: Tensor,
+    begin: Any,
+    end: Any,
+    stride: Any = None,
+    begin_mask: Any = None,
+    end_mask: Any = None,
     squeeze_mask: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Python slices along each axis; a masked begin or end is the axis's own, a squeezed axis is dropped."""
     b, e, s = ints(begin), ints(end), ints(stride) if stride is not None else [1] * x.ndim
     no_begin, no_end, drop = (_mask(m, x.ndim) for m in (begin_mask, end_mask, squeeze_mask))
@@ -149,10 +152,7 @@ def slice_by_index(
             slice(None if no_begin[axis] else b[axis], None if no_end[axis] else e[axis], s[axis])
         ]
         if s[axis] > 0:
-            x = x[
-                (slice(None),) * axis
-                + (slice(chosen.start, max(chosen.stop, chosen.start), s[axis]),)
-            ]
+            x = x[(slice(None),) * axis + (slice(chosen.start, max(chosen.stop, chosen.start), s[axis]),)]
         else:
             x = x.index_select(axis, torch.tensor(list(chosen), dtype=torch.int64))
     return x.squeeze(tuple(a for a in range(x.ndim) if drop[a])) if any(drop) else x
@@ -169,9 +169,15 @@ def slice_by_size(x: Tensor, begin: Any, size: Any) -> Tensor:
 
 @impl("slice_update")
 def slice_update(
-    x: Tensor, update: Tensor, begin: Any, end: Any, stride: Any = None, begin_mask: Any = None,
-    end_mask: Any = None, squeeze_mask: Any = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    update: Tensor,
+    begin: Any,
+    end: Any,
+    stride: Any = None,
+    begin_mask: Any = None,
+    end_mask: Any = None,
+    squeeze_mask: Any = None,
+) -> Tensor:
     """X with a slice replaced."""
     where = torch.arange(x.numel()).reshape(x.shape)
     at = slice_by_index(where, begin, end, stride, begin_mask, end_mask, squeeze_mask)
@@ -228,9 +234,14 @@ def one_hot(
 
 @impl("topk")
 def topk(
-    x: Tensor, k: Any = 1, axis: int = -1, ascending: bool = False, sort: bool = True,
-    return_indices: bool = True, output_indices_dtype: str = "",
-) -> Any:  # fmt: skip
+    x: Tensor,
+    k: Any = 1,
+    axis: int = -1,
+    ascending: bool = False,
+    sort: bool = True,
+    return_indices: bool = True,
+    output_indices_dtype: str = "",
+) -> Any:
     """The k largest (or smallest; -1: all) elements of an axis and their places, of equals the first first."""
     values, indices = torch.sort(x, dim=int(axis), descending=not ascending, stable=True)
     count = ints(k)[0] if ints(k)[0] >= 0 else x.shape[int(axis)]
@@ -261,9 +272,7 @@ def sliding_windows(x: Tensor, axis: int, size: int, stride: int = 1) -> Tensor:
 def reverse_sequence(x: Tensor, lengths: Any, seq_axis: int = 0, batch_axis: int = 0) -> Tensor:
     """X with the first `lengths[i]` elements of `seq_axis` backward, for each i of `batch_axis`."""
     seq, batch = int(seq_axis) % x.ndim, int(batch_axis) % x.ndim
-    length = (
-        torch.as_tensor(lengths).long().reshape([-1 if a == batch else 1 for a in range(x.ndim)])
-    )
+    length = torch.as_tensor(lengths).long().reshape([-1 if a == batch else 1 for a in range(x.ndim)])
     place = torch.arange(x.shape[seq]).reshape([-1 if a == seq else 1 for a in range(x.ndim)])
     source = torch.where(place < length, length - 1 - place, place)
     return torch.gather(x, seq, source.expand(x.shape))

@@ -52,13 +52,9 @@ def activate(ctx: Context, params: Any, x: Var) -> Var:
     if kind == "parametricSoftplus":
         image, back = _with_channels(ctx, x)
         soft = params.parametricSoftplus
-        alpha, beta = (
-            _each(ctx, w, image, n) for w, n in ((soft.alpha, "alpha"), (soft.beta, "beta"))
-        )
+        alpha, beta = (_each(ctx, w, image, n) for w, n in ((soft.alpha, "alpha"), (soft.beta, "beta")))
         return back(mb.softplus_parametric(x=image, alpha=alpha, beta=beta))
-    raise ctx.error(
-        "has no activation that is known; upgrade coremltools, or export the model again"
-    )
+    raise ctx.error("has no activation that is known; upgrade coremltools, or export the model again")
 
 
 def _with_channels(ctx: Context, x: Var) -> tuple[Var, Callable[[Var], Var]]:

@@ -86,9 +86,7 @@ def scale(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """X times a constant, plus another one if wanted."""
     ctx.needs_rank(inputs[0], 3)
     x = mb.mul(x=inputs[0], y=_spread(ctx, params.scale, params.shapeScale, "scale"))
-    return (
-        mb.add(x=x, y=_spread(ctx, params.bias, params.shapeBias, "bias")) if params.hasBias else x
-    )
+    return mb.add(x=x, y=_spread(ctx, params.bias, params.shapeBias, "bias")) if params.hasBias else x
 
 
 @layer("bias")

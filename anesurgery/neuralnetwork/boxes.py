@@ -30,9 +30,12 @@ def non_maximum_suppression(ctx: Context, params: Any, inputs: list[Var]) -> lis
     least = scalar(ctx, inputs[3]) if len(inputs) > 3 else F(params.scoreThreshold)
     most = known(ctx, inputs[4], "maxBoxes")[0] if len(inputs) > 4 else params.maxBoxes
     kept, kept_scores, indices = mb.non_maximum_suppression(
-        boxes=_swapped(boxes), scores=_swapped(scores), iou_threshold=F(iou),
-        max_boxes=np.int32(most), per_class_suppression=params.perClassSuppression,
-    )  # fmt: skip
+        boxes=_swapped(boxes),
+        scores=_swapped(scores),
+        iou_threshold=F(iou),
+        max_boxes=np.int32(most),
+        per_class_suppression=params.perClassSuppression,
+    )
     kept, kept_scores = _swapped(kept), _swapped(kept_scores)
     best = mb.reduce_max(x=kept_scores, axes=[-1], keep_dims=False)
     first = np.arange(int(most)).reshape(1, -1) == 0

@@ -21,16 +21,26 @@ ASINH_SMALL = F(1)
 """Size of a number up to which asinh is computed by atanh, which keeps the digits near 0."""
 
 ARITHMETIC = {
-    "addBroadcastable": "add", "multiplyBroadcastable": "mul", "maxBroadcastable": "maximum",
-    "minBroadcastable": "minimum", "subtractBroadcastable": "sub", "divideBroadcastable": "real_div",
-    "floorDivBroadcastable": "floor_div", "modBroadcastable": "mod", "powBroadcastable": "pow",
-}  # fmt: skip
+    "addBroadcastable": "add",
+    "multiplyBroadcastable": "mul",
+    "maxBroadcastable": "maximum",
+    "minBroadcastable": "minimum",
+    "subtractBroadcastable": "sub",
+    "divideBroadcastable": "real_div",
+    "floorDivBroadcastable": "floor_div",
+    "modBroadcastable": "mod",
+    "powBroadcastable": "pow",
+}
 """Layer type -> op of two inputs."""
 
 COMPARISONS = {
-    "equal": "equal", "notEqual": "not_equal", "lessThan": "less", "lessEqual": "less_equal",
-    "greaterThan": "greater", "greaterEqual": "greater_equal",
-}  # fmt: skip
+    "equal": "equal",
+    "notEqual": "not_equal",
+    "lessThan": "less",
+    "lessEqual": "less_equal",
+    "greaterThan": "greater",
+    "greaterEqual": "greater_equal",
+}
 """Layer type -> op; of one input, with the parameter alpha."""
 
 LOGIC = {"logicalAnd": "logical_and", "logicalOr": "logical_or", "logicalXor": "logical_xor"}

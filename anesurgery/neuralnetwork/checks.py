@@ -68,9 +68,7 @@ def _check_classifier(network: Any, description: Any) -> None:
     if network.WhichOneof("ClassLabels") is None:
         raise LoadError("the classifier has no class labels; export it again with labels")
     if not description.predictedFeatureName:
-        raise LoadError(
-            "the classifier does not say which output is the label; set predictedFeatureName"
-        )
+        raise LoadError("the classifier does not say which output is the label; set predictedFeatureName")
     outputs = [f.name for f in description.output]
     for field in ("predictedFeatureName", "predictedProbabilitiesName"):
         name = getattr(description, field)

@@ -74,9 +74,7 @@ class Context:
         kind = self.layer.WhichOneof("layer")
         return f"layer {self.layer.name!r}" + (f" ({kind})" if kind else "")
 
-    def weights(
-        self, params: Any, shape: Sequence[int], name: str = "weights", axis: int = 0
-    ) -> Array:
+    def weights(self, params: Any, shape: Sequence[int], name: str = "weights", axis: int = 0) -> Array:
         """The fp32 array of a `WeightParams` message; `axis` is that of the output channels."""
         return spec.weights(params, [int(n) for n in shape], f"{self.where}: {name}", axis)
 
@@ -107,9 +105,7 @@ class Context:
         """
         found = [x.shape[a] for a in (range(x.rank) if axes is None else axes)]
         if any(is_symbolic(d) for d in found):
-            raise self.error(
-                "needs a shape that is known in advance; give the input one fixed shape"
-            )
+            raise self.error("needs a shape that is known in advance; give the input one fixed shape")
         return tuple(int(d) for d in found)
 
     def needs_rank(self, x: Var, least: int) -> None:
@@ -143,9 +139,7 @@ class Context:
         unknown = [i for i, d in enumerate(shape) if is_symbolic(d)]
         sizes = [-1 if is_symbolic(d) else int(d) for d in shape]
         if len(unknown) + sizes.count(-1) - len(unknown) > 1:
-            raise self.error(
-                "reshapes two axes that are known at run time only; fix the input's shape"
-            )
+            raise self.error("reshapes two axes that are known at run time only; fix the input's shape")
         return cast(Var, mb.reshape(x=x, shape=sizes))
 
     def whole(self, x: Var) -> Var:
@@ -173,9 +167,7 @@ class Context:
         if len(inputs) < known.least or (known.most is not None and len(inputs) > known.most):
             raise self.error(f"has {len(inputs)} inputs, takes {known.inputs}; {spec.DAMAGED}")
         if strange := spec.unknown_choice(getattr(layer, kind)):
-            raise self.error(
-                f"has {strange}, which this coremltools does not know; upgrade coremltools"
-            )
+            raise self.error(f"has {strange}, which this coremltools does not know; upgrade coremltools")
         short = [self.is_short(name) for name in layer.input]
         if known.axes == "all":
             inputs = [self.five(x) if cut else x for x, cut in zip(inputs, short, strict=True)]
@@ -191,9 +183,7 @@ class Context:
             ) from error
         values = [made] if isinstance(made, Var) else list(made or ())
         if len(values) != len(layer.output):
-            raise self.error(
-                f"has {len(layer.output)} outputs, makes {len(values)}; {spec.DAMAGED}"
-            )
+            raise self.error(f"has {len(layer.output)} outputs, makes {len(values)}; {spec.DAMAGED}")
         lent = short[:1] if known.axes == "first" else short
         five = known.axes != "all" and (any(lent) or not lent)
         for name, value in zip(layer.output, values, strict=True):

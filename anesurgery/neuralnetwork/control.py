@@ -205,9 +205,7 @@ def loop(ctx: Context, params: Any, inputs: list[Var]) -> None:
     limited, conditional = bool(inputs) or params.maxLoopIterations > 0, bool(params.conditionVar)
     jumps = _jumps(params.bodyNetwork)
     if not limited and not conditional and "loopBreak" not in jumps:
-        raise ctx.error(
-            "never ends; give it a condition, a largest number of rounds or a loopBreak layer"
-        )
+        raise ctx.error("never ends; give it a condition, a largest number of rounds or a loopBreak layer")
     outer = dict(ctx.env)
     flags = _start(ctx, params, limited, conditional, jumps)
     names = [*flags, *_carried(ctx, params, outer)]
@@ -228,9 +226,7 @@ def loop(ctx: Context, params: Any, inputs: list[Var]) -> None:
         finally:
             ctx.env, ctx.exact = before, exact
 
-    made = mb.while_loop(
-        _cond=go_on, _body=one_round, loop_vars=tuple(_own(ctx.env[n]) for n in names)
-    )
+    made = mb.while_loop(_cond=go_on, _body=one_round, loop_vars=tuple(_own(ctx.env[n]) for n in names))
     values = [made] if isinstance(made, Var) else made
     ctx.env = outer
     ctx.env.update({n: v for n, v in zip(names, values, strict=True) if n not in flags})
@@ -244,9 +240,7 @@ def _goes_on(state: dict[str, Var], limit: Any) -> Var:
     return fold(lambda a, b: mb.logical_and(x=a, y=b), terms)
 
 
-def _start(
-    ctx: Context, params: Any, limited: bool, conditional: bool, jumps: set[str]
-) -> list[str]:
+def _start(ctx: Context, params: Any, limited: bool, conditional: bool, jumps: set[str]) -> list[str]:
     """Set the flags that a loop carries from round to round, and name them."""
     flags = [ROUND] if limited else []
     if limited:
@@ -270,9 +264,7 @@ def _carried(ctx: Context, params: Any, outer: dict[str, Var]) -> list[str]:
     body, condition = params.bodyNetwork, params.conditionNetwork
     written = {*_written(body), *_written(condition)}
     needed = outer.keys() | set(_read(body))
-    return sorted(
-        n for n in written & needed & ctx.env.keys() if n not in (HALTED, BROKEN, GO_ON, ROUND)
-    )
+    return sorted(n for n in written & needed & ctx.env.keys() if n not in (HALTED, BROKEN, GO_ON, ROUND))
 
 
 def _one_round(ctx: Context, params: Any, jumps: set[str]) -> None:

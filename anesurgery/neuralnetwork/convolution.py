@@ -33,28 +33,29 @@ def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     bias = _bias(ctx, params)
     if params.isDeconvolution:
         if len(inputs) > 1:
-            raise ctx.error(
-                "is a deconvolution with two inputs, takes 1; its weight must be in the file"
-            )
+            raise ctx.error("is a deconvolution with two inputs, takes 1; its weight must be in the file")
         return back(_deconvolution(ctx, params, x, strides, groups, bias))
     kernel = padding.positive(ctx, params, "kernelSize", 3)
     shape = [int(params.outputChannels), int(params.kernelChannels), *kernel]
     weight = inputs[1] if len(inputs) > 1 else ctx.weights(params.weights, shape)
     return back(
         mb.conv(
-            x=x, weight=weight, strides=strides, groups=groups,
-            dilations=dilations, **bias, **padding.spatial(ctx, params),
+            x=x,
+            weight=weight,
+            strides=strides,
+            groups=groups,
+            dilations=dilations,
+            **bias,
+            **padding.spatial(ctx, params),
         )
-    )  # fmt: skip
+    )
 
 
 def _check_channels(ctx: Context, params: Any, x: Var) -> None:
     """Refuse groups that do not share out the channels, and kernels of other channels than the input's."""
     groups, out = int(params.nGroups) or 1, int(params.outputChannels)
     if out < 1 or out % groups:
-        raise ctx.error(
-            f"has {out} output channels, expected a multiple of its {groups} groups; {DAMAGED}"
-        )
+        raise ctx.error(f"has {out} output channels, expected a multiple of its {groups} groups; {DAMAGED}")
     if is_symbolic(x.shape[1]):
         return
     takes = int(params.kernelChannels) * (1 if params.isDeconvolution else groups)
@@ -104,9 +105,14 @@ def _halves(total: int, begin_heavy: bool = False) -> tuple[int, int]:
 
 
 def _to_shape(
-    ctx: Context, x: Var, extents: Sequence[int], strides: Sequence[int], cuts: Cuts, wanted: Any,
+    ctx: Context,
+    x: Var,
+    extents: Sequence[int],
+    strides: Sequence[int],
+    cuts: Cuts,
+    wanted: Any,
     begin_heavy: bool = False,
-) -> Cuts:  # fmt: skip
+) -> Cuts:
     """The cuts that lead to a stated size: the given ones where they do, else as with "same" padding."""
     sizes = ctx.shape(x, range(2, x.rank))
     found = []
@@ -116,9 +122,7 @@ def _to_shape(
     return found
 
 
-def _check_size(
-    ctx: Context, x: Var, extents: Sequence[int], strides: Sequence[int], cuts: Cuts
-) -> None:
+def _check_size(ctx: Context, x: Var, extents: Sequence[int], strides: Sequence[int], cuts: Cuts) -> None:
     """Refuse a deconvolution that leaves nothing of an axis."""
     for size, k, s, cut in zip(x.shape[2:], extents, strides, cuts, strict=True):
         if not is_symbolic(size) and (out := (size - 1) * s + k - sum(cut)) < 1:
@@ -128,15 +132,11 @@ def _check_size(
             )
 
 
-def _transposed(
-    x: Var, weight: Array, form: dict[str, Any], bias: dict[str, Array], cuts: Cuts
-) -> Var:
+def _transposed(x: Var, weight: Array, form: dict[str, Any], bias: dict[str, Array], cuts: Cuts) -> Var:
     """A transposed convolution without its ends; a negative cut adds what no input reaches: the bias."""
     flat = [n for begin, end in cuts for n in (begin, max(end, 0))]
     grown = any(end < 0 for _, end in cuts)
-    y = mb.conv_transpose(
-        x=x, weight=weight, **form, **({} if grown else bias), **padding.arguments(flat)
-    )
+    y = mb.conv_transpose(x=x, weight=weight, **form, **({} if grown else bias), **padding.arguments(flat))
     if not grown:
         return y
     y = mb.pad(x=y, pad=[n for _, end in cuts for n in (0, max(-end, 0))], mode="constant")

@@ -22,9 +22,7 @@ TO_DEPTH = 0
 """The `mode` in which pixels become channels."""
 SAMPLING = ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "DEFAULT", "OFFSET_CORNERS")
 """By `samplingMethod`."""
-BOXES = (
-    "CORNERS_HEIGHT_FIRST", "CORNERS_WIDTH_FIRST", "CENTER_SIZE_HEIGHT_FIRST", "CENTER_SIZE_WIDTH_FIRST",
-)  # fmt: skip
+BOXES = ("CORNERS_HEIGHT_FIRST", "CORNERS_WIDTH_FIRST", "CENTER_SIZE_HEIGHT_FIRST", "CENTER_SIZE_WIDTH_FIRST")
 """By `boxMode`."""
 
 
@@ -61,9 +59,7 @@ def _check_least(ctx: Context, x: Var, needed: dict[int, int], verb: str) -> Non
     for axis, least in needed.items():
         size = x.shape[axis]
         if not is_symbolic(size) and size < least:
-            raise ctx.error(
-                f"{verb} axis {axis} of {size} pixels, expected at least {least}; {DAMAGED}"
-            )
+            raise ctx.error(f"{verb} axis {axis} of {size} pixels, expected at least {least}; {DAMAGED}")
 
 
 def window(x: Var, ranges: dict[int, tuple[int, int | None]], stride: int = 1) -> Var:
@@ -74,9 +70,7 @@ def window(x: Var, ranges: dict[int, tuple[int, int | None]], stride: int = 1) -
         begin[axis], open_begin[axis] = first, first == 0
         end[axis], open_end[axis] = last or 0, last is None
         steps[axis] = stride
-    return mb.slice_by_index(
-        x=x, begin=begin, end=end, stride=steps, begin_mask=open_begin, end_mask=open_end
-    )
+    return mb.slice_by_index(x=x, begin=begin, end=end, stride=steps, begin_mask=open_begin, end_mask=open_end)
 
 
 @layer("slice")
@@ -120,9 +114,7 @@ def resize_bilinear(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     x, back = ctx.images(inputs[0])
     high, wide = padding.positive(ctx, params, "targetSize", 1)
     mode = SAMPLING[params.mode.samplingMethod]
-    return back(
-        mb.resize_bilinear(x=x, target_size_height=high, target_size_width=wide, sampling_mode=mode)
-    )
+    return back(mb.resize_bilinear(x=x, target_size_height=high, target_size_width=wide, sampling_mode=mode))
 
 
 @layer("cropResize", inputs=2)
@@ -138,10 +130,13 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     boxes = mb.reshape(x=rois, shape=[count, numbers])
     height, width = padding.positive(ctx, params, "targetSize", 1)
     form = {
-        "target_height": height, "target_width": width, "normalized_coordinates": params.normalizedCoordinates,
-        "spatial_scale": F(params.spatialScale or 1), "sampling_mode": SAMPLING[params.mode.samplingMethod],
+        "target_height": height,
+        "target_width": width,
+        "normalized_coordinates": params.normalizedCoordinates,
+        "spatial_scale": F(params.spatialScale or 1),
+        "sampling_mode": SAMPLING[params.mode.samplingMethod],
         "box_coordinate_mode": BOXES[params.boxIndicesMode.boxMode],
-    }  # fmt: skip
+    }
     if numbers == 5:
         where: Numbers = ctx.whole(mb.squeeze(x=_columns(boxes, 0, 1), axes=[1]))
         if is_symbolic(x.shape[0]):  # MIL's op compares constant places with the size of the batch
@@ -172,11 +167,10 @@ def reorganize_data(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     divided = {-2: size, -1: size} if params.mode == TO_DEPTH else {-3: size**2}
     for axis, by in divided.items():
         if not is_symbolic(x.shape[axis]) and x.shape[axis] % by:
-            raise ctx.error(
-                f"has axis {axis} of size {x.shape[axis]}, expected a multiple of {by}; {DAMAGED}"
-            )
+            raise ctx.error(f"has axis {axis} of size {x.shape[axis]}, expected a multiple of {by}; {DAMAGED}")
     op, name = (
-        (mb.space_to_depth, "block_size"), (mb.depth_to_space, "block_size"),
+        (mb.space_to_depth, "block_size"),
+        (mb.depth_to_space, "block_size"),
         (mb.pixel_shuffle, "upscale_factor"),
-    )[params.mode]  # fmt: skip
+    )[params.mode]
     return back(op(x=x, **{name: size}))

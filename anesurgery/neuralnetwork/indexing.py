@@ -95,9 +95,12 @@ def _scatter(op: str) -> Build:
         along = {} if op == "scatter_nd" else {"axis": params.axis}
         axes = list(along.values()) or range(*ctx.shape(indices, [-1]))
         made: Var = getattr(mb, op)(
-            data=data, indices=_indices(ctx, indices, data, axes), updates=updates,
-            mode=MODES[params.mode], **along,
-        )  # fmt: skip
+            data=data,
+            indices=_indices(ctx, indices, data, axes),
+            updates=updates,
+            mode=MODES[params.mode],
+            **along,
+        )
         return made
 
     return build
@@ -131,10 +134,12 @@ def one_hot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         found = sizes(ctx, inputs[1])
         size = mb.squeeze(x=found) if isinstance(found, Var) else np.int32(found[0])
     made: Var = mb.one_hot(
-        indices=whole(ctx, inputs[0]), one_hot_vector_size=size,
+        indices=whole(ctx, inputs[0]),
+        one_hot_vector_size=size,
         axis=within(ctx, params.axis, inputs[0].rank + 1),
-        on_value=F(params.onValue), off_value=F(params.offValue),
-    )  # fmt: skip
+        on_value=F(params.onValue),
+        off_value=F(params.offValue),
+    )
     return made
 
 
@@ -174,9 +179,7 @@ def _first(x: Var, count: Var, axis: int) -> Var:
 def arg_sort(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The indices that sort along an axis."""
     x = inputs[0]
-    made: Var = mb.argsort(
-        x=x, axis=within(ctx, params.axis, x.rank), ascending=not params.descending
-    )
+    made: Var = mb.argsort(x=x, axis=within(ctx, params.axis, x.rank), ascending=not params.descending)
     return made
 
 
@@ -206,9 +209,7 @@ def cum_sum(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     if not isinstance(axis, Var):
         return along(within(ctx, int(axis[0]), x.rank) % x.rank)
     made = along(0)
-    for a in range(
-        1, x.rank
-    ):  # MIL takes a constant axis only: of the sums along all axes, one is chosen
+    for a in range(1, x.rank):  # MIL takes a constant axis only: of the sums along all axes, one is chosen
         chosen = mb.equal(x=mb.mod(x=axis, y=np.int32(x.rank)), y=np.int32(a))
         made = mb.select(cond=chosen, a=along(a), b=made)
     return made

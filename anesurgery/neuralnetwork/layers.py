@@ -32,10 +32,26 @@ Build = Callable[["Context", Any, list[Var]], Made]
 Axes = Literal["all", "most", "first"]
 
 FAMILIES = (
-    "activations", "arithmetic", "boxes", "broadcasting", "control", "convolution", "custom", "distributions",
-    "filling", "images", "indexing", "lstm", "normalization", "pooling", "recurrent", "reductions", "shapes",
-    "slicing", "tensors",
-)  # fmt: skip
+    "activations",
+    "arithmetic",
+    "boxes",
+    "broadcasting",
+    "control",
+    "convolution",
+    "custom",
+    "distributions",
+    "filling",
+    "images",
+    "indexing",
+    "lstm",
+    "normalization",
+    "pooling",
+    "recurrent",
+    "reductions",
+    "shapes",
+    "slicing",
+    "tensors",
+)
 """The modules that hold the layers."""
 
 

@@ -52,9 +52,7 @@ def uni_directional(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
 def bi_directional(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     """[y, h, c, h of the way back, c of the way back]; y holds both ways, one behind the other."""
     if len(params.weightParams) != 2:
-        raise ctx.error(
-            f"has weights for {len(params.weightParams)} directions, not 2; export the model again"
-        )
+        raise ctx.error(f"has weights for {len(params.weightParams)} directions, not 2; export the model again")
     kinds = (params.activationsForwardLSTM, params.activationsBackwardLSTM)
     ways = [_way(ctx, params, w, a) for w, a in zip(params.weightParams, kinds, strict=True)]
     return _lstm(ctx, params, inputs, ways, False)
@@ -136,9 +134,7 @@ def _step(ctx: Context, params: Any, weights: Weights, kinds: Sequence[Any]) -> 
     return step
 
 
-def _lstm(
-    ctx: Context, params: Any, inputs: list[Var], ways: Sequence[Way], backward: bool
-) -> list[Var]:
+def _lstm(ctx: Context, params: Any, inputs: list[Var], ways: Sequence[Way], backward: bool) -> list[Var]:
     """The outputs of a layer, as MIL's op or written out."""
     x = sequence(ctx, inputs[0], int(params.inputVectorSize))
     states = initial_states(ctx, inputs[1:], x, int(params.outputVectorSize), 2 * len(ways))
@@ -164,22 +160,31 @@ def _op(
     """MIL's op: (y, last states in the order of the initial ones)."""
     two = len(ways) == 2
     direction = "bidirectional" if two else "reverse" if backward else "forward"
-    h, c = (
-        mb.concat(values=[states[i], states[2 + i]], axis=-1) if two else states[i] for i in (0, 1)
-    )
+    h, c = (mb.concat(values=[states[i], states[2 + i]], axis=-1) if two else states[i] for i in (0, 1))
     weights = ways[0].weights
     behind = {}
     if two:
         back = ways[1].weights
         behind = {
-            "weight_ih_back": back.ih, "weight_hh_back": back.hh, "bias_back": back.bias,
+            "weight_ih_back": back.ih,
+            "weight_hh_back": back.hh,
+            "bias_back": back.bias,
             "peephole_back": back.peephole,
-        }  # fmt: skip
+        }
     y, h, c = mb.lstm(
-        x=x, initial_h=h, initial_c=c, weight_ih=weights.ih, weight_hh=weights.hh, bias=weights.bias,
-        peephole=weights.peephole, direction=direction, output_sequence=every, clip=F(bound),
-        **dict(zip(ROLES, ways[0].names, strict=True)), **behind,
-    )  # fmt: skip
+        x=x,
+        initial_h=h,
+        initial_c=c,
+        weight_ih=weights.ih,
+        weight_hh=weights.hh,
+        bias=weights.bias,
+        peephole=weights.peephole,
+        direction=direction,
+        output_sequence=every,
+        clip=F(bound),
+        **dict(zip(ROLES, ways[0].names, strict=True)),
+        **behind,
+    )
     if not two:
         return y, [h, c]
     (h, h_back), (c, c_back) = (mb.split(x=s, num_splits=2, axis=-1) for s in (h, c))

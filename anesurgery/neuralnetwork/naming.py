@@ -67,11 +67,7 @@ def _rename(
 
 
 def _name_group(
-    ops: list[Operation],
-    label: str,
-    labels: Mapping[Var, str],
-    fixed: Mapping[Var, str],
-    names: _Names,
+    ops: list[Operation], label: str, labels: Mapping[Var, str], fixed: Mapping[Var, str], names: _Names
 ) -> None:
     for op in ops:
         for nested in op.blocks:

@@ -20,9 +20,7 @@ def batchnorm(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     ctx.needs_rank(inputs[0], 3)
     x, back = ctx.images(inputs[0])
     if not is_symbolic(x.shape[1]) and x.shape[1] != params.channels:
-        raise ctx.error(
-            f"normalizes {params.channels} channels, but its input has {x.shape[1]}; {DAMAGED}"
-        )
+        raise ctx.error(f"normalizes {params.channels} channels, but its input has {x.shape[1]}; {DAMAGED}")
     names = ("gamma", "beta") if params.computeMeanVar else ("gamma", "beta", "mean", "variance")
     stored = {n: ctx.weights(getattr(params, n), [params.channels], n) for n in names}
     epsilon = F(params.epsilon or 1e-5)
@@ -64,9 +62,8 @@ def lrn(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """X over a power of the sum of squares of neighbouring channels."""
     ctx.needs_rank(inputs[0], 3)
     return mb.local_response_norm(
-        x=inputs[0], size=int(params.localSize), alpha=F(params.alpha), beta=F(params.beta),
-        k=F(params.k or 1),
-    )  # fmt: skip
+        x=inputs[0], size=int(params.localSize), alpha=F(params.alpha), beta=F(params.beta), k=F(params.k or 1)
+    )
 
 
 @layer("layerNormalization")

@@ -40,9 +40,7 @@ def borders(ctx: Context, amounts: Any) -> list[int]:
     """
     edges = list(amounts.borderAmounts)
     if len(edges) not in (0, 2):
-        raise ctx.error(
-            f"has borders of {len(edges)} axes, expected 2 (height, width); export it again"
-        )
+        raise ctx.error(f"has borders of {len(edges)} axes, expected 2 (height, width); export it again")
     found = [int(n) for e in edges for n in (e.startEdgeSize, e.endEdgeSize)]
     return found or [0, 0, 0, 0]
 

@@ -37,9 +37,7 @@ def upgrade_pipeline(
     """
     parts = list(PIPELINES[spec.WhichOneof("Type")](spec).models)
     if len(parts) < 2:
-        raise LoadError(
-            f"the pipeline has {len(parts)} models, expected 2 or more; upgrade the model itself"
-        )
+        raise LoadError(f"the pipeline has {len(parts)} models, expected 2 or more; upgrade the model itself")
     built: list[Any] = []
     notes: list[str] = []
     names: dict[str, str] = {}
@@ -61,9 +59,7 @@ def _part(part: Any, what: str, source: Path | None, weights: Path | None, build
     """The program of a part that has one, else an MLModel."""
     kind = part.WhichOneof("Type")
     if kind is None:
-        raise LoadError(
-            f"{what} is empty, or newer than this coremltools; export the pipeline again"
-        )
+        raise LoadError(f"{what} is empty, or newer than this coremltools; export the pipeline again")
     if kind in NETWORKS:
         return build(part, what)
     if kind == PROGRAM and source is not None:
@@ -102,8 +98,5 @@ def _as_it_was(made: Any, spec: Any, names: dict[str, str]) -> Any:
     describe(whole.description, names, [])
     with quiet_host():
         return ct.models.MLModel(
-            whole,
-            weights_dir=made.weights_dir,
-            compute_units=made.compute_unit,
-            skip_model_load=True,
+            whole, weights_dir=made.weights_dir, compute_units=made.compute_unit, skip_model_load=True
         )

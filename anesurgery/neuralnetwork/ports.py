@@ -30,9 +30,11 @@ ARRAYS: dict[str, Any] = {"INT32": types.int32, "FLOAT16": types.fp16, "INT8": t
 """Type of a multi-array -> type in the program; any other is fp32."""
 CHANNELS = {"GRAYSCALE": 1, "GRAYSCALE_FLOAT16": 1, "RGB": 3, "BGR": 3}
 BIASES = {
-    "GRAYSCALE": ("grayBias",), "GRAYSCALE_FLOAT16": ("grayBias",),
-    "RGB": ("redBias", "greenBias", "blueBias"), "BGR": ("blueBias", "greenBias", "redBias"),
-}  # fmt: skip
+    "GRAYSCALE": ("grayBias",),
+    "GRAYSCALE_FLOAT16": ("grayBias",),
+    "RGB": ("redBias", "greenBias", "blueBias"),
+    "BGR": ("blueBias", "greenBias", "redBias"),
+}
 """Colour space -> fields of the scaler, in the order of the channels."""
 LEGACY_AXES = {1: [0, 2, 3], 3: [0], 5: []}
 """Number of axes of an array in the rank 5 mapping -> the axes that are added."""
@@ -50,14 +52,10 @@ def placeholder(feature: Any) -> Any:
         half = space == "GRAYSCALE_FLOAT16"
         return mb.placeholder(_image_shape(feature), dtype=types.fp16 if half else types.fp32)
     if kind != "multiArrayType":
-        raise LoadError(
-            f"input {feature.name!r} is of type {kind}; a network takes images and multi-arrays"
-        )
+        raise LoadError(f"input {feature.name!r} is of type {kind}; a network takes images and multi-arrays")
     shape = _array_shape(feature.type.multiArrayType)
     if not shape:
-        raise LoadError(
-            f"input {feature.name!r} has no shape; state one in the description of the model"
-        )
+        raise LoadError(f"input {feature.name!r} has no shape; state one in the description of the model")
     return mb.placeholder(shape, dtype=ARRAYS.get(array_type(feature), types.fp32))
 
 
@@ -72,9 +70,7 @@ def _space(feature: Any) -> str:
     code = feature.type.imageType.colorSpace
     space = str(_FEATURES.ImageFeatureType.ColorSpace.Name(code))
     if space not in CHANNELS:
-        raise LoadError(
-            f"the image {feature.name!r} has no colour space; expected {', '.join(CHANNELS)}"
-        )
+        raise LoadError(f"the image {feature.name!r} has no colour space; expected {', '.join(CHANNELS)}")
     return space
 
 
@@ -102,9 +98,7 @@ def _array_shape(array: Any) -> tuple[Any, ...]:
     if flexible == "enumeratedShapes" and array.enumeratedShapes.shapes:
         known = [tuple(s.shape) for s in array.enumeratedShapes.shapes]
         if len({len(shape) for shape in known}) > 1:
-            raise LoadError(
-                "shapes of different ranks are listed for one input; keep those of one rank"
-            )
+            raise LoadError("shapes of different ranks are listed for one input; keep those of one rank")
         return tuple(_size(min(axis), max(axis)) for axis in zip(*known, strict=True))
     return tuple(array.shape)
 
@@ -125,9 +119,7 @@ def read(ctx: Context, network: Any, feature: Any, var: Var) -> Var:
         five = not ctx.legacy and not rank4
         return mb.expand_dims(x=var, axes=[0]) if five else var
     if any(step.featureName == feature.name for step in network.preprocessing):
-        ctx.notes.append(
-            f"the preprocessing of {feature.name!r} was left out: it is an array, no image"
-        )
+        ctx.notes.append(f"the preprocessing of {feature.name!r} was left out: it is an array, no image")
     if not ctx.legacy:
         return var
     if var.rank not in LEGACY_AXES:

@@ -81,10 +81,15 @@ def _one_state(
     if all(way.names):
         weights = way.weights
         y, last = getattr(mb, op)(
-            x=x, initial_h=h, weight_ih=weights.ih, weight_hh=weights.hh, bias=weights.bias,
-            direction="reverse" if back else "forward", output_sequence=params.sequenceOutput,
+            x=x,
+            initial_h=h,
+            weight_ih=weights.ih,
+            weight_hh=weights.hh,
+            bias=weights.bias,
+            direction="reverse" if back else "forward",
+            output_sequence=params.sequenceOutput,
             **dict(zip(roles, way.names, strict=True)),
-        )  # fmt: skip
+        )
         return outputs(ctx, y, [last])
     rows, states = written_out(ctx, x, (h,), way, back)
     return outputs(ctx, joined(rows, params.sequenceOutput), states)

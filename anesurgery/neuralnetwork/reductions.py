@@ -10,11 +10,17 @@ from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import Build, layer_nd
 
 REDUCTIONS = {
-    "reduceSum": "reduce_sum", "reduceMean": "reduce_mean", "reduceProd": "reduce_prod",
-    "reduceMax": "reduce_max", "reduceMin": "reduce_min", "reduceL1": "reduce_l1_norm",
-    "reduceL2": "reduce_l2_norm", "reduceSumSquare": "reduce_sum_square", "reduceLogSum": "reduce_log_sum",
+    "reduceSum": "reduce_sum",
+    "reduceMean": "reduce_mean",
+    "reduceProd": "reduce_prod",
+    "reduceMax": "reduce_max",
+    "reduceMin": "reduce_min",
+    "reduceL1": "reduce_l1_norm",
+    "reduceL2": "reduce_l2_norm",
+    "reduceSumSquare": "reduce_sum_square",
+    "reduceLogSum": "reduce_log_sum",
     "reduceLogSumExp": "reduce_log_sum_exp",
-}  # fmt: skip
+}
 """Layer type -> op."""
 
 

@@ -21,9 +21,10 @@ from anesurgery.neuralnetwork.context import Context
 
 F = np.float32
 DEFAULTS = {
-    "linear": ("linear", (1, 0)), "sigmoidHard": ("hard_sigmoid", (0.2, 0.5)),
+    "linear": ("linear", (1, 0)),
+    "sigmoidHard": ("hard_sigmoid", (0.2, 0.5)),
     "scaledTanh": ("scaled_tanh", (1, 1)),
-}  # fmt: skip
+}
 """Activation with alpha and beta -> its name in MIL's recurrent ops, and what alpha and beta are there.
 
 The builder of coremltools states neither for recurrent layers (both are 0 then), and the ops take names only:
@@ -61,9 +62,7 @@ class Way:
 # -- weights and activations -------------------------------------------------------------------------------
 
 
-def stacked(
-    ctx: Context, params: Any, gates: Sequence[str], size: tuple[int, int], bias: bool
-) -> Weights:
+def stacked(ctx: Context, params: Any, gates: Sequence[str], size: tuple[int, int], bias: bool) -> Weights:
     """The weights of some gates, one below the other; `size` is (inputs, outputs)."""
     inputs, hidden = size
 
@@ -125,9 +124,7 @@ def sequence(ctx: Context, x: Var, size: int) -> Var:
     return ctx.reshape(five, [*five.shape[:2], size])
 
 
-def initial_states(
-    ctx: Context, inputs: Sequence[Var], sequence: Var, hidden: int, count: int
-) -> list[Var]:
+def initial_states(ctx: Context, inputs: Sequence[Var], sequence: Var, hidden: int, count: int) -> list[Var]:
     """Initial states [batch, hidden]."""
     if not inputs:
         return [_zeros(sequence, hidden)] * count
@@ -140,9 +137,7 @@ def _state(ctx: Context, x: Var, batch: Any, hidden: int) -> Var:
     """An initial state as [batch, hidden], read flat: converters write (batch, hidden, 1, 1, 1) too."""
     known = not any(is_symbolic(d) for d in (*x.shape, batch))
     if known and math.prod(x.shape) != batch * hidden:
-        raise ctx.error(
-            f"has an initial state of {math.prod(x.shape)} numbers, takes {batch} x {hidden}"
-        )
+        raise ctx.error(f"has an initial state of {math.prod(x.shape)} numbers, takes {batch} x {hidden}")
     made: Var = mb.reshape(x=x, shape=[batch if known else -1, hidden])
     return made
 
@@ -168,9 +163,7 @@ def outputs(ctx: Context, y: Var, states: Sequence[Var]) -> list[Var]:
 # -- written out -------------------------------------------------------------------------------------------
 
 
-def written_out(
-    ctx: Context, x: Var, states: States, way: Way, backward: bool
-) -> tuple[list[Var], States]:
+def written_out(ctx: Context, x: Var, states: States, way: Way, backward: bool) -> tuple[list[Var], States]:
     """The outputs [batch, hidden] of all steps in the order of computing, and the last states."""
     (length,) = ctx.shape(x, [0])
     projected = mb.linear(x=x, weight=way.weights.ih, bias=way.weights.bias)

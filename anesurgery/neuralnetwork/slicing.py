@@ -18,26 +18,25 @@ MASKS = ("beginMasks", "endMasks", "squeezeMasks")
 """Which beginnings and ends are those of the axis, and which axes are taken away."""
 
 
-def _slice(
-    ctx: Context, x: Var, begin: Numbers, end: Numbers, stride: Sequence[int], flags: Flags
-) -> Var:
+def _slice(ctx: Context, x: Var, begin: Numbers, end: Numbers, stride: Sequence[int], flags: Flags) -> Var:
     _check_parts(ctx, x, begin, end, stride, flags)
     no_begin, no_end, drop = (np.array(f, bool) for f in flags)
     last = drop & no_begin & (np.array(stride) < 0)
     if last.any():  # the first of a way back; MIL's op, told to take one element, has it begin at 0
         no_begin = no_begin & ~last
         back = np.full(last.shape, -1, np.int32)
-        begin = (
-            mb.select(cond=last, a=back, b=begin)
-            if isinstance(begin, Var)
-            else np.where(last, back, begin)
-        )
+        begin = mb.select(cond=last, a=back, b=begin) if isinstance(begin, Var) else np.where(last, back, begin)
     if drop.all() and x.val is None and x.sym_val is not None and not isinstance(begin, Var):
         return _element(x, np.where(no_begin, 0, begin))
     made: Var = mb.slice_by_index(
-        x=x, begin=begin, end=end, stride=np.array(stride, np.int32),
-        begin_mask=no_begin, end_mask=no_end, squeeze_mask=drop,
-    )  # fmt: skip
+        x=x,
+        begin=begin,
+        end=end,
+        stride=np.array(stride, np.int32),
+        begin_mask=no_begin,
+        end_mask=no_end,
+        squeeze_mask=drop,
+    )
     return made
 
 
@@ -142,15 +141,8 @@ def sliding_windows(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     axis, count = within(ctx, params.axis, inputs[0].rank), int(params.windowSize)
     size = inputs[0].shape[axis]
     if count < 1 or (not is_symbolic(size) and count > size):
-        raise ctx.error(
-            f"has windows of {count} numbers on an axis of {size}, expected 1 to {size}; {DAMAGED}"
-        )
-    made: Var = mb.sliding_windows(
-        x=inputs[0],
-        axis=axis,
-        size=count,
-        stride=int(params.step) or 1,
-    )
+        raise ctx.error(f"has windows of {count} numbers on an axis of {size}, expected 1 to {size}; {DAMAGED}")
+    made: Var = mb.sliding_windows(x=inputs[0], axis=axis, size=count, stride=int(params.step) or 1)
     return made
 
 

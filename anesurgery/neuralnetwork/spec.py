@@ -113,9 +113,7 @@ def _codes(params: Any, count: int, what: str) -> Array:
     if not 1 <= bits <= 8:
         raise LoadError(f"{what} has numbers of {bits} bits, expected 1 to 8; {DAMAGED}")
     if raw.size != -(-count * bits // 8):
-        raise LoadError(
-            f"{what} has {raw.size} bytes, expected {count} numbers of {bits} bits; {DAMAGED}"
-        )
+        raise LoadError(f"{what} has {raw.size} bytes, expected {count} numbers of {bits} bits; {DAMAGED}")
     if bits == 8:
         return raw
     each = np.unpackbits(raw)[: count * bits].reshape(count, bits).astype(np.uint8)
@@ -133,9 +131,7 @@ def _dequantize(quantization: Any, codes: Array, what: str, axis: int) -> Array:
             )
         return table[codes]
     if kind is None:
-        raise LoadError(
-            f"{what} is quantized, but neither by a scale nor by a look-up table; {DAMAGED}"
-        )
+        raise LoadError(f"{what} is quantized, but neither by a scale nor by a look-up table; {DAMAGED}")
     linear = quantization.linearQuantization
     scale = _by_channel(linear.scale, codes, what, axis, "scales")
     bias = _by_channel(linear.bias or [0.0], codes, what, axis, "biases")
@@ -150,9 +146,7 @@ def _by_channel(values: Any, codes: Array, what: str, axis: int, name: str) -> A
     shape = [1] * codes.ndim
     shape[axis] = -1
     if found.size != codes.shape[axis]:
-        raise LoadError(
-            f"{what} has {found.size} {name}, expected 1 or {codes.shape[axis]}; {DAMAGED}"
-        )
+        raise LoadError(f"{what} has {found.size} {name}, expected 1 or {codes.shape[axis]}; {DAMAGED}")
     return found.reshape(shape)
 
 

@@ -40,9 +40,7 @@ def inner_product(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 def _tell_dynamic(ctx: Context, params: Any) -> None:
     if params.int8DynamicQuantize:
-        ctx.note(
-            "rounds its input to 8 bits at run time; the ML Program computes with the exact input"
-        )
+        ctx.note("rounds its input to 8 bits at run time; the ML Program computes with the exact input")
 
 
 @layer("batchedMatmul", inputs=(1, 2))

@@ -70,9 +70,7 @@ def _specification(model: Any) -> tuple[Any, Path | None, Any]:
     return None, None, None
 
 
-def _pipeline(
-    spec: Any, source: Path | None, units: Any, custom: Custom | None
-) -> tuple[Any, Sequence[str]]:
+def _pipeline(spec: Any, source: Path | None, units: Any, custom: Custom | None) -> tuple[Any, Sequence[str]]:
     weights = None if source is None else locate(source)[1]
 
     def build(part: Any, what: str) -> Loaded:
@@ -88,9 +86,14 @@ def _keep_notes(model: Any, notes: Sequence[str]) -> Any:
 
 
 def import_network(
-    spec: Any, what: str = "the model", *, custom: Custom | None = None, source: Path | None = None,
-    compute_units: Any = None, keep_names: bool = False,
-) -> Loaded:  # fmt: skip
+    spec: Any,
+    what: str = "the model",
+    *,
+    custom: Custom | None = None,
+    source: Path | None = None,
+    compute_units: Any = None,
+    keep_names: bool = False,
+) -> Loaded:
     """The ML Program of a neural network.
 
     Args:
@@ -115,9 +118,7 @@ def import_network(
     return Loaded(program, made, source, None, compute_units, notes)
 
 
-def _import(
-    spec: Any, custom: Custom | None, keep_names: bool
-) -> tuple[Program, Any, tuple[str, ...]]:
+def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program, Any, tuple[str, ...]]:
     """The program, its specification, and what changed."""
     check(spec)
     if spec.isUpdatable:
@@ -132,9 +133,7 @@ def _import(
     wanted = [f.name for f in features]
     names = dict(zip(wanted, wanted if keep_names else identifiers(wanted), strict=True))
     program = Program()
-    with np.errstate(
-        all="ignore"
-    ):  # constants are computed, and a damaged layer may divide by zero
+    with np.errstate(all="ignore"):  # constants are computed, and a damaged layer may divide by zero
         function = _function(ctx, network, spec.description, names)
     program.add_function("main", function)
     made = proto.Model_pb2.Model(specificationVersion=OPSET.value)

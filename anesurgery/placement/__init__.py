@@ -5,5 +5,14 @@ from anesurgery.placement.inspection import Estimate, Inspection, Memory, OpRow,
 from anesurgery.placement.target import Target
 
 __all__ = [
-    "Estimate", "Finding", "Grade", "Inspection", "Memory", "OpRow", "Rule", "Scope", "Segment", "Target",
-]  # fmt: skip
+    "Estimate",
+    "Finding",
+    "Grade",
+    "Inspection",
+    "Memory",
+    "OpRow",
+    "Rule",
+    "Scope",
+    "Segment",
+    "Target",
+]

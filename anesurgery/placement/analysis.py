@@ -30,9 +30,14 @@ RULES = (*slow.RULES, *numeric.RULES, *shapes.RULES)
 
 
 def inspect(
-    model: Any, target: Target | str | None = None, *, compute_units: Any = None, inputs: Any = None,
-    function: str | None = None, measured: bool = False,
-) -> Inspection:  # fmt: skip
+    model: Any,
+    target: Target | str | None = None,
+    *,
+    compute_units: Any = None,
+    inputs: Any = None,
+    function: str | None = None,
+    measured: bool = False,
+) -> Inspection:
     """Predict where each op of a model runs, say why, and name the pass that helps.
 
     Args:
@@ -73,21 +78,29 @@ def inspect_program(
     about_shapes = (*shapes.of_model(chosen, target), *shapes.save_changes(loaded.program))
     label = "MIL program" if loaded.source is None else str(loaded.source)
     findings = (*about_memory, *about_shapes)
-    return Inspection(
-        label, target, rows, segments, findings, budget, _notes(target, judged), cost=path
-    )
+    return Inspection(label, target, rows, segments, findings, budget, _notes(target, judged), cost=path)
 
 
 def _row(
-    index: int, judged: Judged, unit: str | None, segment: int,
-    hazards: Mapping[str, tuple[Finding, ...]],
-) -> OpRow:  # fmt: skip
+    index: int, judged: Judged, unit: str | None, segment: int, hazards: Mapping[str, tuple[Finding, ...]]
+) -> OpRow:
     op, first, name = judged.op, judged.op.outputs[0], judged.name
     findings = (*judged.findings, *hazards.get(name, ()))
     return OpRow(
-        index, name, op.op_type, shape_in_words(shape_of(first)), dtype_name(first), judged.legal, unit,
-        segment, findings, judged.work.flop, judged.work.moved, judged.estimate, depth=judged.depth,
-    )  # fmt: skip
+        index,
+        name,
+        op.op_type,
+        shape_in_words(shape_of(first)),
+        dtype_name(first),
+        judged.legal,
+        unit,
+        segment,
+        findings,
+        judged.work.flop,
+        judged.work.moved,
+        judged.estimate,
+        depth=judged.depth,
+    )
 
 
 def _beside(found: Inspection, model: Any, target: Target, function: str | None) -> Inspection:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from anesurgery.mil import Operation, Var, constant, dtype_name, np_dtype, producer, static_shape
+from anesurgery.ops import names
 from anesurgery.placement.reading import PRODUCTS, channels, flag, ints, number, weight
 
 Interval = tuple[float, float]
@@ -30,18 +31,29 @@ STEPS = 48
 """Ops that are looked at for one interval."""
 
 FIXED: dict[str, Interval] = {
-    "sigmoid": (0, 1), "sigmoid_hard": (0, 1), "softmax": (0, 1), "tanh": (-1, 1), "erf": (-1, 1),
-    "sin": (-1, 1), "cos": (-1, 1), "softsign": (-1, 1), "sign": (-1, 1), "relu6": (0, 6), "l2_norm": (-1, 1),
-    "atan": (-1.58, 1.58), "one_hot": (0, 1),
-}  # fmt: skip
+    "sigmoid": (0, 1),
+    "sigmoid_hard": (0, 1),
+    "softmax": (0, 1),
+    "tanh": (-1, 1),
+    "erf": (-1, 1),
+    "sin": (-1, 1),
+    "cos": (-1, 1),
+    "softsign": (-1, 1),
+    "sign": (-1, 1),
+    "relu6": (0, 6),
+    "l2_norm": (-1, 1),
+    "atan": (-1.58, 1.58),
+    "one_hot": (0, 1),
+}
 """Ops whose results lie in a fixed interval."""
 
-SAME = frozenset({
-    "reshape", "transpose", "expand_dims", "squeeze", "identity", "slice_by_index", "slice_by_size", "split",
-    "tile", "gather", "gather_nd", "gather_along_axis", "reduce_max", "reduce_min", "reduce_mean", "max_pool",
-    "avg_pool", "reverse", "upsample_nearest_neighbor", "depth_to_space", "space_to_depth", "pixel_shuffle",
-    "pixel_unshuffle", "cast",
-})  # fmt: skip
+SAME = names(
+    """
+    reshape transpose expand_dims squeeze identity slice_by_index slice_by_size split tile gather gather_nd
+    gather_along_axis reduce_max reduce_min reduce_mean max_pool avg_pool reverse upsample_nearest_neighbor
+    depth_to_space space_to_depth pixel_shuffle pixel_unshuffle cast
+    """
+)
 """Ops whose results lie in the interval of `x`."""
 
 
@@ -271,9 +283,7 @@ def _divide(op: Operation, look: _Look) -> Interval:
 def _clip(op: Operation, look: _Look) -> Interval:
     low, high = look.at(op.x)
     alpha, beta = number(op.inputs.get("alpha")), number(op.inputs.get("beta"))
-    return max(low, -math.inf if alpha is None else alpha), min(
-        high, math.inf if beta is None else beta
-    )
+    return max(low, -math.inf if alpha is None else alpha), min(high, math.inf if beta is None else beta)
 
 
 def _relu(op: Operation, look: _Look) -> Interval:
@@ -334,14 +344,27 @@ def summed(op: Operation) -> float:
 
 
 RULES: dict[str, Callable[[Operation, _Look], Interval]] = {
-    "add": _add, "sub": _sub, "mul": _mul, "real_div": _divide, "square": _square, "clip": _clip,
-    "relu": _relu, "abs": _abs, "maximum": _maximum, "minimum": _minimum, "exp": _exp,
-    "layer_norm": _layer_norm, "reduce_sum": _long_sum,
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "real_div": _divide,
+    "square": _square,
+    "clip": _clip,
+    "relu": _relu,
+    "abs": _abs,
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "exp": _exp,
+    "layer_norm": _layer_norm,
+    "reduce_sum": _long_sum,
     "select": lambda op, look: _union([op.a, op.b], look),
     "concat": lambda op, look: _union(list(op.inputs["values"]), look),
-    "pad": lambda op, look: _union([op.x, op.inputs.get("constant_val")], look)
-    if op.inputs.get("constant_val") is not None else ANY,
-}  # fmt: skip
+    "pad": lambda op, look: (
+        _union([op.x, op.inputs.get("constant_val")], look)
+        if op.inputs.get("constant_val") is not None
+        else ANY
+    ),
+}
 """Op type -> its interval from those of its operands."""
 
 

@@ -67,15 +67,27 @@ def _leads_to_lookup(op: Operation, steps: int) -> bool:
     readers = [r for v in op.outputs for r in v.child_ops]
     if not readers or steps == 0 or any(v.consuming_blocks for v in op.outputs):
         return False
-    return all(
-        is_lookup(r) or (r.op_type in GUARD and _leads_to_lookup(r, steps - 1)) for r in readers
-    )
+    return all(is_lookup(r) or (r.op_type in GUARD and _leads_to_lookup(r, steps - 1)) for r in readers)
 
 
 MAKES_MASKS = GUARD | {
-    "equal", "expand_dims", "fill", "fill_like", "gather_nd", "greater", "less_equal", "logical_and",
-    "logical_not", "mul", "not_equal", "reshape", "slice_by_index", "sub", "tile", "transpose",
-}  # fmt: skip
+    "equal",
+    "expand_dims",
+    "fill",
+    "fill_like",
+    "gather_nd",
+    "greater",
+    "less_equal",
+    "logical_and",
+    "logical_not",
+    "mul",
+    "not_equal",
+    "reshape",
+    "slice_by_index",
+    "sub",
+    "tile",
+    "transpose",
+}
 """What stands between positions and the scores that they mask."""
 
 

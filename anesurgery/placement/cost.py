@@ -62,11 +62,7 @@ MEMORY_CLASS = _ops(
 CONV_RATES = ((64, 16.15 * T, 0.7545 * T), (10, 7.16 * T, 0.388 * T), (0, 0.471 * T, 0.0271 * T))
 """(operations per byte from which on, ANE, CPU)."""
 
-LINEAR_RATES = (
-    (213, 5.29 * T, 0.3355 * T),
-    (150, 10.58 * T, 0.3355 * T),
-    (0, 0.58 * T, 0.0225 * T),
-)
+LINEAR_RATES = ((213, 5.29 * T, 0.3355 * T), (150, 10.58 * T, 0.3355 * T), (0, 0.58 * T, 0.0225 * T))
 """The same for `linear`, whose weights do not count as bytes."""
 
 Formula = Callable[[Operation, Work], Estimate]

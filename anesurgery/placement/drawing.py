@@ -133,13 +133,7 @@ def draw(inspection: Inspection, width: int = WIDTH, style: Style | None = None)
     said = [f"{left:,} more segments are not drawn"] if left else []
     said += [] if faint or not skips else [f"{len(skips):,} arrows that skip a layer are left out"]
     return Drawing(
-        width,
-        height,
-        style.name,
-        tuple(boxes.values()),
-        tuple(arrows),
-        tuple(faint),
-        "; ".join(said),
+        width, height, style.name, tuple(boxes.values()), tuple(arrows), tuple(faint), "; ".join(said)
     )
 
 
@@ -147,9 +141,7 @@ def _flow(segments: Sequence[Segment]) -> nx.DiGraph:
     """Who reads whom; a reader that comes earlier in the file would make a circle and is left out."""
     graph = nx.DiGraph()
     graph.add_nodes_from(s.index for s in segments)
-    graph.add_edges_from(
-        (s.index, r) for s in segments for r in s.readers if s.index < r and r in graph
-    )
+    graph.add_edges_from((s.index, r) for s in segments for r in s.readers if s.index < r and r in graph)
     return graph
 
 

@@ -50,11 +50,7 @@ class Scope:
 
     def __str__(self) -> str:
         chips = [n for n, c in CHIPS.items() if c.family in self.families]
-        where = [
-            ", ".join(chips) if chips else "all chips",
-            self.os,
-            "compiler" * (self.via != "Core ML"),
-        ]
+        where = [", ".join(chips) if chips else "all chips", self.os, "compiler" * (self.via != "Core ML")]
         return ", ".join(filter(None, where))
 
 
@@ -125,6 +121,14 @@ class Rule:
     def finding(self, message: str, op: str = "") -> Finding:
         """What the rule says about an op."""
         return Finding(
-            self.id, self.kind, message, self.because, self.source, self.grade, str(self.scope),
-            self.remedy, self.advice, op,
-        )  # fmt: skip
+            self.id,
+            self.kind,
+            message,
+            self.because,
+            self.source,
+            self.grade,
+            str(self.scope),
+            self.remedy,
+            self.advice,
+            op,
+        )

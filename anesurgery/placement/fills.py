@@ -29,16 +29,7 @@ from anesurgery.scores import SHUT
 
 DEEPEST = -3.2e4
 """A mask below this is beyond what a sum of products can hold."""
-MASKING = VIEWS | {
-    "add",
-    "mul",
-    "sub",
-    "select",
-    "maximum",
-    "logical_and",
-    "logical_or",
-    "logical_not",
-}
+MASKING = VIEWS | {"add", "mul", "sub", "select", "maximum", "logical_and", "logical_or", "logical_not"}
 """What may stand between a mask and its softmax."""
 
 

@@ -193,9 +193,7 @@ class Inspection:
 
     def __repr__(self) -> str:
         share, ops = self.residency["ops"], len(self._rows())
-        where = (
-            f"status {self.status}, {share:.1%} of {ops} ops on the ANE, {self.switches} switches"
-        )
+        where = f"status {self.status}, {share:.1%} of {ops} ops on the ANE, {self.switches} switches"
         return f"<Inspection of {self.model!r} on {self.target}: {where}>"
 
     def _repr_html_(self) -> str:
@@ -226,15 +224,21 @@ class Inspection:
     def to_json(self) -> dict[str, Any]:
         """Plain data: what `--json` prints."""
         return {
-            "model": self.model, "target": str(self.target), "status": self.status, "counts": self.counts,
-            "residency": self.residency, "switches": self.switches, "cost_us": self.cost,
+            "model": self.model,
+            "target": str(self.target),
+            "status": self.status,
+            "counts": self.counts,
+            "residency": self.residency,
+            "switches": self.switches,
+            "cost_us": self.cost,
             "segments": [s.to_json() for s in self.segments],
             "findings": [f.to_json() for f in self.findings],
             "ops": [r.to_json() for r in self.ops],
             "memory": None if self.memory is None else vars(self.memory),
-            "notes": list(self.notes), "measured": self.measured,
+            "notes": list(self.notes),
+            "measured": self.measured,
             "parts": {name: part.to_json() for name, part in self.parts.items()},
-        }  # fmt: skip
+        }
 
 
 def _missing(name: str) -> OpRow:

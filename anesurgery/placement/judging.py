@@ -79,10 +79,15 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
 
 def _nested(op: Operation) -> Finding:
     return Finding(
-        "control-flow", "legality", "inside control flow", "blocks of control flow stay on the CPU",
-        "smpanaro/more-ane-transformers", Grade.REPORTED, advice="unroll it, or use select",
+        "control-flow",
+        "legality",
+        "inside control flow",
+        "blocks of control flow stay on the CPU",
+        "smpanaro/more-ane-transformers",
+        Grade.REPORTED,
+        advice="unroll it, or use select",
         op=op.outputs[0].name,
-    )  # fmt: skip
+    )
 
 
 def choose(judged: Sequence[Judged], target: Target) -> tuple[list[str | None], float]:
@@ -90,8 +95,7 @@ def choose(judged: Sequence[Judged], target: Target) -> tuple[list[str | None], 
     hopes = [[_costs(j, target, hopeful) for j in judged] for hopeful in (True, False)]
     likely, unlikely = map(partition.shortest, hopes)
     units = [
-        UNITS[a] if a == b and _is_known(j) else None
-        for j, a, b in zip(judged, likely, unlikely, strict=True)
+        UNITS[a] if a == b and _is_known(j) else None for j, a, b in zip(judged, likely, unlikely, strict=True)
     ]
     return units, partition.total(hopes[1], unlikely)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import SOURCES, Target
 
@@ -23,44 +24,55 @@ CARRIED_OVER = Scope(os="seen on M4, macOS 27.0.1, in ML Programs", model_type="
 POOL_KERNEL, POOL_STRIDE, UPSAMPLE, LOOKUP_ROWS = 13, 2, 2, 32768
 """Largest extents of the old rules: elements, elements, times, rows."""
 
-BROADCASTABLE = frozenset({
-    "modBroadcastable", "minBroadcastable", "maxBroadcastable", "addBroadcastable", "powBroadcastable",
-    "divideBroadcastable", "floorDivBroadcastable", "multiplyBroadcastable", "subtractBroadcastable",
-    "whereBroadcastable",
-})  # fmt: skip
+BROADCASTABLE = names(
+    """
+    modBroadcastable minBroadcastable maxBroadcastable addBroadcastable powBroadcastable divideBroadcastable
+    floorDivBroadcastable multiplyBroadcastable subtractBroadcastable whereBroadcastable
+    """
+)
 RANK_FREE = frozenset({"concatND", "splitND", "loadConstantND", "softmaxND", "embeddingND"})
 RECURRENT = frozenset({"simpleRecurrent", "gru", "uniDirectionalLSTM", "biDirectionalLSTM"})
 GATHERS = frozenset({"gather", "gatherND", "gatherAlongAxis"})
 CONTROL = frozenset({"branch", "loop", "loopBreak", "loopContinue"})
-CPU_IN_PROGRAMS = frozenset({
-    "tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "argMin", "argMax", "argSort",
-    "cumSum", "scatter", "scatterND", "scatterAlongAxis", "oneHot", "matrixBandPart", "lowerTriangular",
-    "upperTriangular", "whereNonZero", "slidingWindows", "reverseSeq", "NonMaximumSuppression", "cropResize",
-    "reduceProd", "rangeStatic", "rangeDynamic", "getShape", "sliceDynamic",
-    "randomNormalLike", "randomNormalStatic", "randomNormalDynamic",
-    "randomUniformLike", "randomUniformStatic", "randomUniformDynamic",
-    "randomBernoulliLike", "randomBernoulliStatic", "randomBernoulliDynamic", "categoricalDistribution",
-})  # fmt: skip
+CPU_IN_PROGRAMS = names(
+    """
+    tan asin acos sinh cosh asinh acosh atanh argMin argMax argSort cumSum scatter scatterND scatterAlongAxis
+    oneHot matrixBandPart lowerTriangular upperTriangular whereNonZero slidingWindows reverseSeq
+    NonMaximumSuppression cropResize reduceProd rangeStatic rangeDynamic getShape sliceDynamic randomNormalLike
+    randomNormalStatic randomNormalDynamic randomUniformLike randomUniformStatic randomUniformDynamic
+    randomBernoulliLike randomBernoulliStatic randomBernoulliDynamic categoricalDistribution
+    """
+)
 LEGAL_IN_PROGRAMS = frozenset({"clip"})
-SEEN = frozenset({
-    "convolution", "pooling", "activation", "innerProduct", "batchnorm", "softmax", "add", "concat",
-    "upsample",
-})  # fmt: skip
-FIRST_LAYERS = frozenset({
-    "multiply", "scale", "bias", "average", "max", "min", "dot", "padding", "crop", "slice", "split",
-    "flatten", "permute", "reshape", "reduce", "reorganizeData", "l2normalize", "lrn", "mvn", "unary",
-    "loadConstant",
-})  # fmt: skip
+SEEN = names(
+    """
+    convolution pooling activation innerProduct batchnorm softmax add concat upsample
+    """
+)
+FIRST_LAYERS = names(
+    """
+    multiply scale bias average max min dot padding crop slice split flatten permute reshape reduce
+    reorganizeData l2normalize lrn mvn unary loadConstant
+    """
+)
 """The other layers of the first two releases, of which it is said that they mostly run on the engine."""
 
 
 REMEDIES: dict[str, str] = {
-    "addBroadcastable": "legacy_add_multiply", "multiplyBroadcastable": "legacy_add_multiply",
-    "subtractBroadcastable": "legacy_subtract", "divideBroadcastable": "legacy_divide",
-    "minBroadcastable": "legacy_clip", "maxBroadcastable": "legacy_clip", "powBroadcastable": "legacy_power",
-    "concatND": "legacy_concat", "splitND": "legacy_split", "loadConstantND": "legacy_constant",
-    "softmaxND": "legacy_softmax", "embeddingND": "legacy_embedding", "gather": "legacy_gather",
-}  # fmt: skip
+    "addBroadcastable": "legacy_add_multiply",
+    "multiplyBroadcastable": "legacy_add_multiply",
+    "subtractBroadcastable": "legacy_subtract",
+    "divideBroadcastable": "legacy_divide",
+    "minBroadcastable": "legacy_clip",
+    "maxBroadcastable": "legacy_clip",
+    "powBroadcastable": "legacy_power",
+    "concatND": "legacy_concat",
+    "splitND": "legacy_split",
+    "loadConstantND": "legacy_constant",
+    "softmaxND": "legacy_softmax",
+    "embeddingND": "legacy_embedding",
+    "gather": "legacy_gather",
+}
 """Layer type that the ANE does not run as such -> the pass that writes it otherwise, where it can."""
 
 
@@ -148,109 +160,195 @@ def _broadcast(layer: Described, target: Target) -> str:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "nn-custom", frozenset({"custom"}),
+        "nn-custom",
+        frozenset({"custom"}),
         "a custom layer has code for the CPU, and perhaps the GPU; nobody can write it for the ANE",
-        HOLLANCE, legal=False, grade=Grade.REPORTED, scope=WATCHED,
+        HOLLANCE,
+        legal=False,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
         advice="write it with built-in layers, or split the model there so that the rest stays on the ANE",
     ),
     Rule(
-        "nn-swish", frozenset({"custom"}),
+        "nn-swish",
+        frozenset({"custom"}),
         "a custom layer of this name is x * sigmoid(x) by custom, which built-in layers can compute",
-        HOLLANCE, legal=False, test=_swish, grade=Grade.REPORTED, scope=WATCHED, remedy="swish_layers",
+        HOLLANCE,
+        legal=False,
+        test=_swish,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
+        remedy="swish_layers",
         advice="write it as a sigmoid and a multiply",
     ),
     Rule(
-        "nn-recurrent", RECURRENT, "recurrent layers do not run on the ANE", HOLLANCE,
-        legal=False, grade=Grade.REPORTED, scope=WATCHED,
+        "nn-recurrent",
+        RECURRENT,
+        "recurrent layers do not run on the ANE",
+        HOLLANCE,
+        legal=False,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
         advice="unroll it into products and sigmoids, or split the model there",
     ),
     Rule(
-        "nn-gather", GATHERS, "gathering does not run on the ANE", HOLLANCE,
-        legal=False, grade=Grade.REPORTED, scope=WATCHED,
+        "nn-gather",
+        GATHERS,
+        "gathering does not run on the ANE",
+        HOLLANCE,
+        legal=False,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
         advice="use slices where the indices are constant, or gather before the model",
     ),
     Rule(
-        "nn-broadcastable", BROADCASTABLE, "layers of the Broadcastable kind do not run on the ANE",
-        HOLLANCE, legal=False, grade=Grade.REPORTED, scope=WATCHED,
+        "nn-broadcastable",
+        BROADCASTABLE,
+        "layers of the Broadcastable kind do not run on the ANE",
+        HOLLANCE,
+        legal=False,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
         advice="use the first layers (add, multiply, scale, a linear activation); "
         "or convert to an ML Program, where broadcasting is legal",
     ),
     Rule(
-        "nn-rank-free", RANK_FREE, "layers of the ND kind do not run on the ANE", HOLLANCE,
-        legal=False, grade=Grade.REPORTED, scope=WATCHED,
+        "nn-rank-free",
+        RANK_FREE,
+        "layers of the ND kind do not run on the ANE",
+        HOLLANCE,
+        legal=False,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
         advice="use the layer of the same name without ND on (C, H, W); "
         "or convert to an ML Program, where the op is legal",
     ),
     Rule(
-        "nn-dilated", frozenset({"convolution"}),
+        "nn-dilated",
+        frozenset({"convolution"}),
         "dilated convolutions were seen off the ANE in 2020; DeepLabV3, which has them, ran there later",
-        f"{HOLLANCE}; {ANECOMPAT}", legal=False, test=_dilated, grade=Grade.REPORTED, scope=WATCHED,
+        f"{HOLLANCE}; {ANECOMPAT}",
+        legal=False,
+        test=_dilated,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
         remedy="undilate_convolution",
         advice="measure it; or convert to an ML Program, where dilation is legal",
     ),
     Rule(
-        "nn-conv-kernel", frozenset({"convolution"}),
+        "nn-conv-kernel",
+        frozenset({"convolution"}),
         "the engine's kernels end here; said of ML Programs and of the compiler, not of neural networks",
-        SOURCES["kernel"], legal=False, test=_wide_kernel, grade=Grade.GUESS, scope=CARRIED_OVER,
+        SOURCES["kernel"],
+        legal=False,
+        test=_wide_kernel,
+        grade=Grade.GUESS,
+        scope=CARRIED_OVER,
         advice="lay the long side along the height, or split the kernel into shifted smaller ones",
     ),
     Rule(
-        "nn-pool", frozenset({"pooling"}), "pooling beyond these sizes does not run on the ANE",
-        HOLLANCE, legal=False, test=_pooled, grade=Grade.REPORTED, scope=WATCHED, remedy="split_pooling",
+        "nn-pool",
+        frozenset({"pooling"}),
+        "pooling beyond these sizes does not run on the ANE",
+        HOLLANCE,
+        legal=False,
+        test=_pooled,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
+        remedy="split_pooling",
         advice="pool twice with smaller windows, or globally where the window is the whole image",
     ),
     Rule(
-        "nn-upsample", frozenset({"upsample"}),
+        "nn-upsample",
+        frozenset({"upsample"}),
         "upsampling by more than 2 does not run on the ANE; DeepLabV3 left it before its last resize by 8",
-        f"{HOLLANCE}; {ANECOMPAT}", legal=False, test=_upsampled, grade=Grade.REPORTED, scope=WATCHED,
+        f"{HOLLANCE}; {ANECOMPAT}",
+        legal=False,
+        test=_upsampled,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
         remedy="split_upsampling",
         advice="upsample by 2 several times, or deconvolve",
     ),
     Rule(
-        "nn-channel-broadcast", frozenset({"multiply"}),
-        "multiplying a CxHxW tensor with a Cx1x1 tensor does not run on the ANE", HOLLANCE,
-        legal=False, test=_broadcast, grade=Grade.REPORTED, scope=WATCHED, remedy="spread_channels",
+        "nn-channel-broadcast",
+        frozenset({"multiply"}),
+        "multiplying a CxHxW tensor with a Cx1x1 tensor does not run on the ANE",
+        HOLLANCE,
+        legal=False,
+        test=_broadcast,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
+        remedy="spread_channels",
         advice="use a scale layer where the factors are constant",
     ),
     Rule(
-        "nn-lookup", frozenset({"embedding", "embeddingND"}),
+        "nn-lookup",
+        frozenset({"embedding", "embeddingND"}),
         "Core ML refuses lookups in tables of more than 32768 rows on the ANE",
-        "smpanaro/more-ane-transformers, NOTES", legal=False, test=_looked_up,
+        "smpanaro/more-ane-transformers, NOTES",
+        legal=False,
+        test=_looked_up,
         scope=Scope(os="seen on M1 Max, macOS 13", model_type="neuralnetwork"),
         advice="look up before the model, or split the table",
     ),
     Rule(
-        "nn-control", CONTROL, "the engine has no control flow", "smpanaro/more-ane-transformers, NOTES",
-        legal=False, grade=Grade.REPORTED, scope=WATCHED, advice="unroll it, or compute both sides and select",
+        "nn-control",
+        CONTROL,
+        "the engine has no control flow",
+        "smpanaro/more-ane-transformers, NOTES",
+        legal=False,
+        grade=Grade.REPORTED,
+        scope=WATCHED,
+        advice="unroll it, or compute both sides and select",
     ),
     Rule(
-        "nn-as-in-programs", CPU_IN_PROGRAMS,
-        "the same op of an ML Program ran on the CPU; nobody measured the layer", PROGRAMS,
-        legal=False, grade=Grade.GUESS, scope=CARRIED_OVER,
+        "nn-as-in-programs",
+        CPU_IN_PROGRAMS,
+        "the same op of an ML Program ran on the CPU; nobody measured the layer",
+        PROGRAMS,
+        legal=False,
+        grade=Grade.GUESS,
+        scope=CARRIED_OVER,
     ),
     Rule(
-        "nn-as-legal-in-programs", LEGAL_IN_PROGRAMS,
-        "the same op of an ML Program ran on the ANE; nobody measured the layer", PROGRAMS,
-        legal=True, grade=Grade.GUESS, scope=CARRIED_OVER,
+        "nn-as-legal-in-programs",
+        LEGAL_IN_PROGRAMS,
+        "the same op of an ML Program ran on the ANE; nobody measured the layer",
+        PROGRAMS,
+        legal=True,
+        grade=Grade.GUESS,
+        scope=CARRIED_OVER,
     ),
     Rule(
-        "nn-seen", SEEN, "Apple's MNIST, YOLOv3 and DeepLabV3 ran on the ANE up to their last layers",
-        ANECOMPAT, legal=True, grade=Grade.REPORTED,
+        "nn-seen",
+        SEEN,
+        "Apple's MNIST, YOLOv3 and DeepLabV3 ran on the ANE up to their last layers",
+        ANECOMPAT,
+        legal=True,
+        grade=Grade.REPORTED,
         scope=Scope(os="seen on Macs, macOS 12 or later", model_type="neuralnetwork"),
     ),
     Rule(
-        "nn-first-layers", FIRST_LAYERS, "layers of the first two releases mostly run on the ANE", HOLLANCE,
-        legal=True, grade=Grade.GUESS, scope=WATCHED,
+        "nn-first-layers",
+        FIRST_LAYERS,
+        "layers of the first two releases mostly run on the ANE",
+        HOLLANCE,
+        legal=True,
+        grade=Grade.GUESS,
+        scope=WATCHED,
     ),
-)  # fmt: skip
+)
 """Those that forbid come first; the first that applies decides, all that forbid are told."""
 
 OLD_FORMAT = Rule(
-    "nn-format", frozenset(),
+    "nn-format",
+    frozenset(),
     "broadcasting and concatenation of any rank are legal on the ANE in ML Programs, not in neural networks",
-    PROGRAMS, scope=Scope(os="seen on M4, macOS 27.0.1"),
+    PROGRAMS,
+    scope=Scope(os="seen on M4, macOS 27.0.1"),
     advice="convert the original again with minimum_deployment_target=ct.target.iOS15 or later",
-)  # fmt: skip
+)
 """Said of a whole model."""
 
 

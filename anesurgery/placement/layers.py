@@ -27,12 +27,8 @@ UNKNOWN: tuple[int, ...] = (-1,)
 """The shape of a value of which the file does not say it."""
 
 NO_COSTS = "no cost model is known for neural networks: each layer that the ANE can run counts as running there"
-OLD_RULES = (
-    "what is known about neural networks dates from 2018 to 2022; later systems were not measured"
-)
-ON_ALL = (
-    "with ALL, Core ML chooses between GPU and CPU for what the ANE cannot run; which is not known"
-)
+OLD_RULES = "what is known about neural networks dates from 2018 to 2022; later systems were not measured"
+ON_ALL = "with ALL, Core ML chooses between GPU and CPU for what the ANE cannot run; which is not known"
 ON_GPU = "with CPU_AND_GPU, Core ML chooses between GPU and CPU; which is not known"
 
 
@@ -72,9 +68,14 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     numbers, segments = _segments(layers, rows, shapes, {f.name for f in spec.description.output})
     rows = [replace(row, segment=number) for row, number in zip(rows, numbers, strict=True)]
     return Inspection(
-        label, target, tuple(rows), tuple(segments), tuple(_about(rows)), None,
+        label,
+        target,
+        tuple(rows),
+        tuple(segments),
+        tuple(_about(rows)),
+        None,
         (*_notes(rows, target), *_obstacle(spec)),
-    )  # fmt: skip
+    )
 
 
 def walk(network: Any, depth: int = 0) -> Iterator[_Layer]:
@@ -98,9 +99,17 @@ def _row(index: int, layer: _Layer, target: Target, shapes: dict[str, tuple[int,
     findings = tuple(rule.finding(words, layer.name) for rule, words in against)
     shape = shapes.get(next(iter(layer.spec.output), ""), UNKNOWN)
     return OpRow(
-        index, layer.name, layer.kind, "" if shape == UNKNOWN else "x".join(map(str, shape)), "",
-        legal, _unit(legal, target), 0, findings, depth=layer.depth,
-    )  # fmt: skip
+        index,
+        layer.name,
+        layer.kind,
+        "" if shape == UNKNOWN else "x".join(map(str, shape)),
+        "",
+        legal,
+        _unit(legal, target),
+        0,
+        findings,
+        depth=layer.depth,
+    )
 
 
 def _unit(legal: bool | None, target: Target) -> str | None:
@@ -158,10 +167,7 @@ def feature_shape(feature: Any) -> tuple[int, ...]:
 
 
 def _segments(
-    layers: Sequence[_Layer],
-    rows: Sequence[OpRow],
-    shapes: dict[str, tuple[int, ...]],
-    results: set[str],
+    layers: Sequence[_Layer], rows: Sequence[OpRow], shapes: dict[str, tuple[int, ...]], results: set[str]
 ) -> tuple[list[int], list[Segment]]:
     """Number of the segment of each row, and the segments; constants are made first, wherever they stand."""
     order = sorted(range(len(rows)), key=lambda i: layers[i].kind not in CONSTANTS)
@@ -176,27 +182,38 @@ def _segments(
         for name in layer.spec.input:
             read.setdefault(name, set()).add(numbers[i])
     return numbers, [
-        _segment(n, unit, [rows[i].name for i in range(len(rows)) if numbers[i] == n],
-                 made, read, shapes, results)
+        _segment(
+            n, unit, [rows[i].name for i in range(len(rows)) if numbers[i] == n], made, read, shapes, results
+        )
         for n, unit in enumerate(units)
-    ]  # fmt: skip
+    ]
 
 
 def _segment(
-    number: int, unit: str | None, ops: list[str], made: dict[str, int], read: dict[str, set[int]],
-    shapes: dict[str, tuple[int, ...]], results: set[str],
-) -> Segment:  # fmt: skip
+    number: int,
+    unit: str | None,
+    ops: list[str],
+    made: dict[str, int],
+    read: dict[str, set[int]],
+    shapes: dict[str, tuple[int, ...]],
+    results: set[str],
+) -> Segment:
     own = {name for name, n in made.items() if n == number}
     inputs = [
-        name for name, by in read.items()
+        name
+        for name, by in read.items()
         if number in by and name not in own and (name in made or name in shapes)
-    ]  # fmt: skip
+    ]
     outputs = [n for n in made if n in own and (n in results or read.get(n, set()) - {number})]
     readers = {n for name in outputs for n in read.get(name, set())} - {number}
     return Segment(
-        number, unit, tuple(ops), {n: shapes.get(n, UNKNOWN) for n in inputs},
-        {n: shapes.get(n, UNKNOWN) for n in outputs}, tuple(sorted(readers)),
-    )  # fmt: skip
+        number,
+        unit,
+        tuple(ops),
+        {n: shapes.get(n, UNKNOWN) for n in inputs},
+        {n: shapes.get(n, UNKNOWN) for n in outputs},
+        tuple(sorted(readers)),
+    )
 
 
 def _about(rows: Sequence[OpRow]) -> Iterator[Finding]:

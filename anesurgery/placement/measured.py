@@ -28,11 +28,7 @@ FIRST = (14, 4)
 
 NOT_HERE = "not measured: Core ML's plan needs macOS 14.4 or later"
 NO_ANSWER = "not measured: Core ML's plan names no unit for any op of this model"
-DEVICES = {
-    "MLNeuralEngineComputeDevice": "ane",
-    "MLGPUComputeDevice": "gpu",
-    "MLCPUComputeDevice": "cpu",
-}
+DEVICES = {"MLNeuralEngineComputeDevice": "ane", "MLGPUComputeDevice": "gpu", "MLCPUComputeDevice": "cpu"}
 """Class of a device in coremltools -> unit."""
 
 
@@ -73,9 +69,7 @@ def plan(model: Any, target: Target, function: str | None = None) -> Plan:
     try:
         made = MLComputePlan.load_from_path(_compiled(model), ct.ComputeUnit[target.compute_units])
     except Exception as error:
-        raise LoadError(
-            f"Core ML made no plan for the model: {error}; inspect it without measuring"
-        ) from error
+        raise LoadError(f"Core ML made no plan for the model: {error}; inspect it without measuring") from error
     return Plan(read(made, function), host(), target.compute_units)
 
 
@@ -204,9 +198,7 @@ def replay(text: str) -> Plan:
         found = json.loads(text)
         made = Plan(dict(found["units"]), str(found["host"]), str(found["compute_units"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise SurgeryError(
-            f"no recorded plan: {error!r}; write one with record(plan(...))"
-        ) from error
+        raise SurgeryError(f"no recorded plan: {error!r}; write one with record(plan(...))") from error
     wrong = sorted({str(u) for u in made.units.values()} - {str(u) for u in UNITS if u})
     if wrong or made.compute_units not in ("", *COMPUTE_UNITS):
         what = f"unit {wrong[0]!r}" if wrong else f"compute units {made.compute_units!r}"

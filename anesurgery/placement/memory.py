@@ -10,16 +10,7 @@ import math
 from collections.abc import Iterator
 from itertools import accumulate
 
-from anesurgery.mil import (
-    Block,
-    Function,
-    Operation,
-    Var,
-    consumers,
-    producer,
-    static_shape,
-    walk_ops,
-)
+from anesurgery.mil import Block, Function, Operation, Var, consumers, producer, static_shape, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.reading import in_words, shape_in_words
@@ -73,11 +64,7 @@ def dense(function: Function) -> int:
     """Bytes of the weights when the compressed ones are decompressed."""
     packed = [op for op in walk_ops(function) if op.op_type.startswith("constexpr_")]
     inner = {v for op in packed for v in op.inputs.values() if isinstance(v, Var)}
-    plain = [
-        op.outputs[0]
-        for op in walk_ops(function)
-        if op.op_type == "const" and is_tensor(op.outputs[0])
-    ]
+    plain = [op.outputs[0] for op in walk_ops(function) if op.op_type == "const" and is_tensor(op.outputs[0])]
     ends = [op.outputs[0] for op in packed if op.outputs[0] not in inner]
     return sum(map(size_of, ends)) + sum(size_of(v) for v in plain if v not in inner)
 
@@ -133,46 +120,62 @@ def _outermost(op: Operation, home: Block | None) -> Operation:
 
 
 OVER = Rule(
-    "size-program", frozenset(),
+    "size-program",
+    frozenset(),
     "programs with more weights do not run on the engine, without an error: 1 GB on iOS (Apple's guide; a "
     "model below 1.4 GB was seen to leave it too), on Macs 1.5 GB ran and 3.4 GB failed",
-    SOURCES["program"], kind="memory", grade=Grade.REPORTED,
+    SOURCES["program"],
+    kind="memory",
+    grade=Grade.REPORTED,
     advice="split the model into chunks of at most 950 MB (coremltools: bisect_model), palettize it, or both; "
     "each chunk costs a round trip of its inputs and outputs",
-)  # fmt: skip
+)
 ADDRESS = Rule(
-    "size-address-space", frozenset(),
+    "size-address-space",
+    frozenset(),
     "programs loaded together share an address space: four of 0.8 GB ran, a fifth fell back to the CPU; GPT-2 "
     "XL of 3.1 GB ran only as two",
-    SOURCES["address_space"], kind="memory", scope=Scope(frozenset({13, 14}), "seen on M1 Max, macOS 13"),
+    SOURCES["address_space"],
+    kind="memory",
+    scope=Scope(frozenset({13, 14}), "seen on M1 Max, macOS 13"),
     advice="unload chunks that are not in use, or palettize",
-)  # fmt: skip
+)
 DENSE = Rule(
-    "size-dense", frozenset(),
+    "size-dense",
+    frozenset(),
     "whether compressed weights stay compressed in the engine's memory is disputed: Apple's Stable Diffusion "
     "runs unsplit from 6 bits down, two tests found no saving",
-    "apple/ml-stable-diffusion: README; more-ane-transformers; john-rocky/CoreML-LLM", kind="memory",
-    grade=Grade.REPORTED, advice="load it on the device with CPU_AND_NE before you rely on it",
-)  # fmt: skip
+    "apple/ml-stable-diffusion: README; more-ane-transformers; john-rocky/CoreML-LLM",
+    kind="memory",
+    grade=Grade.REPORTED,
+    advice="load it on the device with CPU_AND_NE before you rely on it",
+)
 WORKING = Rule(
-    "working-set", frozenset(),
+    "working-set",
+    frozenset(),
     "an operand beyond the on-chip memory is streamed in tiles; ane-guide measured 2.3 MB (M1) and 4.72 MB "
     "(M5), maderix infers about 32 MB on M4 from its throughput",
-    SOURCES["working_set"], kind="memory", scope=Scope(os="seen on M1, M5", via="compiler"),
+    SOURCES["working_set"],
+    kind="memory",
+    scope=Scope(os="seen on M1, M5", via="compiler"),
     advice="cut along the sequence, the query or the batch where the time counts",
-)  # fmt: skip
+)
 IMAGE = Rule(
-    "size-big-image", frozenset(), "a model of an image of 1x3x5568x5568 did not compile for the engine",
-    "coremltools issue 2247", kind="memory", grade=Grade.REPORTED, advice="cut the image into tiles",
-)  # fmt: skip
+    "size-big-image",
+    frozenset(),
+    "a model of an image of 1x3x5568x5568 did not compile for the engine",
+    "coremltools issue 2247",
+    kind="memory",
+    grade=Grade.REPORTED,
+    advice="cut the image into tiles",
+)
 
 
 def _of_weights(function: Function, memory: Memory, target: Target, chip: str) -> Iterator[Finding]:
     limit, stored = memory.limit or 0, memory.weights
     if stored > limit:
         yield OVER.finding(
-            f"{in_words(stored)} of weights; {chip} runs programs of {in_words(limit)}: "
-            f"{memory.chunks} chunks"
+            f"{in_words(stored)} of weights; {chip} runs programs of {in_words(limit)}: {memory.chunks} chunks"
         )
     spaces = [(space, n) for n in target.chips if (space := CHIPS[n].address_space) is not None]
     for space, name in spaces:

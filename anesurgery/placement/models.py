@@ -83,9 +83,7 @@ def spec_of(model: Any) -> Any:
     if isinstance(model, ct.models.MLModel):
         return model.get_spec()
     if not isinstance(model, (str, os.PathLike)):
-        raise LoadError(
-            f"cannot inspect a {type(model).__name__}; give a path, an MLModel or a MIL Program"
-        )
+        raise LoadError(f"cannot inspect a {type(model).__name__}; give a path, an MLModel or a MIL Program")
     return read_spec(program.locate(Path(model).expanduser())[0])
 
 

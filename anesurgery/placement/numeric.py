@@ -12,16 +12,7 @@ import math
 import numpy as np
 
 from anesurgery.interpret.products import CEILING
-from anesurgery.mil import (
-    Operation,
-    Var,
-    constant,
-    consumers,
-    np_dtype,
-    operands,
-    producer,
-    static_shape,
-)
+from anesurgery.mil import Operation, Var, constant, consumers, np_dtype, operands, producer, static_shape
 from anesurgery.placement import bounds
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.fills import causal_mask, empty_rows, fill, other_mask, to_softmax
@@ -229,105 +220,166 @@ def bare_exponential(op: Operation, target: Target) -> str:
 
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
 GUIDE = "sbryngelson/ane-guide: part-1-machine/03; ANEForge: numeric-cliffs"
-INTEGERS = (
-    "fp16 holds integers exactly up to 2048; above it ids and positions become their neighbours"
-)
+INTEGERS = "fp16 holds integers exactly up to 2048; above it ids and positions become their neighbours"
 MASKS = (
     "Apple's rules say that the softmax of the engine does not handle -inf, and below -32768 a fill becomes it "
     "if the sum is fused with the product; one Mac gave the same bits for -inf and -1e4 (perhaps on its CPU)"
 )
-MASK_SOURCE = (
-    "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transformers; john-rocky/CoreML-LLM"
-)
+MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transformers; john-rocky/CoreML-LLM"
 
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "num-mac-32768", frozenset({"matmul", "linear", "conv"}),
+        "num-mac-32768",
+        frozenset({"matmul", "linear", "conv"}),
         "a result or partial sum of products of magnitude 32768 or more becomes infinite, even where later "
         "terms cancel it; seen on M1, M2, M4, M5 and M6 (what the accumulator is, fixed point or float, is "
         "disputed; the ceiling is not)",
-        f"{GUIDE}; {STUDY}", test=long_product, kind="numeric",
+        f"{GUIDE}; {STUDY}",
+        test=long_product,
+        kind="numeric",
         scope=Scope(os="seen on M1, M2, M4, M5, M6"),
         advice="divide the weights by a power of two and multiply the result by it (exact but for underflow)",
     ),
     Rule(
-        "num-square", frozenset({"square", "mul", "pow", "reduce_sum_square", "reduce_l2_norm"}),
+        "num-square",
+        frozenset({"square", "mul", "pow", "reduce_sum_square", "reduce_l2_norm"}),
         "the elementwise unit is fp16: 256 * 256 is infinite, and Core ML has no root mean square norm that "
-        "would hide the square", f"{STUDY}; coremltools: frontend/torch/ops.py (rms_norm)",
-        test=large_square, kind="numeric", grade=Grade.DOCUMENTED,
+        "would hide the square",
+        f"{STUDY}; coremltools: frontend/torch/ops.py (rms_norm)",
+        test=large_square,
+        kind="numeric",
+        grade=Grade.DOCUMENTED,
         advice="divide by the largest magnitude first, as coremltools writes its own rms_norm, or write the "
         "norm as layer_norm of concat(x, -x); `inputs=` tells what samples reach",
     ),
     Rule(
-        "num-scale-after", frozenset({"matmul"}),
+        "num-scale-after",
+        frozenset({"matmul"}),
         "query times key was the op that lost most to fp16 in a probe of one op kind at a time (35 dB), and "
         "its sums have a ceiling of 32768: they need not be larger than what the softmax reads",
-        "smpanaro/more-ane-transformers: NOTES.md; 751K: notes/numerics.md", test=scale_behind, kind="numeric",
+        "smpanaro/more-ane-transformers: NOTES.md; 751K: notes/numerics.md",
+        test=scale_behind,
+        kind="numeric",
         scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
         advice="multiply the query, or the weights that make it, instead of the scores",
     ),
     Rule(
-        "num-mask-causal", frozenset({"add", "sub", "select", "mul"}), MASKS, MASK_SOURCE, test=causal_mask,
-        kind="numeric", grade=Grade.DOCUMENTED, remedy="causal_mask_tensor",
+        "num-mask-causal",
+        frozenset({"add", "sub", "select", "mul"}),
+        MASKS,
+        MASK_SOURCE,
+        test=causal_mask,
+        kind="numeric",
+        grade=Grade.DOCUMENTED,
+        remedy="causal_mask_tensor",
         advice="where the mask is made at run time, the pass refuses if it proves not to be causal",
     ),
     Rule(
-        "num-mask", frozenset({"add", "sub", "select", "mul"}), MASKS, MASK_SOURCE, test=other_mask,
-        kind="numeric", grade=Grade.DOCUMENTED, advice="fill with -1e4, or with no less than -3e4",
+        "num-mask",
+        frozenset({"add", "sub", "select", "mul"}),
+        MASKS,
+        MASK_SOURCE,
+        test=other_mask,
+        kind="numeric",
+        grade=Grade.DOCUMENTED,
+        advice="fill with -1e4, or with no less than -3e4",
     ),
     Rule(
-        "num-mask-rows", frozenset({"add", "sub", "select", "mul"}),
+        "num-mask-rows",
+        frozenset({"add", "sub", "select", "mul"}),
         "the softmax of a row that is all -inf is NaN, and the engine turns NaN into large numbers",
-        "FluidInference/FluidAudio: issue 679 (M5); 751K: notes/numerics.md", test=empty_rows, kind="numeric",
-        scope=Scope(os="seen on M4, M5, M6"), advice="fill with -1e4: such a row then keeps finite weights",
+        "FluidInference/FluidAudio: issue 679 (M5); 751K: notes/numerics.md",
+        test=empty_rows,
+        kind="numeric",
+        scope=Scope(os="seen on M4, M5, M6"),
+        advice="fill with -1e4: such a row then keeps finite weights",
     ),
     Rule(
-        "num-constant", frozenset({"add", "sub", "mul", "real_div", "select"}),
+        "num-constant",
+        frozenset({"add", "sub", "mul", "real_div", "select"}),
         "the largest number of fp16 is 65504, and the engine has no infinities: they behave as large numbers",
-        f"{STUDY}; {GUIDE}", test=infinite_constant, kind="numeric", scope=Scope(os="seen on M1 to M6"),
+        f"{STUDY}; {GUIDE}",
+        test=infinite_constant,
+        kind="numeric",
+        scope=Scope(os="seen on M1 to M6"),
         advice="use a finite number below 65504",
     ),
     Rule(
-        "num-eps", frozenset({*NORMS, "add", "log", "rsqrt"}),
+        "num-eps",
+        frozenset({*NORMS, "add", "log", "rsqrt"}),
         "an epsilon that rounds to 0 guards nothing: 1 / sqrt(0) is infinite",
-        "apple/ml-ane-transformers (1e-7 in its layer norm)", test=lost_epsilon, kind="numeric",
-        grade=Grade.DOCUMENTED, advice="1e-7 or more; 1e-5 where the model allows it",
+        "apple/ml-ane-transformers (1e-7 in its layer norm)",
+        test=lost_epsilon,
+        kind="numeric",
+        grade=Grade.DOCUMENTED,
+        advice="1e-7 or more; 1e-5 where the model allows it",
     ),
     Rule(
-        "num-eps-subnormal", frozenset({"add", "log"}),
+        "num-eps-subnormal",
+        frozenset({"add", "log"}),
         "the multiplier of H13 takes subnormal numbers for 0; the elementwise unit was seen to keep them, and "
-        "which of the two an op uses is not known", "sbryngelson/ANEForge: numeric-cliffs",
-        test=subnormal_epsilon, kind="numeric", grade=Grade.GUESS, scope=Scope(frozenset({13}), via="compiler"),
+        "which of the two an op uses is not known",
+        "sbryngelson/ANEForge: numeric-cliffs",
+        test=subnormal_epsilon,
+        kind="numeric",
+        grade=Grade.GUESS,
+        scope=Scope(frozenset({13}), via="compiler"),
         advice="6.1e-5 or more is safe on both units",
     ),
     Rule(
-        "num-int", frozenset({"cast"}), INTEGERS, GUIDE, test=large_integers, kind="numeric",
-        scope=Scope(os="seen on M1, M5"), advice="keep ids and positions integers, or feed tables made of them",
+        "num-int",
+        frozenset({"cast"}),
+        INTEGERS,
+        GUIDE,
+        test=large_integers,
+        kind="numeric",
+        scope=Scope(os="seen on M1, M5"),
+        advice="keep ids and positions integers, or feed tables made of them",
     ),
     Rule(
-        "num-int-table", COMPARED, INTEGERS, GUIDE, test=compared_integers, kind="numeric",
-        scope=Scope(os="seen on M1, M5"), advice="split the integers into two digits of at most 2048",
+        "num-int-table",
+        COMPARED,
+        INTEGERS,
+        GUIDE,
+        test=compared_integers,
+        kind="numeric",
+        scope=Scope(os="seen on M1, M5"),
+        advice="split the integers into two digits of at most 2048",
     ),
     Rule(
-        "num-reduce", frozenset({"reduce_sum"}),
+        "num-reduce",
+        frozenset({"reduce_sum"}),
         "a reduce_sum has the range of fp16 and a narrow running sum; a product with ones has a wide sum and a "
-        "ceiling of 32768", f"{GUIDE}", test=long_sum, kind="numeric",
-        scope=Scope(os="seen on M1, M5", via="compiler"), advice="take the mean, or divide by the count first",
+        "ceiling of 32768",
+        f"{GUIDE}",
+        test=long_sum,
+        kind="numeric",
+        scope=Scope(os="seen on M1, M5", via="compiler"),
+        advice="take the mean, or divide by the count first",
     ),
     Rule(
-        "num-slice-q4", frozenset({"slice_by_index", "slice_by_size", "split"}),
+        "num-slice-q4",
+        frozenset({"slice_by_index", "slice_by_size", "split"}),
         "on H13 and H14 a slice of the last axis that begins behind 0 passes a fixed-point step that holds "
         "magnitudes to 4094; ANEForge's tables put it on M1 only, ane-guide on M1 and M2, and its list of "
         "cliffs on all before A16",
-        f"{GUIDE}", test=width_slice, kind="numeric", scope=Scope(frozenset({13, 14}), via="compiler"),
+        f"{GUIDE}",
+        test=width_slice,
+        kind="numeric",
+        scope=Scope(frozenset({13, 14}), via="compiler"),
         advice="slice along another axis, or bring the value below 4094; `inputs=` tells what samples reach",
     ),
     Rule(
-        "num-softmax", frozenset({"exp"}),
+        "num-softmax",
+        frozenset({"exp"}),
         "softmax itself takes the largest score away (1000 among its inputs does no harm); an exp of one's own "
-        "does not", f"{GUIDE}", test=bare_exponential, kind="numeric", scope=Scope(os="seen on M1"),
+        "does not",
+        f"{GUIDE}",
+        test=bare_exponential,
+        kind="numeric",
+        scope=Scope(os="seen on M1"),
         advice="use softmax, or subtract reduce_max first",
     ),
-)  # fmt: skip
+)
 """Each speaks where the program shows the hazard, or cannot exclude one that is seldom harmless."""

@@ -11,55 +11,64 @@ from anesurgery.placement.reading import PRODUCTS, VIEWS, before, channels, shap
 from anesurgery.placement.target import Target
 from anesurgery.placement.work import is_stored, is_weight, shape_of
 
-HEAVY = PRODUCTS | {
-    "conv_transpose",
-    "einsum",
-    "scaled_dot_product_attention",
-    "lstm",
-    "gru",
-    "rnn",
-}
+HEAVY = PRODUCTS | {"conv_transpose", "einsum", "scaled_dot_product_attention", "lstm", "gru", "rnn"}
 """Ops that multiply: without one of them there is little for the engine to do."""
 LONGEST = 387
 """Ops in a chain that the compiler of M6 did not survive."""
 SMALL_MAP = 64
 
 LAYOUT = Rule(
-    "linear-vs-conv", frozenset(),
+    "linear-vs-conv",
+    frozenset(),
     "1x1 convolutions on (batch, channels, 1, sequence) had about 3 times the throughput of matrix products "
     "(M4, private compiler), and Apple's port of DistilBERT went from 55 to 8.7 ms with them and split heads "
     "(M1 Max); `linear` is legal, and through Core ML four layers of either were on the engine alike (M4)",
-    "maderix/ANE; apple/ml-ane-transformers; kasper0406/stablehlo-coreml PR 110", kind="speed",
-    grade=Grade.DOCUMENTED, scope=Scope(os="seen on M1 Max, M4"),
+    "maderix/ANE; apple/ml-ane-transformers; kasper0406/stablehlo-coreml PR 110",
+    kind="speed",
+    grade=Grade.DOCUMENTED,
+    scope=Scope(os="seen on M1 Max, M4"),
     advice="put channels first and the sequence last, and use 1x1 convolutions; measure first on newer chips",
-)  # fmt: skip
+)
 HEADS = Rule(
-    "attn-split-heads", frozenset(),
+    "attn-split-heads",
+    frozenset(),
     "Apple's ports compute each head by itself: up to 10 times as fast (iPhone 13, sequence 512, batch 8), "
     "the UNet of Stable Diffusion 1040 to 726 ms; a BERT gained only 10 to 13 % on M4 Pro and M5 Max, and "
     "lost on the GPU",
-    "apple/ml-ane-transformers; apple/ml-stable-diffusion; erwinzhang7/coreml-compute-placement", kind="speed",
-    grade=Grade.DOCUMENTED, scope=Scope(os="seen on iPhone 13, M1 Max, M4 Pro, M5 Max"),
+    "apple/ml-ane-transformers; apple/ml-stable-diffusion; erwinzhang7/coreml-compute-placement",
+    kind="speed",
+    grade=Grade.DOCUMENTED,
+    scope=Scope(os="seen on iPhone 13, M1 Max, M4 Pro, M5 Max"),
     advice="split the heads (einsum bchq,bkhc->bkhq, softmax on axis 1); measure first on newer chips",
-)  # fmt: skip
+)
 SPATIAL = Rule(
-    "mlp-spatial-8x8", frozenset(),
+    "mlp-spatial-8x8",
+    frozenset(),
     "a 1x1 convolution over 64 positions ran 50 % faster as 8x8 than as 1x64, a whole model 20 %",
-    "smpanaro/coreml-llm-cli", kind="speed", scope=Scope(frozenset({13, 15}), "seen on M1 Max, M3"),
+    "smpanaro/coreml-llm-cli",
+    kind="speed",
+    scope=Scope(frozenset({13, 15}), "seen on M1 Max, M3"),
     advice="reshape around the feed-forward layers only",
-)  # fmt: skip
+)
 CHAIN = Rule(
-    "compile-chain", frozenset(), "the compiler crashed on chains of 387 layers and more",
-    "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/defects.md", kind="speed",
-    scope=Scope(frozenset({18}), "seen on M6, macOS 27.0.1"), advice="split the model",
-)  # fmt: skip
+    "compile-chain",
+    frozenset(),
+    "the compiler crashed on chains of 387 layers and more",
+    "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/defects.md",
+    kind="speed",
+    scope=Scope(frozenset({18}), "seen on M6, macOS 27.0.1"),
+    advice="split the model",
+)
 ISLAND = Rule(
-    "perf-elementwise", frozenset(),
+    "perf-elementwise",
+    frozenset(),
     "elementwise ops and norms are estimated at 0.83 to 1.0 of the CPU's time, and a segment on the engine "
-    "costs 0.25 ms at least", "751K: notes/coreml_dispatch.md", kind="speed",
+    "costs 0.25 ms at least",
+    "751K: notes/coreml_dispatch.md",
+    kind="speed",
     scope=Scope(os="seen on M4, macOS 27.0.1"),
     advice="leave it on the CPU, or make it part of the model it serves",
-)  # fmt: skip
+)
 RULES = (LAYOUT, HEADS, SPATIAL, CHAIN, ISLAND)
 
 
@@ -92,12 +101,7 @@ def _heads(ops: list[Operation]) -> str:
     for op in ops:
         if op.op_type == "softmax" and (scores := _scores(op)) is not None:
             shape = static_shape(scores.outputs[0])
-            if (
-                shape is not None
-                and len(shape) == 4
-                and shape[1] > 1
-                and scores.op_type != "einsum"
-            ):
+            if shape is not None and len(shape) == 4 and shape[1] > 1 and scores.op_type != "einsum":
                 found.append(shape)
     if not found:
         return ""
@@ -129,10 +133,12 @@ def _is_product(var: Var) -> bool:
 
 def _spatial(ops: list[Operation]) -> str:
     flat = [
-        op for op in ops
-        if op.op_type == "conv" and (static_shape(op.outputs[0]) or ())[2:] == (1, SMALL_MAP)
+        op
+        for op in ops
+        if op.op_type == "conv"
+        and (static_shape(op.outputs[0]) or ())[2:] == (1, SMALL_MAP)
         and (channels(op) or (0, 0, 0))[2] == 1
-    ]  # fmt: skip
+    ]
     return f"{len(flat)} 1x1 convolutions work on 1x{SMALL_MAP}" if len(flat) > 1 else ""
 
 

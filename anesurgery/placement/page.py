@@ -66,9 +66,12 @@ class View:
 def _environment() -> Environment:
     """Escapes whatever a model brings; an unknown name in a template is an error."""
     made = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     made.globals.update(unit_word=unit_word, short_name=summary.short_name, key=key)
     return made
 
@@ -98,14 +101,24 @@ def page(inspection: Inspection, after: Inspection | None = None) -> str:
         views = [view(inspection, "before", HALF, style), view(after, "after", HALF, style)]
     last = views[-1].inspection
     gone, new = summary.gone_and_new(inspection, last)
-    return _environment().get_template("page.html").render(
-        views=views, last=last, compared=after is not None, changes=summary.changes(inspection, last),
-        gone=gone, new=new, attention=summary.by_reason(summary.attention(last)),
-        findings=summary.by_rule(last.all_findings),
-        agreements=summary.agreements(last) if last.measured else [],
-        agreement_words=summary.agreement_words(summary.agreements(last)),
-        notes=summary.notes(last), data=data([(v.label, v.inspection) for v in views]),
-    )  # fmt: skip
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            views=views,
+            last=last,
+            compared=after is not None,
+            changes=summary.changes(inspection, last),
+            gone=gone,
+            new=new,
+            attention=summary.by_reason(summary.attention(last)),
+            findings=summary.by_rule(last.all_findings),
+            agreements=summary.agreements(last) if last.measured else [],
+            agreement_words=summary.agreement_words(summary.agreements(last)),
+            notes=summary.notes(last),
+            data=data([(v.label, v.inspection) for v in views]),
+        )
+    )
 
 
 def save(path: Path, inspection: Inspection, after: Inspection | None = None) -> Path:
@@ -125,22 +138,27 @@ def save(path: Path, inspection: Inspection, after: Inspection | None = None) ->
 
 def cell(inspection: Inspection) -> str:
     """An inspection for a notebook cell: bar, numbers, what needs attention; no script, no style sheet."""
-    return _environment().get_template("cell.html").render(
-        view=view(inspection, "", None), attention=summary.attention(inspection), shown=CELL_ROWS
-    )  # fmt: skip
+    return (
+        _environment()
+        .get_template("cell.html")
+        .render(view=view(inspection, "", None), attention=summary.attention(inspection), shown=CELL_ROWS)
+    )
 
 
-def view(
-    inspection: Inspection, label: str, width: int | None = WIDTH, style: Style | None = None
-) -> View:
+def view(inspection: Inspection, label: str, width: int | None = WIDTH, style: Style | None = None) -> View:
     """What the template shows of an inspection; graphs of a given width and style, none without a width."""
     rows = summary.all_rows(inspection)
     return View(
-        label, inspection, summary.verdict(inspection), numbers(inspection), shares(inspection),
-        [(key(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)], bar(inspection),
+        label,
+        inspection,
+        summary.verdict(inspection),
+        numbers(inspection),
+        shares(inspection),
+        [(key(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],
+        bar(inspection),
         strip(rows) if width and len(rows) > STRIP_FROM else [],
         [(name, draw(part, width, style)) for name, part in summary.sections(inspection)] if width else [],
-    )  # fmt: skip
+    )
 
 
 def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
@@ -162,9 +180,7 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
         limit = "limit unknown" if memory.limit is None else f"of {in_words(memory.limit)}"
         chunks = f", {memory.chunks} chunks" if memory.chunks > 1 else ""
         made.append(("weights", in_words(memory.weights), limit + chunks))
-        made.append(
-            ("activations", in_words(memory.activations), f"largest {in_words(memory.largest)}")
-        )
+        made.append(("activations", in_words(memory.activations), f"largest {in_words(memory.largest)}"))
     return made
 
 
@@ -227,14 +243,23 @@ def data(views: Iterable[tuple[str, Inspection]]) -> dict[str, Any]:
 def _row(row: OpRow, part: int, rules: dict[tuple[str, ...], int]) -> list[Any]:
     found = []
     for f in row.findings:
-        rule = (
-            f.rule, f.kind, f.because, f.source, f.grade.value, f.scope, f.remedy or "", f.advice
-        )  # fmt: skip
+        rule = (f.rule, f.kind, f.because, f.source, f.grade.value, f.scope, f.remedy or "", f.advice)
         found.append([rules.setdefault(rule, len(rules)), f.message])
     e = row.estimate
     known = (None, None, None) if e is None else (e.ane, e.cpu, e.gpu)
     times = [float(f"{t:.4g}") if t is not None and math.isfinite(t) else None for t in known]
     return [
-        row.index, part, row.name, row.op_type, row.shape, row.dtype, row.legal, row.preferred, row.measured,
-        *times, row.flop, row.segment, found,
-    ]  # fmt: skip
+        row.index,
+        part,
+        row.name,
+        row.op_type,
+        row.shape,
+        row.dtype,
+        row.legal,
+        row.preferred,
+        row.measured,
+        *times,
+        row.flop,
+        row.segment,
+        found,
+    ]

@@ -6,15 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from anesurgery.mil import (
-    Operation,
-    Var,
-    constant,
-    consumers,
-    is_output,
-    producer,
-    static_shape,
-)
+from anesurgery.mil import Operation, Var, constant, consumers, is_output, producer, static_shape
 from anesurgery.placement.work import is_stored
 
 PRODUCTS = frozenset({"conv", "linear", "matmul"})
@@ -100,10 +92,7 @@ def reaches_output(var: Var, through: frozenset[str]) -> bool:
         found = stack.pop()
         if is_output(found):
             return True
-        fresh = [
-            v for op in consumers(found) if op.op_type in through for v in op.outputs
-            if v not in seen
-        ]  # fmt: skip
+        fresh = [v for op in consumers(found) if op.op_type in through for v in op.outputs if v not in seen]
         seen.update(fresh)
         stack += fresh
     return False

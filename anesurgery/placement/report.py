@@ -25,8 +25,11 @@ BAR = WIDTH - 4
 """Cells of the device bar."""
 
 GLYPHS: dict[str | None, tuple[str, str]] = {
-    "ane": ("█", "cyan"), "gpu": ("▆", "magenta"), "cpu": ("▃", "yellow"), None: ("░", "bright_black"),
-}  # fmt: skip
+    "ane": ("█", "cyan"),
+    "gpu": ("▆", "magenta"),
+    "cpu": ("▃", "yellow"),
+    None: ("░", "bright_black"),
+}
 """Unit -> what a cell of the bar looks like, and its colour."""
 
 LEGAL_STYLES = {LEGAL_WORDS[False]: "red", LEGAL_WORDS[None]: "bright_black"}
@@ -106,15 +109,11 @@ def _remedy(finding: Finding | None) -> Text:
 def _listing(header: tuple[str, ...], entries: list[tuple[list[Text], list[Text]]]) -> list[Any]:
     """A line of columns for each entry, and sentences below it, which have the whole width."""
     widths = [
-        min(max(len(name), *(cells[k].cell_len for cells, _ in entries)), CELL)
-        for k, name in enumerate(header)
+        min(max(len(name), *(cells[k].cell_len for cells, _ in entries)), CELL) for k, name in enumerate(header)
     ]
     shown: list[Any] = [_columns([Text(name, "dim underline") for name in header], widths)]
     for cells, sentences in entries[:SHOWN]:
-        shown += [
-            _columns(cells, widths),
-            *(Padding(s, (0, 0, 0, 4), expand=False) for s in sentences),
-        ]
+        shown += [_columns(cells, widths), *(Padding(s, (0, 0, 0, 4), expand=False) for s in sentences)]
     left = len(entries) - SHOWN
     return shown + ([Text(f"and {left:,} more; the page has all", "dim")] if left > 0 else [])
 
@@ -132,12 +131,18 @@ def _attention(inspection: Inspection) -> list[Any]:
     for alike in summary.by_reason(summary.attention(inspection)):
         entries += [
             (
-                [plain(g.op_type, "bold"), Text(f"{len(g.rows):,}"), _name(g.rows[0].name),
-                 Text(g.legal, LEGAL_STYLES.get(g.legal, "")), Text(g.preferred), _remedy(g.finding)],
+                [
+                    plain(g.op_type, "bold"),
+                    Text(f"{len(g.rows):,}"),
+                    _name(g.rows[0].name),
+                    Text(g.legal, LEGAL_STYLES.get(g.legal, "")),
+                    Text(g.preferred),
+                    _remedy(g.finding),
+                ],
                 [],
             )
             for g in alike
-        ]  # fmt: skip
+        ]
         others = len({m for g in alike for m in g.messages}) - 1
         entries[-1][1].extend(_sentences(alike[0].why, others, alike[0].finding))
     if not entries:
@@ -149,12 +154,17 @@ def _attention(inspection: Inspection) -> list[Any]:
 def _findings(inspection: Inspection) -> list[Any]:
     entries = [
         (
-            [plain(g.finding.kind, "bold"), plain(g.finding.rule), Text(f"{len(g.ops):,}" if g.ops else ""),
-             _name(g.ops[0] if g.ops else ""), _remedy(g.finding)],
+            [
+                plain(g.finding.kind, "bold"),
+                plain(g.finding.rule),
+                Text(f"{len(g.ops):,}" if g.ops else ""),
+                _name(g.ops[0] if g.ops else ""),
+                _remedy(g.finding),
+            ],
             _sentences(g.finding.message, len(g.messages) - 1, g.finding),
         )
         for g in summary.other_findings(inspection)
-    ]  # fmt: skip
+    ]
     if not entries:
         return []
     header = ("finding", "rule", "ops", "first op", "remedy")
@@ -168,13 +178,18 @@ def _measured(inspection: Inspection) -> list[Any]:
     found = summary.agreements(inspection)
     entries: list[tuple[list[Text], list[Text]]] = [
         (
-            [Text(UNIT_WORDS[a.predicted]), Text(UNIT_WORDS[a.measured]),
-             Text("as predicted", "green") if a.agrees else Text("differs", "red"),
-             plain(a.op_type, "bold"), Text(f"{len(a.rows):,}"), _name(a.rows[0].name)],
+            [
+                Text(UNIT_WORDS[a.predicted]),
+                Text(UNIT_WORDS[a.measured]),
+                Text("as predicted", "green") if a.agrees else Text("differs", "red"),
+                plain(a.op_type, "bold"),
+                Text(f"{len(a.rows):,}"),
+                _name(a.rows[0].name),
+            ],
             [],
         )
         for a in found
-    ]  # fmt: skip
+    ]
     header = ("predicted", "measured", "", "op type", "ops", "first op")
     title = Text("\npredicted beside measured: ", "bold")
     title.append(summary.agreement_words(found), "not bold")
@@ -188,9 +203,7 @@ def _section(inspection: Inspection) -> list[Any]:
 
 def inspection_group(inspection: Inspection) -> Group:
     """An inspection as a bar, a line and tables, for a rich console; a section for each part of a pipeline."""
-    title = plain(inspection.model, "bold").append_text(
-        plain(f" on {inspection.target}", "not bold")
-    )
+    title = plain(inspection.model, "bold").append_text(plain(f" on {inspection.target}", "not bold"))
     shown: list[Any] = [title, Text(summary.verdict(inspection))]
     if inspection.parts:
         shown += [device_bar(inspection), status_line(inspection)]
@@ -219,9 +232,7 @@ def difference_group(before: Inspection, after: Inspection) -> Group:
         moved = styles[c.better] if c.before != c.after else "dim"
         table.add_row(c.label, c.before, Text(c.after, moved), Text(words[c.better], moved))
     gone, new = summary.gone_and_new(before, after)
-    lines = [
-        plain(f"- {n:,} gone: {g.finding.rule}: {g.finding.message}", "green") for g, n in gone
-    ]
+    lines = [plain(f"- {n:,} gone: {g.finding.rule}: {g.finding.message}", "green") for g, n in gone]
     lines += [plain(f"+ {n:,} new: {g.finding.rule}: {g.finding.message}", "red") for g, n in new]
     title = plain(f"{before.model} on {after.target}", "bold")
     bars = [Text("before"), device_bar(before), Text("after"), device_bar(after)]

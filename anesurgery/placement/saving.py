@@ -35,9 +35,14 @@ class _Change:
     def rule(self) -> Rule:
         """The row that findings cite."""
         return Rule(
-            f"save-{self.name.rsplit('::')[-1].replace('_', '-')}", self.ops, self.because,
-            SOURCE.format(self.name), kind="interface", grade=Grade.MEASURED, advice=ADVICE.format(self.name),
-        )  # fmt: skip
+            f"save-{self.name.rsplit('::')[-1].replace('_', '-')}",
+            self.ops,
+            self.because,
+            SOURCE.format(self.name),
+            kind="interface",
+            grade=Grade.MEASURED,
+            advice=ADVICE.format(self.name),
+        )
 
 
 def _one_hot_product(op: Operation) -> bool:
@@ -85,29 +90,37 @@ POINTWISE = frozenset(
 
 CHANGES = (
     _Change(
-        "common::fuse_onehot_matmul_to_gather", frozenset({"one_hot"}),
+        "common::fuse_onehot_matmul_to_gather",
+        frozenset({"one_hot"}),
         "a one-hot product becomes a gather again, which leaves the engine when its indices are computed",
         _one_hot_product,
     ),
     _Change(
-        "common::fuse_dilated_conv", frozenset({"space_to_batch"}),
-        "space_to_batch, conv and batch_to_space become a dilated convolution", _dilation,
+        "common::fuse_dilated_conv",
+        frozenset({"space_to_batch"}),
+        "space_to_batch, conv and batch_to_space become a dilated convolution",
+        _dilation,
     ),
     _Change(
-        "common::guard_negative_gather_indices", frozenset({"gather", "gather_nd"}),
+        "common::guard_negative_gather_indices",
+        frozenset({"gather", "gather_nd"}),
         "a guard for negative indices is put before each gather, also where one stands already: a cast, a "
         "comparison, a sum and a select of integers, on the CPU",
         _signed,
     ),
     _Change(
-        "common::const_elimination", frozenset({"cast"}),
-        "a stored fp16 constant that is widened at run time is stored wide", _widened,
+        "common::const_elimination",
+        frozenset({"cast"}),
+        "a stored fp16 constant that is widened at run time is stored wide",
+        _widened,
     ),
     _Change(
-        "common::reduce_transposes", frozenset({"transpose"}),
-        "transpositions that cancel each other are taken out, with the layout between them", _turned_back,
+        "common::reduce_transposes",
+        frozenset({"transpose"}),
+        "transpositions that cancel each other are taken out, with the layout between them",
+        _turned_back,
     ),
-)  # fmt: skip
+)
 
 
 def save_changes(program: Program) -> tuple[Finding, ...]:
@@ -123,7 +136,5 @@ def _found(program: Program) -> Iterator[Finding]:
                 hits.setdefault(i, []).append(op)
     for i, ops in sorted(hits.items()):
         change = CHANGES[i]
-        message = (
-            f"{change.name} changes {len(ops)} {ops[0].op_type}, first %{ops[0].outputs[0].name}"
-        )
+        message = f"{change.name} changes {len(ops)} {ops[0].op_type}, first %{ops[0].outputs[0].name}"
         yield change.rule().finding(message)

@@ -34,11 +34,13 @@ def _segment(
     readers = {v: _readers(v, home) - {number} for j in members for v in j.op.outputs}
     outside = [v for v, others in readers.items() if others or v in given]
     return Segment(
-        number, unit, tuple(j.name for j in members),
+        number,
+        unit,
+        tuple(j.name for j in members),
         {v.name: shape_of(v) for v in read if home.get(v) != number},
         {v.name: shape_of(v) for v in outside},
         tuple(sorted({n for v in outside for n in readers[v]})),
-    )  # fmt: skip
+    )
 
 
 def _readers(var: Var, home: dict[Var, int]) -> set[int]:

@@ -100,84 +100,137 @@ LAST_SOURCE = (
 )
 RULES: tuple[Rule, ...] = (
     Rule(
-        "last-axis-align", PADDED, LAST, LAST_SOURCE, test=narrow_product,
-        kind="shape", grade=Grade.DOCUMENTED, remedy="pad_last_axis",
+        "last-axis-align",
+        PADDED,
+        LAST,
+        LAST_SOURCE,
+        test=narrow_product,
+        kind="shape",
+        grade=Grade.DOCUMENTED,
+        remedy="pad_last_axis",
         advice="what it gains in time was not measured",
     ),
     Rule(
-        "last-axis-memory", frozenset(), LAST, LAST_SOURCE, test=narrow_value, kind="shape",
+        "last-axis-memory",
+        frozenset(),
+        LAST,
+        LAST_SOURCE,
+        test=narrow_value,
+        kind="shape",
         grade=Grade.DOCUMENTED,
         advice="put the sequence on the last axis (batch, channels, 1, sequence), or another length that fits",
     ),
-)  # fmt: skip
+)
 
 RANGE = Rule(
-    "dyn-range", frozenset(),
+    "dyn-range",
+    frozenset(),
     "up to iOS 17.3 only the default shape was for the engine, the others for CPU and GPU; later "
     "reshapeFrequency=.infrequent makes it possible, which slowed one app by 26 % (M5). Strings of the "
     "compiler say that one op off the engine takes all with it",
     "coremltools guide: flexible-inputs; coremltools issues 835, 1764, 2370; FluidInference/FluidAudio",
-    kind="shape", grade=Grade.REPORTED,
+    kind="shape",
+    grade=Grade.REPORTED,
     advice="fix the shape, enumerate a few, or make one function for each length",
-)  # fmt: skip
+)
 ENUMERATED = Rule(
-    "dyn-enumerated", frozenset(),
+    "dyn-enumerated",
+    frozenset(),
     "up to 128 enumerated shapes keep the engine, where no layer inside is dynamic",
-    "coremltools guide: flexible-inputs", kind="shape", grade=Grade.DOCUMENTED,
+    "coremltools guide: flexible-inputs",
+    kind="shape",
+    grade=Grade.DOCUMENTED,
     advice="one function for each length is the safer form",
-)  # fmt: skip
+)
 UNTIL_13 = Scope(os="seen on M1 Max, macOS 13", until=(("iOS", 16), ("macOS", 13)))
 ENUMERATED_NORM = Rule(
-    "dyn-enum-ln", frozenset(), "layer_norm of rank 3 left the engine with enumerated shapes; rank 4 did not",
-    "smpanaro/more-ane-transformers: NOTES.md; coremltools issue 1909", kind="shape", scope=UNTIL_13,
+    "dyn-enum-ln",
+    frozenset(),
+    "layer_norm of rank 3 left the engine with enumerated shapes; rank 4 did not",
+    "smpanaro/more-ane-transformers: NOTES.md; coremltools issue 1909",
+    kind="shape",
+    scope=UNTIL_13,
     advice="expand to rank 4 around the norms",
-)  # fmt: skip
+)
 ENUMERATED_SCORES = Rule(
-    "dyn-enum-qkt", frozenset(), "query times key left the engine with enumerated shapes; not on macOS 14",
-    "smpanaro/more-ane-transformers: NOTES.md", kind="shape", scope=UNTIL_13, advice="fix the shape",
-)  # fmt: skip
+    "dyn-enum-qkt",
+    frozenset(),
+    "query times key left the engine with enumerated shapes; not on macOS 14",
+    "smpanaro/more-ane-transformers: NOTES.md",
+    kind="shape",
+    scope=UNTIL_13,
+    advice="fix the shape",
+)
 INTEGERS = Rule(
-    "dtype-int-input", frozenset(),
+    "dtype-int-input",
+    frozenset(),
     "integers reach the engine through casts and look-ups that run on the CPU (few ops at the head: 4 of 606 "
     "in Apple's DistilBERT); one report of 2022 saw any integer input keep a model off it",
-    "751K: notes/coreml_dispatch.md; apple/ml-ane-transformers; eiln/anecc", kind="interface",
-    grade=Grade.REPORTED, remedy=None,
-    advice="accept it, or look embeddings up outside: embedding_matmul with mode=\"input\"",
-)  # fmt: skip
+    "751K: notes/coreml_dispatch.md; apple/ml-ane-transformers; eiln/anecc",
+    kind="interface",
+    grade=Grade.REPORTED,
+    remedy=None,
+    advice='accept it, or look embeddings up outside: embedding_matmul with mode="input"',
+)
 DOUBLES = Rule(
-    "dtype-fp32-io", frozenset(),
+    "dtype-fp32-io",
+    frozenset(),
     "fp32 values are cast at the edge: on the CPU on M1 (macOS 14.6), on the engine or the CPU on M4 (27.0.1); "
     "between the models of a pipeline the next one left the engine (M1)",
-    "freedomtan/coreml_modelc_profling; 751K; smpanaro/more-ane-transformers: NOTES.md", kind="interface",
+    "freedomtan/coreml_modelc_profling; 751K; smpanaro/more-ane-transformers: NOTES.md",
+    kind="interface",
     scope=Scope(os="seen on M1, M4"),
     advice="declare fp16 inputs and outputs (iOS 16, macOS 13), in buffers of IOSurface: 110 to 73 ms for "
     "GPT-2 large",
-)  # fmt: skip
+)
 WIDTHS = Rule(
-    "io-width", frozenset(), LAST, LAST_SOURCE, kind="interface", grade=Grade.DOCUMENTED,
+    "io-width",
+    frozenset(),
+    LAST,
+    LAST_SOURCE,
+    kind="interface",
+    grade=Grade.DOCUMENTED,
     advice="pad it outside, or put a longer axis last",
-)  # fmt: skip
+)
 STATES = Rule(
-    "state-max-types", frozenset(),
+    "state-max-types",
+    frozenset(),
     "a plan showed a model of three states on the engine, and its prediction failed (0x1d); one or two ran",
-    "john-rocky/CoreML-LLM: MLSTATE_PATTERN.md", kind="interface", scope=Scope(os="seen on A19, M4"),
+    "john-rocky/CoreML-LLM: MLSTATE_PATTERN.md",
+    kind="interface",
+    scope=Scope(os="seen on A19, M4"),
     advice="pack them into two, or pass some as inputs and outputs",
-)  # fmt: skip
+)
 STATE_WIDTH = Rule(
-    "state-width-32", frozenset(), "a state 270 wide failed on the engine, one of 256 ran",
-    "coremltools issue 2631", kind="interface", scope=Scope(os="seen on M4, macOS 15.2"),
+    "state-width-32",
+    frozenset(),
+    "a state 270 wide failed on the engine, one of 256 ran",
+    "coremltools issue 2631",
+    kind="interface",
+    scope=Scope(os="seen on M4, macOS 15.2"),
     advice="pad its last axis to a multiple of 32",
-)  # fmt: skip
+)
 STATE_RANK = Rule(
-    "rank5-kv", frozenset(),
+    "rank5-kv",
+    frozenset(),
     "updates of rank-5 caches were refused; the same cache of rank 4 stayed on the engine",
-    "FluidInference/FluidAudio: ANE_Profiler.md", kind="interface", scope=Scope(os="seen on M5"),
+    "FluidInference/FluidAudio: ANE_Profiler.md",
+    kind="interface",
+    scope=Scope(os="seen on M5"),
     advice="fold two axes into one",
-)  # fmt: skip
+)
 MODEL_RULES = (
-    RANGE, ENUMERATED, ENUMERATED_NORM, ENUMERATED_SCORES, INTEGERS, DOUBLES, WIDTHS, STATES, STATE_WIDTH,
+    RANGE,
+    ENUMERATED,
+    ENUMERATED_NORM,
+    ENUMERATED_SCORES,
+    INTEGERS,
+    DOUBLES,
+    WIDTHS,
+    STATES,
+    STATE_WIDTH,
     STATE_RANK,
-)  # fmt: skip
+)
 """What `of_model` may say, besides `overview.RULES`."""
 
 
@@ -190,11 +243,7 @@ def of_model(function: Function, target: Target, description: Any = None) -> tup
         description: of the model's specification, which tells enumerated shapes from ranges; a program that was
             just converted tells it by itself.
     """
-    found = [
-        *_lengths(function, description),
-        *_interface(function),
-        *_states(function),
-    ]
+    found = [*_lengths(function, description), *_interface(function), *_states(function)]
     kept = [rule.finding(message) for rule, message in found if rule.scope.concerns(target)]
     return (*kept, *overview.of_function(function, target))
 
@@ -215,16 +264,10 @@ def _lengths(function: Function, description: Any) -> Said:
     ops = [op for op in walk_ops(function) if not is_weight(op)]
     norms = [op for op in ops if op.op_type == "layer_norm" and op.x.rank == 3]
     if norms:
-        yield (
-            ENUMERATED_NORM,
-            f"{len(norms)} layer_norm of rank 3, first %{norms[0].outputs[0].name}",
-        )
+        yield (ENUMERATED_NORM, f"{len(norms)} layer_norm of rank 3, first %{norms[0].outputs[0].name}")
     scores = [op for op in ops if op.op_type == "matmul" and len(runtime(op)) == 2]
     if scores:
-        yield (
-            ENUMERATED_SCORES,
-            f"{len(scores)} products of two values, first %{scores[0].outputs[0].name}",
-        )
+        yield (ENUMERATED_SCORES, f"{len(scores)} products of two values, first %{scores[0].outputs[0].name}")
 
 
 def _enumerated(function: Function, description: Any) -> set[str]:
@@ -248,9 +291,10 @@ def _interface(function: Function) -> Said:
     if double:
         yield DOUBLES, f"{_list(double)} {_hold(double)} fp32"
     odd = [
-        f"{n} {shape_in_words(shape)}" for n, v in ports
+        f"{n} {shape_in_words(shape)}"
+        for n, v in ports
         if np_dtype(v).kind == "f" and (shape := static_shape(v)) and len(shape) > 1 and shape[-1] % 32
-    ]  # fmt: skip
+    ]
     if odd:
         yield WIDTHS, f"no multiple of 32 on the last axis: {_list(odd)}"
 
@@ -265,16 +309,11 @@ def _hold(names: list[str]) -> str:
 
 
 def _states(function: Function) -> Said:
-    states = {
-        n: shape_of(v) for n, v in function.inputs.items() if types.is_state(v.sym_type)
-    }  # fmt: skip
+    states = {n: shape_of(v) for n, v in function.inputs.items() if types.is_state(v.sym_type)}
     if len(states) > MOST_STATES:
         yield STATES, f"{len(states)} states: {_list([f'%{n}' for n in states])}"
     for name, shape in states.items():
         if shape and shape[-1] % 32:
-            yield (
-                STATE_WIDTH,
-                f"state %{name} is {shape_in_words(shape)}: {shape[-1]} is no multiple of 32",
-            )
+            yield (STATE_WIDTH, f"state %{name} is {shape_in_words(shape)}: {shape[-1]} is no multiple of 32")
         if len(shape) > 4:
             yield STATE_RANK, f"state %{name} is {shape_in_words(shape)}, of rank {len(shape)}"

@@ -11,15 +11,7 @@ import math
 from anesurgery.mil import Operation, Var, consumers, dtype_name, producer, static_shape
 from anesurgery.placement import patterns
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.reading import (
-    PRODUCTS,
-    channels,
-    in_words,
-    ints,
-    number,
-    shape_in_words,
-    weight,
-)
+from anesurgery.placement.reading import PRODUCTS, channels, in_words, ints, number, shape_in_words, weight
 from anesurgery.placement.target import Target
 from anesurgery.placement.work import size_of
 
@@ -61,9 +53,9 @@ def dma_notch(op: Operation, target: Target) -> str:
     if dtype_name(var) != "fp16" or not _in_notch(payload):
         return ""
     parts = next(
-        (p for p in range(2, MOST_PARTS + 1)
-         if not _in_notch(_payload(outputs, math.ceil(inputs / p), taps))), None,
-    )  # fmt: skip
+        (p for p in range(2, MOST_PARTS + 1) if not _in_notch(_payload(outputs, math.ceil(inputs / p), taps))),
+        None,
+    )
     cure = f"{parts} parts along the inputs miss it" if parts else "no split into 8 parts misses it"
     near = round(payload / MIB)
     off = abs(payload - near * MIB)
@@ -117,9 +109,8 @@ def _makers(op: Operation) -> list[Operation]:
     while var is not None and var.op is not None and var.op.op_type.startswith("constexpr_"):
         found.append(var.op)
         var = next(
-            (v for n in ("data", "indices", "nonzero_data") if (v := found[-1].inputs.get(n)) is not None),
-            None,
-        )  # fmt: skip
+            (v for n in ("data", "indices", "nonzero_data") if (v := found[-1].inputs.get(n)) is not None), None
+        )
     return found
 
 
@@ -199,70 +190,108 @@ CONV = frozenset({"conv"})
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "perf-dma-notch", PRODUCTS,
+        "perf-dma-notch",
+        PRODUCTS,
         "weights stream at 17 to 25 GB/s instead of 40 to 60 when the payload of a core, ceil(outputs / 16) * "
         "inputs * taps * 2 bytes, is less than 16 KiB from a multiple of 1 MiB: 2048x4096 took 840 us, 430 in "
         "two parts, 2016x4096 took 426; 4096x14336 took 3522, then 1989",
-        KAS, test=dma_notch, kind="speed", scope=Scope(frozenset({16}), "seen on M4"),
+        KAS,
+        test=dma_notch,
+        kind="speed",
+        scope=Scope(frozenset({16}), "seen on M4"),
         advice="split along the input channels and add the parts; on CPU and GPU that gains nothing",
     ),
     Rule(
-        "conv-kernel-slow", CONV,
+        "conv-kernel-slow",
+        CONV,
         "widths of 9 to 15 are rewritten into several convolutions and are bound by their weights; compiling "
         "13x13 took 2 to 23 s, 16x16 more than 200 s and 11.7 GB",
-        STUDY, test=wide_kernel, kind="speed", scope=Scope(frozenset({16, 18}),
-        "seen on M4 and M6, macOS 27.0.1"),
+        STUDY,
+        test=wide_kernel,
+        kind="speed",
+        scope=Scope(frozenset({16, 18}), "seen on M4 and M6, macOS 27.0.1"),
         advice="a sum of shifted kernels up to 8 wide is exact; a long 1-D kernel belongs on the height",
     ),
     Rule(
-        "conv-stride", CONV,
+        "conv-stride",
+        CONV,
         "strides that are products of 2 and 3 are efficient (4, 6, 8, 9, 12, 16, 24, 32), different ones only "
         "as a 2 with another; all from 2 to 8 are legal (M4)",
-        f"{RULES_OF_APPLE}; {STUDY}", test=odd_stride, kind="speed", grade=Grade.DOCUMENTED,
+        f"{RULES_OF_APPLE}; {STUDY}",
+        test=odd_stride,
+        kind="speed",
+        grade=Grade.DOCUMENTED,
         advice="take the step in two convolutions, or fold it into the channels by space_to_depth",
     ),
     Rule(
-        "conv-groups-core", CONV,
+        "conv-groups-core",
+        CONV,
         "groups run on four lanes on H13, so 2 or 4 of them fill these; one channel for each group is a kind "
-        "of its own", "sbryngelson/ane-guide: part-5-practice", test=odd_groups, kind="speed",
-        grade=Grade.REPORTED, scope=Scope(frozenset({13}), via="compiler"), advice="use 2 or 4 groups",
+        "of its own",
+        "sbryngelson/ane-guide: part-5-practice",
+        test=odd_groups,
+        kind="speed",
+        grade=Grade.REPORTED,
+        scope=Scope(frozenset({13}), via="compiler"),
+        advice="use 2 or 4 groups",
     ),
     Rule(
-        "conv-dilation-slow", CONV,
+        "conv-dilation-slow",
+        CONV,
         "large dilations are slow (Apple names no number); with large kernels compiler strings call them "
-        "unsupported", RULES_OF_APPLE, test=large_dilation, kind="speed", grade=Grade.DOCUMENTED,
+        "unsupported",
+        RULES_OF_APPLE,
+        test=large_dilation,
+        kind="speed",
+        grade=Grade.DOCUMENTED,
         advice="space_to_batch around a plain convolution is exact; a chain of dilations 2 and 3 needs "
         "training",
     ),
     Rule(
-        "comp-group", PRODUCTS,
+        "comp-group",
+        PRODUCTS,
         "4-bit OPT-1.3B took 14.8 ms with one table, 15.5, 17.1 and 30.7 with groups of 8, 4 and 2 channels, "
         "and 59 with one for each channel (fp16: 92.2)",
-        "coremltools guide: opt-opt1_3", test=small_groups, kind="speed", grade=Grade.DOCUMENTED,
+        "coremltools guide: opt-opt1_3",
+        test=small_groups,
+        kind="speed",
+        grade=Grade.DOCUMENTED,
         scope=Scope(os="seen on A17 Pro, iOS 18"),
         advice="palettize per tensor, or in groups of 8 channels or more",
     ),
     Rule(
-        "comp-bits", PRODUCTS,
+        "comp-bits",
+        PRODUCTS,
         "coremltools allows 1 and 2 bits, a compiler string refuses both, and 2 bits without training gave "
-        "nonsense", "coremltools guide; john-rocky/CoreML-LLM; compiler strings", test=few_bits, kind="speed",
-        grade=Grade.REPORTED, advice="use 4 to 8 bits",
+        "nonsense",
+        "coremltools guide; john-rocky/CoreML-LLM; compiler strings",
+        test=few_bits,
+        kind="speed",
+        grade=Grade.REPORTED,
+        advice="use 4 to 8 bits",
     ),
     Rule(
-        "comp-blockwise", PRODUCTS,
+        "comp-blockwise",
+        PRODUCTS,
         "blocks smaller than a channel are for the GPU, or are folded to fp16 (before M3); compiler strings "
         "call them unsupported",
         "coremltools guide: opt-quantization-perf; pytorch/executorch docs; compiler strings",
-        test=blockwise, kind="speed", grade=Grade.DOCUMENTED,
+        test=blockwise,
+        kind="speed",
+        grade=Grade.DOCUMENTED,
         advice="one symmetric scale for each output channel",
     ),
     Rule(
-        "perf-reshape", frozenset({"transpose"}),
+        "perf-reshape",
+        frozenset({"transpose"}),
         "moving the last axis writes the whole value anew: tens of microseconds at a few MB; transposed layer "
-        "norms cost 15 % of a GPT-2", "smpanaro/more-ane-transformers: NOTES.md; apple/coreai-models",
-        test=moved_last_axis, kind="speed", scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
+        "norms cost 15 % of a GPT-2",
+        "smpanaro/more-ane-transformers: NOTES.md; apple/coreai-models",
+        test=moved_last_axis,
+        kind="speed",
+        scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
         advice="keep one layout, channels first, between the ends of the model",
     ),
     *patterns.RULES,
-)  # fmt: skip
+)
 """What is slow, by op type."""

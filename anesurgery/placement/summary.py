@@ -226,12 +226,14 @@ def attention(inspection: Inspection) -> list[Attention]:
                 found[row.op_type, f"rule {f.rule}" if f else why].append((row, f, why))
     groups = [
         Attention(
-            op_type, met[0][1], met[0][2],
+            op_type,
+            met[0][1],
+            met[0][2],
             tuple(dict.fromkeys(why for _, _, why in met)),
             tuple({id(row): row for row, _, _ in met}.values()),
         )
         for (op_type, _), met in found.items()
-    ]  # fmt: skip
+    ]
     sizes: Counter[tuple[str, str]] = Counter()
     for group in groups:
         sizes[group.reason] += len(group.rows)
@@ -256,11 +258,13 @@ def by_rule(findings: Iterable[Finding]) -> list[RuleGroup]:
         found[finding.kind, finding.rule].append(finding)
     groups = [
         RuleGroup(
-            met[0], len(met), tuple(dict.fromkeys(f.message for f in met)),
+            met[0],
+            len(met),
+            tuple(dict.fromkeys(f.message for f in met)),
             tuple(dict.fromkeys(f.op for f in met if f.op)),
         )
         for met in found.values()
-    ]  # fmt: skip
+    ]
     return sorted(groups, key=lambda g: (_kind(g.finding), -g.count))
 
 
@@ -383,10 +387,6 @@ def gone_and_new(
     """
     old = {(g.finding.kind, g.finding.rule): g for g in by_rule(before.all_findings)}
     new = {(g.finding.kind, g.finding.rule): g for g in by_rule(after.all_findings)}
-    less = [
-        (g, n) for k, g in old.items() if (n := g.count - (new[k].count if k in new else 0)) > 0
-    ]
-    more = [
-        (g, n) for k, g in new.items() if (n := g.count - (old[k].count if k in old else 0)) > 0
-    ]
+    less = [(g, n) for k, g in old.items() if (n := g.count - (new[k].count if k in new else 0)) > 0]
+    more = [(g, n) for k, g in new.items() if (n := g.count - (old[k].count if k in old else 0)) > 0]
     return less, more

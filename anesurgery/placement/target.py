@@ -54,7 +54,8 @@ H14: dict[str, Any] = {"axis": 16384, "kernel_w": 16, "kernel_h": 32}
 H16: dict[str, Any] = {"axis": 65536, "kernel_w": 15, "kernel_h": 31}
 
 CHIPS: dict[str, Chip] = {
-    chip.name: chip for chip in [
+    chip.name: chip
+    for chip in [
         *_row("A12 A13", 12, first_os=15, **H13, **IPHONE),
         *_row("A14", 13, first_os=15, **H13, **IPHONE),
         *_row("A15", 14, first_os=15, **H14, **IPHONE),
@@ -69,7 +70,7 @@ CHIPS: dict[str, Chip] = {
         *_row("M5", 17, first_os=26, **H16, **MAC, working_set=4_950_000),
         *_row("M6", 18, first_os=26, **H16, **MAC),
     ]
-}  # fmt: skip
+}
 """Every chip whose engine Core ML uses; Pro, Max and Ultra count as the plain chip."""
 
 SOURCES = {
@@ -95,10 +96,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Names of several chips."""
 
-OS_VERSIONS = {
-    "iOS": (15, 16, 17, 18, 26),
-    "macOS": (12, 13, 14, 15, 26, 27),
-}
+OS_VERSIONS = {"iOS": (15, 16, 17, 18, 26), "macOS": (12, 13, 14, 15, 26, 27)}
 """Releases that this library knows; 16 to 25 were skipped on the Mac and 19 to 25 on the iPhone."""
 
 _MARKETED = re.compile(r"\s*(pro|max|ultra)\b", re.IGNORECASE)
@@ -151,9 +149,7 @@ class Target:
         fitting = tuple(n for n in names if _runs(CHIPS[n], platform, version))
         if not fitting:
             raise SurgeryError(
-                f"target {text!r}: {platform} {version or ''} does not run on {chips}".replace(
-                    "  ", " "
-                )
+                f"target {text!r}: {platform} {version or ''} does not run on {chips}".replace("  ", " ")
             )
         return cls(fitting, platform, version, units, (text or "any").strip())
 

@@ -117,9 +117,11 @@ def work_of(op: Operation) -> Work:
     stored = [v for _, v in operands(op) if is_stored(v) and elements(v) > 1]
     count = FLOP.get(op.op_type)
     return Work(
-        sum(map(size_of, runtime(op))), sum(map(size_of, stored)),
-        sum(map(size_of, read_results(op))), 0 if count is None else count(op),
-    )  # fmt: skip
+        sum(map(size_of, runtime(op))),
+        sum(map(size_of, stored)),
+        sum(map(size_of, read_results(op))),
+        0 if count is None else count(op),
+    )
 
 
 def _conv(op: Operation) -> int:
@@ -150,7 +152,10 @@ def _attention(op: Operation) -> int:
 
 
 FLOP: dict[str, Callable[[Operation], int]] = {
-    "conv": _conv, "conv_transpose": _conv_transpose, "linear": _linear, "matmul": _matmul,
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "linear": _linear,
+    "matmul": _matmul,
     "scaled_dot_product_attention": _attention,
-}  # fmt: skip
+}
 """The ops that compute sums of products."""

@@ -59,8 +59,5 @@ def _is_relu(node: Any) -> bool:
 
 def example() -> Any:
     """The smallest network on which the pass acts: the sketch above is its text."""
-    layers = [
-        make_layer("activation", ["x"], ["r"], ReLU={}),
-        make_layer("activation", ["r"], ["y"], ReLU={}),
-    ]
+    layers = [make_layer("activation", ["x"], ["r"], ReLU={}), make_layer("activation", ["r"], ["y"], ReLU={})]
     return make_network({"x": (1, 2, 3, 3)}, layers, ["y"])

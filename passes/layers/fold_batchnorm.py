@@ -112,11 +112,7 @@ def example() -> Any:
     """An inner product of two channels and the normalization of what it gives."""
     numbers = {"gamma": 4, "beta": 1, "mean": 5, "variance": 3.75}
     each: dict[str, Any] = {name: weights(np.array([value])) for name, value in numbers.items()}
-    product: dict[str, Any] = {
-        "inputChannels": 2,
-        "outputChannels": 1,
-        "weights": weights(np.array([3, 4])),
-    }
+    product: dict[str, Any] = {"inputChannels": 2, "outputChannels": 1, "weights": weights(np.array([3, 4]))}
     layers = [
         make_layer("innerProduct", ["x"], ["a"], **product),
         make_layer("batchnorm", ["a"], ["y"], channels=1, epsilon=0.25, **each),

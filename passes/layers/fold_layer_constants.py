@@ -52,10 +52,14 @@ from anesurgery.proof import draw, slice_back
 from anesurgery.transcribe import proto
 
 NEUTRAL = {
-    "multiply": (1, True), "multiplyBroadcastable": (1, True),
-    "add": (0, True), "addBroadcastable": (0, True),
-    "subtractBroadcastable": (0, False), "divideBroadcastable": (1, False), "powBroadcastable": (1, False),
-}  # fmt: skip
+    "multiply": (1, True),
+    "multiplyBroadcastable": (1, True),
+    "add": (0, True),
+    "addBroadcastable": (0, True),
+    "subtractBroadcastable": (0, False),
+    "divideBroadcastable": (1, False),
+    "powBroadcastable": (1, False),
+}
 """Layer of two inputs -> the number with which it gives the other side, and may that stand first?"""
 NEAR = 1e-3
 """How far from it a constant is told as nearly that number."""

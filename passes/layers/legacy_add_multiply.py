@@ -46,9 +46,11 @@ from anesurgery.neuralnetwork.editing.two_sides import Constant, combine, plus, 
 from anesurgery.pattern import Refusal
 
 FORMS = {
-    "addBroadcastable": ("add", plus), "add": ("add", plus),
-    "multiplyBroadcastable": ("multiply", times), "multiply": ("multiply", times),
-}  # fmt: skip
+    "addBroadcastable": ("add", plus),
+    "add": ("add", plus),
+    "multiplyBroadcastable": ("multiply", times),
+    "multiply": ("multiply", times),
+}
 """Layer type -> the plain layer of two blobs, and what puts a constant there."""
 PLAIN, ND = frozenset({"add", "multiply"}), "loadConstantND"
 """Plain layers are looked at for the sake of a constant of the newer kind that they read."""
@@ -86,5 +88,5 @@ def example() -> Any:
         make_layer("addBroadcastable", ["x", "z"], ["sum"]),
         make_layer("multiplyBroadcastable", ["sum", "scale"], ["scaled"]),
         make_layer("addBroadcastable", ["half", "scaled"], ["y"]),
-    ]  # fmt: skip
+    ]
     return make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])

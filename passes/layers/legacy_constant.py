@@ -60,9 +60,7 @@ class LegacyConstant(LayerRewrite):
             return Refusal(f"it has {len(shape)} axes; loadConstant makes {RANK}")
         if shape[:2] != (1, 1):
             sequence, batch = shape[:2]
-            return Refusal(
-                f"its sequence and batch are {sequence} and {batch}; those of loadConstant are 1"
-            )
+            return Refusal(f"its sequence and batch are {sequence} and {batch}; those of loadConstant are 1")
         site.emit("loadConstant", [], [blob], shape=shape[2:], data=site.params.data)
         return None
 

@@ -71,9 +71,7 @@ class LegacyDivide(LayerRewrite):
     name: ClassVar[str] = "legacy_divide"
     kinds: ClassVar[frozenset[str]] = frozenset({"divideBroadcastable"})
     tolerance: ClassVar[Tolerance] = Tolerance(2.0**-22)
-    caveat: ClassVar[str] = (
-        "where a computed divisor is 0 the quotient is x / epsilon, not infinite"
-    )
+    caveat: ClassVar[str] = "where a computed divisor is 0 the quotient is x / epsilon, not infinite"
 
     exact: bool = False
     epsilon: float = SMALLEST

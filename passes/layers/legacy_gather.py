@@ -89,9 +89,7 @@ class LegacyGather(LayerRewrite):
             return self._joined(site, picks, runs, size)
         return None
 
-    def _joined(
-        self, site: Site, picks: Sequence[int], runs: Sequence[range], size: int
-    ) -> Refusal | None:
+    def _joined(self, site: Site, picks: Sequence[int], runs: Sequence[range], size: int) -> Refusal | None:
         x, rank = site.inputs[0], len(site.shape(site.inputs[0]))
         if len(runs) <= self.runs:
             parts = [cut(site, x, CHANNEL, run) for run in runs]
@@ -119,9 +117,7 @@ def _picks(site: Site, blob: str, size: int) -> list[int] | Refusal:
     if value is None:
         return Refusal(f"its indices {blob!r} are known at run time only")
     if value.ndim != 1:
-        return Refusal(
-            f"its indices have the shape {value.shape}, not [n], so that the result has other axes"
-        )
+        return Refusal(f"its indices have the shape {value.shape}, not [n], so that the result has other axes")
     if not value.size or (value != np.floor(value)).any():
         return Refusal("its indices are none, or no whole numbers")
     if value.min() < -size or value.max() >= size:

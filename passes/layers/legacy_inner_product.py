@@ -41,14 +41,16 @@ from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.movement import SHAPERS
 from anesurgery.neuralnetwork.editing.network import Node
+from anesurgery.ops import names
 from anesurgery.pattern import Refusal
 
 PRODUCTS = frozenset({"innerProduct", "batchedMatmul"})
 POINTWISE = frozenset({"unary", "clip", "gelu"})
-BENDING = frozenset({
-    "linear", "ReLU", "leakyReLU", "thresholdedReLU", "tanh", "scaledTanh", "sigmoid", "sigmoidHard", "ELU",
-    "softsign", "softplus",
-})  # fmt: skip
+BENDING = names(
+    """
+    linear ReLU leakyReLU thresholdedReLU tanh scaledTanh sigmoid sigmoidHard ELU softsign softplus
+    """
+)
 """Activations of each number by itself."""
 BY_CHANNEL = frozenset({"PReLU", "parametricSoftplus"})
 """Activations of each channel, which is the last of two axes and the second of four."""
@@ -91,9 +93,7 @@ def _back(site: Site, count: int, tower: list[Node]) -> str | Refusal:
             return blob if same else Refusal(f"the blob {blob!r} is made more than once")
         maker = network.maker(blob)
         if maker is None:
-            return Refusal(
-                f"its vectors come from {blob!r} of shape {shape}, not ({count}, C, H, W)"
-            )
+            return Refusal(f"its vectors come from {blob!r} of shape {shape}, not ({count}, C, H, W)")
         if not network.only_reader(blob, reader):
             return Refusal(f"the blob {blob!r} is read by others too")
         if maker.kind not in SHAPERS:
@@ -125,9 +125,11 @@ def _put(site: Site, node: Node, x: str, outputs: tuple[str, ...] | None) -> str
         return outputs[0]
     # Both layers store the matrix as [out, in].
     fields: dict[str, Any] = {
-        "inputChannels": p.weightMatrixFirstDimension, "outputChannels": p.weightMatrixSecondDimension,
-        "weights": p.weights, "int8DynamicQuantize": p.int8DynamicQuantize,
-    }  # fmt: skip
+        "inputChannels": p.weightMatrixFirstDimension,
+        "outputChannels": p.weightMatrixSecondDimension,
+        "weights": p.weights,
+        "int8DynamicQuantize": p.int8DynamicQuantize,
+    }
     fields |= {"hasBias": True, "bias": p.bias} if p.hasBias else {}
     return site.emit("innerProduct", [x], outputs, **fields)
 
@@ -140,5 +142,5 @@ def example() -> Any:
         make_layer("innerProduct", ["rows"], ["product"], inputChannels=3, outputChannels=4, weights=matrix),
         make_layer("activation", ["product"], ["gate"], sigmoid={}),
         make_layer("reshapeStatic", ["gate"], ["y"], targetShape=[2, 4, 1, 1]),
-    ]  # fmt: skip
+    ]
     return make_network({"x": (2, 3, 1, 1)}, layers, ["y"])

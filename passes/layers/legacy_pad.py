@@ -40,14 +40,7 @@ from typing import Any, ClassVar
 
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.editing.making import make_layer, make_network
-from anesurgery.neuralnetwork.editing.spatial_axes import (
-    CHANNEL,
-    HEIGHT,
-    WIDTH,
-    Margins,
-    border,
-    cut,
-)
+from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, HEIGHT, WIDTH, Margins, border, cut
 from anesurgery.pattern import Refusal
 
 JOINED, PADDED = 3, 2
@@ -124,9 +117,7 @@ def _lacking(site: Site, wanted: list[Margins]) -> list[Margins]:
     if not any(map(any, wanted)):
         return wanted
     sizes = site.sizes(site.inputs[0])
-    return [
-        (max(a - size, 0), max(b - size, 0)) for (a, b), size in zip(wanted, sizes, strict=True)
-    ]
+    return [(max(a - size, 0), max(b - size, 0)) for (a, b), size in zip(wanted, sizes, strict=True)]
 
 
 def _widened(site: Site, x: str, margins: Margins, outputs: tuple[str, ...] | None) -> str:

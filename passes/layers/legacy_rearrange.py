@@ -79,9 +79,7 @@ class LegacyRearrange(LayerRewrite):
             begin = end + 1
         return None
 
-    def _longest(
-        self, site: Site, row: Sequence[Node], begin: int
-    ) -> tuple[list[Step] | Refusal, int]:
+    def _longest(self, site: Site, row: Sequence[Node], begin: int) -> tuple[list[Step] | Refusal, int]:
         """The longest part from a place on that can be written otherwise, and its last place."""
         version = int(site.network.spec.specificationVersion)
         limits = Limits(version, self.channels, self.blocks)

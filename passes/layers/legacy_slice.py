@@ -37,15 +37,7 @@ from typing import Any, ClassVar
 from anesurgery.neuralnetwork.axes import of_each
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Shape, Site, Unknown
 from anesurgery.neuralnetwork.editing.making import make_layer, make_network
-from anesurgery.neuralnetwork.editing.spatial_axes import (
-    CHANNEL,
-    CUT,
-    HEIGHT,
-    WIDTH,
-    borders,
-    cut,
-    from_end,
-)
+from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, CUT, HEIGHT, WIDTH, borders, cut, from_end
 from anesurgery.pattern import Refusal
 
 Spans = dict[int, range]
@@ -142,10 +134,7 @@ def _known(length: int | None) -> int:
     return length
 
 
-SPANS: dict[str, Callable[[Site, Shape], Spans | Refusal]] = {
-    "sliceStatic": _static,
-    "sliceBySize": _by_size,
-}
+SPANS: dict[str, Callable[[Site, Shape], Spans | Refusal]] = {"sliceStatic": _static, "sliceBySize": _by_size}
 
 
 def example() -> Any:
@@ -153,12 +142,24 @@ def example() -> Any:
     free, kept = [True] * 4, [True, True, False, False]
     layers = [
         make_layer(
-            "sliceStatic", ["x"], ["c"], beginIds=[0] * 4, beginMasks=free, endIds=[0] * 4, endMasks=free,
+            "sliceStatic",
+            ["x"],
+            ["c"],
+            beginIds=[0] * 4,
+            beginMasks=free,
+            endIds=[0] * 4,
+            endMasks=free,
             strides=[1, 2, 1, 1],
         ),
         make_layer(
-            "sliceStatic", ["c"], ["y"], beginIds=[0, 0, 2, 1], beginMasks=kept, endIds=[0, 0, -2, 7],
-            endMasks=kept, strides=[1] * 4,
+            "sliceStatic",
+            ["c"],
+            ["y"],
+            beginIds=[0, 0, 2, 1],
+            beginMasks=kept,
+            endIds=[0, 0, -2, 7],
+            endMasks=kept,
+            strides=[1] * 4,
         ),
-    ]  # fmt: skip
+    ]
     return make_network({"x": (1, 6, 8, 8)}, layers, ["y"])

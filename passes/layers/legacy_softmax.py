@@ -58,17 +58,13 @@ class LegacySoftmax(LayerRewrite):
         rank = len(site.shape(x))
         axis = from_end(site.params.axis, rank)
         if rank < LEAST:
-            return Refusal(
-                f"the blob has {rank} axes; Core ML's own check wants {LEAST} or more for softmax"
-            )
+            return Refusal(f"the blob has {rank} axes; Core ML's own check wants {LEAST} or more for softmax")
         if axis == CHANNEL:
             site.emit("softmax", [x], site.outputs)
             return None
         if rank != PERMUTED:
             words = f"axis {axis} ({NAMES.get(axis, 'in front of the sequence')}) of {rank}"
-            return Refusal(
-                f"it normalizes {words}; Core ML's own check wants {PERMUTED} axes for permute"
-            )
+            return Refusal(f"it normalizes {words}; Core ML's own check wants {PERMUTED} axes for permute")
         if axis not in SWAPS:
             return Refusal(f"it normalizes the {NAMES[axis]}, which permute leaves where it is")
         swap(site, site.emit("softmax", [swap(site, x, axis)]), axis, site.outputs)

@@ -79,9 +79,7 @@ def _parts(site: Site, axis: int, length: int | None) -> list[int] | Refusal:
         return stated
     count = len(site.outputs)
     if length % count:
-        return Refusal(
-            f"{length} do not divide into {count} equal parts, for which the format states no sizes"
-        )
+        return Refusal(f"{length} do not divide into {count} equal parts, for which the format states no sizes")
     return [length // count] * count
 
 

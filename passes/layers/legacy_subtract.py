@@ -89,5 +89,5 @@ def example() -> Any:
         make_layer("subtractBroadcastable", ["x", "z"], ["difference"]),
         make_layer("subtractBroadcastable", ["difference", "mean"], ["centred"]),
         make_layer("subtractBroadcastable", ["one", "centred"], ["y"]),
-    ]  # fmt: skip
+    ]
     return make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])

@@ -129,9 +129,12 @@ def _apart(along: Windows, kernel: int, stride: int) -> tuple[_Step, Windows]:
     begin = min(along.begin, kernel - 1)
     begin -= (begin - along.begin) % stride  # the rest is shared out in strides
     rest = Windows(
-        0, along.count, (along.kernel - kernel) // stride + 1, along.stride // stride,
+        0,
+        along.count,
+        (along.kernel - kernel) // stride + 1,
+        along.stride // stride,
         (along.begin - begin) // stride,
-    )  # fmt: skip
+    )
     read = rest.end  # beyond an axis of no elements: that many maxima are read
     count = min(read, (along.size - 1 + begin) // stride + 1)
     end = max((count - 1) * stride + kernel - along.size - begin, 0)
@@ -161,11 +164,7 @@ def _means(along: Windows) -> list[_Step] | Refusal:
     return [*steps, _Step(kernel, stride)]
 
 
-PLANS: dict[int, Callable[[Windows], list[_Step] | Refusal]] = {
-    MAX: _maxima,
-    AVERAGE: _means,
-    L2: _means,
-}
+PLANS: dict[int, Callable[[Windows], list[_Step] | Refusal]] = {MAX: _maxima, AVERAGE: _means, L2: _means}
 
 
 def _emit(site: Site, windows: Sequence[Windows], plans: Sequence[Sequence[_Step]]) -> None:
@@ -175,9 +174,7 @@ def _emit(site: Site, windows: Sequence[Windows], plans: Sequence[Sequence[_Step
     layers: list[Callable[..., str]] = []
     for row in zip_longest(*plans, fillvalue=_Step()):
         pool = tuple(s._replace(stride=s.stride if s.stride <= POOL_STRIDE else 1) for s in row)
-        if pool != same or (
-            row != same and site.params.type == L2
-        ):  # the root of x squared is not x
+        if pool != same or (row != same and site.params.type == L2):  # the root of x squared is not x
             layers.append(partial(_pool, site, steps=pool))
         for i, (axis, s) in enumerate(zip((HEIGHT, WIDTH), row, strict=True)):
             sizes[i] = (sizes[i] + s.begin + s.end - s.kernel) // s.stride + 1
@@ -191,10 +188,14 @@ def _pool(site: Site, x: str, steps: Sequence[_Step], outputs: Sequence[str] | N
     """One pooling, by a step along each axis."""
     high, wide = ((s.begin, s.end) for s in steps)
     return site.emit(
-        "pooling", [x], outputs, type=site.params.type, kernelSize=[s.kernel for s in steps],
+        "pooling",
+        [x],
+        outputs,
+        type=site.params.type,
+        kernelSize=[s.kernel for s in steps],
         stride=[s.stride for s in steps],
         valid={"paddingAmounts": borders(high, wide)} if any((*high, *wide)) else {},
-    )  # fmt: skip
+    )
 
 
 def example() -> Any:

@@ -115,9 +115,7 @@ def _odd(factor: int) -> int:
     return factor // (factor & -factor)
 
 
-def _upsample(
-    site: Site, x: str, steps: Sequence[int], outputs: Sequence[str] | None = None
-) -> str:
+def _upsample(site: Site, x: str, steps: Sequence[int], outputs: Sequence[str] | None = None) -> str:
     return site.emit("upsample", [x], outputs, scalingFactor=steps)
 
 
@@ -232,9 +230,7 @@ def _repeat(site: Site, high: Margins, wide: Margins) -> Layers:
         return []
 
     def pad(x: str, outputs: Sequence[str] | None = None) -> str:
-        return site.emit(
-            "padding", [x], outputs, replication={}, paddingAmounts=borders(high, wide)
-        )
+        return site.emit("padding", [x], outputs, replication={}, paddingAmounts=borders(high, wide))
 
     return [pad]
 

@@ -52,9 +52,7 @@ class SwishLayers(LayerRewrite):
 
     name: ClassVar[str] = "swish_layers"
     kinds: ClassVar[frozenset[str]] = frozenset({"custom"})
-    caveat: ClassVar[str] = (
-        "the code of the class is not in the file; its name is taken for x sigmoid(x)"
-    )
+    caveat: ClassVar[str] = "the code of the class is not in the file; its name is taken for x sigmoid(x)"
     class_names: tuple[str, ...] = ("Swish",)
 
     def rewrite(self, site: Site) -> Refusal | None:
@@ -66,9 +64,7 @@ class SwishLayers(LayerRewrite):
             found = f"{len(site.inputs)} blobs and makes {len(site.outputs)}"
             return Refusal(f"it reads {found}; Swish reads one and makes one")
         if len(params.weights):
-            return Refusal(
-                f"it has {len(params.weights)} weights, of which the file does not say what they do"
-            )
+            return Refusal(f"it has {len(params.weights)} weights, of which the file does not say what they do")
         beta = _beta(params.parameters)
         if isinstance(beta, Refusal):
             return beta

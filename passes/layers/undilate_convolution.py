@@ -147,11 +147,14 @@ def _read(params: Any) -> _Dilated:
     shape = [int(params.outputChannels), int(params.kernelChannels), *kernel]
     stored = [params.weights, *([params.bias] if params.hasBias else [])]
     return _Dilated(
-        kernel, pairs(params.stride, 1), dilation, groups,
+        kernel,
+        pairs(params.stride, 1),
+        dilation,
+        groups,
         spec.weights(params.weights, shape, "weights"),
         spec.weights(params.bias, shape[:1], "bias") if params.hasBias else None,
         all(one.float16Value for one in stored),
-    )  # fmt: skip
+    )
 
 
 def _store(params: Any, found: _Dilated, weight: Array, bias: Array | None) -> None:
@@ -235,12 +238,7 @@ def _convolved(site: Site, x: str, found: _Dilated, outputs: Any = None) -> str:
 def example() -> Any:
     """A kernel with zeros, and phases."""
     ones = weights(np.ones((1, 1, 3, 3)))
-    form: dict[str, Any] = {
-        "outputChannels": 1,
-        "kernelChannels": 1,
-        "kernelSize": [3, 3],
-        "weights": ones,
-    }
+    form: dict[str, Any] = {"outputChannels": 1, "kernelChannels": 1, "kernelSize": [3, 3], "weights": ones}
     layers = [
         make_layer("convolution", ["x"], ["a"], dilationFactor=[2, 1], valid={}, **form),
         make_layer("convolution", ["a"], ["y"], dilationFactor=[4, 4], same={}, **form),

@@ -54,9 +54,7 @@ def program(layers: int, width: int, vocabulary: int, length: int, folder: Path)
     def split(x: Var) -> Var:
         return mb.transpose(x=mb.reshape(x=x, shape=[1, length, heads, 64]), perm=[0, 2, 1, 3])
 
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, length), dtype=types.int32)], opset_version=ct.target.iOS16
-    )
+    @mb.program(input_specs=[mb.TensorSpec((1, length), dtype=types.int32)], opset_version=ct.target.iOS16)
     def made(ids: Var) -> Var:
         table = mb.const(val=weights(vocabulary, width), name="table")
         places = weights(length, width)[None]
@@ -64,13 +62,9 @@ def program(layers: int, width: int, vocabulary: int, length: int, folder: Path)
         for _ in range(layers):
             q, k, v = mb.split(x=linear(norm(x), 3 * width, width), num_splits=3, axis=2)
             scores = mb.matmul(x=split(q), y=split(k), transpose_y=True)
-            scores = mb.select(
-                cond=keep, a=mb.mul(x=scores, y=np.float16(0.125)), b=np.float16(-np.inf)
-            )
+            scores = mb.select(cond=keep, a=mb.mul(x=scores, y=np.float16(0.125)), b=np.float16(-np.inf))
             mixed = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=split(v))
-            merged = mb.reshape(
-                x=mb.transpose(x=mixed, perm=[0, 2, 1, 3]), shape=[1, length, width]
-            )
+            merged = mb.reshape(x=mb.transpose(x=mixed, perm=[0, 2, 1, 3]), shape=[1, length, width])
             x = mb.add(x=x, y=linear(merged, width, width))
             hidden = mb.gelu(x=linear(norm(x), 4 * width, width), mode="EXACT")
             x = mb.add(x=x, y=linear(hidden, width, 4 * width))
@@ -80,13 +74,9 @@ def program(layers: int, width: int, vocabulary: int, length: int, folder: Path)
     return made
 
 
-def package(
-    path: Path, layers: int, width: int, vocabulary: int = 50257, length: int = 512
-) -> Path:
+def package(path: Path, layers: int, width: int, vocabulary: int = 50257, length: int = 512) -> Path:
     """Write such a package."""
-    return save(
-        load(program(layers, width, vocabulary, length, path.with_suffix(".weights"))), path
-    )
+    return save(load(program(layers, width, vocabulary, length, path.with_suffix(".weights"))), path)
 
 
 if __name__ == "__main__":

@@ -85,9 +85,7 @@ def measure(name: str, count: int, folder: Path, table: Table) -> None:
     """Add the rows of one model."""
     packages = {half: package(name, half, folder) for half in (False, True)}
     rows = {row: how for row, how in ROWS.items() if how[1] in PRECISIONS}
-    memory = {
-        row: peak(str(packages[half]), precision) for row, (half, precision, _, _) in rows.items()
-    }
+    memory = {row: peak(str(packages[half]), precision) for row, (half, precision, _, _) in rows.items()}
     memory["torch"] = peak("torch", name)
     model, x, given = module(name), example(name), values(name)
     predictors = {row: Predictor(packages[how[0]], precision=how[1]) for row, how in rows.items()}
@@ -101,14 +99,7 @@ def measure(name: str, count: int, folder: Path, table: Table) -> None:
         whole, beyond = ratios(memory[row], memory["torch"])
         time_ratio = judged(ratio(found, row, against), most)
         goal = MEMORY if row == "fp32 package" else None
-        table.add_row(
-            name,
-            row,
-            f"{time_ratio} x {against}",
-            judged(whole, goal),
-            f"{beyond:.2f}",
-            errors[row],
-        )
+        table.add_row(name, row, f"{time_ratio} x {against}", judged(whole, goal), f"{beyond:.2f}", errors[row])
     for row in ROWS.keys() - rows.keys():
         table.add_row(name, row, "skipped: the interpreter does not know this arithmetic")
 

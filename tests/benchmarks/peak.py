@@ -38,12 +38,7 @@ class Watch(threading.Thread):
         own = self._process.memory_full_info().uss
         self._done.set()
         self.join()
-        return {
-            "base": self.base,
-            "resident": self.resident,
-            "anonymous": self.anonymous,
-            "own": own,
-        }
+        return {"base": self.base, "resident": self.resident, "anonymous": self.anonymous, "own": own}
 
 
 def run_torch(name: str) -> dict[str, int]:

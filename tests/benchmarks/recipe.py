@@ -57,9 +57,7 @@ def measure(body: str, source: Path, folder: Path, runs: int) -> dict[str, Any]:
         command = [sys.executable, "-c", FRAME.format(body=body), str(source), str(target)]
         made = subprocess.run(command, capture_output=True, text=True, check=True)
         found.append(json.loads(made.stdout.splitlines()[-1]))
-    return min(found, key=lambda row: row["seconds"]) | {
-        "peak_mb": min(r["peak_mb"] for r in found)
-    }
+    return min(found, key=lambda row: row["seconds"]) | {"peak_mb": min(r["peak_mb"] for r in found)}
 
 
 def make(folder: Path, layers: int, width: int, vocabulary: int, length: int) -> Path:
@@ -88,17 +86,13 @@ def main() -> None:
         )
         for what, goal in (("seconds", "0.7"), ("peak_mb", "0.7")):
             table.add_row(
-                f"gpt2_ane / null round trip, {what}",
-                f"{ours[what] / host[what]:.2f}",
-                f"at most {goal}",
+                f"gpt2_ane / null round trip, {what}", f"{ours[what] / host[what]:.2f}", f"at most {goal}"
             )
         share = proven["seconds"] / ours["seconds"] - 1
         table.add_row("site proofs add, of the recipe's own time", f"{share:.2f}", "at most 0.5")
         per_op = []
         for layers in (12, 48, 192):
-            row = measure(
-                OURS.format(prove=None), make(folder, layers, 64, 257, 64), folder, chosen.runs
-            )
+            row = measure(OURS.format(prove=None), make(folder, layers, 64, 257, 64), folder, chosen.runs)
             per_op.append(row["seconds"] / row["ops"])
             table.add_row(
                 f"{layers} layers of width 64, time per op / that of 12",
@@ -107,9 +101,7 @@ def main() -> None:
             )
         if chosen.large:
             row = measure(OURS.format(prove=None), make(folder, 48, 1600, 50257, 512), folder, 1)
-            table.add_row(
-                "48 layers of width 1600, peak memory in MB", f"{row['peak_mb']:.0f}", "under 2000"
-            )
+            table.add_row("48 layers of width 1600, peak memory in MB", f"{row['peak_mb']:.0f}", "under 2000")
     Console().print(table)
 
 

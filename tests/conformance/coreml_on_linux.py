@@ -40,9 +40,11 @@ SPECIFICATION = 9
 
 
 MUTATIONS: dict[str, Any] = {
-    "scale": lambda a: a * 1.01, "shift": lambda a: np.roll(a.reshape(-1), 1).reshape(a.shape),
-    "negate": lambda a: -a, "zero": np.zeros_like,
-}  # fmt: skip
+    "scale": lambda a: a * 1.01,
+    "shift": lambda a: np.roll(a.reshape(-1), 1).reshape(a.shape),
+    "negate": lambda a: -a,
+    "zero": np.zeros_like,
+}
 
 
 def _narrow(value: Any) -> Any:
@@ -147,10 +149,7 @@ class Model:
         """The outputs by name."""
         from anesurgery.errors import SurgeryError
 
-        given = {
-            k: _fits(_narrow(v), self.features[k]) if k in self.features else v
-            for k, v in values.items()
-        }
+        given = {k: _fits(_narrow(v), self.features[k]) if k in self.features else v for k, v in values.items()}
         try:
             predictor = self._predictor(given)
             RECORD.predictions += 1
@@ -159,13 +158,10 @@ class Model:
                 RECORD.rewriting.check(self._stated(given), predictor, given)
             made = predictor(given, state=None if state is None else state.boxes)
         except SurgeryError as error:  # in the words of Core ML
-            raise RuntimeError(
-                f"Unable to compute the prediction using ML Program: {error}"
-            ) from error
+            raise RuntimeError(f"Unable to compute the prediction using ML Program: {error}") from error
         spoil = MUTATIONS.get(RECORD.mutate, lambda a: a)
         return {
-            k: spoil(v) if isinstance(v, np.ndarray) else v
-            for k, v in ((k, _out(v)) for k, v in made.items())
+            k: spoil(v) if isinstance(v, np.ndarray) else v for k, v in ((k, _out(v)) for k, v in made.items())
         }
 
     def _stated(self, given: dict[str, Any]) -> Any:
@@ -218,8 +214,13 @@ def pretend() -> None:
     """Offer the binding, and tell coremltools that this is a Mac."""
     binding = types.ModuleType("coremltools.libcoremlpython")
     binding._MLModelProxy = Model  # type: ignore[attr-defined]
-    for name in ("_MLModelAssetProxy", "_MLComputePlanProxy", "_MLCPUComputeDeviceProxy",
-                 "_MLGPUComputeDeviceProxy", "_MLNeuralEngineComputeDeviceProxy"):  # fmt: skip
+    for name in (
+        "_MLModelAssetProxy",
+        "_MLComputePlanProxy",
+        "_MLCPUComputeDeviceProxy",
+        "_MLGPUComputeDeviceProxy",
+        "_MLNeuralEngineComputeDeviceProxy",
+    ):
         setattr(binding, name, type(name, (), {}))
     assert "coremltools" not in sys.modules, "load this plug-in with -p, before coremltools"
     sys.modules[binding.__name__] = binding
@@ -263,9 +264,7 @@ def _compare_in_memory(predict: Any) -> Any:
             again = executable(features.bind(predictor.inputs, given))
             for name, value in again.items():
                 if isinstance(value, np.ndarray) and isinstance(made.get(name), np.ndarray):
-                    np.testing.assert_array_equal(
-                        _out(value), made[name], err_msg=f"{name}: in memory / saved"
-                    )
+                    np.testing.assert_array_equal(_out(value), made[name], err_msg=f"{name}: in memory / saved")
         return made
 
     return both
@@ -291,9 +290,7 @@ def pytest_configure(config: Any) -> None:
     RECORD.both_sources = config.getoption("--both-sources")
     RECORD.mutate = config.getoption("--mutate")
     ct.models.MLModel.predict = _compare_in_memory(ct.models.MLModel.predict)
-    testing_utils.apply_pass_and_basic_check = same_numbers(
-        testing_utils.apply_pass_and_basic_check
-    )
+    testing_utils.apply_pass_and_basic_check = same_numbers(testing_utils.apply_pass_and_basic_check)
     np.testing.assert_allclose = recorded(np.testing.assert_allclose)
     if config.getoption("--past-xfail"):
         pytest.xfail = _note_xfail  # type: ignore[assignment]
@@ -351,20 +348,23 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
         return
     reason = ""
     if report.outcome == "skipped":
-        reason = (
-            report.longrepr[2]
-            if isinstance(report.longrepr, tuple)
-            else getattr(report, "wasxfail", "")
-        )
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
     elif call.excinfo is not None:
         reason = f"{call.excinfo.typename}: {call.excinfo.value}"
     xfail = hasattr(report, "wasxfail") or (bool(RECORD.xfail) and report.outcome != "skipped")
     line = {
-        "test": item.nodeid, "outcome": report.outcome, "xfail": xfail,
-        "reason": str(reason or RECORD.xfail)[:500], "predictions": RECORD.predictions,
-        "compared": RECORD.compared, "half": RECORD.half, "error": RECORD.error, "stored": RECORD.stored,
+        "test": item.nodeid,
+        "outcome": report.outcome,
+        "xfail": xfail,
+        "reason": str(reason or RECORD.xfail)[:500],
+        "predictions": RECORD.predictions,
+        "compared": RECORD.compared,
+        "half": RECORD.half,
+        "error": RECORD.error,
+        "stored": RECORD.stored,
         "seconds": round(report.duration, 3),
-        "passes": RECORD.passes, "rewriting": RECORD.rewritten,
-    }  # fmt: skip
+        "passes": RECORD.passes,
+        "rewriting": RECORD.rewritten,
+    }
     with open(file, "a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")

@@ -11,50 +11,61 @@ from typing import Any
 Row = dict[str, Any]
 
 OUTSIDE: dict[str, str] = {
-    r"has no layers and no ops|renamed_feature":
-        "a model that is no network: a linear regressor (the tests share it, and a failure leaves it renamed)",
-    r"torchvision|torchao|executorch|tensorflow|torchaudio|peft|No module named|is required for":
-        "a package that is not installed",
+    r"has no layers and no ops|renamed_feature": (
+        "a model that is no network: a linear regressor (the tests share it, and a failure leaves it renamed)"
+    ),
+    r"torchvision|torchao|executorch|tensorflow|torchaudio|peft|No module named|is required for": (
+        "a package that is not installed"
+    ),
     r"mps devices": "a Mac's GPU in torch",
     r"MLComputePlan|compute_plan|remote|MLModelAsset|ComputeDevice|devicectl|xcrun|_MLModelProxy'? has no"
-    r"|get_compiled_model_path|not loaded or compiled with the Core ML|MLModelBenchmarker.Statistics":
-        "Core ML itself: compute plans, devices, assets, its own times",
-}  # fmt: skip
+    r"|get_compiled_model_path|not loaded or compiled with the Core ML|MLModelBenchmarker.Statistics": (
+        "Core ML itself: compute plans, devices, assets, its own times"
+    ),
+}
 """Pattern in the reason -> what the test needs that is outside an interpreter of ML Programs and networks."""
 
 EXPLAINED: dict[str, str] = {
-    r"TestCropResize::.*ios1[67]|TestResample::.*iOS1[67]":
-        "the expected numbers are typed with three or four digits, and held to 1e-5 in the fp32 form",
-    r"TestResample::test_builder_to_backend_smoke\[.*fp32":
-        "counts the casts of the fp16 form, in the fp32 form too",
+    r"TestCropResize::.*ios1[67]|TestResample::.*iOS1[67]": (
+        "the expected numbers are typed with three or four digits, and held to 1e-5 in the fp32 form"
+    ),
+    r"TestResample::test_builder_to_backend_smoke\[.*fp32": (
+        "counts the casts of the fp16 form, in the fp32 form too"
+    ),
     r"TestExecuTorchExamples": "expects the stack traces of an older torch",
-    r"TestLSTMWithPackedSequence":
+    r"TestLSTMWithPackedSequence": (
         "with this torch the converter reads the batch of a packed sequence from the wrong axis: "
-        "the initial state has another batch than the input",
-    r"test_stack_dynamic_range_dim":
-        "expects that Core ML refuses the default size of a flexible input; the size that is given fits",
-    r"test_index_bool_indices.*fp16":
-        "compares random numbers with 0.5: one of them is 0.5 in half precision and falls on the other side",
+        "the initial state has another batch than the input"
+    ),
+    r"test_stack_dynamic_range_dim": (
+        "expects that Core ML refuses the default size of a flexible input; the size that is given fits"
+    ),
+    r"test_index_bool_indices.*fp16": (
+        "compares random numbers with 0.5: one of them is 0.5 in half precision and falls on the other side"
+    ),
     r"TestFill::test_fill_.*int32": "the converter fills an integer tensor with 0.2",
     r"test_batchnorm_dynamic": "torch refuses the module itself",
     r"test_gather_nd_int16_indices": "looks at the dtype that the converter chose, before any number",
     r"test_calculate_dft_matrix": "expects the names that a builder gives first; an earlier test had them",
     r"test_move_transpose_before_subblock": "branches on an array of 200 numbers",
-    r"test_nms_[cg]pu|test_slice_dynamic_[cg]pu":
-        "gives as a blob what must be a constant in an ML Program: thresholds, strides",
-    r"TestNormalizationBatchNorm::.*float16.*float16":
-        "mixes fp16 and fp32 in one op, which coremltools writes and cannot read",
-}  # fmt: skip
+    r"test_nms_[cg]pu|test_slice_dynamic_[cg]pu": (
+        "gives as a blob what must be a constant in an ML Program: thresholds, strides"
+    ),
+    r"TestNormalizationBatchNorm::.*float16.*float16": (
+        "mixes fp16 and fp32 in one op, which coremltools writes and cannot read"
+    ),
+}
 """Pattern in the name of a test that fails -> why, found by reading it. It counts as failed all the same."""
 
 LOOSE: dict[str, str] = {
-    r"quantiz|Quantized|half_precision":
-        "the weights are stored in fewer bits than those of which the expected numbers are made",
+    r"quantiz|Quantized|half_precision": (
+        "the weights are stored in fewer bits than those of which the expected numbers are made"
+    ),
     r"test_gelu_activation": "approximations of GELU are compared with GELU itself",
     r"test_unary_(inverse|rsqrt)": "the expected numbers leave epsilon out",
     r"test_tiny_upsample": "the expected numbers are typed with three digits",
     r"test_categorical_distribution": "counts of random numbers are compared with probabilities",
-}  # fmt: skip
+}
 """Pattern in the name of a test that passes only loosely -> why, found by reading it."""
 
 EXACT, HALF = 1e-5, 2.0**-10
@@ -99,12 +110,7 @@ def explained(row: Row) -> str:
 def loose(row: Row) -> bool:
     """Did a test pass only by a tolerance wider than its arithmetic explains?"""
     gate = FEW * HALF if row["stored"] == "fp16" else EXACT
-    return bool(
-        row["outcome"] == "passed"
-        and row["compared"]
-        and row["predictions"]
-        and row["error"] > gate
-    )
+    return bool(row["outcome"] == "passed" and row["compared"] and row["predictions"] and row["error"] > gate)
 
 
 def known_loose(row: Row) -> str:
@@ -112,15 +118,7 @@ def known_loose(row: Row) -> str:
     return _first(LOOSE, row["test"])
 
 
-GROUPS = (
-    "passed",
-    "failed",
-    "before a prediction",
-    "outside",
-    "skipped",
-    "xfail passes",
-    "xfail fails",
-)
+GROUPS = ("passed", "failed", "before a prediction", "outside", "skipped", "xfail passes", "xfail fails")
 
 
 def table(suites: dict[str, list[Row]]) -> str:
@@ -148,10 +146,7 @@ def listing(suites: dict[str, list[Row]]) -> str:
         found: dict[str, list[str]] = defaultdict(list)
         for row in (r for rows in suites.values() for r in rows if group(r) == wanted):
             reason = (
-                outside(row)
-                or explained(row)
-                or re.sub(r"\s+", " ", row["reason"])[:160]
-                or "no reason given"
+                outside(row) or explained(row) or re.sub(r"\s+", " ", row["reason"])[:160] or "no reason given"
             )
             found[reason].append(row["test"])
         parts.append(_section(wanted, found))
@@ -173,22 +168,13 @@ def _section(title: str, found: dict[str, list[str]]) -> str:
 
 def mutation_table(suites: dict[str, list[Row]], spoiled: dict[str, dict[str, list[Row]]]) -> str:
     """How many tests notice spoiled outputs: by their own tolerance, and by the error noted here."""
-    good = {
-        r["test"]: r
-        for rows in suites.values()
-        for r in rows
-        if group(r) == "passed" and r["compared"]
-    }
-    lines = [
-        "| outputs | tests that compare | fail | fail or are listed as loose |",
-        "|---|---|---|---|",
-    ]
+    good = {r["test"]: r for rows in suites.values() for r in rows if group(r) == "passed" and r["compared"]}
+    lines = ["| outputs | tests that compare | fail | fail or are listed as loose |", "|---|---|---|---|"]
     for name, runs in spoiled.items():
         again = [r for rows in runs.values() for r in rows if r["test"] in good]
         failed = sum(r["outcome"] == "failed" for r in again)
         seen = sum(
-            r["outcome"] == "failed" or r["error"] > 10 * good[r["test"]]["error"] + EXACT
-            for r in again
+            r["outcome"] == "failed" or r["error"] > 10 * good[r["test"]]["error"] + EXACT for r in again
         )
         lines.append(f"| {name} | {len(again)} | {failed} | {seen} |")
     return "\n".join(lines)
@@ -216,15 +202,17 @@ def rewriting_table(rows: list[Row]) -> str:
     for row in rows:
         for one in row["rewriting"]:
             names[one["name"]].update(
-                {"programs": 1, "rewritten": bool(one["changes"]), "rewrites": one["changes"],
-                 "refusals": one["refusals"], one["outcome"]: 1}
-            )  # fmt: skip
+                {
+                    "programs": 1,
+                    "rewritten": bool(one["changes"]),
+                    "rewrites": one["changes"],
+                    "refusals": one["refusals"],
+                    one["outcome"]: 1,
+                }
+            )
     head = ("programs", "rewritten", "rewrites", "refusals", "wrong", "crash")
     lines = [f"| pass | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
     return "\n".join(
         lines
-        + [
-            f"| {name} | {' | '.join(str(int(c[h])) for h in head)} |"
-            for name, c in sorted(names.items())
-        ]
+        + [f"| {name} | {' | '.join(str(int(c[h])) for h in head)} |" for name, c in sorted(names.items())]
     )

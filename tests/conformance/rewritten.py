@@ -73,11 +73,8 @@ class Rewriting:
         names = {f: name for name, f in loaded.program.functions.items()}
         function = names[predictor.executables[0].function]
         result = compare(
-            loaded, surgery.program, values, contract=surgery.contract, gate=GATE, function=function,
-        )  # fmt: skip
+            loaded, surgery.program, values, contract=surgery.contract, gate=GATE, function=function
+        )
         if not result.ok:
-            row["outcome"], row["why"] = (
-                "wrong",
-                f"{result.psnr:.1f} dB at {result.first_divergence}",
-            )
+            row["outcome"], row["why"] = ("wrong", f"{result.psnr:.1f} dB at {result.first_divergence}")
         assert result.ok, f"{name} changed the numbers: {row['why']}"

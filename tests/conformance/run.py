@@ -65,16 +65,35 @@ def run_suite(name: str, out: Path, options: list[str], only: list[str] | None =
     file = out / f"{name}.jsonl"
     file.unlink(missing_ok=True)
     environment = {
-        **os.environ, "PYTHONPATH": str(HERE), "PYMIL_TEST_TARGETS": suite.backend,
-        "INCLUDE_MIL_FP32_UNIT_TESTS": "1", "PYTHONWARNINGS": "ignore",
-        "OMP_NUM_THREADS": "1", "NPY_DISABLE_CPU_FEATURES": UNSTABLE_SORTS,
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": str(HERE),
+        "PYMIL_TEST_TARGETS": suite.backend,
+        "INCLUDE_MIL_FP32_UNIT_TESTS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+        "NPY_DISABLE_CPU_FEATURES": UNSTABLE_SORTS,
+    }
     command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "coreml_on_linux", "-p", "no:cacheprovider",
-        "-c", os.devnull,
-        f"--rootdir={folder}", "--continue-on-collection-errors", "--report", str(file), "-W", "ignore",
-        *suite.options, *options, *(only or [suite.folder]),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "coreml_on_linux",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        f"--rootdir={folder}",
+        "--continue-on-collection-errors",
+        "--report",
+        str(file),
+        "-W",
+        "ignore",
+        *suite.options,
+        *options,
+        *(only or [suite.folder]),
+    ]
     with TemporaryDirectory() as models, (out / f"{name}.log").open("w") as log:
         environment["TMPDIR"] = models
         subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=False)
@@ -96,20 +115,12 @@ def run_suites(names: list[str], out: Path, options: list[str]) -> dict[str, lis
 
 def main() -> None:
     """Run the suites and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "--sample", default="12", help="parameter sets of each test function; 0: all"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--sample", default="12", help="parameter sets of each test function; 0: all")
     parser.add_argument("--every", default="1", help="of these, every N-th test")
     parser.add_argument("--suites", default=",".join(SUITES))
-    parser.add_argument(
-        "--passes", default="", help="rewrite each program too: names of passes, or all"
-    )
-    parser.add_argument(
-        "--mutations", action="store_true", help="spoil outputs of a tenth: how many notice?"
-    )
+    parser.add_argument("--passes", default="", help="rewrite each program too: names of passes, or all")
+    parser.add_argument("--mutations", action="store_true", help="spoil outputs of a tenth: how many notice?")
     parser.add_argument("--both-sources", action="store_true", help="run the program in memory too")
     parser.add_argument("--out", type=Path, default=Path("build/conformance"))
     given = parser.parse_args()

@@ -12,9 +12,7 @@ import run
 @pytest.fixture(scope="module")
 def suites(tmp_path_factory: pytest.TempPathFactory) -> Any:
     options = ["--sample", "12", "--every", "12", "--both-sources", "--passes", "all"]
-    return run.run_suites(
-        ["torch", "ops", "passes"], tmp_path_factory.mktemp("conformance"), options
-    )
+    return run.run_suites(["torch", "ops", "passes"], tmp_path_factory.mktemp("conformance"), options)
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +28,7 @@ def test_nearly_all_pass(suites: Any) -> None:
     failed = [row for row in rows if report.group(row) == "failed"]
     passed = [row for row in rows if report.group(row) == "passed"]
     assert len(passed) > 300
-    assert len(failed) <= 0.01 * len(passed), "\n".join(
-        f"{r['test']}: {r['reason']}" for r in failed
-    )
+    assert len(failed) <= 0.01 * len(passed), "\n".join(f"{r['test']}: {r['reason']}" for r in failed)
 
 
 def test_they_do_compare_numbers_and_closely(suites: Any) -> None:

@@ -24,9 +24,21 @@ def build(mode: str | None = None) -> Any:
     """An image through layers of several kinds; nothing is wrong with it."""
     builder = NeuralNetworkBuilder([("image", datatypes.Array(3, *SIZE))], [("y", None)], mode=mode)
     builder.add_convolution(
-        "conv", 3, 4, 3, 3, 1, 1, "same", 1, floats(3, 3, 3, 4), floats(4), True,
-        input_name="image", output_name="h",
-    )  # fmt: skip
+        "conv",
+        3,
+        4,
+        3,
+        3,
+        1,
+        1,
+        "same",
+        1,
+        floats(3, 3, 3, 4),
+        floats(4),
+        True,
+        input_name="image",
+        output_name="h",
+    )
     builder.add_activation("act", "RELU", "h", "r")
     builder.add_unary("abs", "r", "s", "abs")
     builder.add_elementwise("sum", ["r", "s"], "t", "ADD")
@@ -145,15 +157,11 @@ BAD: dict[str, Bad] = {
     "few weights": Bad(
         lambda s: weights(s).floatValue.pop(), (CONV, "has 107 numbers, expected 108 (4x3x3x3)", AGAIN)
     ),
-    "many weights": Bad(
-        lambda s: weights(s).floatValue.append(1), (CONV, "weights has 109 numbers", AGAIN)
-    ),
+    "many weights": Bad(lambda s: weights(s).floatValue.append(1), (CONV, "weights has 109 numbers", AGAIN)),
     "few biases": Bad(
         lambda s: layer(s, "fc").innerProduct.bias.floatValue.pop(), (FC, "bias has 2 numbers", AGAIN)
     ),
-    "no biases": Bad(
-        lambda s: layer(s, "fc").innerProduct.bias.Clear(), (FC, "bias has no numbers", AGAIN)
-    ),
+    "no biases": Bad(lambda s: layer(s, "fc").innerProduct.bias.Clear(), (FC, "bias has no numbers", AGAIN)),
     "half of a half": Bad(lambda s: halves(s, 215), (CONV, "215 bytes, no multiple of 2", AGAIN)),
     "few halves": Bad(lambda s: halves(s, 214), (CONV, "weights has 107 numbers", AGAIN)),
     "few bytes": Bad(
@@ -164,9 +172,7 @@ BAD: dict[str, Bad] = {
     ),
     "no bits": Bad(lambda s: quantize(s, bits=0, scale=[1.0]), (CONV, "numbers of 0 bits", AGAIN)),
     "no scale": Bad(lambda s: quantize(s, bias=[1.0]), (CONV, "0 scales, expected 1 or 4", AGAIN)),
-    "few scales": Bad(
-        lambda s: quantize(s, scale=[1.0] * 3), (CONV, "3 scales, expected 1 or 4", AGAIN)
-    ),
+    "few scales": Bad(lambda s: quantize(s, scale=[1.0] * 3), (CONV, "3 scales, expected 1 or 4", AGAIN)),
     "few quantization biases": Bad(
         lambda s: quantize(s, scale=[1.0] * 4, bias=[1.0] * 3), (CONV, "3 biases", AGAIN)
     ),
@@ -174,15 +180,11 @@ BAD: dict[str, Bad] = {
     "a short table": Bad(look_up, (CONV, "look-up table of 15 numbers, expected 16", AGAIN)),
     "two scales of signed weights": Bad(lambda s: sign(s, 2), (FC, "has 2 scales, not 1", AGAIN)),
     "a bias of signed weights": Bad(lambda s: sign(s, 1, 1), (FC, "has 1 biases, not 0", AGAIN)),
-    "updatable": Bad(
-        lambda s: setattr(s, "isUpdatable", True), ("is updatable", "updating", "off")
-    ),
+    "updatable": Bad(lambda s: setattr(s, "isUpdatable", True), ("is updatable", "updating", "off")),
     "a newer specification": Bad(
         lambda s: setattr(s, "specificationVersion", 99), ("specification 99", "upgrade coremltools")
     ),
-    "a newer layer": Bad(
-        newer_layer, ("layer 'act'", "a type that this coremltools does not know", "upgrade")
-    ),
+    "a newer layer": Bad(newer_layer, ("layer 'act'", "a type that this coremltools does not know", "upgrade")),
     "a newer activation": Bad(
         newer_activation, ("layer 'act' (activation)", "no activation that is known", "upgrade")
     ),
@@ -192,9 +194,7 @@ BAD: dict[str, Bad] = {
     "a newer function": Bad(
         lambda s: setattr(layer(s, "abs").unary, "type", 77), ("layer 'abs' (unary): has type = 77", "upgrade")
     ),
-    "few inputs": Bad(
-        lambda s: connect(s, "conv"), (CONV, "has 0 inputs, takes 1 to 2", AGAIN)
-    ),
+    "few inputs": Bad(lambda s: connect(s, "conv"), (CONV, "has 0 inputs, takes 1 to 2", AGAIN)),
     "many inputs": Bad(
         lambda s: connect(s, "soft", "scores", "g"), ("'soft' (softmax)", "has 2 inputs, takes 1", AGAIN)
     ),
@@ -227,9 +227,7 @@ BAD: dict[str, Bad] = {
     ),
     "no name": Bad(lambda s: setattr(s.description.output[0], "name", ""), ("has no name", AGAIN)),
     "no layers": Bad(lambda s: network(s).ClearField("layers"), ("the network has no layers", AGAIN)),
-    "no outputs": Bad(
-        lambda s: s.description.ClearField("output"), ("the model has no outputs", AGAIN)
-    ),
+    "no outputs": Bad(lambda s: s.description.ClearField("output"), ("the model has no outputs", AGAIN)),
     "no shape": Bad(
         lambda s: s.description.input[0].type.multiArrayType.SetInParent(),
         ("input 'image' has no shape", "state one"),
@@ -242,8 +240,7 @@ BAD: dict[str, Bad] = {
         lambda s: image(s).ClearField("colorSpace"), ("image 'image' has no colour space", "RGB")
     ),
     "colours of a grey image": Bad(
-        grey,
-        ("preprocessing of 'image' sets", "colour space GRAYSCALE", "set grayBias"),
+        grey, ("preprocessing of 'image' sets", "colour space GRAYSCALE", "set grayBias")
     ),
     "grey of a colour image": Bad(
         lambda s: scale(s, grayBias=3), ("preprocessing of 'image' sets grayBias", "set redBias")
@@ -269,12 +266,13 @@ BAD: dict[str, Bad] = {
     ),
     "a label that is no output": classifier(
         lambda s: setattr(s.description, "predictedFeatureName", "labell"),
-        "predictedFeatureName names no output", "did you mean 'label'",
+        "predictedFeatureName names no output",
+        "did you mean 'label'",
     ),
     "no name for the label": classifier(
         lambda s: s.description.ClearField("predictedFeatureName"), "which output is the label", "set"
     ),
-}  # fmt: skip
+}
 """What is wrong -> how to spoil a good network, and what is said."""
 
 

@@ -24,9 +24,7 @@ def floats(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def network(
-    fill: Fill, *inputs: Array, outputs: tuple[str, ...] = ("y",), legacy: bool = False
-) -> Any:
+def network(fill: Fill, *inputs: Array, outputs: tuple[str, ...] = ("y",), legacy: bool = False) -> Any:
     builder = NeuralNetworkBuilder(
         [(n, datatypes.Array(*v.shape)) for n, v in zip("xzw", inputs, strict=False)],
         [(n, None) for n in outputs],

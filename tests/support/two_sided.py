@@ -19,9 +19,7 @@ def two(kind: str, x: Shape, z: Shape, rank5: bool = False) -> Any:
     return make_network({"x": x, "z": z}, layers, ["y"], rank5=rank5)
 
 
-def with_constant(
-    kind: str, x: Shape, value: Array, first: bool = False, rank5: bool = False
-) -> Any:
+def with_constant(kind: str, x: Shape, value: Array, first: bool = False, rank5: bool = False) -> Any:
     """The input x and a constant; `first`: the constant is the first side."""
     constant = make_layer("loadConstantND", [], ["c"], shape=value.shape, data=weights(value))
     layer = make_layer(kind, ["c", "x"] if first else ["x", "c"], ["y"])
@@ -38,9 +36,7 @@ def with_any_batch(spec: Any) -> Any:
     return spec
 
 
-def layers_after(
-    step: LayerPass, spec: Any, inputs: Mapping[str, Array] | None = None
-) -> list[Any]:
+def layers_after(step: LayerPass, spec: Any, inputs: Mapping[str, Array] | None = None) -> list[Any]:
     """The layers after a pass, which gives the same numbers as it promises."""
     after, session = apply_layer_pass(step, spec)
     assert session.changes, session.refusals

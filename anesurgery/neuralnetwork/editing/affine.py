@@ -78,9 +78,7 @@ def read(node: Node) -> Affine | Refusal:
         return Refusal(f"the {node.kind} has weights of fp32 and of fp16")
     if node.message.isUpdatable or any(p.isUpdatable for p in stored):
         return Refusal(f"the weights of the {node.kind} are trainable")
-    kernel, *bias = (
-        np.array(spec.weights(p, [_count(p)], f"layer {node.name!r}"), np.float64) for p in stored
-    )
+    kernel, *bias = (np.array(spec.weights(p, [_count(p)], f"layer {node.name!r}"), np.float64) for p in stored)
     groups = int(params.nGroups) or 1 if _transposed(node) else 1
     before = int(params.kernelChannels) // groups if _transposed(node) else 1
     shape = [groups, before, int(params.outputChannels) // groups, -1]

@@ -46,9 +46,7 @@ def constant_form(shape: Sizes, value: Array, result: Sizes) -> list[int] | Refu
         result: shape of the result.
     """
     if tuple(result) != tuple(shape):
-        return Refusal(
-            f"the constant of shape {value.shape} makes the result larger than its input"
-        )
+        return Refusal(f"the constant of shape {value.shape} makes the result larger than its input")
     if value.size and (value == value.flat[0]).all():
         return []
     if len(shape) < SPATIAL:

@@ -10,9 +10,7 @@ from anesurgery.neuralnetwork.editing.network import Network, Node
 T = TypeVar("T")
 
 
-def chain_to(
-    network: Network, node: Node, link: Callable[[Node], T | None]
-) -> list[tuple[Node, T]]:
+def chain_to(network: Network, node: Node, link: Callable[[Node], T | None]) -> list[tuple[Node, T]]:
     """The longest chain of links that ends with a layer, first layer first.
 
     Args:

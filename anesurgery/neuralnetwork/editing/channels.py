@@ -26,6 +26,9 @@ def picking(picks: Sequence[int], channels: int) -> dict[str, Any]:
     matrix = np.zeros((len(picks), channels), np.float32)
     matrix[np.arange(len(picks)), list(picks)] = 1
     return {
-        "outputChannels": len(picks), "kernelChannels": channels, "kernelSize": [1, 1],
-        "valid": {}, "weights": weights(matrix),
-    }  # fmt: skip
+        "outputChannels": len(picks),
+        "kernelChannels": channels,
+        "kernelSize": [1, 1],
+        "valid": {},
+        "weights": weights(matrix),
+    }

@@ -36,7 +36,7 @@ class Blobs:
 
     def __init__(
         self, network: Any, description: Any, custom: Custom | None = None, layers: Sequence[Any] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ctx = Context(is_legacy(network), custom)
         self.missing: dict[str, str] = {}
         """Why a blob is unknown."""
@@ -81,11 +81,7 @@ class Blobs:
         var = self.var(blob)
         value = None if var is None else var.val
         shape = self.shape(blob)
-        return (
-            None
-            if value is None or shape is None
-            else np.asarray(value).reshape([d or 1 for d in shape])
-        )
+        return None if value is None or shape is None else np.asarray(value).reshape([d or 1 for d in shape])
 
     def add(self, layers: Sequence[Any]) -> tuple[list[Operation], dict[str, Var]]:
         """Build more layers beside the old ones.

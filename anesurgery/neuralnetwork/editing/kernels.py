@@ -38,9 +38,13 @@ def no_image(site: Site) -> Refusal | None:
 
 
 def depthwise(
-    site: Site, x: str, kernel: Array, strides: Sequence[int], cuts: tuple[Margins, Margins] | None = None,
+    site: Site,
+    x: str,
+    kernel: Array,
+    strides: Sequence[int],
+    cuts: tuple[Margins, Margins] | None = None,
     outputs: Sequence[str] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Put a convolution there that treats each channel of the site's input alike and by itself.
 
     Args:
@@ -57,7 +61,14 @@ def depthwise(
     if cuts is not None:
         form = {"kernelChannels": channels, "isDeconvolution": True}
     return site.emit(
-        "convolution", [x], outputs, outputChannels=channels, nGroups=channels, kernelSize=kernel.shape,
-        stride=strides, valid=amounts, weights=weights(np.broadcast_to(kernel, (channels, *kernel.shape))),
+        "convolution",
+        [x],
+        outputs,
+        outputChannels=channels,
+        nGroups=channels,
+        kernelSize=kernel.shape,
+        stride=strides,
+        valid=amounts,
+        weights=weights(np.broadcast_to(kernel, (channels, *kernel.shape))),
         **form,
-    )  # fmt: skip
+    )

@@ -64,9 +64,7 @@ class Site:
         """
         shape = self.network.shape(blob)
         if shape is None:
-            raise Unknown(
-                f"the shape of {blob!r} is unknown: {self.network.blobs.missing.get(blob)}"
-            )
+            raise Unknown(f"the shape of {blob!r} is unknown: {self.network.blobs.missing.get(blob)}")
         return shape
 
     def sizes(self, blob: str) -> tuple[int, ...]:
@@ -107,9 +105,7 @@ class Site:
         self.new.append(Node(make_layer(kind, inputs, made, name, **fields)))
         return str(made[0])
 
-    def linear(
-        self, x: str, alpha: float, beta: float, outputs: Sequence[str] | None = None
-    ) -> str:
+    def linear(self, x: str, alpha: float, beta: float, outputs: Sequence[str] | None = None) -> str:
         """Put alpha x + beta there; the blob that it makes."""
         fields = {"alpha": float(alpha), "beta": float(beta)}
         return self.emit("activation", [x], outputs, linear=fields)
@@ -157,9 +153,7 @@ def _barred(site: Site) -> Refusal | None:
     read = {*site.inputs, *site.renamed.values(), *(b for node in site.new for b in node.inputs)}
     changing = sorted(blob for blob in read - made if not network.plain(blob))
     if changing:
-        return Refusal(
-            f"it reads {changing[0]!r}, which is overwritten, or made in a loop or branch"
-        )
+        return Refusal(f"it reads {changing[0]!r}, which is overwritten, or made in a loop or branch")
     newer = [node.kind for node in site.new if node.newer]
     if newer and not network.takes_newer:
         return Refusal(
@@ -221,9 +215,7 @@ class LayerRewrite(LayerPass):
     def _visit(self, network: Network, node: Node, session: Session) -> Refusal | None:
         site = Site(network, node)
         if not all(map(network.plain, node.outputs)):
-            return Refusal(
-                "it makes a blob that a loop or branch, or another layer, makes too", node
-            )
+            return Refusal("it makes a blob that a loop or branch, or another layer, makes too", node)
         try:
             refusal = self.rewrite(site)
         except Unknown as reason:
@@ -231,9 +223,7 @@ class LayerRewrite(LayerPass):
         except SurgeryError:
             raise
         except Exception as error:
-            words = (
-                f"pass {self.name} failed at layer {node.name!r}: {type(error).__name__}: {error}"
-            )
+            words = f"pass {self.name} failed at layer {node.name!r}: {type(error).__name__}: {error}"
             raise PassError(f"{words}; the model given to it is unchanged") from error
         if refusal is not None or site.new or site.renamed:
             barred = _barred(site)
@@ -255,10 +245,14 @@ class LayerRewrite(LayerPass):
         words = proof if isinstance(proof, str) else ""
         session.changes.append(
             Change(
-                self.name, site.node.name, tuple(map(str, gone)), tuple(map(str, site.new)), unproven=words,
+                self.name,
+                site.node.name,
+                tuple(map(str, gone)),
+                tuple(map(str, site.new)),
+                unproven=words,
                 proof=proof if isinstance(proof, SiteProof) else None,
             )
-        )  # fmt: skip
+        )
 
     def _proven(self, site: Site, session: Session) -> SiteProof | str | None:
         """Build the new layers beside the old ones and, if wanted, compare what they make.
@@ -268,9 +262,7 @@ class LayerRewrite(LayerPass):
             ProofError: they make other numbers than promised.
             Unknown: a shape cannot be shown to stay.
         """
-        unknown = next(
-            (why for n in site.outputs if (why := site.network.blobs.missing.get(n))), ""
-        )
+        unknown = next((why for n in site.outputs if (why := site.network.blobs.missing.get(n))), "")
         pairs, ops = self._built(site)
         if not session.prove_sites:
             return None

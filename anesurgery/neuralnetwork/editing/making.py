@@ -21,9 +21,7 @@ def weights(values: Array, half: bool = False) -> dict[str, Any]:
     return {"floatValue": np.ravel(values).astype(np.float32).tolist()}
 
 
-def make_layer(
-    kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str = "", **fields: Any
-) -> Any:
+def make_layer(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str = "", **fields: Any) -> Any:
     """A `NeuralNetworkLayer`.
 
     Args:
@@ -43,7 +41,7 @@ def make_layer(
 
 def make_network(
     inputs: Mapping[str, Sequence[int]], layers: Sequence[Any], outputs: Sequence[str], *, rank5: bool = False
-) -> Any:  # fmt: skip
+) -> Any:
     """The specification of a neural network.
 
     Args:

@@ -110,10 +110,18 @@ def _reshape(params: Any, x: Array) -> Array:
 
 
 MOVERS: dict[str, Callable[[Any, Array], Array]] = {
-    "reshapeStatic": _order, "reshapeLike": _order, "reshapeDynamic": _order, "rankPreservingReshape": _order,
-    "squeeze": _order, "expandDims": _order, "flattenTo2D": _order,
-    "transpose": _transpose, "permute": _permute, "flatten": _flatten, "reshape": _reshape,
-}  # fmt: skip
+    "reshapeStatic": _order,
+    "reshapeLike": _order,
+    "reshapeDynamic": _order,
+    "rankPreservingReshape": _order,
+    "squeeze": _order,
+    "expandDims": _order,
+    "flattenTo2D": _order,
+    "transpose": _transpose,
+    "permute": _permute,
+    "flatten": _flatten,
+    "reshape": _reshape,
+}
 """Layer type -> the order in which it leaves the numbers. The shape is that of its blob."""
 SHAPERS = frozenset(kind for kind, order in MOVERS.items() if order is _order)
 """Those that only state another shape."""

@@ -17,13 +17,7 @@ import numpy as np
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.channels import CHANNELS, picking
 from anesurgery.neuralnetwork.editing.layer_pass import Site
-from anesurgery.neuralnetwork.editing.movement import (
-    PERMUTED,
-    Movement,
-    channel_last,
-    last_axes,
-    places,
-)
+from anesurgery.neuralnetwork.editing.movement import PERMUTED, Movement, channel_last, last_axes, places
 from anesurgery.pattern import Refusal
 
 Step = tuple[str, dict[str, Any]]
@@ -237,8 +231,11 @@ def _blocks(mode: str, block: int) -> Step:
 
 
 FORMS: tuple[tuple[int, float, Callable[[Movement, Limits], Found]], ...] = (
-    (3, math.inf, _flattened), (FIVE, FIVE, _reshaped), (FIVE, FIVE, _permuted),
-    (FIVE, FIVE, _reshaped_by_pixel), (IMAGE, math.inf, _shuffled),
+    (3, math.inf, _flattened),
+    (FIVE, FIVE, _reshaped),
+    (FIVE, FIVE, _permuted),
+    (FIVE, FIVE, _reshaped_by_pixel),
+    (IMAGE, math.inf, _shuffled),
     (3, math.inf, _reorganized),
-)  # fmt: skip
+)
 """(Fewest axes, most axes, form), those that cost least first."""

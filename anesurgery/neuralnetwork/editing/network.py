@@ -244,9 +244,7 @@ class Network:
         copies.layers.extend(kept)
         del self.message.layers[:]
         self.message.layers.extend(copies.layers)
-        for name in (
-            self._scores
-        ):  # by default it is what the last layer makes, which may be another one now
+        for name in self._scores:  # by default it is what the last layer makes, which may be another one now
             self.message.labelProbabilityLayerName = name
         self.nodes = [Node(layer) for layer in self.message.layers]
         self._index()

@@ -81,9 +81,15 @@ class NetworkSurgery(Surgery):
 
 
 def apply_layers(
-    model: Any, steps: Sequence[Pass], *, target: str | None, prove: str | None,
-    inputs: Mapping[str, Array] | None, quiet: bool, seed: int,
-) -> NetworkSurgery:  # fmt: skip
+    model: Any,
+    steps: Sequence[Pass],
+    *,
+    target: str | None,
+    prove: str | None,
+    inputs: Mapping[str, Array] | None,
+    quiet: bool,
+    seed: int,
+) -> NetworkSurgery:
     """`anesurgery.apply` for layer passes; the arguments are as there.
 
     Raises:
@@ -113,9 +119,19 @@ def apply_layers(
         loaded.spec.specificationVersion = newest
     before, after = _inspect(original, target), _inspect(loaded.spec, target)
     surgery = NetworkSurgery(
-        loaded, tuple(steps), session.changes, session.refusals, [], _counts(before), _counts(after), target,
-        timings=session.timings, original=original, file=file, inspected=(before, after),
-    )  # fmt: skip
+        loaded,
+        tuple(steps),
+        session.changes,
+        session.refusals,
+        [],
+        _counts(before),
+        _counts(after),
+        target,
+        timings=session.timings,
+        original=original,
+        file=file,
+        inspected=(before, after),
+    )
     surgery.notes += [*_versions(original, loaded.spec), _kept_off(before, after)]
     surgery.notes += _said(session, layered, networks)
     if prove in ("model", "both"):
@@ -189,9 +205,7 @@ def _check(spec: Any, what: str) -> None:
         LoadError: it names the layer.
     """
     if spec.isUpdatable:
-        raise LoadError(
-            f"{what}: the model is updatable, and its layers learn by name; switch updating off"
-        )
+        raise LoadError(f"{what}: the model is updatable, and its layers learn by name; switch updating off")
     try:
         import_network(spec, what, keep_names=True)
     except LoadError:
@@ -215,9 +229,7 @@ def _counts(found: Sequence[Inspection]) -> dict[str, int]:
 
 def _versions(before: Any, after: Any) -> list[str]:
     """What a version that had to be raised asks of the system."""
-    old, new = (
-        [int(s.specificationVersion) for s in networks_of(spec)] for spec in (before, after)
-    )
+    old, new = ([int(s.specificationVersion) for s in networks_of(spec)] for spec in (before, after))
     raised = sorted({(a, b) for a, b in zip(old, new, strict=True) if a != b})
     return [f"specification version {a} became {b}, which needs {RELEASES[b]}" for a, b in raised]
 
@@ -225,9 +237,7 @@ def _versions(before: Any, after: Any) -> list[str]:
 def _said(session: Session, steps: Sequence[LayerPass], networks: Sequence[Any]) -> Iterator[str]:
     """What holds of passes that changed something, and which layers no pass looks at."""
     used = {change.pass_name for change in session.changes}
-    yield from (
-        f"{step.name}: {step.caveat}" for step in steps if step.caveat and step.name in used
-    )
+    yield from (f"{step.name}: {step.caveat}" for step in steps if step.caveat and step.name in used)
     inside = sum(row.depth > 0 for spec in networks for row in walk(network_of(spec)))
     if inside:
         yield f"{inside} layers inside branches and loops are left alone: no pass looks there"
@@ -242,9 +252,7 @@ def _kept_off(before: Sequence[Inspection], after: Sequence[Inspection]) -> str:
     return f"layers that the rules of the format keep off the ANE: {' -> '.join(words)}"
 
 
-def _prove(
-    surgery: NetworkSurgery, inputs: Mapping[str, Array] | None, seed: int
-) -> Comparison | None:
+def _prove(surgery: NetworkSurgery, inputs: Mapping[str, Array] | None, seed: int) -> Comparison | None:
     """Compare each network with what it was, in fp32; the worst comparison, None if there is none.
 
     Raises:
@@ -261,13 +269,9 @@ def _prove(
             surgery.notes.append(f"not compared as a whole: {error}")
             continue
         after = import_network(new, keep_names=True)
-        own = old is surgery.original or set(inputs or ()) == {
-            f.name for f in old.description.input
-        }
+        own = old is surgery.original or set(inputs or ()) == {f.name for f in old.description.input}
         gate = EXACT if exact else CLOSE
-        result = compare(
-            before, after, inputs if own else None, precision="fp32", gate=gate, seed=seed
-        )
+        result = compare(before, after, inputs if own else None, precision="fp32", gate=gate, seed=seed)
         if not result.ok:
             raise ProofError(
                 f"the outputs differ: PSNR {result.psnr:.1f} dB, promised {gate:g} dB; "

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from anesurgery.neuralnetwork.editing.layer_pass import Site
 
 SEQUENCE, BATCH, CHANNEL, HEIGHT, WIDTH = -5, -4, -3, -2, -1
-NAMES = {
-    SEQUENCE: "sequence", BATCH: "batch", CHANNEL: "channel", HEIGHT: "height", WIDTH: "width",
-}  # fmt: skip
+NAMES = {SEQUENCE: "sequence", BATCH: "batch", CHANNEL: "channel", HEIGHT: "height", WIDTH: "width"}
 CUT = {CHANNEL: "CHANNEL_AXIS", HEIGHT: "HEIGHT_AXIS", WIDTH: "WIDTH_AXIS"}
 """Axis -> its name in a `slice`, which needs no more axes than lie behind it."""
 SWAPS = {HEIGHT: (0, 2, 1, 3), WIDTH: (0, 3, 2, 1), SEQUENCE: (1, 0, 2, 3)}
@@ -43,11 +41,9 @@ def cut(site: Site, x: str, axis: int, span: range, outputs: Sequence[str] | Non
 
 def border(
     site: Site, x: str, height: Margins, width: Margins, value: float, outputs: Sequence[str] | None = None
-) -> str:  # fmt: skip
+) -> str:
     """Put a `padding` with one number there, for a blob of two axes or more."""
-    return site.emit(
-        "padding", [x], outputs, constant={"value": value}, paddingAmounts=borders(height, width)
-    )
+    return site.emit("padding", [x], outputs, constant={"value": value}, paddingAmounts=borders(height, width))
 
 
 def borders(height: Margins, width: Margins) -> dict[str, list[dict[str, int]]]:

@@ -82,9 +82,7 @@ def order(site: Site, kind: str, x: str, y: str) -> tuple[int, int] | Refusal:
     """
     a, b = site.shape(x), site.shape(y)
     if None in a + b and not _alike(site, x, y):
-        return Refusal(
-            f"{_words(a)} and {_words(b)} may differ where a size is known at run time only"
-        )
+        return Refusal(f"{_words(a)} and {_words(b)} may differ where a size is known at run time only")
     if same_result(a, b, kind):
         return 0, 1
     if same_result(b, a, kind):

@@ -64,17 +64,12 @@ def height_and_width(site: Site, blob: str) -> list[int]:
     return found
 
 
-def _begins(
-    site: Site, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int]
-) -> list[int]:
+def _begins(site: Site, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int]) -> list[int]:
     """The padding before the first element of both axes."""
     params = site.params
     if params.HasField("same"):
         later = params.same.asymmetryMode == LATER
-        totals = [
-            max((-(-n // s) - 1) * s + k - n, 0)
-            for n, k, s in zip(sizes, kernel, strides, strict=True)
-        ]
+        totals = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in zip(sizes, kernel, strides, strict=True)]
         return [t - t // 2 if later else t // 2 for t in totals]
     if site.node.kind == "pooling" and params.HasField("includeLastPixel"):
         return pairs(params.includeLastPixel.paddingAmounts, 0)

@@ -83,9 +83,7 @@ def judge(build: ModuleType, case: str, record: dict[str, Any]) -> Iterator[Verd
         yield from _context(build, case, record, [LETTERS[letter] for letter in placed])
 
 
-def _context(
-    build: ModuleType, case: str, record: dict[str, Any], expected: list[str]
-) -> Iterator[Verdict]:
+def _context(build: ModuleType, case: str, record: dict[str, Any], expected: list[str]) -> Iterator[Verdict]:
     program = build.convert(build.build_program(record, ctx=True), "mlprogram")
     found = [row.preferred for row in ane.inspect(program, M4).ops]
     if len(expected) != len(found):
@@ -129,16 +127,18 @@ def zoo() -> Table:
             if not package.exists():
                 command = [*model["rebuild"].split(), "--save", str(package)]
                 subprocess.run(
-                    [sys.executable, str(DATA / command[0]), *command[1:]],
-                    check=True, capture_output=True,
-                )  # fmt: skip
+                    [sys.executable, str(DATA / command[0]), *command[1:]], check=True, capture_output=True
+                )
             found = ane.inspect(package, M4_PRO, compute_units=model["units"])
             share = model["ops_per_device"].get("ane", 0) / model["n_ops"]
             predicted = found.residency["ops"]
             table.add_row(
-                model["model"], model["units"], f"{share:.1%}", f"{predicted:.1%}",
+                model["model"],
+                model["units"],
+                f"{share:.1%}",
+                f"{predicted:.1%}",
                 f"{100 * abs(predicted - share):.1f} points",
-            )  # fmt: skip
+            )
     return table
 
 
@@ -146,10 +146,7 @@ def speed(count: int = 10_000) -> Table:
     """How long a long program takes, here and now."""
     half = np.ones((64, 64, 1, 1), np.float16)
 
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, 64, 32, 32), dtype=types.fp16)],
-        opset_version=ct.target.iOS17,
-    )
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 32, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)
     def program(x: Var) -> Var:
         for _ in range(count // 4):
             y = mb.layer_norm(x=mb.relu(x=mb.conv(x=x, weight=half)), axes=[1])

@@ -17,21 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anesurgery import passes, recipes
-    from anesurgery.calibration import ranges
-    from anesurgery.comparison import Comparison, compare
-    from anesurgery.divergence import first_divergence
-    from anesurgery.errors import SurgeryError
+    from anesurgery.checking.comparison import Comparison, compare
+    from anesurgery.checking.divergence import first_divergence
+    from anesurgery.checking.ranges import ranges
+    from anesurgery.errors import Refusal, SurgeryError
+    from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
+    from anesurgery.loading import load
     from anesurgery.neuralnetwork.upgrade import upgrade
-    from anesurgery.operate import Surgery, apply
-    from anesurgery.pattern import Refusal
     from anesurgery.placement import Inspection, Target
-    from anesurgery.placement.analysis import inspect
-    from anesurgery.program import load, save
-    from anesurgery.recipe import Recipe
+    from anesurgery.placement.inspector import inspect
     from anesurgery.registry import register
-    from anesurgery.rewrite import Rewrite
-    from anesurgery.surgery import Pass, Pipeline
+    from anesurgery.rewriting.passes import Pass, Pipeline
+    from anesurgery.rewriting.rewrite import Rewrite
+    from anesurgery.surgery import Recipe, Surgery, apply
     from anesurgery.text import to_text
 
 __version__ = "0.1.0"
@@ -39,24 +38,24 @@ __version__ = "0.1.0"
 _HOMES = {
     "Inspection": "placement",
     "Target": "placement",
-    "Comparison": "comparison",
-    "Pass": "surgery",
-    "Pipeline": "surgery",
-    "Recipe": "recipe",
-    "Refusal": "pattern",
-    "Rewrite": "rewrite",
-    "Surgery": "operate",
+    "Comparison": "checking.comparison",
+    "Pass": "rewriting.passes",
+    "Pipeline": "rewriting.passes",
+    "Recipe": "surgery",
+    "Refusal": "errors",
+    "Rewrite": "rewriting.rewrite",
+    "Surgery": "surgery",
     "SurgeryError": "errors",
     "Predictor": "interpret",
-    "apply": "operate",
-    "compare": "comparison",
-    "first_divergence": "divergence",
-    "load": "program",
-    "inspect": "placement.analysis",
-    "ranges": "calibration",
+    "apply": "surgery",
+    "compare": "checking.comparison",
+    "first_divergence": "checking.divergence",
+    "load": "loading",
+    "inspect": "placement.inspector",
+    "ranges": "checking.ranges",
     "register": "registry",
     "run": "interpret",
-    "save": "program",
+    "save": "files.package",
     "to_text": "text",
     "upgrade": "neuralnetwork.upgrade",
 }

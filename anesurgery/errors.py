@@ -1,9 +1,11 @@
-"""The errors of the library: what happened, where, and what to do next."""
+"""The errors of the library, and refusals: what happened, where, and what to do next."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 
 class SurgeryError(Exception):
@@ -47,3 +49,26 @@ class UnknownName(SurgeryError):  # noqa: N818 - reads as a statement, like KeyE
         )
         super().__init__(f"unknown {kind} {name!r}; {hint}")
         self.kind, self.name, self.near = kind, name, tuple(near)
+
+
+class Named(Protocol):
+    """Something with a name: an op, or a layer."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a rewrite did not fire: a value, never an exception; false in a condition."""
+
+    reason: str
+    where: Named | None = None
+    """The op or layer at which the reason holds."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.where.name}: {self.reason}" if self.where is not None else self.reason

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from anesurgery.errors import SurgeryError, UnknownName
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Array = NDArray[Any]
 
@@ -117,6 +119,7 @@ __all__ = [
     "Array",
     "Block",
     "Function",
+    "Maker",
     "Operation",
     "Program",
     "Var",
@@ -128,6 +131,7 @@ __all__ = [
     "consumers",
     "ct",
     "dtype_name",
+    "function_of",
     "inside",
     "is_constant",
     "is_output",
@@ -325,3 +329,37 @@ def next_op(op: Operation) -> Operation:
     if node is None:
         raise ValueError(f"{op.name} is the last op of its block")
     return cast("Operation", node.op)
+
+
+def function_of(program: Program, name: str | None) -> Function:
+    """A function by name; without one: `main`, or the first.
+
+    Raises:
+        UnknownName: no such function.
+        SurgeryError: the program has none at all.
+    """
+    functions = program.functions
+    if not functions:
+        raise SurgeryError("the program has no function; give a program that was built or loaded")
+    if name is None:
+        return functions["main"] if "main" in functions else next(iter(functions.values()))
+    if name not in functions:
+        raise UnknownName("function", name, functions)
+    return functions[name]
+
+
+class Maker(Protocol):
+    """What facts rebuild ops with: the builder of a rewrite, as far as they know it."""
+
+    @property
+    def block(self) -> Block:
+        """The block in which the ops are made."""
+
+    def before(self, op: Operation) -> Maker:
+        """A maker whose ops stand right before another op of the same block."""
+
+    def shared(self, key: tuple[Any, ...], make: Callable[[], Array], name: str) -> Var:
+        """One constant for all edits that ask with the same key."""
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        """What makes ops of one type."""

@@ -12,15 +12,14 @@ import dataclasses
 import importlib
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anesurgery.errors import SurgeryError, UnknownName
 
 if TYPE_CHECKING:
-    from anesurgery.recipe import Recipe
-    from anesurgery.surgery import Pass
+    from anesurgery.rewriting.passes import Pass
 
-NAMESPACE = "anesurgery"
 LAYERS = "passes/layers"
 """The room of the passes over the layers of neural networks."""
 ROOT = Path(__file__).resolve().parent
@@ -137,17 +136,15 @@ def check_options(owner: str, options: dict[str, Any], known: list[str]) -> None
             raise UnknownName(f"option of {owner}:", option, known)
 
 
-def recipe(name: str) -> Recipe:
-    """A recipe by name.
+def recipe_module(name: str) -> ModuleType:
+    """The module that holds a recipe.
 
     Raises:
         UnknownName: no such recipe; near matches are listed.
     """
     if name not in _recipe_files():
         raise UnknownName("recipe", name, recipe_names())
-    module = importlib.import_module(f"anesurgery.recipes.{_recipe_files()[name].stem}")
-    found: Recipe = getattr(module, name)
-    return found
+    return importlib.import_module(f"anesurgery.recipes.{_recipe_files()[name].stem}")
 
 
 def register(cls: P) -> P:
@@ -166,24 +163,7 @@ def register(cls: P) -> P:
 
 def register_with_coremltools() -> None:
     """Put every pass over ops into coremltools' PASS_REGISTRY, as `anesurgery::<name>`; twice is harmless."""
-    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+    from anesurgery.rewriting.host import add_pass
 
     for name in op_pass_names():
-        PASS_REGISTRY.add(NAMESPACE, _bridge(name), override=True, name=name)
-
-
-def _bridge(name: str) -> Any:
-    """A coremltools graph pass whose attributes are the options of ours."""
-    from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
-
-    cls = pass_class(name)
-    fields = [f.name for f in dataclasses.fields(cls)]
-
-    def apply(self: Any, program: Any) -> None:
-        from anesurgery.surgery import Session, run_pass
-
-        run_pass(cls(**{field: getattr(self, field) for field in fields}), program, Session())
-
-    body: dict[str, Any] = {"apply": apply, "__doc__": cls.__doc__, "__str__": lambda self: name}
-    body |= dict(cls().options())
-    return type(name, (AbstractGraphPass,), body)
+        add_pass(pass_class(name))

@@ -1,198 +1,307 @@
-"""Passes, pipelines of passes, and what applying them gives back.
-
-A pass edits a program in place inside a `Session`, which collects changes, refusals and declared interface
-changes. Users call `apply`, which works on a program of its own and returns a `Surgery`.
-"""
+"""Apply passes or a recipe to a model, prove the result, and save it: `apply` and `Surgery`."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any
 
-import numpy as np
+from tqdm import tqdm
 
-from anesurgery.adapter import InterfaceChange
-from anesurgery.errors import PassError, SurgeryError
-from anesurgery.mil import Array, Function, Operation, Program, Var, quiet_host, walk_ops
-from anesurgery.pattern import Refusal
-from anesurgery.proof import EXACT, SiteProof, Tolerance
+from anesurgery import registry
+from anesurgery.checking.comparison import Comparison, compare
+from anesurgery.display import Drawn, drawn
+from anesurgery.errors import InterfaceError, ProofError, Refusal, SurgeryError, UnknownName
+from anesurgery.files import arrays
+from anesurgery.files.interface import Interface
+from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.package import Loaded, save, to_mlmodel
+from anesurgery.loading import clone, interface, load
+from anesurgery.mil import Array, Program, walk_ops
+from anesurgery.rewriting.host import pass_pipeline
+from anesurgery.rewriting.passes import PROOFS, Pass, Pipeline, refusal_lines, run_pass
+from anesurgery.rewriting.session import Change, Session
 
-PROOFS = ("sites", "model", "both", None)
-"""What `prove=` may be."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """One edit: which pass, at which op, which ops went and came, and its proof."""
-
-    pass_name: str
-    where: str
-    before: tuple[str, ...]
-    """Names of the ops that became dead, with their types: ``select mask_12``."""
-    after: tuple[str, ...]
-    bindings: str = ""
-    proof: SiteProof | None = None
-    unproven: str = ""
-    """Why there is no site proof, when one was wanted."""
+OPTIONS = ("target", "prove", "inputs", "quiet", "seed")
+"""Options of `apply`; every other option of a recipe's call goes to its steps."""
 
 
 @dataclass
-class Session:
-    """What one application of passes knows and collects."""
+class Surgery(Drawn):
+    """The result of `apply`: the changed program, what was done to it, and the proof."""
 
+    loaded: Loaded
+    steps: tuple[Pass, ...]
+    changes: list[Change]
+    refusals: list[tuple[str, Refusal]]
+    contract: list[InterfaceChange]
+    before: dict[str, int]
+    """Number of ops by type in the model as it came."""
+    after: dict[str, int]
     target: str | None = None
-    prove_sites: bool = False
-    seed: int = 0
-    changes: list[Change] = field(default_factory=list)
-    refusals: list[tuple[str, Refusal]] = field(default_factory=list)
-    contract: list[InterfaceChange] = field(default_factory=list)
+    proof: Comparison | None = None
+    """The comparison of whole models, when it was asked for."""
     artifacts: dict[str, Array] = field(default_factory=dict)
-    """Arrays that left the model and are written beside it, by name."""
+    """Arrays that left the model and are written beside it on `save`, by file name."""
     timings: dict[str, float] = field(default_factory=dict)
-    proof_seconds: float = 0.0
-    proven: dict[str, dict[Hashable, SiteProof | str]] = field(default_factory=dict)
-    """Site proofs by step and fingerprint: the same computation is run once."""
-    names: dict[Function, set[str]] = field(default_factory=dict)
-    dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)
-    shared: dict[tuple[Any, ...], Var] = field(default_factory=dict)
-    """Constants and values that several edits use, by function and key."""
-    shared_ops: dict[tuple[Any, ...], list[Operation]] = field(default_factory=dict)
-    """The ops that make the shared values."""
+    """Seconds by step."""
+    notes: list[str] = field(default_factory=list)
+    """What else the caller should know."""
 
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
+    @property
+    def program(self) -> Program:
+        """The changed MIL program."""
+        return self.loaded.program
 
-    def fresh_name(self, function: Function, wish: str) -> str:
-        """A name that no op or value of the function bears yet."""
-        if function not in self.names:
-            taken = {op.name for op in walk_ops(function)} | set(function.inputs)
-            taken |= {v.name for op in walk_ops(function) for v in op.outputs}
-            self.names[function] = taken
-        taken, name, n = self.names[function], wish, 0
-        while name in taken:
-            n += 1
-            name = f"{wish}_{n}"
-        taken.add(name)
-        return name
+    @property
+    def model(self) -> Any:
+        """The changed model as a coremltools MLModel in a temporary package; made anew on each use."""
+        return to_mlmodel(self.loaded)
 
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the package, whole or not at all, and the artifacts beside it.
 
-@dataclass(frozen=True)
-class Pass:
-    """A named edit of a program; the dataclass fields are its options."""
+        Raises:
+            LoadError: the path exists, is the input, or cannot be written.
+        """
+        written = save(self.loaded, path, overwrite=overwrite)
+        for name, array in self.artifacts.items():
+            arrays.write_one(written.with_name(f"{written.stem}.{name}.npy"), array)
+        return written
 
-    name: ClassVar[str]
-    needs_after: ClassVar[tuple[str, ...]] = ()
-    """Names of passes that must come later in the same pipeline."""
-    tolerance: ClassVar[Tolerance] = EXACT
-    """What holds at each of its sites in fp32."""
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: what `--json` prints."""
+        found: dict[str, Any] = drawn(self, "json")
+        return found
 
-    def requires(self, program: Program) -> Refusal | None:
-        """Why the pass cannot work on this program at all, or None."""
-        return None
-
-    def run(self, program: Program, session: Session) -> None:
-        """Edit `program` in place."""
-        raise NotImplementedError
-
-    def ensures(self, program: Program) -> Refusal | None:
-        """What is wrong with the program after the pass, or None."""
-        return None
-
-    def options(self) -> dict[str, Any]:
-        """The options by name."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-
-    def __str__(self) -> str:
-        changed = ", ".join(
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
-        )
-        return f"{self.name}({changed})" if changed else self.name
+    def __repr__(self) -> str:
+        return str(self)
 
 
-Observer = Callable[[Pass, Program], None]
+def apply(
+    model: Any,
+    passes: Any,
+    *,
+    target: str | None = None,
+    prove: str | None = "sites",
+    inputs: Mapping[str, Array] | None = None,
+    quiet: bool = False,
+    seed: int = 0,
+) -> Surgery:
+    """Apply passes to a model; the model given is not changed.
 
-
-@dataclass(frozen=True)
-class Pipeline(Pass):
-    """Several passes in a row, themselves a pass."""
-
-    name: ClassVar[str] = "pipeline"
-    steps: tuple[Pass, ...] = ()
-    until_stable: bool = False
-    """Repeat the steps until a round changes nothing."""
-    limit: int = 10
-    """Rounds after which a pipeline that never becomes stable is an error."""
-    observer: Observer | None = None
-    """Called with each pass and the program after it."""
-
-    def __post_init__(self) -> None:
-        names = [step.name for step in self.steps]
-        for i, step in enumerate(self.steps):
-            for needed in step.needs_after:
-                if needed in names[:i] and needed not in names[i + 1 :]:
-                    raise PassError(f"{needed} must run after {step.name}; move it behind step {i + 1}")
-
-    def run(self, program: Program, session: Session) -> None:
-        """Run the steps in order; an error names the passes that ran before it."""
-        done: list[str] = []
-        for _ in range(self.limit if self.until_stable else 1):
-            edits = len(session.changes)
-            for step in self.steps:
-                try:
-                    run_pass(step, program, session)
-                except PassError as error:
-                    raise PassError(f"{error} (ran before it: {', '.join(done) or 'nothing'})") from error
-                done.append(step.name)
-                if self.observer is not None:
-                    self.observer(step, program)
-            if not self.until_stable or len(session.changes) == edits:
-                return
-        raise PassError(f"the pipeline still changes the program after {self.limit} rounds: {', '.join(done)}")
-
-
-def run_pass(step: Pass, program: Program, session: Session) -> None:
-    """Check, run, validate: the contract around every pass.
+    Args:
+        model: path of a package or .mlmodel, MLModel, or MIL Program; passes over layers need a neural network.
+        passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these.
+        target: chip and OS the model is meant for ("M1/macOS 14"); recorded.
+        prove: "sites" runs both sides of every edit on random numbers, "model" compares whole models in the
+            arithmetic as stored (fp16), "both", or None.
+        inputs: for the comparison of whole models; sampled by default.
+        quiet: no progress bar (it vanishes by itself when the output is no terminal).
+        seed: of all random numbers.
 
     Raises:
-        PassError: the pass raised, or left a program that is not valid; the cause is chained.
+        LoadError: the model cannot be read.
+        UnknownName: no such pass or recipe.
+        PassError: a pass raised or left an invalid program.
+        ProofError: the numbers after are outside what was promised.
+        SurgeryError: a recipe that is not for this model changed nothing.
     """
-    if (refusal := step.requires(program)) is not None:
-        session.refusals.append((step.name, refusal))
-        return
-    started, edits = time.perf_counter(), len(session.changes)
-    try:
-        with quiet_host():
-            step.run(program, session)
-            if len(session.changes) > edits and not isinstance(step, Pipeline):
-                for function in program.functions.values():
-                    function.validate(force_validate=True)
-    except SurgeryError:
-        raise
-    except Exception as error:
-        raise PassError(
-            f"pass {step.name} failed: {type(error).__name__}: {error}; the model given to it is unchanged"
-        ) from error
-    if (refusal := step.ensures(program)) is not None:
-        raise PassError(f"pass {step.name} did not keep its promise: {refusal}")
-    spent = time.perf_counter() - started
-    session.timings[step.name] = session.timings.get(step.name, 0.0) + spent
+    if prove not in PROOFS:
+        raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
+    recipe = _recipe(passes)
+    steps = tuple(steps_of(recipe if recipe is not None else passes))
+    if on_layers(steps):
+        from anesurgery.neuralnetwork.editing.operating import apply_layers  # it needs this module
+
+        return apply_layers(model, steps, target=target, prove=prove, inputs=inputs, quiet=quiet, seed=seed)
+    started = time.perf_counter()
+    loaded = clone(load(model)) if isinstance(model, (Program, Loaded)) else load(model)
+    session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed)
+    session.timings["load"] = time.perf_counter() - started
+    misfit = recipe.applies_to(loaded.program) if recipe is not None else None
+    if recipe is not None and misfit is not None:
+        session.refusals.append((recipe.name, misfit))
+    before, ops = interface(loaded), op_counts(loaded.program)
+    for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
+        run_pass(step, loaded.program, session)
+    check_interface(before, interface(loaded), session)
+    if misfit is not None and not session.changes:
+        raise SurgeryError(_nothing_applied(recipe, misfit, session))
+    surgery = Surgery(
+        loaded,
+        steps,
+        session.changes,
+        session.refusals,
+        session.contract,
+        ops,
+        op_counts(loaded.program),
+        target,
+        artifacts=session.artifacts,
+        timings=session.timings,
+        notes=list(loaded.notes),
+    )
+    if prove in ("model", "both"):
+        gate = recipe.psnr if recipe is not None else 60.0
+        surgery.proof = _prove_model(model, surgery, inputs, gate, seed)
+    return surgery
 
 
-def counts(changes: Iterable[Change]) -> dict[str, int]:
-    """Number of edits by pass, in the order of first application."""
-    return dict(Counter(change.pass_name for change in changes))
+def on_layers(steps: Sequence[Pass]) -> bool:
+    """Is one of the steps for the layers of a neural network?"""
+    from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
+
+    return any(isinstance(step, LayerPass) for step in steps)
 
 
-def grouped_refusals(refusals: Sequence[tuple[str, Refusal]]) -> list[tuple[str, str, int, str]]:
-    """Rows (pass, reason, count, name of the first op), one for each distinct reason."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for name, refusal in refusals:
-        where = refusal.where.name if refusal.where is not None else ""
-        rows.setdefault((name, refusal.reason), []).append(where)
-    return [(name, reason, len(where), where[0]) for (name, reason), where in rows.items()]
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of `apply`, and options for the steps of a recipe."""
+    ours = {k: v for k, v in options.items() if k in OPTIONS}
+    return ours, {k: v for k, v in options.items() if k not in OPTIONS}
+
+
+def op_counts(program: Program) -> dict[str, int]:
+    """Number of ops by type, constants left out, the most frequent first."""
+    found: dict[str, int] = {}
+    for op in walk_ops(program):
+        if op.op_type != "const":
+            found[op.op_type] = found.get(op.op_type, 0) + 1
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def check_interface(before: Interface, after: Interface, session: Session) -> None:
+    """What goes in comes out, but for what was declared.
+
+    Raises:
+        InterfaceError: an undeclared difference, in words.
+    """
+    declared = {name for change in session.contract for name in change.names}
+    if difference := before.difference(after, ignore=declared):
+        raise InterfaceError(f"the interface changed without being declared: {difference}")
+
+
+def _recipe(passes: Any) -> Recipe | None:
+    if isinstance(passes, str) and passes in registry.recipe_names():
+        return find_recipe(passes)
+    return passes if isinstance(passes, Recipe) else None
+
+
+def _nothing_applied(recipe: Recipe | None, misfit: Refusal, session: Session) -> str:
+    assert recipe is not None
+    reasons = refusal_lines([r for r in session.refusals if r[1] is not misfit])
+    return "; ".join([f"{recipe.name} changed nothing: {misfit}", *reasons])
+
+
+def _prove_model(
+    model: Any, surgery: Surgery, inputs: Mapping[str, Array] | None, gate: float, seed: int
+) -> Comparison:
+    started = time.perf_counter()
+    result = compare(
+        model, surgery.program, inputs, precision="fp16", contract=surgery.contract, gate=gate, seed=seed
+    )
+    surgery.timings["prove model"] = time.perf_counter() - started
+    if not result.ok:
+        raise ProofError(
+            f"the outputs differ: PSNR {result.psnr:.1f} dB, promised {gate:g} dB; "
+            f"first at {result.first_divergence}"
+        )
+    return result
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Steps for a family of models. Calling it on a model gives the changed model."""
+
+    name: str
+    steps: tuple[Pass, ...]
+    applies_to: Callable[[Program], Refusal | None] = lambda program: None
+    """Why the recipe is not for a program, or None."""
+    psnr: float = 60.0
+    """Promised PSNR in dB of the outputs against the unmodified model, in fp16 as stored."""
+
+    def __post_init__(self) -> None:
+        Pipeline(self.steps)  # checks the order once
+
+    def with_options(self, **options: Any) -> Recipe:
+        """The recipe with other options.
+
+        Args:
+            options: `<pass>=False` leaves a step out, True keeps it; `<pass>={"option": value}` sets options;
+                a bare option name goes to the one step that has it (`multiple=32`).
+
+        Raises:
+            UnknownName: no step has that name or option.
+        """
+        steps = list(self.steps)
+        for key, value in options.items():
+            steps = self._with_option(steps, key, value)
+        return dataclasses.replace(self, steps=tuple(steps))
+
+    def _with_option(self, steps: list[Pass], key: str, value: Any) -> list[Pass]:
+        names = [step.name for step in self.steps]
+        if key in names and isinstance(value, bool):
+            return [step for step in steps if value or step.name != key]
+        if key in names and isinstance(value, dict):
+            return [_set(step, value) if step.name == key else step for step in steps]
+        owners = [step for step in steps if key in step.options()]
+        if len(owners) != 1:
+            known = [*names, *(option for step in steps for option in step.options())]
+            raise UnknownName(f"option of {self.name}:", key, known)
+        return [_set(step, {key: value}) if step is owners[0] else step for step in steps]
+
+    def __call__(self, model: Any, **options: Any) -> Any:
+        """Apply the recipe: path or MLModel in, MLModel out.
+
+        Args:
+            model: path of a package, MLModel, or MIL program.
+            options: those of `anesurgery.apply` (`target`, `prove`, `quiet`), all others go to the steps.
+
+        Raises:
+            SurgeryError: nothing applied at all, or a promise was not kept.
+        """
+        ours, theirs = split_options(options)
+        return apply(model, self.with_options(**theirs), **ours).model
+
+    def pipeline(self, base: Any = None, **options: Any) -> Any:
+        """A coremltools PassPipeline with the steps in it, for `ct.convert(pass_pipeline=...)`."""
+        return pass_pipeline(self.with_options(**options).steps, base)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.name}:", *(f"  {i}. {s}" for i, s in enumerate(self.steps, 1))])
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by name.
+
+    Raises:
+        UnknownName: no such recipe; near matches are listed.
+    """
+    found: Recipe = getattr(registry.recipe_module(name), name)
+    return found
+
+
+def _set(step: Pass, options: dict[str, Any]) -> Pass:
+    registry.check_options(step.name, options, list(step.options()))
+    return dataclasses.replace(step, **options)
+
+
+def steps_of(passes: Any) -> Iterable[Pass]:
+    """Passes from what a user may give: a name, a Pass, a Recipe, or a list of them."""
+    if isinstance(passes, Recipe):
+        yield from passes.steps
+    elif isinstance(passes, Pass):
+        yield passes
+    elif isinstance(passes, str):
+        if passes in registry.recipe_names():
+            yield from find_recipe(passes).steps
+        else:
+            yield registry.make_pass(passes)
+    elif isinstance(passes, type) and issubclass(passes, Pass):
+        yield passes()
+    else:
+        for step in passes:
+            yield from steps_of(step)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.adapter import adapt_inputs, adapt_outputs
+from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
+from anesurgery.loading import clone
 from anesurgery.mil import Array, Program, any_symbolic, np_dtype
-from anesurgery.program import clone
-from anesurgery.surgery import Pass, Session, run_pass
+from anesurgery.rewriting.passes import Pass, run_pass
+from anesurgery.rewriting.session import Session
 from anesurgery.text import to_text
 
 

@@ -1,6 +1,6 @@
 """Train a small GPT-2 for a minute, convert it, operate on it, prove it, and let it write before and after.
 
-Leaves build/demo/gpt2.mlpackage, build/demo/gpt2_ane.mlpackage, report.txt and report.json.
+Leaves build/demo/gpt2.mlpackage, build/demo/gpt2_ane.mlpackage, surgeries.txt and surgeries.json.
 `--svg FILE` draws the report as a picture.
 """
 
@@ -21,9 +21,10 @@ from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import anesurgery as ane
-from anesurgery import frontend, registry, report
+from anesurgery import frontend, registry
 from anesurgery.interpret import Executable
 from anesurgery.mil import ct, quiet_host
+from anesurgery.show import surgeries
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "demo"
@@ -143,8 +144,8 @@ def main() -> None:
     before = converted(trained(text), BUILD / "gpt2.mlpackage")
     surgery = ane.apply(before, "gpt2_ane", prove="both")
     surgery.save(BUILD / "gpt2_ane.mlpackage", overwrite=True)
-    console = Console(width=report.WIDTH, record=True)
-    console.print(report.surgery_group(surgery))
+    console = Console(width=surgeries.WIDTH, record=True)
+    console.print(surgeries.surgery_group(surgery))
     if arguments.svg is not None:
         console.save_svg(str(arguments.svg), title="anesurgery apply gpt2_ane", clear=False)
     (BUILD / "report.txt").write_text(console.export_text(), encoding="utf-8")

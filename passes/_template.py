@@ -1,6 +1,6 @@
 """One sentence: what becomes what.
 
-(A template: copy it to passes/<name>.py, rename the class, and write tests/test_<name>.py.)
+(A template: copy it to passes/<name>.py, rename the class, and write tests/passes/test_<name>.py.)
 
 Before::
 
@@ -27,10 +27,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery.builder import Builder
+from anesurgery.errors import Refusal
 from anesurgery.mil import Program, Var, mb, static_shape
-from anesurgery.pattern import Match, OpPattern, Ops, Refusal, var
-from anesurgery.rewrite import Rewrite
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,15 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery import registry
+from anesurgery.errors import Refusal
+from anesurgery.loading import clone, load
 from anesurgery.mil import Operation, Program, Var, mb, types, walk_ops
-from anesurgery.pattern import Refusal
-from anesurgery.placement.analysis import inspect_program
-from anesurgery.placement.fills import is_decoder
 from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.inspector import inspect_program
+from anesurgery.placement.rules.mask_fills import is_decoder
 from anesurgery.placement.target import Target
-from anesurgery.program import clone, load
-from anesurgery.surgery import Pass, Session, run_pass
+from anesurgery.rewriting.passes import Pass, run_pass
+from anesurgery.rewriting.session import Session
 
 ORDER = (
     "select_last_token",

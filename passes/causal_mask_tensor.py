@@ -45,13 +45,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery import masks, scores
-from anesurgery.adapter import InterfaceChange
-from anesurgery.builder import Builder
-from anesurgery.errors import PassError
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts import attention as scores
+from anesurgery.facts import masks
+from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, producer, static_shape, types
-from anesurgery.pattern import Match, OpPattern, Ops, Refusal
-from anesurgery.rewrite import Rewrite
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
 
 INPUT = "causal_mask"
 """The name of the mask as an input."""

@@ -58,10 +58,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.adapter import InterfaceChange, Values
-from anesurgery.builder import Builder
-from anesurgery.errors import PassError
-from anesurgery.ids import behind_casts, behind_guard, never_negative, serves_only
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.one_hot import EXACT_IDS, one_hot_pieces, one_hot_width
+from anesurgery.facts.padding import padded_constant
+from anesurgery.facts.token_ids import behind_casts, behind_guard, never_negative, serves_only
+from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import (
     Array,
     Function,
@@ -75,10 +76,9 @@ from anesurgery.mil import (
     static_shape,
     types,
 )
-from anesurgery.onehot import EXACT_IDS, one_hot_pieces, one_hot_width
-from anesurgery.padding import padded_constant
-from anesurgery.pattern import Match, OpPattern, Ops, Refusal, var
-from anesurgery.rewrite import Rewrite
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
 
 CHUNK = 1024
 """Rows of a table that are looked at together."""

@@ -40,13 +40,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.builder import Builder
+from anesurgery.errors import Refusal
 from anesurgery.mil import Operation, Program, Var, constant, mb, static_shape
 from anesurgery.ops import BROADCASTING
 from anesurgery.passes.rerank import Rerank
-from anesurgery.pattern import Match, OpPattern, Ops, Refusal
-from anesurgery.rewrite import Rewrite
-from anesurgery.surgery import Session
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.session import Session
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.builder import Builder
+from anesurgery.errors import Refusal
 from anesurgery.mil import Program, Var, constant, mb, np_dtype
-from anesurgery.pattern import Match, OpPattern, Ops, Refusal, var
-from anesurgery.rewrite import Rewrite
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
 
 
 @dataclass(frozen=True)

@@ -42,14 +42,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.builder import Builder
-from anesurgery.errors import PassError
+from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.padded_region import build, find_region
+from anesurgery.facts.padding import is_pointwise_conv, product_axis
 from anesurgery.mil import Program, Var, is_symbolic, mb, static_shape
-from anesurgery.padded_region import build, find_region
-from anesurgery.padding import is_pointwise_conv, product_axis
-from anesurgery.pattern import Match, OpPattern, Ops, Refusal
-from anesurgery.proof import REASSOCIATED, Tolerance
-from anesurgery.rewrite import Rewrite
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
 
 
 @dataclass(frozen=True)

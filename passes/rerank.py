@@ -39,14 +39,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery.axes import FRAMES, Frame, frame, seen_as, tensors, transpose_by_blocks
-from anesurgery.builder import Builder
+from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.errors import Refusal
+from anesurgery.facts.views import FRAMES, Frame, frame, seen_as, tensors, transpose_by_blocks
 from anesurgery.mil import Operation, Program, Var, mb, np_dtype, producer, static_shape, types, walk_ops
 from anesurgery.ops import VIEWS
-from anesurgery.pattern import Match, OpPattern, Ops, Refusal
-from anesurgery.proof import REASSOCIATED, Tolerance
-from anesurgery.rewrite import Rewrite
-from anesurgery.surgery import Session
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.session import Session
 
 
 @dataclass(frozen=True)

@@ -46,14 +46,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.adapter import InterfaceChange, Values
-from anesurgery.builder import Builder
-from anesurgery.errors import PassError, UnknownName
+from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.errors import PassError, Refusal, UnknownName
+from anesurgery.facts.rowwise import RULES, Tail, last_row, leads_to_weights, rebuild, row_tail, takes_last
+from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import Function, Program, Var, any_symbolic, consumers, is_output, is_symbolic, mb, np_dtype
-from anesurgery.pattern import Match, OpPattern, Ops, Refusal
-from anesurgery.proof import REASSOCIATED, Tolerance
-from anesurgery.rewrite import Rewrite
-from anesurgery.rowwise import RULES, Tail, last_row, leads_to_weights, rebuild, row_tail, takes_last
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
 
 MOVES = frozenset({"slice_by_index", "cast", "identity", "reshape"})
 """Ops that do not work: selecting before them saves nothing."""

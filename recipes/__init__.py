@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from anesurgery import registry
-
-if TYPE_CHECKING:
-    from anesurgery.recipes.auto import auto
-    from anesurgery.recipes.gpt2 import gpt2_ane
-    from anesurgery.recipes.neuralnetwork import neuralnetwork_ane
-
-    __all__ = ["auto", "gpt2_ane", "neuralnetwork_ane"]
+from anesurgery.surgery import Recipe, find_recipe
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Recipe:
     if name in registry.recipe_names():
-        return registry.recipe(name)
+        return find_recipe(name)
     raise AttributeError(f"there is no recipe {name!r}; known: {', '.join(registry.recipe_names())}")
 
 

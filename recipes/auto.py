@@ -9,6 +9,6 @@ could not repair::
 from __future__ import annotations
 
 from anesurgery.passes.apply_remedies import ApplyRemedies
-from anesurgery.recipe import Recipe
+from anesurgery.surgery import Recipe
 
 auto = Recipe(name="auto", steps=(ApplyRemedies(),), psnr=60.0)

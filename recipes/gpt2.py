@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from anesurgery.errors import Refusal
 from anesurgery.mil import Operation, Program, Var, consumers, producer, walk_ops
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
@@ -21,8 +22,7 @@ from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
 from anesurgery.passes.negate_subtract import NegateSubtract
 from anesurgery.passes.pad_last_axis import PadLastAxis
 from anesurgery.passes.select_last_token import SelectLastToken
-from anesurgery.pattern import Refusal
-from anesurgery.recipe import Recipe
+from anesurgery.surgery import Recipe
 
 ON_SCORES = frozenset({"add", "sub", "mul", "real_div", "select", "cast", "reshape", "maximum"})
 """Ops that may stand between the product of queries and keys and the softmax."""

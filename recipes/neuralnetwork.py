@@ -39,7 +39,7 @@ from anesurgery.passes.layers.split_upsampling import SplitUpsampling
 from anesurgery.passes.layers.spread_channels import SpreadChannels
 from anesurgery.passes.layers.swish_layers import SwishLayers
 from anesurgery.passes.layers.undilate_convolution import UndilateConvolution
-from anesurgery.recipe import Recipe
+from anesurgery.surgery import Recipe
 
 neuralnetwork_ane = Recipe(
     name="neuralnetwork_ane",

@@ -14,8 +14,8 @@ import torch
 
 from anesurgery import frontend
 from anesurgery.interpret import evaluate
+from anesurgery.loading import clone
 from anesurgery.mil import Array, Program, Var, any_symbolic, ct, mb, quiet_host
-from anesurgery.program import clone
 
 # Scripts of their own processes, which import their neighbours by name.
 collect_ignore_glob = ["conformance/[!t]*.py", "benchmarks/*.py", "benchmarks/*/*.py"]

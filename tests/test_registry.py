@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from anesurgery import registry
-from anesurgery.builder import Builder
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.passes.negate_subtract import NegateSubtract, example
-from anesurgery.pattern import Match, OpPattern, Ops, var
-from anesurgery.recipe import Recipe, steps_of
-from anesurgery.rewrite import Rewrite
-from anesurgery.surgery import Pass
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.surgery import Recipe, find_recipe, steps_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def test_a_pass_with_options() -> None:
     [
         (lambda: registry.make_pass("negate_substract"), "'negate_substract'; did you mean 'negate_subtract'"),
         (lambda: registry.pass_class("zzz"), "unknown pass 'zzz'; known: "),
-        (lambda: registry.recipe("gpt2-ane"), "unknown recipe 'gpt2-ane'; did you mean 'gpt2_ane'"),
+        (lambda: find_recipe("gpt2-ane"), "unknown recipe 'gpt2-ane'; did you mean 'gpt2_ane'"),
         (lambda: registry.documentation("gtp2_ane"), "did you mean 'gpt2_ane'"),
         (lambda: registry.make_pass("explicit_broadcast", tiles=True), "'tiles'; did you mean 'tile'"),
         (lambda: registry.make_pass("negate_subtract", x=1), "option of negate_subtract: 'x'; there are none"),

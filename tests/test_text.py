@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import get_new_symbol
 
+from anesurgery.loading import clone
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.program import clone
 from anesurgery.text import operand_text, to_text, type_text
 
 

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from anesurgery.errors import InterpretError, SurgeryError
-from anesurgery.interpret import constexpr, control, devices, fusion, inputs, state
-from anesurgery.interpret import precision as dtypes
+from anesurgery.interpret import devices, fusion, inputs, state
+from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.listener import Listener
+from anesurgery.interpret.ops import constexpr, control
 from anesurgery.interpret.table import TABLE, Unsupported
-from anesurgery.mil import Array, Block, Operation, Program, Var, is_symbolic, operands
-from anesurgery.sampling import function_of
+from anesurgery.mil import Array, Block, Operation, Program, Var, function_of, is_symbolic, operands
 from anesurgery.text import to_text
 
 Env = dict[Var, Any]

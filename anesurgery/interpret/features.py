@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from anesurgery.errors import InterpretError, UnknownName
+from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array
-from anesurgery.transcribe import proto
 
 _COLORS = proto.FeatureTypes_pb2.ImageFeatureType.ColorSpace
 PIXELS: dict[str, tuple[str, bool]] = {

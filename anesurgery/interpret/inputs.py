@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret import precision, state
+from anesurgery.interpret import state
+from anesurgery.interpret.arithmetic import precision
 from anesurgery.interpret.features import as_array, check_names
 from anesurgery.mil import Array, Function, Var, is_symbolic, np_dtype, types
 

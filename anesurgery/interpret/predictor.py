@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anesurgery.errors import InterpretError, UnknownName
+from anesurgery.files.package import PIPELINES, Loaded
 from anesurgery.interpret import features, state
 from anesurgery.interpret.core import Executable
-from anesurgery.interpret.listener import Listener, Probe
+from anesurgery.interpret.listener import Listener
+from anesurgery.interpret.probe import Probe
+from anesurgery.interpret.sampling import sample_function
+from anesurgery.loading import load, load_parts
 from anesurgery.mil import Function, ct
-from anesurgery.program import PIPELINES, Loaded, load, load_parts
-from anesurgery.sampling import sample_function
 
 
 class Predictor:

@@ -21,7 +21,7 @@ class Meaning:
 
 
 TABLE: dict[str, Meaning] = {}
-"""Op type -> meaning. Control flow is not here: see `anesurgery.interpret.control`."""
+"""Op type -> meaning. Control flow is not here: see `anesurgery.interpret.ops.control`."""
 
 
 class Unsupported(InterpretError):  # noqa: N818 - reads as a statement

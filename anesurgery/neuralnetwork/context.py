@@ -20,7 +20,8 @@ import numpy as np
 
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.mil import Array, Var, is_symbolic, mb, types
-from anesurgery.neuralnetwork import layers, spec
+from anesurgery.neuralnetwork import spec
+from anesurgery.neuralnetwork.layers.layer_table import LAYERS, Layer
 
 Custom = Mapping[str, Callable[..., Any]]
 """Class name of a custom layer -> function that builds it, called as a layer function is."""
@@ -45,7 +46,7 @@ class Context:
         """What the caller should know of the result."""
         self.layer: Any = None
         """The layer that is being built."""
-        self._table = layers.load_families()
+        self._table = LAYERS
 
     def build(self, network: Any) -> None:
         """Build the layers of a network (the whole one, or one nested in a layer).
@@ -192,7 +193,7 @@ class Context:
             if self.legacy and value.rank == blob.rank == 4 and not five:
                 self.exact.add(name)
 
-    def _known(self, kind: str | None) -> layers.Layer:
+    def _known(self, kind: str | None) -> Layer:
         if kind is None:
             raise self.error(
                 "is of a type that this coremltools does not know; upgrade coremltools, or export it again"

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
+from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, to_mlmodel
+from anesurgery.files.protobuf import proto
 from anesurgery.mil import ct, quiet_host
 from anesurgery.neuralnetwork.ports import describe
 from anesurgery.neuralnetwork.spec import NETWORKS
-from anesurgery.program import PIPELINES, PROGRAM, Loaded, from_spec, to_mlmodel
-from anesurgery.transcribe import proto
 
 Import = Callable[[Any, str], Loaded]
 """(specification of a network, what it is in words) -> the program of it."""

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError
+from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, Function, Var, is_symbolic, mb, quiet_host, static_shape, types
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.spec import DAMAGED, EXACT
-from anesurgery.transcribe import proto
 
 with quiet_host():
     from coremltools.converters.mil.mil import get_new_symbol

@@ -1,9 +1,4 @@
-"""Make an ML Program of a neural network: its layers as ops, its interface as it was.
-
-Names, types, images, labels, defaults and metadata of the description are kept. What an ML Program cannot say
-is changed, and told in the notes of the result: 64 bit floats become 32 bit ones, arrays of five axes get the
-shapes that are stated, names become identifiers, an optional input without a default gets 0.
-"""
+"""Make an ML Program of a neural network on disk or in memory; the models of a pipeline too."""
 
 from __future__ import annotations
 
@@ -12,25 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from anesurgery.errors import LoadError
-from anesurgery.mil import Function, Program, Var, ct, mb, producer, quiet_host
-from anesurgery.neuralnetwork import ports
-from anesurgery.neuralnetwork.checks import check
-from anesurgery.neuralnetwork.context import Context, Custom
-from anesurgery.neuralnetwork.naming import identifiers, rename
+from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, locate, read_spec, to_mlmodel
+from anesurgery.loading import load
+from anesurgery.mil import ct
+from anesurgery.neuralnetwork.context import Custom
+from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.pipelines import upgrade_pipeline
-from anesurgery.neuralnetwork.spec import NETWORKS, is_legacy, network_of
-from anesurgery.program import PIPELINES, PROGRAM, Loaded, load, locate, read_spec, to_mlmodel
-from anesurgery.transcribe import proto
 
-with quiet_host():
-    from coremltools.converters.mil.mil import mil_list
-
-OPSET = ct.target.iOS17
 NOTES = "anesurgery.notes"
-"""Where the notes stand in the metadata of an upgraded model."""
+"""Where the notes are in the metadata of an upgraded model."""
 
 
 def upgrade(model: Any, custom: Custom | None = None) -> Any:
@@ -83,127 +68,3 @@ def _keep_notes(model: Any, notes: Sequence[str]) -> Any:
     if notes:
         model.user_defined_metadata[NOTES] = "\n".join(notes)
     return model
-
-
-def import_network(
-    spec: Any,
-    what: str = "the model",
-    *,
-    custom: Custom | None = None,
-    source: Path | None = None,
-    compute_units: Any = None,
-    keep_names: bool = False,
-) -> Loaded:
-    """The ML Program of a neural network.
-
-    Args:
-        spec: specification of a model, one of `NETWORKS`.
-        what: the model in words; errors begin with it.
-        custom: builders of custom layers by class name.
-        source: the file it came from.
-        compute_units: of the MLModel that comes out.
-        keep_names: keep names of inputs and outputs that MIL does not take; then it can be run, but not saved.
-
-    Raises:
-        LoadError: the network or a layer of it is damaged, unknown, or cannot be an ML Program.
-    """
-    kind = spec.WhichOneof("Type")
-    if kind not in NETWORKS:
-        how = "convert it with minimum_deployment_target=ct.target.iOS15 or later"
-        raise LoadError(f"{what} is a {kind}, not an ML Program; {how}")
-    try:
-        program, made, notes = _import(spec, custom, keep_names)
-    except LoadError as error:
-        raise LoadError(f"{what}: {error}") from error
-    return Loaded(program, made, source, None, compute_units, notes)
-
-
-def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program, Any, tuple[str, ...]]:
-    """The program, its specification, and what changed."""
-    check(spec)
-    if spec.isUpdatable:
-        raise LoadError(
-            "the model is updatable, which an ML Program cannot be; export it with updating switched off"
-        )
-    if not keep_names:
-        _check_through(spec.description)
-    network = network_of(spec)
-    ctx = Context(is_legacy(network), custom)
-    features = [*spec.description.input, *spec.description.output]
-    wanted = [f.name for f in features]
-    names = dict(zip(wanted, wanted if keep_names else identifiers(wanted), strict=True))
-    program = Program()
-    with np.errstate(all="ignore"):  # constants are computed, and a damaged layer may divide by zero
-        function = _function(ctx, network, spec.description, names)
-    program.add_function("main", function)
-    made = proto.Model_pb2.Model(specificationVersion=OPSET.value)
-    made.description.CopyFrom(spec.description)
-    if ctx.legacy:
-        ctx.notes += ports.mapping_note(made.description, names, function)
-    ports.describe(made.description, names, ctx.notes)
-    made.mlProgram.SetInParent()
-    return program, made, tuple(ctx.notes)
-
-
-def _check_through(description: Any) -> None:
-    """In an ML Program no two values have one name, so no input may be handed through as an output."""
-    for name in {f.name for f in description.input} & {f.name for f in description.output}:
-        raise LoadError(
-            f"{name!r} is an input and an output, which an ML Program cannot have; rename one of them"
-        )
-
-
-def _function(ctx: Context, network: Any, description: Any, names: dict[str, str]) -> Function:
-    """The function, with its inputs and outputs called by `names`."""
-    inputs = {names[f.name]: ports.placeholder(f) for f in description.input}
-    with Function(inputs, opset_version=OPSET) as function:  # type: ignore[call-arg]
-        for feature in description.input:
-            var = function.inputs[names[feature.name]]
-            ctx.env[feature.name] = ports.read(ctx, network, feature, var)
-        ctx.build(network)
-        outputs = _outputs(ctx, network, description)
-        function.set_outputs([outputs[f.name] for f in description.output])
-    fixed = {var: names[name] for name, var in outputs.items()}
-    rename(function, {var: name for name, var in ctx.env.items()}, fixed)
-    return function
-
-
-def _outputs(ctx: Context, network: Any, description: Any) -> dict[str, Var]:
-    """The value of each output, made by an op of its own; a classification must come last of all ops."""
-    decided = _classes(network, description)
-    found: dict[str, Var] = {}
-    for feature in description.output:
-        if feature.name in decided:
-            continue
-        if feature.name not in ctx.env:
-            raise LoadError(
-                f"output {feature.name!r} is a blob that no layer makes; name one that a layer makes"
-            )
-        var = ports.give(ctx, feature, ctx.env[feature.name])
-        made = producer(var) is not None and producer(var, "const", "placeholder") is None
-        found[feature.name] = var if made and var not in found.values() else mb.identity(x=var)
-    return found | _decided(ctx, network, decided)
-
-
-def _classes(network: Any, description: Any) -> list[str]:
-    """The names of the label and the probabilities of a classifier; none of another network."""
-    if "ClassLabels" not in network.DESCRIPTOR.oneofs_by_name:
-        return []
-    return [description.predictedFeatureName, description.predictedProbabilitiesName]
-
-
-def _decided(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
-    """The label and the probabilities of a classifier, by these names."""
-    if not names:
-        return {}
-    labels = list(getattr(network, network.WhichOneof("ClassLabels")).vector)
-    blob = network.labelProbabilityLayerName or "".join(network.layers[-1].output[:1])
-    if blob not in ctx.env:
-        raise LoadError(
-            f"the probabilities of the classifier are the blob {blob!r}, which no layer makes; "
-            "name one that a layer makes"
-        )
-    scores = ports.vector(ctx, ctx.env[blob], len(labels), blob)
-    known = [n if isinstance(n, str) else np.int64(n) for n in labels]
-    made = mb.classify(probabilities=scores, classes=mb.const(val=mil_list(known)))
-    return {name: var for name, var in zip(names, made, strict=True) if name}

@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from anesurgery.facts.work import Work, is_stored, read_results, runtime, shape_of, size_of
 from anesurgery.mil import Operation, np_dtype
 from anesurgery.placement.inspection import Estimate
-from anesurgery.placement.work import Work, is_stored, read_results, runtime, shape_of, size_of
 
 GIB, GB, T = (1 << 30) / 1e6, 1e9 / 1e6, 1e12 / 1e6
 """Per microsecond."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anesurgery.display import Drawn, drawn
+from anesurgery.files import arrays
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.target import Target
 
@@ -113,7 +115,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Drawn):
     """Where each op of a model runs, why, and which pass repairs it.
 
     Attributes:
@@ -186,20 +188,10 @@ class Inspection:
         """
         return next((r for r in self._rows() if r.name == name), None) or _missing(name)
 
-    def __str__(self) -> str:
-        from anesurgery.placement.report import inspection_text  # lazy: only who prints needs it
-
-        return inspection_text(self)
-
     def __repr__(self) -> str:
         share, ops = self.residency["ops"], len(self._rows())
         where = f"status {self.status}, {share:.1%} of {ops} ops on the ANE, {self.switches} switches"
         return f"<Inspection of {self.model!r} on {self.target}: {where}>"
-
-    def _repr_html_(self) -> str:
-        from anesurgery.placement.page import cell
-
-        return cell(self)
 
     def save_html(self, path: str | os.PathLike[str], after: Inspection | None = None) -> Path:
         """Write the report as one HTML file that needs no network: whole, or not at all.
@@ -214,9 +206,7 @@ class Inspection:
         Raises:
             SurgeryError: it cannot be written.
         """
-        from anesurgery.placement.page import save
-
-        return save(Path(path).expanduser(), self, after)
+        return arrays.write_text(Path(path).expanduser(), drawn(self, "page", after))
 
     def _rows(self) -> tuple[OpRow, ...]:
         return self.ops + tuple(r for part in self.parts.values() for r in part._rows())

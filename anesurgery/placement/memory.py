@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator
 from itertools import accumulate
 
+from anesurgery.facts.reading import in_words, shape_in_words
+from anesurgery.facts.work import elements, is_tensor, is_weight, size_of
 from anesurgery.mil import Block, Function, Operation, Var, consumers, producer, static_shape, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.inspection import Memory
-from anesurgery.placement.reading import in_words, shape_in_words
 from anesurgery.placement.target import CHIPS, SOURCES, Target
-from anesurgery.placement.work import elements, is_tensor, is_weight, size_of
 
 FAILED_IMAGE = 3 * 5568 * 5568 * 2
 """Bytes of an fp16 image that did not compile."""

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anesurgery import program
 from anesurgery.errors import LoadError
+from anesurgery.files import package as program
+from anesurgery.files.package import PIPELINES, Loaded, read_spec
 from anesurgery.mil import Program, ct
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.layers import inspect_network
+from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.target import Target
-from anesurgery.program import PIPELINES, Loaded, read_spec
 
 PROGRAM = "mlProgram"
 

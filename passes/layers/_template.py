@@ -1,6 +1,7 @@
 """One sentence: which layers become what.
 
-(A template: copy it to passes/layers/<name>.py, rename the class, and write tests/test_<name>.py.)
+(A template: copy it to passes/layers/<name>.py, rename the class, and write
+tests/passes/layers/test_<name>.py.)
 
 Before::
 
@@ -27,9 +28,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import make_layer, make_network
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.editing import affine
 from anesurgery.neuralnetwork.editing.chains import sole_maker
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.network import Node
-from anesurgery.pattern import Refusal
-from anesurgery.proof import REASSOCIATED, Tolerance
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 EPSILON = 1e-5
 """What stands for an epsilon of 0, by the definition of the format."""

@@ -43,13 +43,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from anesurgery.checking.site import draw
+from anesurgery.errors import Refusal
+from anesurgery.facts.slices import slice_back
+from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, operands
 from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
-from anesurgery.pattern import Refusal
-from anesurgery.proof import draw, slice_back
-from anesurgery.transcribe import proto
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 NEUTRAL = {
     "multiply": (1, True),

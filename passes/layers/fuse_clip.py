@@ -45,13 +45,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.checking.site import SYMBOL_LENGTH
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Var, is_symbolic
 from anesurgery.neuralnetwork.editing.chains import chain_to
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.network import Node
-from anesurgery.pattern import Refusal
-from anesurgery.proof import SYMBOL_LENGTH
+from anesurgery.neuralnetwork.making import make_layer, make_network
 
 THRESHOLD = 7
 """`type` of a `unary` layer that gives max(alpha, x)."""

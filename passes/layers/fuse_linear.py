@@ -42,12 +42,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing import affine
 from anesurgery.neuralnetwork.editing.chains import sole_maker
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.network import Node
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 MODEST = 64
 """Powers of two up to this one, or down to one over it, keep ordinary numbers in the range of fp32."""

@@ -49,13 +49,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.broadcast_forms import SPATIAL, same_result
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.network import Network, Node
 from anesurgery.neuralnetwork.editing.two_sides import Constant, combine, two_sides
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 PLAIN = {"maxBroadcastable": "max", "minBroadcastable": "min"}
 """Layer type -> the plain layer of two blobs."""

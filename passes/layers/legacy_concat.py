@@ -39,9 +39,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.channels import CHANNELS, picking
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.spatial_axes import (
     CHANNEL,
     HEIGHT,
@@ -51,7 +51,7 @@ from anesurgery.neuralnetwork.editing.spatial_axes import (
     border,
     from_end,
 )
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import make_layer, make_network
 
 LEAST = {CHANNEL: 3, SEQUENCE: 5, HEIGHT: 2, WIDTH: 2}
 """Axis -> how many axes Core ML's own check wants of the blobs."""

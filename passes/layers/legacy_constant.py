@@ -35,9 +35,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 RANK = 5
 """Axes of what `loadConstant` makes."""

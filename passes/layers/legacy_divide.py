@@ -47,13 +47,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError
+from anesurgery.checking.site import Tolerance, drawn_shape
+from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import Array, Var
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.two_sides import Constant, order, times, two_sides
-from anesurgery.pattern import Refusal
-from anesurgery.proof import Tolerance, drawn_shape
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 2.0**-24
 """Bounds of epsilon: the smallest normal fp32 number, and the smallest fp16 number."""

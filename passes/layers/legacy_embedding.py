@@ -37,9 +37,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.errors import Refusal
+from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, Var, np_dtype
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.movement import (
     MOVERS,
     Movement,
@@ -50,8 +51,7 @@ from anesurgery.neuralnetwork.editing.movement import (
 )
 from anesurgery.neuralnetwork.editing.moving_forms import Limits, Step, emit, first_layers
 from anesurgery.neuralnetwork.editing.network import Node
-from anesurgery.pattern import Refusal
-from anesurgery.transcribe import proto
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 KIND = "embeddingND"
 RANKS = (4, 5)

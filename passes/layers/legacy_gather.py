@@ -40,11 +40,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.channels import CHANNELS, picking
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, CUT, NAMES, cut, from_end
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 IMAGE = 4
 """Axes that `convolution` takes at least in Core ML's own check."""

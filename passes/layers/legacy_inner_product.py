@@ -37,12 +37,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.movement import SHAPERS
 from anesurgery.neuralnetwork.editing.network import Node
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.ops import names
-from anesurgery.pattern import Refusal
 
 PRODUCTS = frozenset({"innerProduct", "batchedMatmul"})
 POINTWISE = frozenset({"unary", "clip", "gelu"})

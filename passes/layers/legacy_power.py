@@ -49,12 +49,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.checking.site import Tolerance, drawn_shape
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Var
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.two_sides import Constant, two_sides
-from anesurgery.pattern import Refusal
-from anesurgery.proof import Tolerance, drawn_shape
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 MOST_FACTORS = 4
 """Exponent up to which products stand for a power: two layers at most."""

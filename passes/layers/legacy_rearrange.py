@@ -44,13 +44,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.channels import CHANNELS
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.movement import FIRST_MOVERS, MOVERS, movement, moving_row
 from anesurgery.neuralnetwork.editing.moving_forms import BLOCKS, Limits, Step, emit, first_layers
 from anesurgery.neuralnetwork.editing.network import Node
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import make_layer, make_network
 
 
 @dataclass(frozen=True)

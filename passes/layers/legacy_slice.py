@@ -34,11 +34,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.neuralnetwork.axes import of_each
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Shape, Site, Unknown
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, CUT, HEIGHT, WIDTH, borders, cut, from_end
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.layers.blob_axes import of_each
+from anesurgery.neuralnetwork.making import make_layer, make_network
 
 Spans = dict[int, range]
 """Sliced axis, from the end -> the places that stay."""

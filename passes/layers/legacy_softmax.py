@@ -34,11 +34,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, NAMES, SWAPS, from_end, swap
-from anesurgery.pattern import Refusal
-from anesurgery.proof import REASSOCIATED, Tolerance
+from anesurgery.neuralnetwork.making import make_layer, make_network
 
 LEAST, PERMUTED = 3, 5
 """Axes that `softmax` takes at least, and that `permute` takes."""

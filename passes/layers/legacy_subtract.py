@@ -43,10 +43,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.two_sides import Constant, order, plus, two_sides
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.network import Network
-from anesurgery.surgery import Change, Session
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.rewriting.session import Change, Session
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,14 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple
 
+from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.spatial_axes import HEIGHT, WIDTH, borders, cut
 from anesurgery.neuralnetwork.editing.windows import Windows, windows_of
-from anesurgery.neuralnetwork.padding import pairs
-from anesurgery.pattern import Refusal
-from anesurgery.placement.layer_rules import POOL_KERNEL, POOL_STRIDE
-from anesurgery.proof import REASSOCIATED, Tolerance
+from anesurgery.neuralnetwork.layers.window_padding import pairs
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.placement.rules.layer_rules import POOL_KERNEL, POOL_STRIDE
 
 MAX, AVERAGE, L2 = range(3)
 """By `type`."""

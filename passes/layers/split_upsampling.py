@@ -48,15 +48,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.kernels import WIDE, depthwise, no_image, takes
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.spatial_axes import HEIGHT, WIDTH, Margins, borders, cut
 from anesurgery.neuralnetwork.editing.windows import height_and_width
-from anesurgery.pattern import Refusal
-from anesurgery.placement.layer_rules import UPSAMPLE
-from anesurgery.proof import REASSOCIATED, Tolerance
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.placement.rules.layer_rules import UPSAMPLE
 
 NEAREST = 0
 """By `mode`."""

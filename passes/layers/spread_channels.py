@@ -31,10 +31,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network
 from anesurgery.neuralnetwork.editing.spatial_axes import borders
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import make_layer, make_network
 
 
 @dataclass(frozen=True)

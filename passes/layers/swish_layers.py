@@ -33,9 +33,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import make_layer, make_network
 
 BETA = "beta"
 NUMBERS = ("doubleValue", "intValue", "longValue")

@@ -51,17 +51,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.editing.kernels import HIGH, WIDE, no_image, takes
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
 from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, border, borders
 from anesurgery.neuralnetwork.editing.windows import height_and_width, windows_of
-from anesurgery.neuralnetwork.padding import pairs
-from anesurgery.pattern import Refusal
-from anesurgery.placement.conditions import CHANNELS
-from anesurgery.proof import REASSOCIATED, Tolerance
+from anesurgery.neuralnetwork.layers.window_padding import pairs
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.placement.rules.conditions import CHANNELS
 
 WEIGHTS = 2**24
 """The most weights of a layer with a group for each phase: 64 MiB in fp32."""

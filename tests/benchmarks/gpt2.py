@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.files.package import save
+from anesurgery.loading import load
 from anesurgery.mil import Array, Program, Var, ct, mb, types
-from anesurgery.program import load, save
 
 
 class Weights:

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anesurgery.interpret import Executable, Predictor
-from anesurgery.interpret.precision import PRECISIONS
+from anesurgery.interpret.arithmetic.precision import PRECISIONS
 from anesurgery.mil import Array, Program, Var, ct, mb
 
 HERE = Path(__file__).resolve().parent

@@ -104,7 +104,7 @@ def same_numbers(apply_pass: Any) -> Any:
 def _difference(before: Any, after: Any) -> float:
     """The largest relative difference of an output."""
     from anesurgery.interpret import run
-    from anesurgery.sampling import sample_inputs
+    from anesurgery.interpret.sampling import sample_inputs
 
     values = sample_inputs(before)
     expected, found = run(before, values), run(after, values)

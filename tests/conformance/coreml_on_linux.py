@@ -100,9 +100,9 @@ class Model:
 
     def __init__(self, path: Any, units: str, function: str, hints: Any, asset: Any) -> None:
         from anesurgery.errors import SurgeryError
+        from anesurgery.files.package import PIPELINES, PROGRAM, locate, read_spec
         from anesurgery.interpret import Predictor
         from anesurgery.neuralnetwork.spec import NETWORKS
-        from anesurgery.program import PIPELINES, PROGRAM, locate, read_spec
 
         path = Path(path) if asset is None else asset.path
         source = path / "model.mlpackage" if path.suffix == ".mlmodelc" else path
@@ -171,7 +171,7 @@ class Model:
     def _predictor(self, given: dict[str, Any]) -> Any:
         """What predicts for such arrays."""
         from anesurgery.interpret import Predictor
-        from anesurgery.neuralnetwork.upgrade import import_network
+        from anesurgery.neuralnetwork.importing import import_network
 
         if (spec := self._stated(given)) is not self.spec:
             return Predictor(import_network(spec, keep_names=True), precision="fp16")

@@ -20,10 +20,10 @@ class Rewriting:
 
     def __init__(self, names: str) -> None:
         from anesurgery import registry
-        from anesurgery.operate import on_layers
+        from anesurgery.surgery import find_recipe, on_layers
 
         recipes = registry.recipe_names()
-        layered = {n for n in recipes if on_layers(registry.recipe(n).steps)}
+        layered = {n for n in recipes if on_layers(find_recipe(n).steps)}
         layered |= set(registry.layer_pass_names())
         known = [*registry.pass_names(), *recipes] if names == "all" else names.split(",")
         self.on_layers = [name for name in known if name in layered]
@@ -53,7 +53,7 @@ class Rewriting:
         self, name: str, spec: Any, predictor: Any, values: dict[str, Any], row: dict[str, Any]
     ) -> None:
         import anesurgery as ane
-        from anesurgery.comparison import compare
+        from anesurgery.checking.comparison import compare
         from anesurgery.errors import InterfaceError, PassError, ProofError, SurgeryError
 
         loaded = predictor.parts[0]

@@ -8,8 +8,8 @@ from typing import Any
 
 from one_layer import floats
 
+from anesurgery.files.protobuf import proto
 from anesurgery.mil import quiet_host
-from anesurgery.transcribe import proto
 
 with quiet_host():
     from coremltools.models import datatypes

@@ -12,7 +12,7 @@ from one_layer import floats
 
 import anesurgery as ane
 from anesurgery.mil import Array, quiet_host
-from anesurgery.neuralnetwork.upgrade import import_network
+from anesurgery.neuralnetwork.importing import import_network
 
 with quiet_host():
     from coremltools.models import datatypes

@@ -10,7 +10,7 @@ import numpy as np
 
 import anesurgery as ane
 from anesurgery.mil import Array, quiet_host
-from anesurgery.neuralnetwork.upgrade import import_network
+from anesurgery.neuralnetwork.importing import import_network
 
 with quiet_host():
     from coremltools.models import datatypes

@@ -7,8 +7,8 @@ from typing import Any
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
-from anesurgery.neuralnetwork.editing.making import make_layer, make_network, weights
-from anesurgery.neuralnetwork.editing.testing import apply_layer_pass, assert_same_network
+from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_same_network
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 Shape = tuple[int, ...]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.editing.making import weights
 from anesurgery.neuralnetwork.editing.network import Node
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import weights
 
 KINDS = frozenset({"convolution", "innerProduct"})
 STORED = {"floatValue": "<f4", "float16Value": "<f2"}

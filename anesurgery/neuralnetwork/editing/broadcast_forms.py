@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array
-from anesurgery.pattern import Refusal
 
 Sizes = Sequence[int | None]
 """A shape; None for a size known at run time only."""

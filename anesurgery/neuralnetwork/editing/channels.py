@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.neuralnetwork.editing.making import weights
+from anesurgery.neuralnetwork.making import weights
 
 CHANNELS = 512
 """Channels above which a pass does not write a matrix: C x C weights, and C x C products for each pixel."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.layer_pass import Site
-from anesurgery.neuralnetwork.editing.making import weights
 from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, Margins, borders
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import weights
 from anesurgery.placement.target import Target
 
 WIDE, HIGH = (Target.parse(None, None).least(side)[0] for side in ("kernel_w", "kernel_h"))

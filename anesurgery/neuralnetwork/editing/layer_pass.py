@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import InterpretError, LoadError, PassError, ProofError, SurgeryError
+from anesurgery.checking.site import SYMBOL_LENGTH, SiteProof, prove_site
+from anesurgery.errors import InterpretError, LoadError, PassError, ProofError, Refusal, SurgeryError
 from anesurgery.mil import Array, Operation, Program, Var, any_symbolic, quiet_host
-from anesurgery.neuralnetwork.editing.making import make_layer
 from anesurgery.neuralnetwork.editing.network import Network, Node
-from anesurgery.pattern import Refusal
-from anesurgery.proof import SYMBOL_LENGTH, SiteProof, prove_site
-from anesurgery.surgery import Change, Pass, Session
+from anesurgery.neuralnetwork.making import make_layer
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Change, Session
 
 Shape = tuple[int | None, ...]
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.channels import CHANNELS, picking
 from anesurgery.neuralnetwork.editing.layer_pass import Site
 from anesurgery.neuralnetwork.editing.movement import PERMUTED, Movement, channel_last, last_axes, places
-from anesurgery.pattern import Refusal
 
 Step = tuple[str, dict[str, Any]]
 """A layer type and its fields."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.inference import Blobs
+from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.spec import is_legacy, network_of
 
 FOURTH = 600

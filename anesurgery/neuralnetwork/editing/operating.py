@@ -12,21 +12,22 @@ from typing import Any
 
 from tqdm import tqdm
 
-from anesurgery.comparison import Comparison, compare
+from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.errors import LoadError, ProofError, SurgeryError
+from anesurgery.files.package import PIPELINES, Loaded, locate, read_spec
+from anesurgery.files.protobuf import proto
+from anesurgery.files.writing import check_target, write_whole
 from anesurgery.mil import Array, Program, ct, quiet_host
 from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
 from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import NETWORKS, network_of
-from anesurgery.neuralnetwork.upgrade import import_network
-from anesurgery.operate import Surgery
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.layers import inspect_network, walk
+from anesurgery.placement.networks import inspect_network, walk
 from anesurgery.placement.target import Target
-from anesurgery.program import PIPELINES, Loaded, locate, read_spec
-from anesurgery.surgery import Pass, Session
-from anesurgery.transcribe import proto
-from anesurgery.writing import check_target, write_whole
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Session
+from anesurgery.surgery import Surgery
 
 SUFFIX = ".mlmodel"
 EXACT, CLOSE = float("inf"), 100.0

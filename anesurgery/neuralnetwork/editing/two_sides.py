@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.broadcast_forms import Sizes, constant_form, same_result
 from anesurgery.neuralnetwork.editing.layer_pass import Site
-from anesurgery.neuralnetwork.editing.making import weights
-from anesurgery.pattern import Refusal
+from anesurgery.neuralnetwork.making import weights
 
 
 @dataclass(frozen=True)

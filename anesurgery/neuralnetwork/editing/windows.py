@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anesurgery.neuralnetwork.editing.layer_pass import Site, Unknown
-from anesurgery.neuralnetwork.padding import pairs
+from anesurgery.neuralnetwork.layers.window_padding import pairs
 
 LATER = 1
 """`asymmetryMode` of "same" padding that puts what is over before the first element."""

@@ -1,0 +1,1 @@
+"""Show that an edit or a model is right: sites, whole models, ranges."""

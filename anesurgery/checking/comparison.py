@@ -1,0 +1,122 @@
+"""Compare two models by the numbers they give: PSNR, errors, KL divergence, top-k, first diverging op."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from anesurgery.checking.metrics import OutputComparison, compare_arrays
+from anesurgery.errors import InterfaceError
+from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs
+from anesurgery.interpret.sampling import sample_inputs
+from anesurgery.loading import load
+from anesurgery.mil import Array
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found, against a stated gate."""
+
+    outputs: tuple[OutputComparison, ...]
+    precision: str
+    gate: float
+    """PSNR in dB that every output must reach."""
+    first_divergence: str | None = None
+    """The first op (in file order of `b`) whose value differs by more than the gate, when not `ok`."""
+    words: tuple[str, ...] = field(default=())
+    """The declared interface changes under which the models were compared."""
+
+    @property
+    def psnr(self) -> float:
+        """The PSNR of the worst output."""
+        return min((o.psnr for o in self.outputs), default=math.inf)
+
+    @property
+    def ok(self) -> bool:
+        """Does every output reach the gate, with nothing undefined on one side only?"""
+        return all(o.psnr >= self.gate and o.bad == 0 for o in self.outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        rows = [{k: _plain(v) for k, v in vars(o).items()} for o in self.outputs]
+        return {
+            "ok": self.ok,
+            "precision": self.precision,
+            "gate_db": self.gate,
+            "psnr_db": _plain(self.psnr),
+            "first_divergence": self.first_divergence,
+            "outputs": rows,
+            "interface_changes": list(self.words),
+        }
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def compare(
+    a: Any,
+    b: Any,
+    inputs: Mapping[str, Array] | None = None,
+    *,
+    precision: str = "fp32",
+    contract: Sequence[InterfaceChange] = (),
+    gate: float = 60.0,
+    function: str | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Run two models on the same inputs with the interpreter and measure how far apart they are.
+
+    Args:
+        a: the reference: path, MLModel or program.
+        b: the candidate.
+        inputs: of `a`, by name; made by `sample_inputs` when absent.
+        precision: "fp32", or "fp16" for the arithmetic as stored.
+        contract: declared interface changes from `a` to `b` (`Surgery.contract`).
+        gate: PSNR in dB that `ok` asks of every output.
+        function: which function to run; `main` or the first by default.
+        seed: of the sampled inputs.
+
+    Raises:
+        InterfaceError: the models give different outputs although nothing was declared.
+    """
+    from anesurgery.checking.divergence import first_divergence
+    from anesurgery.interpret import run
+
+    first, second = load(a).program, load(b).program
+    if inputs is None:
+        inputs = sample_inputs(first, function=function, seed=seed)
+    old = run(first, inputs, precision=precision, function=function)
+    expected = adapt_outputs(contract, old, inputs)
+    new_inputs = adapt_inputs(contract, inputs)
+    found = run(second, new_inputs, precision=precision, function=function)
+    if set(expected) != set(found):
+        raise InterfaceError(
+            f"the outputs {sorted(expected)} became {sorted(found)}; compare models of the same interface, "
+            "or pass the contract of the surgery"
+        )
+    rows = tuple(compare_arrays(n, *_numbers(expected[n], found[n])) for n in expected)
+    words = tuple(change.words for change in contract)
+    result = Comparison(rows, precision, gate, None, words)
+    if result.ok:
+        return result
+    where = first_divergence(
+        first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
+    )
+    return Comparison(rows, precision, gate, None if where is None else str(where), words)
+
+
+def _numbers(a: Any, b: Any) -> tuple[Array, Array]:
+    """An output as numbers: those of a dictionary in the order of its keys, 1 for a label that is equal."""
+    if isinstance(a, Mapping):
+        keys = sorted(a.keys() | b.keys())
+        x, y = (np.array([value.get(key, np.nan) for key in keys]) for value in (a, b))
+        return x, y
+    x, y = np.asarray(a), np.asarray(b)
+    if x.dtype.kind in "US":
+        return np.ones(x.shape), np.asarray(x == y).astype(np.float64)
+    return x, y

@@ -1,0 +1,235 @@
+"""The range certificate: run a calibration set, and say which values leave fp16 or the engine's arithmetic.
+
+Ranges come from the exact arithmetic; what overflows, saturates or becomes NaN is watched for in runs in fp16
+and in the arithmetic measured on Neural Engines. The latter is an estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from anesurgery.display import Drawn
+from anesurgery.errors import SurgeryError
+from anesurgery.interpret import Listener, Predictor
+from anesurgery.interpret.arithmetic.saturation import CEILING, SUMS, bound
+from anesurgery.mil import Operation, Var, producer
+
+Values = Mapping[str, Any]
+
+MASK_OPS = frozenset({"band_part", "fill", "fill_like", "select", "sub", "mul", "add"})
+REMEDIES: tuple[tuple[frozenset[str], str, str], ...] = ((MASK_OPS, "infinite", "causal_mask_tensor"),)
+"""(op types, kind of hazard, pass): the pass that helps, if the ops make a mask; no other pass helps yet."""
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """One way in which an op leaves an arithmetic."""
+
+    arithmetic: str
+    """ "fp32", "fp16" or "ane" (with its chip)."""
+    kind: str
+    """ "overflow" (beyond 65504), "saturates" (a sum of products reaches 32768), "may saturate" (it can, in
+    some order of its terms), "nan", "infinite" (already in fp32)."""
+    value: float
+    """The magnitude that shows it, from the exact run."""
+    remedy: str | None
+    """The pass that may help; None when there is none."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} in {self.arithmetic}: {self.value:.4g}, {_help(self.remedy)}"
+
+
+def _help(remedy: str | None) -> str:
+    return f"see pass {remedy}" if remedy else "no pass helps yet"
+
+
+@dataclass
+class OpRange:
+    """What one op gave over the calibration set, in the exact arithmetic."""
+
+    name: str
+    op_type: str
+    minimum: float = math.inf
+    maximum: float = -math.inf
+    partial_sum: float | None = None
+    """Largest magnitude that a partial sum can reach in any order, where the op is a sum of products."""
+    hazards: list[Hazard] = field(default_factory=list)
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return max(abs(self.minimum), abs(self.maximum)) if self.minimum <= self.maximum else 0.0
+
+
+@dataclass(frozen=True)
+class Ranges(Drawn):
+    """The certificate: a row for each op, in file order."""
+
+    rows: tuple[OpRange, ...]
+    samples: int
+    arithmetic: str
+
+    @property
+    def ok(self) -> bool:
+        """Does nothing leave fp16 or the engine's arithmetic?"""
+        return not any(row.hazards for row in self.rows)
+
+    @property
+    def first(self) -> dict[str, OpRange]:
+        """Arithmetic -> the first op that overflows, saturates or makes a NaN in it."""
+        found: dict[str, OpRange] = {}
+        for row in self.rows:
+            for hazard in row.hazards:
+                if hazard.kind != "may saturate":
+                    found.setdefault(hazard.arithmetic, row)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        rows = [{**vars(r), "hazards": [vars(h) for h in r.hazards]} for r in self.rows]
+        first = {arithmetic: row.name for arithmetic, row in self.first.items()}
+        return {
+            "ok": self.ok,
+            "samples": self.samples,
+            "arithmetic": self.arithmetic,
+            "first": first,
+            "ops": rows,
+        }
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def ranges(
+    model: Any,
+    inputs: Values | Iterable[Values] | None = None,
+    *,
+    chip: str | None = None,
+    function: str | None = None,
+    seed: int = 0,
+) -> Ranges:
+    """Run a calibration set and report the range of every op, and where fp16 or the Neural Engine would fail.
+
+    Args:
+        model: path, MLModel or MIL program.
+        inputs: one set of inputs by name (arrays, PIL images), or several; one sampled set when absent.
+        chip: whose arithmetic ("M1"); only what holds on every chip measured when absent.
+        function: which function; `main` or the first by default.
+        seed: of the sampled inputs.
+
+    Raises:
+        InterpretError: inputs that do not fit, or an unknown chip.
+        SurgeryError: an empty calibration set.
+    """
+    first = Predictor(model, function=function)
+    if inputs is None:
+        inputs = first.sample(seed)
+    samples = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    if not samples:
+        raise SurgeryError("the calibration set is empty; give at least one set of inputs")
+    engine = f"ane:{chip}" if chip else "ane"
+    exact = _Exact()
+    watches = {name: _Breaks() for name in ("fp16", engine)}
+    for precision, listener in {"fp32": exact, **watches}.items():
+        predictor = Predictor(first, function=function, precision=precision)
+        for values in samples:
+            predictor(values, listener=listener)
+    for precision, watch in watches.items():
+        for var, nan in watch.broken.items():
+            row = exact.rows[var]
+            hazard = _hazard(row, precision, nan)
+            row.hazards += [] if hazard in row.hazards else [hazard]
+    _add_possible(exact.rows.values(), engine)
+    return Ranges(tuple(exact.rows.values()), len(samples), engine)
+
+
+def _hazard(row: OpRange, arithmetic: str, nan: bool) -> Hazard:
+    """What broke at an op: in the exact arithmetic already, or only in the narrow one."""
+    value = row.largest
+    if not math.isfinite(value):
+        return Hazard("fp32", "infinite", value, _remedy(row.op_type, "infinite"))
+    if nan:
+        return Hazard(arithmetic, "nan", value, _remedy(row.op_type, "nan"))
+    saturates = arithmetic != "fp16" and row.op_type in SUMS and value <= 65504
+    kind = "saturates" if saturates else "overflow"
+    shown = row.partial_sum if saturates and row.partial_sum is not None else value
+    return Hazard(arithmetic, kind, shown, _remedy(row.op_type, kind))
+
+
+def _remedy(op_type: str, kind: str) -> str | None:
+    return next((name for ops, what, name in REMEDIES if op_type in ops and what == kind), None)
+
+
+def _add_possible(rows: Iterable[OpRange], engine: str) -> None:
+    for row in rows:
+        seen = any(h.arithmetic == engine for h in row.hazards)
+        if row.partial_sum is not None and row.partial_sum >= CEILING and not seen:
+            remedy = _remedy(row.op_type, "may saturate")
+            row.hazards.append(Hazard(engine, "may saturate", row.partial_sum, remedy))
+
+
+def _floats(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, torch.Tensor]]:
+    made = zip(op.outputs, outputs, strict=True)
+    return [(v, x) for v, x in made if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()]
+
+
+class _Exact(Listener):
+    """Keeps the range of each float value, and bounds the partial sums."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Var, OpRange] = {}
+        self._bound: float | None = None
+
+    def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
+        """Bound the partial sums from the operands."""
+        self._bound = None
+        if op.op_type in SUMS and inputs["x"].is_floating_point():
+            self._bound = bound(op.op_type, dict(inputs))
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Widen the range of each output."""
+        for var, value in _floats(op, outputs):
+            row = self.rows.setdefault(var, OpRange(var.name, op.op_type))
+            low, high = (float(v) for v in torch.aminmax(value))
+            row.minimum, row.maximum = min(row.minimum, low), max(row.maximum, high)
+            if math.isnan(low):
+                row.minimum = row.maximum = math.nan
+            if self._bound is not None:
+                row.partial_sum = max(row.partial_sum or 0.0, self._bound)
+
+
+class _Breaks(Listener):
+    """Notes the ops that make infinities or NaN out of finite numbers."""
+
+    def __init__(self) -> None:
+        self.broken: dict[Var, bool] = {}
+        """Value -> is there a NaN among what broke?"""
+        self._sound = True
+
+    def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
+        """Were the operands finite? A constant may be infinite: then it is this op that lets it in."""
+        self._sound = all(_finite(v) for k, v in inputs.items() if not _fixed(op, k))
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Note an op that was given finite numbers and made others."""
+        for var, value in _floats(op, outputs):
+            if self._sound and not _finite(value):
+                self.broken[var] = self.broken.get(var, False) or bool(torch.isnan(value).any())
+
+
+def _fixed(op: Operation, name: str) -> bool:
+    var = op.inputs[name]
+    return isinstance(var, Var) and producer(var, "const") is not None
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_finite(v) for v in value)
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return True
+    return bool(torch.isfinite(value).all())

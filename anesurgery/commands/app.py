@@ -1,0 +1,280 @@
+"""The command line: list, explain, inspect, apply, run, ranges, compare, diff.
+
+Exit codes: 0 all is well; 1 a promise was not kept, or two models differ; 2 bad usage or bad input.
+`inspect --status` ends with the status of the model: 0 every op prefers the ANE, 1 some do, 2 none does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from anesurgery import registry
+from anesurgery.commands.inspecting import inspect
+from anesurgery.commands.options import Json, Model, Quiet, show
+from anesurgery.errors import ProofError, SurgeryError, UnknownName
+
+app = typer.Typer(
+    help="Rewrite Core ML models for the Apple Neural Engine, and prove it on any machine.\n\n"
+    "Exit codes: 0 all is well; 1 a promise was not kept or two models differ; 2 bad usage or input; "
+    "`inspect --status`: 0 all, 1 some, 2 no ops on the ANE.\n\n"
+    "--debug, anywhere, shows the traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEBUG = "--debug"
+"""Anywhere on the command line: errors come with their traceback."""
+
+PRECISION = "fp32 (exact), fp16 (as stored), ane or ane:M1 (an estimate of the Neural Engine)."
+
+
+def main() -> None:
+    """Run the command line; errors are said on stderr, and end it with exit code 1 or 2."""
+    debug = DEBUG in sys.argv
+    sys.argv = [word for word in sys.argv if word != DEBUG]
+    try:
+        app()
+    except Exception as error:
+        if debug:
+            raise
+        foreseen = isinstance(error, SurgeryError)
+        words = str(error) if foreseen else f"{type(error).__name__}: {error} ({DEBUG} shows where)"
+        print(f"anesurgery: {words}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, ProofError) else 2)
+
+
+@app.command("list")
+def list_(
+    kinds: Annotated[str, typer.Argument(help="recipes, passes or all.")] = "all",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """All recipes and passes with a sentence each."""
+    if kinds not in ("all", "recipes", "passes"):
+        raise UnknownName("kind", kinds, ["recipes", "passes", "all"])
+    rows = [("recipe", n) for n in registry.recipe_names() if kinds != "passes"]
+    if kinds != "recipes":
+        rows += [("pass", n) for n in registry.op_pass_names()]
+        rows += [("layer pass", n) for n in registry.pass_names() if ("pass", n) not in rows]
+    table = Table("name", "kind", "what it does", box=None)
+    for kind, name in rows:
+        table.add_row(name, kind, registry.summary(name))
+    show([{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows], table, as_json, quiet)
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(help="A pass or recipe.", show_default=False)],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What a pass or recipe does, when it refuses, its evidence and its options."""
+    text = registry.documentation(name)
+    from anesurgery.surgery import find_recipe
+
+    steps = find_recipe(name).steps if name in registry.recipe_names() else (registry.make_pass(name),)
+    options = {step.name: {k: _plain(v) for k, v in step.options().items()} for step in steps}
+    lines = [f"  {step}.{key} = {value!r}" for step, opts in options.items() for key, value in opts.items()]
+    shown = "\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines])
+    if as_json or quiet:
+        show({"name": name, "documentation": text, "options": options}, shown, as_json, quiet)
+    else:
+        print(shown)
+
+
+app.command()(inspect)
+
+
+@app.command()
+def apply(
+    steps: Annotated[str, typer.Argument(help="A recipe, or passes with commas.", show_default=False)],
+    source: Model,
+    target_path: Annotated[
+        str | None, typer.Argument(metavar="OUT", help="The package to write.", show_default=False)
+    ] = None,
+    target: Annotated[str | None, typer.Option(help='Chip and OS, as "M1/macOS 14".')] = None,
+    prove: Annotated[str, typer.Option(help="sites, model, both or none.")] = "sites",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of a step: multiple=32, embedding_matmul.mode=input; STEP=false."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Apply a recipe or passes to a model and write the result."""
+    if target_path is None and not dry_run:
+        raise SurgeryError("OUT is missing; name the package to write, or use --dry-run")
+    chosen = _steps(steps, option or [])
+    from anesurgery.files.writing import check_target
+    from anesurgery.show import surgeries
+    from anesurgery.surgery import apply as operate
+    from anesurgery.surgery import on_layers, steps_of
+
+    if target_path is not None and not dry_run:
+        suffix = ".mlmodel" if on_layers(tuple(steps_of(chosen))) else ".mlpackage"
+        check_target(Path(source), Path(target_path), overwrite, suffix)
+    surgery = operate(
+        source, chosen, target=target, prove=None if prove == "none" else prove, quiet=quiet or as_json
+    )
+    if target_path is not None and not dry_run:
+        surgery.save(target_path, overwrite=overwrite)
+    show(surgery.to_json(), surgeries.surgery_group(surgery), as_json, quiet)
+
+
+@app.command()
+def run(
+    model: Model,
+    inputs: Annotated[
+        Path | None, typer.Option(help="An .npz file of arrays by input name; sampled when absent.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The .npz file to write.")] = None,
+    precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
+    function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a model once and show, or write, what comes out."""
+    import numpy as np
+
+    from anesurgery.files import arrays
+    from anesurgery.interpret import Predictor
+    from anesurgery.show import surgeries
+
+    predictor = Predictor(model, precision=precision, function=function)
+    values = predictor.sample(seed) if inputs is None else arrays.read(inputs)
+    made = {name: np.asarray(value) for name, value in predictor(values).items()}
+    if out is not None:
+        arrays.write(out, made)
+    show(surgeries.arrays_json(made), surgeries.arrays_table(made), as_json, quiet)
+
+
+@app.command()
+def ranges(
+    model: Model,
+    inputs: Annotated[
+        list[Path] | None, typer.Option(help="An .npz file of arrays by input name; repeat for more.")
+    ] = None,
+    chip: Annotated[str | None, typer.Option(help='Whose arithmetic, as "M1".')] = None,
+    function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Ranges of every op, and where fp16 or the Neural Engine would fail (then with exit code 1)."""
+    from anesurgery.checking.ranges import ranges as certify
+    from anesurgery.files import arrays
+    from anesurgery.show import surgeries
+
+    samples = [arrays.read(path) for path in inputs] if inputs else None
+    found = certify(model, samples, chip=chip, function=function, seed=seed)
+    show(found.to_json(), surgeries.ranges_group(found), as_json, quiet)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    a: Model,
+    b: Model,
+    precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
+    gate: Annotated[float, typer.Option(help="PSNR in dB that every output must reach.")] = 60.0,
+    function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run two models on the same inputs and measure how far apart they are."""
+    from anesurgery.checking.comparison import compare as run
+    from anesurgery.show import surgeries
+
+    found = run(a, b, precision=precision, gate=gate, function=function, seed=seed)
+    show(found.to_json(), surgeries.comparison_group(found), as_json, quiet)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def diff(a: Model, b: Model, as_json: Json = False, quiet: Quiet = False) -> None:
+    """What differs between two models: interface, number of ops, program text."""
+    from anesurgery.loading import interface, load
+    from anesurgery.surgery import op_counts
+    from anesurgery.text import to_text
+
+    old, new = load(a), load(b)
+    lines = list(
+        difflib.unified_diff(
+            to_text(old.program).splitlines(), to_text(new.program).splitlines(), a, b, lineterm="", n=2
+        )
+    )
+    words = interface(old).difference(interface(new))
+    before, after = op_counts(old.program), op_counts(new.program)
+    moved = {
+        kind: [before.get(kind, 0), after.get(kind, 0)]
+        for kind in sorted(before.keys() | after.keys())
+        if before.get(kind, 0) != after.get(kind, 0)
+    }
+    if as_json:
+        print(json.dumps({"interface": words, "ops": moved, "text": lines}, indent=2))
+    elif not quiet:
+        print("\n".join(lines))
+        print(f"interface: {words or 'the same'}")
+        print(f"ops: {', '.join(f'{k} {x} -> {y}' for k, (x, y) in moved.items()) or 'the same'}")
+    if lines or words:
+        raise typer.Exit(1)
+
+
+def _steps(names: str, options: list[str]) -> Any:
+    """A recipe, or a list of passes, with the options of the command line."""
+    values = dict(_option(text) for text in options)
+    listed = [n.strip() for n in names.split(",") if n.strip()]
+    if not listed:
+        raise SurgeryError("no recipe or pass is named; `anesurgery list` shows them")
+    if len(listed) == 1 and listed[0] in registry.recipe_names():
+        from anesurgery.surgery import find_recipe
+
+        return find_recipe(listed[0]).with_options(**_nested(values))
+    for name in listed:
+        if name not in [*registry.pass_names(), *registry.recipe_names()]:
+            raise UnknownName("pass or recipe", name, [*registry.recipe_names(), *registry.pass_names()])
+    from anesurgery.surgery import Recipe, steps_of
+
+    ours = Recipe("the command line", tuple(steps_of(listed)))
+    return list(ours.with_options(**_nested(values)).steps)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise SurgeryError(f"--set {text!r}: write it as option=value")
+    value = {"True": "true", "False": "false", "None": "null"}.get(value, value)
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """`step.option` keys as dictionaries of options by step."""
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        step, dot, name = key.partition(".")
+        if dot:
+            made.setdefault(step, {})[name] = value
+        else:
+            made[key] = value
+    return made
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)

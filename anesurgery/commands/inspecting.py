@@ -1,0 +1,169 @@
+"""The command `inspect`: where each op of a model runs, why, and which pass repairs it.
+
+Exit codes: 0 the report was made; with --status the status of the model instead: 0 every op prefers the ANE, 1
+some do, 2 none does. Bad usage or bad input is 2 as well, with a line on stderr that begins with "anesurgery:".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anesurgery.commands.options import Json, Quiet, show
+from anesurgery.errors import SurgeryError
+
+Look = Callable[[Any], Any]
+"""Inspects a model: what the options of the command line say about it is bound."""
+
+WORDS = ("fully on the ANE", "partly on the ANE", "not on the ANE")
+"""ANECompat's three answers."""
+
+
+Source = Annotated[str, typer.Argument(help="An .mlpackage or .mlmodel.", show_default=False)]
+After = Annotated[str | None, typer.Argument(help="Another model: what changed.", show_default=False)]
+Aim = Annotated[str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+", "iPhone/iOS 18", "any".')]
+Units = Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY.")]
+Samples = Annotated[
+    list[Path] | None,
+    typer.Option(help="An .npz file of arrays: look for numeric hazards in a run; repeat for more."),
+]
+Measured = Annotated[bool, typer.Option("--measured", help="Ask Core ML too (macOS 14.4 or later).")]
+Segments = Annotated[
+    bool, typer.Option("--segments", help="Print the ANE segments as JSON lines, like ANECompat.")
+]
+Status = Annotated[
+    bool, typer.Option("--status", help="Print a line; exit with 0 all, 1 some, 2 no ops on the ANE.")
+]
+Html = Annotated[Path | None, typer.Option(help="Write a page.")]
+Fix = Annotated[
+    Path | None,
+    typer.Option(help="Repair what can be repaired; write this .mlpackage, or .mlmodel of a network."),
+]
+Function = Annotated[str | None, typer.Option(help="Which function to inspect.")]
+Overwrite = Annotated[bool, typer.Option(help="Let --fix and --html replace files.")]
+
+
+def inspect(
+    model: Source,
+    after: After = None,
+    target: Aim = None,
+    compute_units: Units = None,
+    function: Function = None,
+    inputs: Samples = None,
+    measured: Measured = False,
+    segments: Segments = False,
+    status: Status = False,
+    html: Html = None,
+    fix: Fix = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say where each op of a model runs, why, and which pass repairs it."""
+    _check(after, segments=segments, status=status, fix=fix, as_json=as_json)
+    _check_files(model, html, fix, overwrite)
+    look = _look(target, compute_units, function, inputs, measured)
+    first = look(model)
+    second = look(after) if after is not None else None
+    if fix is not None:
+        _repair(model, fix, target, compute_units, overwrite=overwrite, quiet=quiet or as_json)
+        second = look(fix)
+    if html is not None:
+        _write_page(html, first, second)
+    if segments:
+        _print_segments(first, quiet)
+    elif status:
+        _print_status(first, as_json, quiet)
+    else:
+        _print_report(first, second, as_json, quiet)
+    if status:
+        raise typer.Exit(first.status)
+
+
+def _check(after: str | None, *, segments: bool, status: bool, fix: Path | None, as_json: bool) -> None:
+    """Refuse options that contradict each other."""
+    asked = {"AFTER": after, "--fix": fix, "--segments": segments, "--status": status}
+    named = [name for name, given in asked.items() if given]
+    if len(named) > 1:
+        raise SurgeryError(f"{' and '.join(named)} cannot be asked for at once; choose one")
+    if segments and as_json:
+        raise SurgeryError("--segments prints JSON lines already; leave --json out")
+
+
+def _check_files(model: str, html: Path | None, fix: Path | None, overwrite: bool) -> None:
+    """Refuse places that cannot be written to, before any work is done."""
+    from anesurgery.errors import LoadError
+    from anesurgery.files.writing import check_target
+
+    if fix is not None:
+        suffix = ".mlmodel" if _of_layers(model) else ".mlpackage"
+        check_target(Path(model).expanduser(), fix.expanduser(), overwrite, suffix)
+    if html is not None and not html.expanduser().parent.is_dir():
+        raise LoadError(f"the folder {html.parent} does not exist; make it first")
+    if html is not None and html.expanduser().exists() and not overwrite:
+        raise LoadError(f"{html} exists; choose another name, or use --overwrite")
+
+
+def _look(
+    target: str | None,
+    compute_units: str | None,
+    function: str | None,
+    inputs: list[Path] | None,
+    measured: bool,
+) -> Look:
+    from anesurgery.files import arrays
+    from anesurgery.placement.inspector import inspect as analyse
+    from anesurgery.placement.target import Target
+
+    aim = Target.parse(target, compute_units)
+    samples = [arrays.read(path) for path in inputs] if inputs else None
+    return lambda model: analyse(model, aim, inputs=samples, function=function, measured=measured)
+
+
+def _repair(
+    model: str, package: Path, target: str | None, units: str | None, *, overwrite: bool, quiet: bool
+) -> None:
+    from anesurgery.surgery import apply, find_recipe
+
+    auto = find_recipe("auto").with_options(compute_units=units)
+    chosen = find_recipe("neuralnetwork_ane") if _of_layers(model) else auto
+    apply(model, chosen, target=target, quiet=quiet).save(package, overwrite=overwrite)
+
+
+def _of_layers(model: str) -> bool:
+    """Is it a neural network, or a pipeline with one?"""
+    from anesurgery.neuralnetwork.editing.operating import networks_of
+    from anesurgery.placement.models import spec_of
+
+    return bool(networks_of(spec_of(model)))
+
+
+def _write_page(path: Path, first: Any, second: Any) -> None:
+    first.save_html(path.expanduser(), second)
+
+
+def _print_segments(found: Any, quiet: bool) -> None:
+    from anesurgery.show.anecompat import model_keys
+
+    for key in [] if quiet else model_keys(found):
+        print(json.dumps(key, separators=(",", ":")))
+
+
+def _print_status(found: Any, as_json: bool, quiet: bool) -> None:
+    line = {"status": found.status, "words": WORDS[found.status], "counts": found.counts}
+    counts = ", ".join(f"{n} {unit}" for unit, n in found.counts.items()) or "no ops"
+    show(line, f"{found.status}: {WORDS[found.status]} ({counts}; {found.target})", as_json, quiet)
+
+
+def _print_report(first: Any, second: Any, as_json: bool, quiet: bool) -> None:
+    from anesurgery.show import terminal
+
+    if second is None:
+        show(first.to_json(), terminal.inspection_group(first), as_json, quiet)
+        return
+    plain = {"before": first.to_json(), "after": second.to_json()}
+    show(plain, terminal.difference_group(first, second), as_json, quiet)

@@ -1,0 +1,51 @@
+"""Draw a result by what `anesurgery.show` registers for its type: results know no renderer.
+
+The renderers are imported by name when something is drawn for the first time, as passes are when they are run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+RENDERERS = ("anesurgery.show.surgeries", "anesurgery.show.terminal", "anesurgery.show.page")
+"""The modules that register renderers."""
+
+Form: TypeAlias = Literal["text", "html", "json", "page"]
+"""A terminal's text, a notebook cell, plain data, a file of its own."""
+
+_DRAWN: dict[tuple[str, Form], Callable[..., Any]] = {}
+
+
+def draws(kind: str, form: Form) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function that draws results of the class named `kind`."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _DRAWN[kind, form] = function
+        return function
+
+    return register
+
+
+def drawn(value: Any, form: Form, *more: Any) -> Any:
+    """A result in one of the forms.
+
+    Raises:
+        KeyError: nothing draws its class in that form.
+    """
+    for module in RENDERERS:
+        importlib.import_module(module)
+    kinds = [cls.__name__ for cls in type(value).__mro__]
+    known = next(((kind, form) for kind in kinds if (kind, form) in _DRAWN), (kinds[0], form))
+    return _DRAWN[known](value, *more)
+
+
+class Drawn:
+    """A result that prints as text in a terminal, and as HTML in a notebook."""
+
+    def __str__(self) -> str:
+        return str(drawn(self, "text"))
+
+    def _repr_html_(self) -> str:
+        return str(drawn(self, "html"))

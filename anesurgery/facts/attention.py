@@ -1,0 +1,244 @@
+"""Follow attention scores back from the softmax, through what applies a mask to them, and write the rest again.
+
+Which operand carries the scores? The one that comes from a matrix product; masks never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from anesurgery.mil import (
+    Maker,
+    Operation,
+    Var,
+    constant,
+    consumers,
+    is_output,
+    is_symbolic,
+    np_dtype,
+    operands,
+    producer,
+    static_shape,
+)
+
+SHUT = -5000.0
+"""An offset at or below this shuts a score out: exp(-5000) is 0 in fp16 and in fp32."""
+
+LEAST_SCALE = 0.1
+"""The smallest factor that may stand between mask and softmax: a tenth of a fill still shuts out."""
+
+AFFINE = frozenset({"add", "sub", "mul", "select", "cast", "identity", "maximum"})
+"""Ops that may stand between the scores and the softmax, with one operand that depends on the scores."""
+
+TAIL = frozenset({"cast", "identity", "reshape", "mul", "real_div"})
+"""Ops that may stand between the last mask and the softmax; they stay."""
+
+HEAVY = frozenset({"matmul", "linear", "conv", "scaled_dot_product_attention", "layer_norm", "einsum"})
+"""Ops that make scores and never masks."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """From the scores to the softmax, or the mask operand of fused attention."""
+
+    scores: Var
+    """For fused attention: the query, which has the rank and the type of the scores."""
+    masks: tuple[Var, ...]
+    """The operands that come from elsewhere, from the scores on."""
+    ops: tuple[Operation, ...] = ()
+    """What the masks are applied with, from the scores on; none for fused attention."""
+    tail: tuple[Operation, ...] = ()
+    """What stands between the masked scores and the softmax."""
+    size: tuple[int, int] = (0, 0)
+    """Queries and keys."""
+
+
+def chain_to(end: Var) -> Chain | str | None:
+    """The chain of mask ops before a softmax's operand; None without one, words if it cannot be read."""
+    tail: list[Operation] = []
+    while (op := producer(end, *TAIL)) is not None and _stays(op):
+        tail.append(op)
+        end = op.x if isinstance(op.x, Var) and constant(op.x) is None else op.y
+    ops: list[Operation] = []
+    masks: list[list[Var]] = []
+    start = end
+    while (op := producer(start, *AFFINE)) is not None and (split := _split(op)) is not None:
+        start, others = split
+        ops.append(op)
+        masks.append(others)
+    while ops and _narrows(ops[-1]):
+        start = ops[-1].outputs[0]
+        del ops[-1], masks[-1]
+    if not any(masks):
+        return None
+    size = end.shape[-2:]
+    if len(size) < 2 or any(is_symbolic(d) for d in size):
+        return f"the scores have the symbolic shape {tuple(map(str, end.shape))}"
+    return Chain(
+        start,
+        tuple(v for others in reversed(masks) for v in others),
+        tuple(op for op in reversed(ops) if op.op_type not in ("cast", "identity")),
+        tuple(reversed(tail)),
+        (int(size[0]), int(size[1])),
+    )
+
+
+def fused_chain(op: Operation) -> Chain | str | None:
+    """The mask operand of fused attention."""
+    mask = op.inputs.get("attn_mask")
+    if mask is None:
+        return None
+    size = (op.query.shape[-2], op.key.shape[-2])
+    if any(is_symbolic(d) for d in size):
+        return f"the query has the symbolic shape {tuple(map(str, op.query.shape))}"
+    return Chain(fused_operands(op)["query"], (mask,), size=(int(size[0]), int(size[1])))
+
+
+def fused_operands(op: Operation) -> dict[str, Var]:
+    """Query, key and value of fused attention, as they were before all were widened for the mask's sake."""
+    given = {name: op.inputs[name] for name in ("query", "key", "value")}
+    casts = [producer(v, "cast") for v in given.values()]
+    if all(c is not None and np_dtype(c.x) == np.float16 for c in casts):
+        return {name: var.op.x for name, var in given.items()}
+    return given
+
+
+def _stays(op: Operation) -> bool:
+    """Does an op treat all scores alike, so that it may stay behind the mask?"""
+    if op.op_type == "reshape":
+        return tuple(op.x.shape[-2:]) == tuple(op.outputs[0].shape[-2:])
+    if op.op_type in ("cast", "identity"):
+        return is_float(op.x) and is_float(op.outputs[0])
+    scale = constant(op.y) if constant(op.y) is not None else constant(op.x)
+    if scale is None or np.size(scale) != 1 or (op.op_type == "real_div" and scale is op.x.val):
+        return False
+    factor = 1 / float(scale) if op.op_type == "real_div" and scale else float(scale)
+    return factor >= LEAST_SCALE
+
+
+def _narrows(op: Operation) -> bool:
+    """Is this a cast that makes the scores what they are (and not one that the mask asked for)?"""
+    if op.op_type == "identity":
+        return True
+    return op.op_type == "cast" and np_dtype(op.outputs[0]).itemsize < np_dtype(op.x).itemsize
+
+
+def is_float(var: Var) -> bool:
+    """Does a value hold floats?"""
+    return np_dtype(var).kind == "f"
+
+
+def _split(op: Operation) -> tuple[Var, list[Var]] | None:
+    """The operand that carries the scores, and the mask operands; None where no mask is applied."""
+    vars_ = [v for name, v in operands(op) if name in ("x", "y", "a", "b", "cond")]
+    if op.op_type in ("cast", "identity"):
+        return (op.x, []) if is_float(op.x) and is_float(op.outputs[0]) else None
+    carrying = [v for v in vars_ if is_computed(v)]
+    if not carrying:  # scores that come from outside
+        carrying = [v for v in vars_ if runtime_inputs([v])]
+    if len(carrying) != 1 or not is_float(carrying[0]):
+        return None
+    others = [v for v in vars_ if v is not carrying[0]]
+    if op.op_type == "maximum":  # a floor under scores that are shut out
+        return (carrying[0], []) if all(_is_scalar(v, SHUT) for v in others) else None
+    if op.op_type in ("mul", "add", "sub") and all(_is_scalar(v) for v in others):
+        return None  # a scale or a shift of all scores
+    if op.op_type == "sub" and carrying[0] is op.y:
+        return None
+    return carrying[0], others
+
+
+def _is_scalar(var: Var, most: float = np.inf) -> bool:
+    value = constant(var)
+    return value is not None and np.size(value) == 1 and float(np.max(value)) <= most
+
+
+def is_computed(var: Var, limit: int = 400) -> bool:
+    """Does a value come from a matrix product or its like (as scores do, and masks do not)?"""
+    seen, stack = {var}, [var]
+    while stack and len(seen) < limit:
+        op = stack.pop().op
+        if op is None or op.op_type in ("const", "shape"):
+            continue
+        if op.op_type in HEAVY:
+            return True
+        fresh = [v for v in _read_values(op) if v not in seen]
+        seen.update(fresh)
+        stack += fresh
+    return bool(stack)
+
+
+def runtime_inputs(vars_: Iterable[Var]) -> list[Var]:
+    """The inputs of the program that some values depend on; not those of which only a fixed shape is read."""
+    return [v for v in _sources(vars_) if v.op is None]
+
+
+def shapes_read(vars_: Iterable[Var], stop: Iterable[Var]) -> list[Var]:
+    """The values of which only the fixed shape is read, on the way from `stop` to some values."""
+    return [v for v in _sources(vars_, stop) if v.op is not None]
+
+
+def _sources(vars_: Iterable[Var], stop: Iterable[Var] = ()) -> list[Var]:
+    """Where values come from: inputs (without an op), and values of which only the fixed shape is read."""
+    found: dict[Var, None] = {}
+    seen: set[Var] = set(stop)
+    stack = list(vars_)
+    while stack:
+        var = stack.pop()
+        if var in seen:
+            continue
+        seen.add(var)
+        if var.op is None:
+            found[var] = None
+            continue
+        read = _read_values(var.op)
+        stack += read
+        found |= {v: None for _, v in operands(var.op) if v not in read and v.op is not None}
+    return list(found)
+
+
+def _read_values(op: Operation) -> list[Var]:
+    """The operands whose values an op reads, and not only their fixed shape."""
+    by_shape = {"shape": "x", "fill_like": "ref_tensor"}.get(op.op_type)
+    return [v for name, v in operands(op) if name != by_shape or static_shape(v) is None]
+
+
+def for_readers(mb: Maker, old: Var, new: Var) -> dict[Var, Var]:
+    """Replace a value by one that may be narrower; a reader that made it as narrow is not needed any more."""
+    readers = consumers(old)
+    if len(readers) == 1 and not is_output(old) and np_dtype(old) != np_dtype(new):
+        narrowed: Var = readers[0].outputs[0]
+        if readers[0].op_type == "cast" and np_dtype(narrowed) == np_dtype(new):
+            return {narrowed: new}
+    return {old: as_dtype(mb, new, np_dtype(old))}
+
+
+def dtype_word(dtype: np.dtype[np.generic]) -> str:
+    """A float type as `cast` names it."""
+    return "fp16" if dtype == np.float16 else "fp32"
+
+
+def as_dtype(mb: Maker, var: Var, dtype: np.dtype[np.generic]) -> Var:
+    """A value in a float type."""
+    if np_dtype(var) == dtype:
+        return var
+    made: Var = mb.cast(x=var, dtype=dtype_word(dtype))
+    return made
+
+
+def again(mb: Maker, op: Operation, x: Var) -> Var:
+    """An op that stood between the mask and the softmax, on the new operand."""
+    if op.op_type == "cast":
+        return as_dtype(mb, x, np_dtype(op.outputs[0]))
+    if op.op_type in ("mul", "real_div"):
+        scale = op.y if constant(op.y) is not None else op.x
+        x = as_dtype(mb, x, np_dtype(scale))
+        made: Var = getattr(mb, op.op_type)(x=x, y=scale)
+    elif op.op_type == "reshape":
+        made = mb.reshape(x=x, shape=op.shape)
+    else:
+        made = x
+    return made

@@ -1,0 +1,299 @@
+"""Read what an attention mask does, however it is spelled: which scores it keeps and which it shuts out.
+
+Between the scores and the softmax stand only ops that are affine in the scores, so two evaluations
+(scores all 0, and all 1) say for each element what the mask does to any score: `factor * score + offset`.
+Booleans known only at run time are tried both ways: a mask must keep a score only when all of them hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+import torch
+
+from anesurgery.errors import InterpretError
+from anesurgery.facts.attention import SHUT, Chain, is_float, runtime_inputs, shapes_read
+from anesurgery.facts.slices import slice_back
+from anesurgery.mil import Array, Var, constant, np_dtype, operands, producer, static_shape
+
+POINTWISE = frozenset({"cast", "sub", "mul", "add", "select", "logical_not", "identity", "minimum", "maximum"})
+"""Ops through which a condition is followed to the offset that it makes."""
+
+MOST_CONDITIONS = 3
+"""Conditions of one mask that are tried in all combinations."""
+
+Literal = tuple[Var, bool]
+"""A boolean of the program and what it must be for a score to be kept."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A mask taken apart."""
+
+    keep: Array
+    """What is known at conversion: which scores are kept; as many axes as the scores, or more."""
+    conditions: tuple[Literal, ...] = ()
+    """Booleans known at run time, all of which must hold for a score to be kept."""
+    free: tuple[Var, ...] = ()
+    """Further terms, known at run time, that are added as they are."""
+    biases: tuple[Var, ...] = ()
+    """Further terms, known at conversion, that shut nothing out."""
+
+
+Bound = Mapping[Var, torch.Tensor]
+"""Values tried for what is known only at run time."""
+
+
+def take_apart(chain: Chain) -> Parts | str:
+    """What a mask does, or why that cannot be shown."""
+    free: dict[Var, torch.Tensor] = {}
+    conditions: dict[Var, None] = {}
+    for term, added in _terms(chain):
+        movable = runtime_inputs([term]) or (chain.ops and _is_sum(chain))
+        if added and movable and _is_bias(term):
+            free[term] = torch.zeros([1])
+            continue
+        found = conditions_of(term)
+        if found is None:
+            names = ", ".join(f"%{v.name}" for v in runtime_inputs([term]))
+            return f"the mask depends on {names} in a way that cannot be taken apart"
+        conditions.update(dict.fromkeys(found))
+    if len(conditions) > MOST_CONDITIONS:
+        return f"the mask depends on {len(conditions)} conditions; at most {MOST_CONDITIONS}"
+    literals: list[Literal] | None = None
+    keep: Array = np.zeros((1, 1), bool)
+    for held in _assignments(conditions):
+        tried = _keep(chain, {**free, **_filled(held)})
+        if isinstance(tried, str):
+            return tried
+        if tried.any() or not held:
+            if literals is not None:
+                return "what the mask depends on is no conjunction"
+            literals, keep = list(held.items()), tried
+    return _parts(chain, literals or [], keep, list(free))
+
+
+def without_leading_biases(chain: Chain) -> Chain:
+    """The chain from behind constant terms that are added first and shut nothing out."""
+    while len(chain.ops) > 1 and chain.ops[0].op_type in ("add", "sub"):
+        mask = chain.masks[0]
+        if constant(mask) is None or not _is_bias(mask):
+            break
+        scores = chain.ops[0].outputs[0]
+        chain = replace(chain, scores=scores, masks=chain.masks[1:], ops=chain.ops[1:])
+    return chain
+
+
+def stands_first(var: Var | None) -> bool:
+    """Is a value one of the constants at the head of its block (where shared ones are)?"""
+    block = var.op.enclosing_block if var is not None and var.op is not None else None
+    for op in block.operations if block is not None else ():
+        if op.op_type != "const":
+            return False
+        if op.outputs[0] is var:
+            return True
+    return False
+
+
+def _parts(chain: Chain, literals: list[Literal], keep: Array, free: list[Var]) -> Parts | str:
+    """The static conjuncts become part of `keep`; the others stay conditions."""
+    conditions: dict[Literal, None] = {}
+    for var, wanted in (leaf for literal in literals for leaf in conjuncts(*literal)):
+        if runtime_inputs([var]):
+            conditions[var, wanted] = None
+        elif (value := evaluate_static(var)) is None:
+            return f"%{var.name} cannot be evaluated"
+        else:
+            keep = keep & (value.astype(bool) == wanted)
+    keep = keep.reshape([1] * (chain.scores.rank - keep.ndim) + list(keep.shape))
+    dynamic = [v for v in free if runtime_inputs([v])]
+    biases = tuple(v for v in free if v not in dynamic)
+    return Parts(without_copies(keep), tuple(conditions), tuple(dynamic), biases)
+
+
+def _terms(chain: Chain) -> list[tuple[Var, bool]]:
+    """The operands that make the mask; a sum that is added counts as its terms. And: is it added?"""
+    found: list[tuple[Var, bool]] = []
+    for mask in dict.fromkeys(chain.masks):
+        readers = [op.op_type for op in chain.ops if any(v is mask for _, v in operands(op))]
+        added = set(readers) <= {"add"} and is_float(mask)
+        stack = [mask]
+        while stack:
+            var = stack.pop()
+            op = producer(var, "add") if added else None
+            if op is None:
+                found.append((var, added))
+            else:
+                stack += [op.y, op.x]
+    return found
+
+
+def _is_bias(term: Var) -> bool:
+    """Is an added term something else than a mask (so that it is added as it is)?"""
+    found = conditions_of(term)
+    if found is None:
+        return True
+    for held in _assignments(dict.fromkeys(found)):
+        value = _value(term, _filled(held))
+        if value is None or (held and (~((value == 0) | (value <= SHUT))).any()):
+            return True
+        if np.isnan(value).any():
+            return False
+        if not held:
+            return bool((value != 0).any() and not (value <= SHUT).any())
+    return False
+
+
+def conditions_of(mask: Var) -> list[Var] | None:
+    """The booleans that a mask operand is made from, pointwise; None if it depends on anything else."""
+    found: dict[Var, None] = {}
+    stack, seen = [mask], {mask}
+    while stack:
+        var = stack.pop()
+        if constant(var) is not None or not runtime_inputs([var]):
+            continue
+        if is_boolean(var) and producer(var, "logical_not") is None:
+            if static_shape(var) is None:
+                return None
+            found[var] = None
+            continue
+        if (op := producer(var, *POINTWISE)) is None:
+            return None
+        fresh = [v for _, v in operands(op) if v not in seen]
+        seen.update(fresh)
+        stack += fresh
+    return list(found)
+
+
+def conjuncts(condition: Var, wanted: bool) -> list[Literal]:
+    """What must hold for a condition to be as wanted, taken apart as far as that is a conjunction."""
+    op = condition.op
+    if op is not None and op.op_type == "logical_not":
+        return conjuncts(op.x, not wanted)
+    if op is not None and op.op_type == ("logical_and" if wanted else "logical_or"):
+        return [*conjuncts(op.x, wanted), *conjuncts(op.y, wanted)]
+    return [(condition, wanted)]
+
+
+def _assignments(conditions: Iterable[Var]) -> list[dict[Var, bool]]:
+    names = list(conditions)
+    return [dict(zip(names, values, strict=True)) for values in product((True, False), repeat=len(names))]
+
+
+def _filled(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
+    return {v: torch.tensor(value).expand(static_shape(v) or ()) for v, value in held.items()}
+
+
+def _keep(chain: Chain, bound: Bound) -> Array | str:
+    """Which scores are kept, given what is known only at run time; or why this is no mask."""
+    results = _offsets(chain, bound)
+    if results is None:
+        return "the mask cannot be evaluated"
+    zero, one = results
+    with np.errstate(invalid="ignore"):
+        keep = (zero == 0) & (one == 1)
+        shut = (zero <= SHUT) & (one <= SHUT)
+        odd = ~(keep | shut)
+        if np.isnan(zero).any():
+            return "the mask holds NaN"
+        if not shut.any() and (zero != one).all():
+            return np.ones_like(keep)  # scores are scaled or shifted, each in its way
+        if odd.any():
+            place = tuple(int(i) for i in np.argwhere(odd)[0])
+            factor = one[place] - zero[place]
+            return (
+                f"at {place} a score becomes {factor:g} * score + {zero[place]:g}: neither kept nor "
+                f"shut out (the mask holds {np.unique(zero).size} distinct values)"
+            )
+    return np.asarray(keep)
+
+
+def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
+    """What becomes of scores that are all 0, and of scores that are all 1."""
+    if _is_sum(chain):
+        total = np.zeros(chain.size, np.float32)
+        for term, _ in _terms(chain):
+            value = None if term in bound and not is_boolean(term) else _value(term, bound)
+            if value is None and term not in bound:
+                return None
+            if value is not None:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    total = total + (np.where(value, 0, -np.inf) if is_boolean(term) else value)
+        return total, total + 1
+    probe = [1] * (chain.scores.rank - 2) + [int(d) for d in chain.scores.shape[-2:]]
+    made = []
+    for number in (0.0, 1.0):
+        scores = {chain.scores: torch.tensor(number).expand(probe)}
+        value = _value(chain.ops[-1].outputs[0], {**bound, **scores})
+        if value is None:
+            return None
+        made.append(np.broadcast_to(value, np.broadcast_shapes(value.shape, chain.size)))
+    return made[0], made[1]
+
+
+def _is_sum(chain: Chain) -> bool:
+    """Are the masks only added (or the one operand of fused attention)?"""
+    return all(op.op_type in ("add", "maximum") for op in chain.ops)
+
+
+def is_boolean(var: Var) -> bool:
+    """Does a value hold booleans?"""
+    return np_dtype(var).kind == "b"
+
+
+def _value(wanted: Var, bound: Bound) -> Array | None:
+    """A value made from constants and from what is bound; None if it depends on more or is not known."""
+    from anesurgery.interpret import evaluate
+
+    if wanted not in bound and (value := constant(wanted)) is not None:
+        return np.asarray(value)
+    shapes = {v: torch.zeros(1).expand(static_shape(v) or ()) for v in shapes_read([wanted], bound)}
+    bound = {**shapes, **bound}
+    ops = slice_back([wanted], set(bound))
+    if any(v.op is None and v not in bound for op in ops for _, v in operands(op)):
+        return None
+    try:
+        return np.asarray(evaluate(ops, bound, [wanted])[0].numpy())
+    except InterpretError:
+        return None
+
+
+def evaluate_static(var: Var) -> Array | None:
+    """The value of a mask that depends on no input, or None."""
+    made = None if runtime_inputs([var]) else _value(var, {})
+    return None if made is None else made.astype(np_dtype(var))
+
+
+def without_copies(keep: Array) -> Array:
+    """Leading axes along which a mask repeats get length 1."""
+    for axis in range(keep.ndim - 2):
+        first = keep.take([0], axis)
+        if keep.shape[axis] > 1 and (keep == first).all():
+            keep = first
+    return keep
+
+
+def causal(keep: Array) -> str:
+    """What is against calling a mask causal (each row keeping something); empty when nothing is."""
+    queries, keys = keep.shape[-2:]
+    ahead = np.triu(np.ones((queries, keys), bool), max(keys - queries, 0) + 1)
+    if (keep & ahead).any():
+        i, j = (int(v) for v in np.argwhere(keep & ahead)[0][-2:])
+        return f"the mask is not causal: position {i} sees position {j}"
+    if not ahead.any():
+        return f"a {queries}x{keys} mask has no position ahead of its query"
+    if not keep.any(-1).all():
+        return f"row {int(np.argwhere(~keep.any(-1))[0][-1])} of the mask keeps nothing"
+    return ""
+
+
+def safe_keys(keep: Array) -> list[int]:
+    """Keys such that each query keeps one of them."""
+    found: list[int] = []
+    for row in keep.reshape(-1, keep.shape[-1]):
+        if row.any() and not row[found].any():
+            found.append(int(np.flatnonzero(row)[-1]))
+    return found

@@ -1,0 +1,85 @@
+"""Make one-hot rows for integer ids, exactly, although the comparison runs in fp16.
+
+fp16 holds every integer only up to 2048. A larger id is split into two digits while it is still an integer; the
+one-hot row of the id is the outer product of the one-hot rows of its digits. The rows are made by `equal`:
+coremltools folds `one_hot` + `matmul` back into a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Array, Maker, Var
+
+EXACT_IDS = 2048
+"""fp16 holds every integer up to here."""
+
+LEAST_BASE = 64
+"""Smallest number of low digits: tables padded for the ANE have a multiple of it as rows."""
+
+DTypeLike = np.dtype[Any]
+
+
+def digit_base(rows: int) -> int:
+    """The smallest power of two, at least 64, that leaves at most 2048 high digits."""
+    base = LEAST_BASE
+    while base * EXACT_IDS < rows:
+        base *= 2
+    return base
+
+
+def one_hot_width(rows: int) -> int:
+    """How long the rows are that `one_hot_pieces` makes: `rows`, or the next multiple of the base."""
+    base = digit_base(rows)
+    return rows if rows <= EXACT_IDS else -(-rows // base) * base
+
+
+def one_hot_pieces(mb: Maker, ids: Var, rows: int, dtype: DTypeLike, most: int) -> list[tuple[int, Var]]:
+    """One-hot rows of int32 ids in pieces of at most `most` columns, each with its first column.
+
+    An id outside [0, rows) gives zeros, up to the width of the rows.
+    """
+    name = "fp16" if dtype == np.float16 else "fp32"
+    if rows <= EXACT_IDS:
+        number = mb.expand_dims(x=mb.cast(x=ids, dtype=name), axes=[-1])
+        return [(0, _equals(mb, number, range(rows), -1, dtype))]
+    base = digit_base(rows)
+    high = mb.cast(x=mb.floor_div(x=ids, y=np.int32(base)), dtype=name)
+    low = mb.cast(x=mb.mod(x=ids, y=np.int32(base)), dtype=name)
+    high, low = (mb.expand_dims(x=digit, axes=[-2, -1]) for digit in (high, low))
+    low_hot = _equals(mb, low, range(base), -1, dtype)
+    made = []
+    for digits in _runs(one_hot_width(rows) // base, most // base):
+        both = mb.mul(x=_equals(mb, high, digits, -2, dtype), y=low_hot)
+        row = mb.reshape(x=both, shape=[*ids.shape, len(digits) * base])
+        made.append((digits.start * base, row))
+    return made
+
+
+def _runs(count: int, most: int) -> list[range]:
+    """[0, count) as runs of nearly equal length, none longer than `most`."""
+    pieces = -(-count // most)
+    edges = [count * i // pieces for i in range(pieces + 1)]
+    return [range(a, b) for a, b in pairwise(edges)]
+
+
+def _equals(mb: Maker, number: Var, values: range, axis: int, dtype: DTypeLike) -> Var:
+    """1 where the number is the value that stands there along `axis`, else 0."""
+    rank = number.rank
+
+    def ladder() -> Array:
+        return np.arange(values.start, values.stop, dtype=dtype).reshape(_along(rank, axis))
+
+    key = ("ladder", values.start, values.stop, rank, axis, dtype.name)
+    rungs = mb.shared(key, ladder, f"numbers_{values.start}_to_{values.stop - 1}")
+    return mb.cast(x=mb.equal(x=number, y=rungs), dtype="fp16" if dtype == np.float16 else "fp32")
+
+
+def _along(rank: int, axis: int) -> Sequence[int]:
+    shape = [1] * rank
+    shape[axis] = -1
+    return shape

@@ -1,0 +1,106 @@
+"""Small readers that the tables of findings share: weights, parameters, words, and who reads a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from anesurgery.facts.work import is_stored
+from anesurgery.mil import Operation, Var, constant, consumers, is_output, producer, static_shape
+
+PRODUCTS = frozenset({"conv", "linear", "matmul"})
+"""Ops that multiply with weights."""
+
+VIEWS = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "cast", "identity"})
+"""Ops that hand the numbers of `x` on, each of them once."""
+
+ATTENTION = frozenset({"matmul", "scaled_dot_product_attention", "einsum"})
+
+
+def weight(op: Operation) -> Var | None:
+    """The stored weight of a conv, linear or matmul; None where it is computed."""
+    var = op.inputs.get("y" if op.op_type == "matmul" else "weight")
+    return var if isinstance(var, Var) and is_stored(var) else None
+
+
+def channels(op: Operation) -> tuple[int, int, int] | None:
+    """Outputs, inputs (of one group) and taps of a product with a stored weight of static shape."""
+    var = weight(op)
+    shape = static_shape(var) if var is not None else None
+    if shape is None or len(shape) < 2:
+        return None
+    if op.op_type != "matmul":
+        return shape[0], shape[1], math.prod(shape[2:])
+    if len(shape) > 2 and math.prod(shape[:-2]) > 1:
+        return None
+    rows, columns = shape[-2:]
+    return (rows, columns, 1) if flag(op, "transpose_y") else (columns, rows, 1)
+
+
+def flag(op: Operation, name: str) -> bool:
+    """A boolean parameter; False when absent."""
+    return bool(constant(op.inputs.get(name)))
+
+
+def ints(op: Operation, name: str) -> list[int]:
+    """A parameter of integers; empty when it is absent or known only at run time."""
+    value = constant(op.inputs.get(name))
+    return [] if value is None else [int(v) for v in getattr(value, "flat", [value])]
+
+
+def number(var: Any) -> float | None:
+    """The value of a constant with one element."""
+    if not isinstance(var, Var) or math.prod(static_shape(var) or (2,) * var.rank) != 1:
+        return None
+    value = constant(var)
+    if value is None or isinstance(value, str):
+        return None
+    return float(value if not hasattr(value, "flat") else next(iter(value.flat)))
+
+
+def in_words(count: float) -> str:
+    """Bytes for a reader: "1.5 MiB"."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def shape_in_words(shape: Any) -> str:
+    """A shape for a reader: "1x64x32x32"."""
+    return "x".join(str(d) for d in shape)
+
+
+def behind(var: Var, through: frozenset[str] = VIEWS) -> Iterator[Operation]:
+    """The readers of a value; those of a type in `through` are followed to their readers."""
+    stack, seen = [var], {var}
+    while stack:
+        for op in consumers(stack.pop()):
+            if op.op_type not in through:
+                yield op
+                continue
+            fresh = [v for v in op.outputs if v not in seen]
+            seen.update(fresh)
+            stack += fresh
+
+
+def reaches_output(var: Var, through: frozenset[str]) -> bool:
+    """Is a value an output of its block, as it is or behind ops of these types?"""
+    stack, seen = [var], {var}
+    while stack:
+        found = stack.pop()
+        if is_output(found):
+            return True
+        fresh = [v for op in consumers(found) if op.op_type in through for v in op.outputs if v not in seen]
+        seen.update(fresh)
+        stack += fresh
+    return False
+
+
+def before(var: Var, through: frozenset[str] = VIEWS) -> Operation | None:
+    """The op that made a value, looked for behind ops that hand it on."""
+    op = producer(var)
+    while op is not None and op.op_type in through:
+        op = producer(op.inputs.get("x"))
+    return op

@@ -1,0 +1,329 @@
+"""Which axes of an op travel together, and the same op on another view of its axes.
+
+A *view* lists groups of adjacent axes: each group becomes one axis, and an empty group a new axis of length 1.
+`[(0, 1), (2,)]` looks at `2x3x4` as `6x4`, `[(), (0,), (1,)]` at `2x3` as `1x2x3`. No element moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from anesurgery.mil import Maker, Operation, Var, constant, operands, producer, static_shape
+from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
+
+Groups: TypeAlias = "Sequence[tuple[int, ...]]"
+Build: TypeAlias = "Callable[[Maker, Groups], list[Var]]"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The axes of an op: their lengths, which neighbours may merge, and the op on a view of them."""
+
+    sizes: tuple[int, ...]
+    joins: tuple[bool, ...]
+    """For each axis but the last: may it merge with the next?"""
+    build: Build
+    """Makes the op on a view; one value for each output, still to be brought to the old shape."""
+
+    def merged(self, most: int) -> list[tuple[int, ...]] | None:
+        """A view of at most `most` axes, shortest products first (long axes leave the ANE), or None."""
+        groups: list[tuple[int, ...]] = [(axis,) for axis in range(len(self.sizes))]
+        while len(groups) > most:
+            pairs = [
+                (math.prod(self.sizes[a] for a in (*groups[i], *groups[i + 1])), i)
+                for i in range(len(groups) - 1)
+                if self.joins[groups[i][-1]]
+            ]
+            if not pairs:
+                return None
+            i = min(pairs)[1]
+            groups[i : i + 2] = [(*groups[i], *groups[i + 1])]
+        return groups
+
+    def lifted(self, rank: int) -> list[tuple[int, ...]]:
+        """A view with new axes of length 1 in front."""
+        new = rank - len(self.sizes)
+        return [*[()] * new, *((axis,) for axis in range(len(self.sizes)))]
+
+
+def shape_of(var: Var) -> tuple[int, ...]:
+    """The static shape of a var that is known to have one."""
+    shape = static_shape(var)
+    assert shape is not None
+    return shape
+
+
+def tensors(op: Operation) -> list[Var]:
+    """The values that an op computes with and makes, without constants that only describe it."""
+    read = [v for k, v in operands(op) if k in ("x", "y", "cond", "a", "b", "values")]
+    return [*read, *op.outputs]
+
+
+def seen_as(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
+    """The same elements in another shape; constants are reshaped once, and views of views are skipped."""
+    shape, old = tuple(shape), shape_of(var)
+    if shape == old or not old:
+        return var
+    value = constant(var)
+    if value is not None:
+        name = f"{var.name}_{'x'.join(map(str, shape))}"
+        return mb.shared(("seen_as", var, shape), lambda: np.reshape(value, shape), name)
+    source = var
+    while (view := producer(source, *VIEWS)) is not None and static_shape(view.x):
+        source = view.x
+        if shape_of(source) == shape:
+            return source
+    if shape_rank(source) <= max(len(old), len(shape)):
+        var, old = source, shape_of(source)
+    new = len(shape) - len(old)
+    if new > 0 and shape == (1,) * new + old:
+        return mb.expand_dims(x=var, axes=list(range(new)))
+    if new < 0 and old == (1,) * -new + shape:
+        return mb.squeeze(x=var, axes=list(range(-new)))
+    return mb.reshape(x=var, shape=list(shape))
+
+
+def shape_rank(var: Var) -> int:
+    """Number of axes."""
+    return len(var.shape or ())
+
+
+def frame(op: Operation) -> Frame | str | None:
+    """The axes of an op; a string says why they are not known, None that nothing is known of such ops."""
+    make = FRAMES.get(op.op_type)
+    return None if make is None else make(op)
+
+
+def _same(op: Operation, mb: Maker, **changed: Any) -> list[Var]:
+    """The same op with some inputs changed."""
+    kept = {k: v for k, v in op.inputs.items() if v is not None and not k.startswith("_")}
+    made = getattr(mb, op.op_type)(**{**kept, **changed})
+    return list(made) if isinstance(made, (tuple, list)) else [made]
+
+
+def _grouped(shape: Sequence[int], groups: Groups) -> list[int]:
+    return [math.prod(shape[axis] for axis in group) for group in groups]
+
+
+def _aligned(var: Var, rank: int) -> tuple[int, ...]:
+    shape = shape_of(var)
+    return (1,) * (rank - len(shape)) + shape
+
+
+def _seen(mb: Maker, var: Var, rank: int, groups: Groups) -> Var:
+    """An operand of a broadcasting op, on a view of the op's axes; scalars stay scalars."""
+    return seen_as(mb, var, _grouped(_aligned(var, rank), groups))
+
+
+def _spread(shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> list[Any]:
+    """For each axis, which operands are repeated along it; an axis of length 1 goes with its neighbour."""
+    keys: list[Any] = [tuple(s[i] == 1 for s in shapes) if n != 1 else None for i, n in enumerate(sizes)]
+    known = next((key for key in keys if key is not None), ())
+    for i, key in enumerate(keys):
+        known = keys[i] = known if key is None else key
+    return keys
+
+
+def _joins(keys: Sequence[Any]) -> tuple[bool, ...]:
+    return tuple(a == b for a, b in pairwise(keys))
+
+
+def _alone(rank: int, axes: Sequence[int]) -> tuple[bool, ...]:
+    """Neighbours may merge unless one of them is among `axes`."""
+    return tuple(i not in axes and i + 1 not in axes for i in range(rank - 1))
+
+
+def _moved(axes: Sequence[int], groups: Groups) -> list[int]:
+    """Where the axes of an op went in a view."""
+    return [i for i, group in enumerate(groups) if group and group[0] in axes]
+
+
+def _positive(axes: Any, rank: int) -> list[int]:
+    return [int(axis) % rank for axis in np.atleast_1d(axes)]
+
+
+def _elementwise(op: Operation) -> Frame:
+    sizes = shape_of(op.outputs[0])
+    names = [k for k in ("x", "y", "cond", "a", "b") if isinstance(op.inputs.get(k), Var)]
+    tensors = [op.inputs[k] for k in names if op.inputs[k].shape]
+    keys = _spread([_aligned(v, len(sizes)) for v in tensors], sizes)
+
+    def build(mb: Maker, groups: Groups) -> list[Var]:
+        return _same(op, mb, **{k: _seen(mb, op.inputs[k], len(sizes), groups) for k in names})
+
+    return Frame(sizes, _joins(keys), build)
+
+
+def _reduction(op: Operation) -> Frame:
+    sizes = shape_of(op.x)
+    given = op.inputs.get("axes")
+    axes = range(len(sizes)) if given is None else _positive(given.val, len(sizes))
+    keep = bool(op.outputs[0].shape)  # a scalar has no axes to keep
+
+    def build(mb: Maker, groups: Groups) -> list[Var]:
+        moved = _moved(axes, groups)
+        return _same(op, mb, x=_seen(mb, op.x, len(sizes), groups), axes=moved, keep_dims=keep)
+
+    return Frame(sizes, _joins([axis in axes for axis in range(len(sizes))]), build)
+
+
+def _along_one_axis(op: Operation) -> Frame:
+    """softmax, cumsum, argmax, split, concat: one axis is theirs, the others are carried."""
+    first = op.inputs["values"][0] if "values" in op.inputs else op.x
+    given = op.inputs.get("axis")
+    sizes, axis = shape_of(first), (-1 if given is None else int(given.val)) % shape_rank(first)
+
+    def build(mb: Maker, groups: Groups) -> list[Var]:
+        changed: dict[str, Any] = {"axis": _moved([axis], groups)[0]}
+        if "values" in op.inputs:
+            changed["values"] = [_seen(mb, v, len(sizes), groups) for v in op.inputs["values"]]
+        else:
+            changed["x"] = _seen(mb, op.x, len(sizes), groups)
+        if op.inputs.get("keep_dims") is not None:
+            changed["keep_dims"] = bool(op.outputs[0].shape)
+        return _same(op, mb, **changed)
+
+    return Frame(sizes, _alone(len(sizes), [axis]), build)
+
+
+def _layer_norm(op: Operation) -> Frame:
+    sizes = shape_of(op.x)
+    given = op.inputs.get("axes")
+    axes = range(len(sizes)) if given is None else _positive(given.val, len(sizes))
+
+    def build(mb: Maker, groups: Groups) -> list[Var]:
+        moved = _moved(axes, groups)
+        return _same(op, mb, x=_seen(mb, op.x, len(sizes), groups), axes=moved)
+
+    return Frame(sizes, _alone(len(sizes), axes), build)
+
+
+def _linear(op: Operation) -> Frame:
+    sizes = shape_of(op.x)
+
+    def build(mb: Maker, groups: Groups) -> list[Var]:
+        return _same(op, mb, x=_seen(mb, op.x, len(sizes), groups))
+
+    return Frame(sizes, _alone(len(sizes), [len(sizes) - 1]), build)
+
+
+def _matmul(op: Operation) -> Frame | str:
+    rank = max(shape_rank(op.x), shape_rank(op.y))
+    if min(shape_rank(op.x), shape_rank(op.y)) < 2:
+        return "one factor is a vector"
+    batch = shape_of(op.outputs[0])[:-2]
+    keys = _spread([_aligned(v, rank)[:-2] for v in (op.x, op.y)], batch)
+
+    def build(mb: Maker, groups: Groups) -> list[Var]:
+        x, y = (_seen(mb, v, rank, groups) for v in (op.x, op.y))
+        return _same(op, mb, x=x, y=y)
+
+    sizes = (*batch, *shape_of(op.outputs[0])[-2:])
+    return Frame(sizes, _joins([*keys, "rows", "columns"]), build)
+
+
+def _slice(op: Operation) -> Frame | str:
+    sizes = shape_of(op.x)
+    if constant(op.begin) is None or constant(op.end) is None:
+        return "it starts or ends where only the run time knows"
+    rank = len(sizes)
+    begin, end = ([int(i) for i in v.val] for v in (op.begin, op.end))
+    masks = {k: _per_axis(op, k, rank) for k in ("begin_mask", "end_mask", "squeeze_mask")}
+    stride = [1] * rank if op.inputs.get("stride") is None else [int(s) for s in op.stride.val]
+    single = masks["squeeze_mask"]
+    whole = [
+        not single[i]
+        and stride[i] == 1
+        and (masks["begin_mask"][i] or begin[i] == 0)
+        and (masks["end_mask"][i] or end[i] == sizes[i])
+        for i in range(rank)
+    ]
+    end = [begin[i] + 1 if single[i] else end[i] for i in range(rank)]
+    to_end = [begin[i] == -1 if single[i] else masks["end_mask"][i] for i in range(rank)]
+
+    def build(mb: Maker, groups: Groups) -> list[Var]:
+        kept = [g[0] if len(g) == 1 and not whole[g[0]] else None for g in groups]
+
+        def pick(values: Sequence[Any], default: Any) -> list[Any]:
+            return [default if axis is None else values[axis] for axis in kept]
+
+        return [
+            mb.slice_by_index(
+                x=_seen(mb, op.x, rank, groups),
+                begin=pick(begin, 0),
+                end=pick(end, 0),
+                stride=pick(stride, 1),
+                begin_mask=pick(masks["begin_mask"], True),
+                end_mask=pick(to_end, True),
+            )
+        ]
+
+    return Frame(sizes, _alone(rank, [i for i in range(rank) if not whole[i]]), build)
+
+
+def _per_axis(op: Operation, name: str, rank: int) -> list[bool]:
+    found = op.inputs.get(name)
+    return [False] * rank if found is None else [bool(b) for b in found.val]
+
+
+def _transpose(op: Operation) -> Frame:
+    """Neighbours that stay neighbours travel together; axes of length 1 go along with anything."""
+    sizes, perm = shape_of(op.x), _positive(op.perm.val, shape_rank(op.x))
+    moved_to = {axis: i for i, axis in enumerate(a for a in perm if sizes[a] != 1)}
+    joins, left = [], -1  # the last place, behind the permutation, of an axis longer than 1
+    for axis in range(len(sizes) - 1):
+        left = moved_to.get(axis, left)
+        joins.append(left < 0 or moved_to.get(axis + 1, left + 1) == left + 1)
+
+    def build(mb: Maker, groups: Groups) -> list[Var]:
+        places = [_place(group, sizes, perm) for group in groups]
+        moved = sorted(range(len(groups)), key=lambda g: places[g])
+        return [mb.transpose(x=_seen(mb, op.x, len(sizes), groups), perm=moved)]
+
+    return Frame(sizes, tuple(joins), build)
+
+
+def _place(group: tuple[int, ...], sizes: Sequence[int], perm: list[int]) -> int:
+    """Where a group of axes goes: to where its first axis goes that is longer than 1."""
+    if not group:
+        return -1
+    return perm.index(next((axis for axis in group if sizes[axis] != 1), group[0]))
+
+
+def transpose_by_blocks(mb: Maker, op: Operation) -> Var:
+    """Any transposition as exchanges of neighbouring blocks of axes: `(a, b, c, d)` to `(a, c, b, d)`."""
+    sizes, perm = shape_of(op.x), _positive(op.perm.val, shape_rank(op.x))
+    order, x = list(range(len(perm))), op.x
+    for i in range(len(perm)):
+        if order[i] == perm[i]:
+            continue
+        j = order.index(perm[i])
+        k = j + 1
+        while k < len(order) and order[k] == perm[i + k - j]:
+            k += 1
+        cuts = [order[:i], order[i:j], order[j:k], order[k:]]
+        x = seen_as(mb, x, [math.prod(sizes[axis] for axis in cut) for cut in cuts])
+        x = mb.transpose(x=x, perm=[0, 2, 1, 3])
+        order = [*cuts[0], *cuts[2], *cuts[1], *cuts[3]]
+    return x
+
+
+FRAMES: dict[str, Callable[[Operation], Frame | str]] = {
+    **dict.fromkeys((*BROADCASTING, *UNARY), _elementwise),
+    **dict.fromkeys(REDUCTIONS, _reduction),
+    **dict.fromkeys(
+        ("softmax", "cumsum", "reduce_argmax", "reduce_argmin", "split", "concat"), _along_one_axis
+    ),
+    "layer_norm": _layer_norm,
+    "linear": _linear,
+    "matmul": _matmul,
+    "slice_by_index": _slice,
+    "transpose": _transpose,
+}
+"""Op type -> how its axes travel."""

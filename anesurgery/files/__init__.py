@@ -1,0 +1,1 @@
+"""Models on disk: packages, specifications, weights, and what is written beside them."""

@@ -1,0 +1,75 @@
+"""Bring the description of a package up to date with its program: features, types, shapes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+from anesurgery.errors import UnknownName
+from anesurgery.files import protobuf
+from anesurgery.files.interface import port
+from anesurgery.files.protobuf import proto
+from anesurgery.mil import Program, Var, ct, quiet_host, types
+
+
+def new_spec(program: Program, version: int) -> Any:
+    """The specification that coremltools makes for a bare program, which stays as it is."""
+    from coremltools.converters.mil.converter import mil_convert
+
+    copy = protobuf.copy_program(program)
+    for name, function in program.functions.items():
+        copy.functions[name].input_types = function.input_types
+        copy.functions[name].output_types = function.output_types
+    with quiet_host(), contextlib.redirect_stderr(io.StringIO()):  # its progress bars
+        model = mil_convert(
+            copy,
+            convert_to="mlprogram",
+            convert_from="milinternal",
+            skip_model_load=True,
+            compute_units=ct.ComputeUnit.ALL,
+            specification_version=version,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+        )
+    return model.get_spec()
+
+
+FEATURE_TYPES = {"fp16": "FLOAT16", "fp32": "FLOAT32", "int32": "INT32", "int8": "INT8"}
+
+
+def describe(spec: Any, program: Program) -> None:
+    """Bring the description of a package up to date with a program whose interface was changed on purpose."""
+    description = spec.description
+    described = {f.name: f for f in description.functions}
+    for name, function in program.functions.items():
+        place = described.get(name, description)
+        inputs = [v for v in function.inputs.items() if not types.is_state(v[1].sym_type)]
+        _features(place.input, inputs)
+        _features(place.output, [(v.name, v) for v in function.outputs])
+
+
+def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
+    """Drop, change and add the entries of a list of features; those that fit stay as they are."""
+    names = {name for name, _ in wanted}
+    for feature in [f for f in features if f.name not in names]:
+        features.remove(feature)
+    known = {f.name: f for f in features}
+    for name, var in wanted:
+        if name in known and known[name].type.WhichOneof("Type") != "multiArrayType":
+            continue
+        if name not in known:
+            known[name] = features.add(name=name)
+            known[name].type.multiArrayType.dataType = _feature_type(var)
+            known[name].type.multiArrayType.shape.extend(d or 1 for d in port(name, var).shape)
+        array = known[name].type.multiArrayType
+        shape = port(name, var).shape
+        fixed = array.shape and array.WhichOneof("ShapeFlexibility") is None and None not in shape
+        if fixed and list(array.shape) != list(shape):
+            array.shape[:] = [int(d or 1) for d in shape]
+
+
+def _feature_type(var: Var) -> int:
+    name = types.builtin_to_string(var.dtype)
+    if name not in FEATURE_TYPES:
+        raise UnknownName("type of an input or output", name, FEATURE_TYPES)
+    return int(proto.FeatureTypes_pb2.ArrayFeatureType.ArrayDataType.Value(FEATURE_TYPES[name]))

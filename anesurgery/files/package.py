@@ -1,0 +1,218 @@
+"""Load, copy and save models: `.mlpackage`, MLModel or MIL program <-> `Loaded`.
+
+Loading maps the weight file and reads no weight; saving copies untouched weights file to file. A package is
+built beside its place and moved there when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anesurgery.errors import LoadError
+from anesurgery.files import protobuf
+from anesurgery.files.description import describe, new_spec
+from anesurgery.files.protobuf import proto
+from anesurgery.files.weights import WeightFile, WeightWriter
+from anesurgery.files.writing import check_target, write_whole
+from anesurgery.mil import Array, Program, ct, quiet_host, types
+
+MODEL = Path("com.apple.CoreML") / "model.mlmodel"
+WEIGHTS = Path("com.apple.CoreML") / "weights"
+AUTHOR = "com.apple.CoreML"
+PROGRAM = "mlProgram"
+
+
+@dataclass
+class Loaded:
+    """A model in the form that passes work on, with what is needed to write it back."""
+
+    program: Program
+    spec: Any = None
+    """Model protobuf as it came, ML Program included (it stays as the source of what is kept); None for a
+    bare program."""
+    source: Path | None = None
+    """The package, which is never written to."""
+    weights: WeightFile | None = None
+    compute_units: Any = None
+    notes: tuple[str, ...] = ()
+    """What was changed on the way in, as happens to neural networks."""
+
+    @property
+    def version(self) -> int:
+        """The specification version to write."""
+        least = protobuf.version_of(self.program)
+        return least if self.spec is None else max(int(self.spec.specificationVersion), 6)
+
+
+def from_spec(spec: Any, source: Path, folder: Path | None, compute_units: Any) -> Loaded:
+    """A model of a specification, its weights in a file of the folder."""
+    file = None if folder is None else folder / protobuf.weight_file_name(spec.mlProgram)
+    store = WeightFile(file) if file is not None and file.is_file() else None
+
+    def fetch(offset: int, element: Any, shape: tuple[int, ...]) -> Array:
+        if store is None:
+            raise LoadError(
+                f"{source} has no weights/weight.bin, but its program needs it; copy the package again"
+            )
+        if types.is_sub_byte(element):
+            return _unpack(store, offset, element, shape)
+        return store.array(offset, protobuf.numpy_type(element), shape)
+
+    program = protobuf.from_proto(spec.mlProgram, spec.specificationVersion, fetch)
+    return Loaded(program, spec, source, store, compute_units)
+
+
+PIPELINES: dict[str, Callable[[Any], Any]] = {
+    "pipeline": lambda spec: spec.pipeline,
+    "pipelineClassifier": lambda spec: spec.pipelineClassifier.pipeline,
+    "pipelineRegressor": lambda spec: spec.pipelineRegressor.pipeline,
+}
+"""Kind of model -> the pipeline in its specification."""
+
+
+def locate(path: Path) -> tuple[Path, Path | None]:
+    """The specification file and the folder of weights of a model on disk."""
+    if not path.exists():
+        raise LoadError(_missing(path))
+    if path.is_file():
+        return path, None
+    if path.suffix == ".mlmodelc" or (path / "coremldata.bin").exists():
+        raise LoadError(f"{path} is a compiled model; give the .mlpackage that it was compiled from")
+    if not (path / "Manifest.json").is_file():
+        raise LoadError(f"{path} is a folder without a Manifest.json; give the .mlpackage folder itself")
+    try:
+        manifest = json.loads((path / "Manifest.json").read_text(encoding="utf-8"))
+        items = manifest["itemInfoEntries"]
+        spec = path / "Data" / items[manifest["rootModelIdentifier"]]["path"]
+        folders = [path / "Data" / i["path"] for i in items.values() if i.get("name") == "weights"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"{path / 'Manifest.json'} cannot be understood: {error!r}") from error
+    if not spec.is_file():
+        raise LoadError(f"{path} lacks its specification {spec.relative_to(path)}; copy the package again")
+    return spec, folders[0] if folders else None
+
+
+def _missing(path: Path) -> str:
+    near = sorted(p.name for p in path.parent.glob("*.ml*")) if path.parent.is_dir() else []
+    return f"{path} does not exist" + (f"; in its folder: {', '.join(near[:8])}" if near else "")
+
+
+def read_spec(file: Path) -> Any:
+    """The specification in a file.
+
+    Raises:
+        LoadError: it holds none.
+    """
+    spec = proto.Model_pb2.Model()
+    try:
+        spec.ParseFromString(file.read_bytes())
+        kind = spec.WhichOneof("Type")
+    except Exception as error:
+        raise LoadError(
+            f"{file} is no Core ML specification, or is damaged ({error}); give an .mlmodel or .mlpackage, or "
+            "export it again"
+        ) from error
+    if kind is None:
+        raise LoadError(
+            f"{file} holds no model, or one damaged or newer than this coremltools; convert it again"
+        )
+    return spec
+
+
+def _unpack(store: WeightFile, offset: int, element: Any, shape: tuple[int, ...]) -> Array:
+    """A weight of less than a byte per element, unpacked by coremltools."""
+    from coremltools.libmilstoragepython import _BlobStorageReader
+
+    store.blob(offset)
+    name = types.builtin_to_string(element)
+    values = getattr(_BlobStorageReader(str(store.path)), f"read_{name}_data")(offset)
+    return np.asarray(values).astype(protobuf.numpy_type(element)).reshape(shape)
+
+
+def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write a package: whole, or not at all.
+
+    Args:
+        loaded: the model.
+        path: ends in .mlpackage.
+        overwrite: may an existing package be replaced?
+
+    Raises:
+        LoadError: the path exists, is the input, has another suffix, or cannot be written.
+    """
+    target = Path(path).expanduser().absolute()
+    check_target(loaded.source, target, overwrite)
+    return write_whole(target, lambda package: write_package(loaded, package))
+
+
+def write_package(loaded: Loaded, package: Path) -> None:
+    """Write the files of a package into a new folder."""
+    weights = package / "Data" / WEIGHTS
+    weights.mkdir(parents=True)
+    if loaded.spec is None:
+        loaded = replace(loaded, spec=new_spec(loaded.program, loaded.version))
+    spec = proto.Model_pb2.Model()
+    for field, value in loaded.spec.ListFields():
+        if field.name != "mlProgram":
+            _assign(spec, field, value)
+    with (weights / "weight.bin").open("w+b") as file:
+        writer = WeightWriter(file, loaded.weights, package / "scratch.bin")
+        program = protobuf.to_proto(loaded.program, loaded.version, writer.add, loaded.spec.mlProgram)
+        writer.finish()
+    spec.mlProgram.CopyFrom(program)
+    describe(spec, loaded.program)
+    (package / "Data" / MODEL).write_bytes(spec.SerializeToString())
+    (package / "Manifest.json").write_text(json.dumps(_manifest(), indent=4), encoding="utf-8")
+
+
+def _assign(message: Any, field: Any, value: Any) -> None:
+    if field.message_type is not None:
+        getattr(message, field.name).CopyFrom(value)
+    else:
+        setattr(message, field.name, value)
+
+
+def _manifest() -> dict[str, Any]:
+    model, weights = str(uuid.uuid4()), str(uuid.uuid4())
+    items = {
+        model: {
+            "author": AUTHOR,
+            "description": "CoreML Model Specification",
+            "name": "model.mlmodel",
+            "path": MODEL.as_posix(),
+        },
+        weights: {
+            "author": AUTHOR,
+            "description": "CoreML Model Weights",
+            "name": "weights",
+            "path": WEIGHTS.as_posix(),
+        },
+    }
+    return {"fileFormatVersion": "1.0.0", "itemInfoEntries": items, "rootModelIdentifier": model}
+
+
+def to_mlmodel(loaded: Loaded) -> Any:
+    """The model as an MLModel in a temporary package that goes away with it."""
+    package = Path(tempfile.mkdtemp(prefix="anesurgery-", suffix=".mlpackage"))
+    try:
+        write_package(loaded, package)
+    except BaseException:
+        shutil.rmtree(package, ignore_errors=True)
+        raise
+    from coremltools.models.utils import _is_macos
+
+    units = loaded.compute_units or ct.ComputeUnit.ALL
+    with quiet_host():
+        return ct.models.MLModel(
+            str(package), is_temp_package=True, compute_units=units, skip_model_load=not _is_macos()
+        )

@@ -1,0 +1,215 @@
+"""An estimate of the Neural Engine's arithmetic, put together from what has been measured on chips.
+
+`measured.ELEMENTS` lists what is known, and says of each row whether and how it is modelled here. Without a
+chip only the rows that were found on every chip measured apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from anesurgery.interpret.arithmetic import saturation as products
+from anesurgery.interpret.arithmetic.properties import CHIPS, applies
+from anesurgery.interpret.table import Unsupported, ints
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+
+NON_FINITE = 65536.0
+"""What an infinity or a NaN counts as inside the engine: the next power of two above fp16."""
+WIDTH_LIMIT = 4095.0
+SMALLEST_NORMAL = 2.0**-14
+
+
+def rounding(chip: str | None) -> Callable[[Tensor], Tensor]:
+    """The function that rounds a float32 result to the numbers of fp16, in float32."""
+    return _ties_away if applies("ties", chip) else _ties_even
+
+
+def _ties_even(value: Tensor) -> Tensor:
+    return value.half().float()
+
+
+def _ties_away(value: Tensor) -> Tensor:
+    near = value.half()
+    low = near.float()
+    beyond = torch.nextafter(near, torch.where(value >= 0, torch.inf, -torch.inf).half()).float()
+    tie = (value - low).abs() == (beyond - value).abs()
+    return torch.where(tie & (value != low), beyond, low)
+
+
+def meaning(op_type: str, function: Function, moves: bool, chip: str | None) -> Function:
+    """How an op is computed on the engine, from how it is computed exactly."""
+    if op_type in products.SUMS:
+        function = products.limited(op_type, flush=SMALLEST_NORMAL if applies("flush", chip) else 0.0)
+    elif op_type in products.RESULTS:
+        function = _limited_result(function)
+    elif op_type in TABLES:
+        function = _looked_up(TABLES[op_type])
+    elif op_type in SLICES and applies("width_slice", chip):
+        function = _cropped(function, SLICES[op_type])
+    elif op_type == "sqrt":
+        function = _sqrt
+    elif op_type == "log" and applies("log_zero", chip):
+        function = _log
+    return function if moves else _finite_operands(function)
+
+
+def _finite_operands(function: Function) -> Function:
+    """Infinities and NaN count as large numbers."""
+
+    def compute(**arguments: Any) -> Any:
+        return function(**{name: _finite(value) for name, value in arguments.items()})
+
+    return compute
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    if products.remembered(value, "finite", lambda: _all_finite(value)):
+        return value
+    return torch.nan_to_num(value, nan=NON_FINITE, posinf=NON_FINITE, neginf=-NON_FINITE)
+
+
+def _all_finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(value.sum()))  # numbers of fp16 do not overflow a sum in fp32
+
+
+def _limited_result(function: Function) -> Function:
+    def compute(**arguments: Any) -> Any:
+        return products.overflowed(function(**arguments))
+
+    return compute
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    return torch.sqrt(x.clamp_min(0))
+
+
+def _log(x: Tensor, epsilon: Any = 1e-45) -> Tensor:
+    return torch.where(x + epsilon > 0, torch.log(x + epsilon), -45440.0)
+
+
+@dataclass(frozen=True)
+class Table:
+    """An activation as straight lines between 33 points of a rest that falls to 0."""
+
+    rest: Function
+    """The rest at t >= 0 (float64)."""
+    join: Function
+    """(x, rest at |x|) -> the activation."""
+    error: float
+    """Largest absolute error measured; the last point is placed so that this is the error of the lines."""
+
+
+def _step_join(x: Tensor, rest: Tensor) -> Tensor:
+    return torch.where(x < 0, rest, 1 - rest)
+
+
+def _odd_join(x: Tensor, rest: Tensor) -> Tensor:
+    return torch.sign(x) * (1 - rest)
+
+
+def _ramp_join(x: Tensor, rest: Tensor) -> Tensor:
+    return torch.relu(x) + rest
+
+
+TABLES: dict[str, Table] = {
+    "sigmoid": Table(lambda t: torch.sigmoid(-t), _step_join, 3.4e-3),
+    "tanh": Table(lambda t: 1 - torch.tanh(t), _odd_join, 1.7e-3),
+    "erf": Table(lambda t: torch.erfc(t), _odd_join, 8.6e-4),
+    "gelu": Table(lambda t: -t * torch.special.ndtr(-t), _ramp_join, 6.2e-3),
+    "silu": Table(lambda t: -t * torch.sigmoid(-t), _ramp_join, 1.5e-2),
+}
+POINTS = 33
+
+
+def _looked_up(table: Table) -> Function:
+    def compute(x: Tensor, **_: Any) -> Tensor:
+        last, knots = _knots(table)
+        knots = knots.to(x.device)
+        place = (x.abs() * ((POINTS - 1) / last)).clamp_max_(POINTS - 1)
+        left = place.floor().clamp_max_(POINTS - 2)
+        at = left.int()
+        rest = torch.lerp(knots[at], knots[at + 1], place - left)
+        return table.join(x, torch.where(place < POINTS - 1, rest, 0.0))
+
+    return compute
+
+
+@cache
+def _knots(table: Table) -> tuple[float, Tensor]:
+    """The place of the last point, and the rest at all points."""
+    low, high = (
+        0.5,
+        16.0,
+    )  # the rest beyond the last point is dropped: its size is what the error measured sets
+    for _ in range(60):
+        middle = (low + high) / 2
+        dropped = float(table.rest(torch.tensor(middle, dtype=torch.float64)).abs())
+        low, high = (middle, high) if dropped > table.error else (low, middle)
+    points = torch.linspace(0, high, POINTS, dtype=torch.float64)
+    return high, table.rest(points).float()
+
+
+def _cropped(function: Function, inner: Callable[..., Any]) -> Function:
+    """Slices of the last axis that do not begin at 0 lose magnitudes from `WIDTH_LIMIT` on."""
+
+    def compute(**arguments: Any) -> Any:
+        made = function(**arguments)
+        values = made if isinstance(made, (list, tuple)) else [made]
+        marks = inner(arguments, len(values))
+        limited = [_width_limited(v) if mark else v for v, mark in zip(values, marks, strict=True)]
+        return limited if isinstance(made, (list, tuple)) else limited[0]
+
+    return compute
+
+
+def _width_limited(value: Tensor) -> Tensor:
+    if not value.is_floating_point():
+        return value
+    value = value.float()
+    return torch.where(value.abs() >= WIDTH_LIMIT, torch.copysign(torch.tensor(torch.inf), value), value)
+
+
+def _by_index(arguments: dict[str, Any], _: int) -> list[bool]:
+    mask = arguments.get("begin_mask")
+    kept = mask is not None and bool(list(mask)[-1])
+    return [not kept and ints(arguments["begin"])[-1] != 0]
+
+
+def _by_size(arguments: dict[str, Any], _: int) -> list[bool]:
+    return [ints(arguments["begin"])[-1] != 0]
+
+
+def _by_part(arguments: dict[str, Any], parts: int) -> list[bool]:
+    last = int(arguments["axis"]) % arguments["x"].ndim == arguments["x"].ndim - 1
+    return [last and i > 0 for i in range(parts)]
+
+
+SLICES: dict[str, Callable[..., list[bool]]] = {
+    "slice_by_index": _by_index,
+    "slice_by_size": _by_size,
+    "split": _by_part,
+}
+"""Op type -> (arguments, number of outputs) -> does each output begin inside the last axis?"""
+
+
+def chip_of(precision: str) -> str | None:
+    """The chip in "ane:CHIP"; None in "ane".
+
+    Raises:
+        Unsupported: a chip of which nothing is known.
+    """
+    _, named, chip = precision.partition(":")
+    if named and chip not in CHIPS:
+        raise Unsupported(f"nothing is known of the arithmetic of chip {chip!r}; known: {', '.join(CHIPS)}")
+    return chip or None

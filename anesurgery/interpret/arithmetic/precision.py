@@ -1,0 +1,138 @@
+"""Which arithmetic the interpreter computes in: the one place that decides about dtypes.
+
+Floats are torch float32 while a program runs. "fp32" reads fp16 numbers exactly and never rounds to fp16 (the
+reference); "fp16" rounds the result of each op to the dtype that the program says, sums being made in fp32;
+"ane", or "ane:M1" for a chip, estimates what has been measured on Neural Engines (`measured.ELEMENTS`).
+Integers of every width run as int32.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.errors import InterpretError
+from anesurgery.interpret.arithmetic import neural_engine
+from anesurgery.interpret.table import Meaning
+from anesurgery.mil import Operation, Var, np_dtype, types
+
+PRECISIONS = ("fp32", "fp16", "ane")
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+
+CACHED = 1 << 16
+"""Constants of up to this many elements are kept widened; larger ones are widened while an op needs them."""
+
+KEPT = 1 << 30
+"""Bytes up to which the larger constants of a program are kept as its ops compute with them, from its second
+run on; the pages of the weight file are given back."""
+
+
+def check(precision: str) -> str:
+    """The precision, if it exists.
+
+    Raises:
+        InterpretError: it does not, or nothing is known of the chip.
+    """
+    if isinstance(precision, str) and precision.startswith("ane:"):
+        neural_engine.chip_of(precision)
+    elif precision not in PRECISIONS:
+        raise InterpretError(f"precision={precision!r}; it may be {' or '.join(map(repr, PRECISIONS))}")
+    return precision
+
+
+def run_dtype(var: Var) -> torch.dtype | None:
+    """The dtype of a value while it runs; None for strings, lists and states."""
+    if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) or types.is_str(var.dtype):
+        return None
+    kind = np_dtype(var).kind
+    return {"f": torch.float32, "b": torch.bool}.get(kind, torch.int32)
+
+
+def rounding(var: Var, precision: str) -> Rounding | None:
+    """How the value is rounded when it is made; None when it is not."""
+    if run_dtype(var) != torch.float32 or precision == "fp32":
+        return None
+    if precision == "fp16":
+        return torch.Tensor.half if np_dtype(var) == np.float16 else None
+    return neural_engine.rounding(neural_engine.chip_of(precision))
+
+
+def meaning(op: Operation, known: Meaning, precision: str) -> Callable[..., Any]:
+    """The function that computes an op in an arithmetic."""
+    if precision in ("fp32", "fp16"):
+        return known.function
+    chip = neural_engine.chip_of(precision)
+    return neural_engine.meaning(op.op_type, known.function, known.moves, chip)
+
+
+def finish(value: Any, dtype: torch.dtype | None, rounding: Rounding | None) -> Any:
+    """A result in the dtype in which it runs on."""
+    if dtype is None or not isinstance(value, torch.Tensor):
+        return value
+    if rounding is not None and value.dtype != torch.float16:
+        value = rounding(value)
+    return value if value.dtype == dtype else value.to(dtype)
+
+
+def widen(value: Any) -> Any:
+    """fp16 as float32; everything else as it is."""
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
+
+
+def is_stored(value: Any, op_type: str) -> bool:
+    """Is a constant not yet as ops of this type compute with it?"""
+    if not isinstance(value, torch.Tensor):
+        return False
+    large = value.dtype == torch.float32 and value.ndim == 2 and value.numel() > CACHED
+    return value.dtype == torch.float16 or (large and op_type == "linear")
+
+
+def turned(matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix in fp32 that lies column by column: BLAS multiplies a few rows with its transpose faster."""
+    if matrix.ndim != 2:
+        return matrix.float()
+    return matrix.T.to(torch.float32, memory_format=torch.contiguous_format).contiguous().T
+
+
+def forget(array: Any) -> None:
+    """Give back the memory of a view of a mapped file; the file is read again if the view is."""
+    owner = array
+    while isinstance(getattr(owner, "base", None), np.ndarray):
+        owner = owner.base
+    mapped: Any = getattr(owner, "base", None)
+    if not (isinstance(owner, np.memmap) and owner.mode == "r" and hasattr(mapped, "madvise")):
+        return
+    begin = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if length > 0:
+        mapped.madvise(mmap.MADV_DONTNEED, first, length)
+
+
+def as_tensor(array: Any) -> torch.Tensor:
+    """A constant as a tensor: a view of the (memory-mapped) array where torch has its dtype."""
+    array = np.asarray(array)
+    if array.dtype.kind == "u" and array.dtype != np.uint8:
+        array = array.astype(np.int64 if array.dtype.itemsize > 2 else np.int32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the array is not writable, and nobody writes to it
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
+    if tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
+        tensor = tensor.float() if tensor.dtype == torch.float64 else tensor
+        return tensor.float() if tensor.dtype == torch.float16 and tensor.numel() <= CACHED else tensor
+    return tensor.to(torch.int32)
+
+
+def to_numpy(value: Any, var: Var, precision: str) -> Any:
+    """An output for the user: fp16 outputs stay float16 in "fp16" arithmetic and are float32 in "fp32"."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    array = value.detach().cpu().numpy()
+    if precision != "fp32" and np_dtype(var) == np.float16:
+        return array.astype(np.float16)
+    return array if array.dtype.kind == "f" else array.astype(np_dtype(var))

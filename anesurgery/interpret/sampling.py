@@ -1,0 +1,88 @@
+"""Make inputs for a program that it can run on: ids inside their table, masks that mask the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from anesurgery.mil import Array, Function, Program, Var, consumers, function_of, is_symbolic, np_dtype, types
+
+LOOKUPS = {"gather": ("indices", "x"), "gather_along_axis": ("indices", "x"), "gather_nd": ("indices", "x")}
+KEEPS_INDEX = frozenset(
+    {"cast", "add", "select", "reshape", "expand_dims", "squeeze", "identity", "transpose", "sub"}
+    | {"slice_by_index", "concat", "tile", "maximum", "minimum", "clip"}
+)
+"""Ops through which an id is followed to the table that it indexes (guards included)."""
+
+
+def sample_inputs(
+    program: Program,
+    *,
+    function: str | None = None,
+    seed: int = 0,
+    length: int = 4,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, Array]:
+    """Inputs for one function of a program.
+
+    Floats are standard normal. An integer input that indexes a constant table is drawn from the table's
+    range; any other integer is 1 for the first part of its last axis and 0 after it, as a mask of padded text.
+    States are left out: a run begins with fresh ones.
+
+    Args:
+        program: the program.
+        function: its function; the only or first one by default.
+        seed: of the random numbers.
+        length: what a symbolic dimension becomes.
+        shapes: shapes by input name, in place of the declared ones.
+    """
+    return sample_function(function_of(program, function), seed=seed, length=length, shapes=shapes)
+
+
+def sample_function(
+    function: Function, *, seed: int = 0, length: int = 4, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> dict[str, Array]:
+    """Inputs for a function: see `sample_inputs`."""
+    rng = np.random.default_rng(seed)
+    made = {}
+    for name, var in function.inputs.items():
+        if types.is_state(var.sym_type):
+            continue
+        declared = tuple(length if is_symbolic(d) else int(d) for d in var.shape or ())
+        wanted = (shapes or {}).get(name, declared)
+        made[name] = _draw(var, wanted if len(wanted) == len(declared) else declared, rng)
+    return made
+
+
+def _draw(var: Var, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    dtype = np_dtype(var)
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if (rows := index_range(var)) is not None:
+        return rng.integers(0, rows, shape).astype(dtype)
+    mask = np.ones(shape, dtype)
+    if shape:
+        mask[..., shape[-1] - shape[-1] // 4 :] = 0
+    return mask
+
+
+def index_range(var: Var) -> int | None:
+    """The number of rows of the smallest constant table that a value indexes, or None."""
+    seen, stack, rows = {var}, [var], []
+    while stack:
+        value = stack.pop()
+        for op in consumers(value):
+            if op.op_type in LOOKUPS:
+                index, table = (op.inputs[k] for k in LOOKUPS[op.op_type])
+                if index is value and table.shape and table.op is not None:
+                    axis = op.inputs.get("axis")
+                    size = table.shape[int(axis.val) if axis is not None else 0]
+                    rows += [] if is_symbolic(size) else [int(size)]
+            elif op.op_type in KEEPS_INDEX:
+                fresh = [v for v in op.outputs if v not in seen]
+                seen.update(fresh)
+                stack += fresh
+    return min(rows, default=None)

@@ -1,0 +1,90 @@
+"""Load a model in any of its forms: a path, an MLModel, a MIL program; a neural network becomes a program."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from anesurgery.errors import LoadError
+from anesurgery.files import protobuf
+from anesurgery.files.interface import Interface, signatures
+from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, read_spec
+from anesurgery.mil import Program, ct
+from anesurgery.neuralnetwork.importing import import_network
+
+
+def load(model: Any, *, compute_units: Any = None) -> Loaded:
+    """Read a model.
+
+    Args:
+        model: path of an .mlpackage or .mlmodel, MLModel, MIL program, or Loaded. A neural network is made into
+            an ML Program; `notes` says what changed.
+        compute_units: `ct.ComputeUnit` for the MLModel that comes out; that of a given MLModel by default.
+
+    Raises:
+        LoadError: it does not exist, is damaged, or is no ML Program.
+    """
+    if isinstance(model, Loaded):
+        return model
+    if isinstance(model, Program):
+        return Loaded(model, compute_units=compute_units)
+    if isinstance(model, ct.models.MLModel):
+        path = model.package_path
+        if path is None:
+            return _network("this MLModel", model.get_spec(), None, compute_units or model.compute_unit)
+        return load(path, compute_units=compute_units or model.compute_unit)
+    if not isinstance(model, (str, os.PathLike)):
+        raise LoadError(f"cannot load a {type(model).__name__}; give a path, an MLModel or a MIL Program")
+    return _load_path(Path(model).expanduser(), compute_units)
+
+
+def _load_path(path: Path, compute_units: Any) -> Loaded:
+    file, weights = locate(path)
+    spec = read_spec(file)
+    if spec.WhichOneof("Type") != PROGRAM:
+        return _network(str(path), spec, path.resolve(), compute_units)
+    return from_spec(spec, path.resolve(), weights, compute_units)
+
+
+def _network(what: str, spec: Any, source: Path | None, units: Any, exact: bool = False) -> Loaded:
+    return import_network(spec, what, source=source, compute_units=units, keep_names=exact)
+
+
+def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
+    """The specification of a model on disk, and its ML Programs: one, or those of a pipeline in order.
+
+    Neural networks are made into ML Programs whose inputs and outputs keep their names.
+
+    Raises:
+        LoadError: it cannot be read, or a part is neither an ML Program nor a neural network.
+    """
+    source = Path(path).expanduser()
+    file, weights = locate(source)
+    spec = read_spec(file)
+    return spec, _parts(spec, str(path), source.resolve(), weights)
+
+
+def _parts(spec: Any, where: str, source: Path, weights: Path | None) -> list[Loaded]:
+    """The programs of a model, in the order in which they run."""
+    kind = spec.WhichOneof("Type")
+    if kind == PROGRAM:
+        return [from_spec(spec, source, weights, None)]
+    if kind not in PIPELINES:
+        return [_network(where, spec, source, None, exact=True)]
+    models = enumerate(PIPELINES[kind](spec).models)
+    return [p for i, m in models for p in _parts(m, f"model {i} of the pipeline", source, weights)]
+
+
+def clone(model: Any) -> Loaded:
+    """A copy whose program can be edited without touching the original; weights are shared."""
+    loaded = load(model)
+    return replace(loaded, program=protobuf.copy_program(loaded.program))
+
+
+def interface(model: Any) -> Interface:
+    """The interface of a model."""
+    loaded = load(model)
+    description = b"" if loaded.spec is None else loaded.spec.description.SerializeToString(deterministic=True)
+    return Interface(signatures(loaded.program), description, loaded.version)

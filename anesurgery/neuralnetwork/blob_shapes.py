@@ -1,0 +1,112 @@
+"""Shapes and constants of the blobs of a network, found by building its layers as MIL ops.
+
+What an edit adds is built on top, so that old and new values stand side by side and can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from anesurgery.errors import LoadError
+from anesurgery.mil import Array, Function, Operation, Var, ct, is_symbolic
+from anesurgery.neuralnetwork import ports
+from anesurgery.neuralnetwork.context import Context, Custom
+from anesurgery.neuralnetwork.layers import load_families
+from anesurgery.neuralnetwork.spec import is_legacy
+
+load_families()
+
+OPSET = ct.target.iOS17
+
+
+class Blobs:
+    """The values of a network.
+
+    Args:
+        network: its message.
+        description: that of the model.
+        custom: builders of custom layers by class name.
+        layers: in place of those of the network.
+
+    Raises:
+        LoadError: an input cannot be read. A layer that cannot be built leaves its blobs unknown, and those
+            that depend on them.
+    """
+
+    def __init__(
+        self, network: Any, description: Any, custom: Custom | None = None, layers: Sequence[Any] | None = None
+    ) -> None:
+        self.ctx = Context(is_legacy(network), custom)
+        self.missing: dict[str, str] = {}
+        """Why a blob is unknown."""
+        self.errors: list[LoadError] = []
+        """Of the layers that cannot be built, but for custom ones, whose code is not in the file."""
+        inputs = {f.name: ports.placeholder(f) for f in description.input}
+        self.function = Function(inputs, opset_version=OPSET)  # type: ignore[call-arg]
+        with self.function:
+            for feature in description.input:
+                var = self.function.inputs[feature.name]
+                self.ctx.env[feature.name] = ports.read(self.ctx, network, feature, var)
+            for layer in network.layers if layers is None else layers:
+                self._try(layer)
+
+    def _try(self, layer: Any) -> None:
+        unknown = next((b for b in layer.input if b in self.missing), None)
+        try:
+            if unknown is None:
+                self.ctx.build(SimpleNamespace(layers=[layer]))
+                return
+            words = self.missing[unknown]
+        except LoadError as error:
+            words = str(error)
+            if layer.WhichOneof("layer") != "custom":
+                self.errors.append(error)
+        self.missing |= dict.fromkeys(layer.output, words)
+
+    def var(self, blob: str) -> Var | None:
+        """The MIL value of a blob."""
+        return self.ctx.env.get(blob)
+
+    def shape(self, blob: str) -> tuple[int | None, ...] | None:
+        """The shape with its true rank; None for a size known at run time only; None if nothing is known."""
+        var = self.var(blob)
+        if var is None:
+            return None
+        sizes = tuple(None if is_symbolic(d) else int(d) for d in var.shape)
+        return (1, *sizes) if self.ctx.is_short(blob) else sizes
+
+    def constant(self, blob: str) -> Array | None:
+        """The fp32 value of a blob that is the same at every run, in the shape of `shape`."""
+        var = self.var(blob)
+        value = None if var is None else var.val
+        shape = self.shape(blob)
+        return None if value is None or shape is None else np.asarray(value).reshape([d or 1 for d in shape])
+
+    def add(self, layers: Sequence[Any]) -> tuple[list[Operation], dict[str, Var]]:
+        """Build more layers beside the old ones.
+
+        A blob that is known keeps its value, so that the next layers that are built read the same one as the
+        old layers do.
+
+        Returns:
+            The ops that came, and the values that they make, by blob.
+
+        Raises:
+            LoadError: they cannot be built.
+        """
+        made = [name for layer in layers for name in layer.output]
+        old = {name: self.ctx.env.pop(name) for name in made if name in self.ctx.env}
+        count = len(self.function.operations)
+        try:
+            with self.function:
+                self.ctx.build(SimpleNamespace(layers=layers))
+            new = {name: self.ctx.env[name] for name in made}
+        finally:
+            self.ctx.env |= old
+        for name in made:
+            self.missing.pop(name, None)
+        return list(self.function.operations)[count:], new

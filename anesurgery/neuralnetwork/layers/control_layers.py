@@ -1,0 +1,295 @@
+"""Layers that run others: branches and loops, which are networks of their own.
+
+A nested network sees the blobs around it and writes to them by `copy`. MIL's blocks return values instead:
+those of the blobs that existed before and are written inside, and of those that both sides of a branch make. A
+break or continue sets a flag, and the layers behind it run under the condition that the flag is not set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce as fold
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Var, mb
+from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.layers.blob_axes import scalar, whole
+from anesurgery.neuralnetwork.layers.layer_table import layer
+
+NEARLY_ZERO = np.float32(1e-6)
+"""A condition holds if its absolute value is above this (builder of coremltools, `add_branch`)."""
+
+HALTED, BROKEN, GO_ON, ROUND = " halted", " broken", " go on", " round"
+"""Blobs that no file can hold: the round has ended, the loop has ended, the condition, the rounds so far."""
+JUMPS = {"loopContinue": (HALTED,), "loopBreak": (HALTED, BROKEN)}
+"""Layer type -> the flags that it sets."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some layers of a network, built as a network is."""
+
+    layers: Sequence[Any] = ()
+
+
+@layer("copy")
+def copy(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The blob under another name, which may exist already."""
+    return inputs[0]
+
+
+@layer("branch")
+def branch(ctx: Context, params: Any, inputs: list[Var]) -> None:
+    """One network if the input is not 0, else the other one, if there is one."""
+    other = params.elseBranch if params.HasField("elseBranch") else Part()
+    _choose(ctx, _holds(ctx, inputs[0]), params.ifBranch, other)
+
+
+@layer("loopBreak", inputs=0)
+def loop_break(ctx: Context, params: Any, inputs: list[Var]) -> None:
+    """End the loop."""
+    _jump(ctx, "loopBreak")
+
+
+@layer("loopContinue", inputs=0)
+def loop_continue(ctx: Context, params: Any, inputs: list[Var]) -> None:
+    """Go on with the next round."""
+    _jump(ctx, "loopContinue")
+
+
+def _jump(ctx: Context, kind: str) -> None:
+    if HALTED not in ctx.env:
+        raise ctx.error("stands outside of a loop; move it into the body of one")
+    ctx.env.update({flag: _flag(True) for flag in JUMPS[kind]})
+
+
+def _flag(value: bool) -> Var:
+    made: Var = mb.const(val=np.bool_(value))
+    return made
+
+
+def _holds(ctx: Context, x: Var) -> Var:
+    """Is the one number of a blob other than 0?"""
+    made: Var = mb.greater(x=mb.abs(x=scalar(ctx, x)), y=NEARLY_ZERO)
+    return made
+
+
+# -- what a network writes ---------------------------------------------------------------------------------
+
+
+def _nested(layer: Any) -> list[Any]:
+    """The networks inside a layer."""
+    kind = layer.WhichOneof("layer")
+    names = {"branch": ("ifBranch", "elseBranch"), "loop": ("conditionNetwork", "bodyNetwork")}
+    return [getattr(getattr(layer, kind), name) for name in names.get(kind, ())]
+
+
+def _jumps(network: Any) -> set[str]:
+    """The breaks and continues that a network holds, without those of loops inside it."""
+    kinds = {layer.WhichOneof("layer") for layer in network.layers} & JUMPS.keys()
+    inner = (layer for layer in network.layers if layer.WhichOneof("layer") == "branch")
+    return kinds.union(*(_jumps(n) for layer in inner for n in _nested(layer)))
+
+
+def _written(network: Any) -> Iterator[str]:
+    """Every blob that a network may write, and every flag."""
+    for made in network.layers:
+        yield from made.output
+        yield from JUMPS.get(made.WhichOneof("layer"), ())
+        for inner in _nested(made):
+            yield from _written(inner)
+
+
+def _read(network: Any) -> Iterator[str]:
+    """Every blob that a network may read."""
+    for reader in network.layers:
+        yield from reader.input
+        for inner in _nested(reader):
+            yield from _read(inner)
+
+
+def _surely(network: Any) -> set[str]:
+    """The blobs that exist after a network in any case."""
+    found: set[str] = set()
+    for made in network.layers:
+        found |= set(made.output)
+        if made.WhichOneof("layer") == "branch":
+            found |= set.intersection(*(_surely(n) for n in _nested(made)))
+        if _halting(made):
+            break
+    return found
+
+
+def _halting(layer: Any) -> bool:
+    return bool(_jumps(Part([layer])))
+
+
+# -- blocks ------------------------------------------------------------------------------------------------
+
+
+def _run(ctx: Context, network: Any) -> None:
+    """Build a network; behind a layer that may break or continue, only for the case that it did not."""
+    layers = list(network.layers)
+    at = next((i for i, each in enumerate(layers) if _halting(each)), len(layers))
+    ctx.build(Part(layers[: at + 1]))
+    rest = Part(layers[at + 1 :])
+    if rest.layers and layers[at].WhichOneof("layer") not in JUMPS:
+        _choose(ctx, ctx.env[HALTED], Part(), rest)
+
+
+def _choose(ctx: Context, condition: Var, first: Any, second: Any) -> None:
+    """Build two networks as the two sides of a `cond`."""
+    outer = ctx.env
+    changed = {n for network in (first, second) for n in _written(network)}
+    both = _surely(first) & _surely(second)
+    names = sorted(n for n in changed if n in outer or n in both)
+    if not names:
+        return
+
+    exact = ctx.exact
+    ends: list[set[str]] = [set(), set()]
+
+    def side(network: Any, which: int) -> Callable[[], tuple[Var, ...]]:
+        def build() -> tuple[Var, ...]:
+            ctx.env, ctx.exact = dict(outer), set(exact)
+            try:
+                _run(ctx, network)
+                ends[which] = ctx.exact.intersection(names)
+                return _results(ctx, names, outer.values())
+            finally:
+                ctx.env, ctx.exact = outer, exact
+
+        return build
+
+    made = mb.cond(pred=condition, _true_fn=side(first, 0), _false_fn=side(second, 1))
+    _same_axes(ctx, ends[0], ends[1], "the two sides of a branch")
+    outer.update(zip(names, [made] if isinstance(made, Var) else made, strict=True))
+    ctx.exact = exact.difference(names) | ends[0]
+
+
+def _same_axes(ctx: Context, one: set[str], other: set[str], where: str) -> None:
+    """Refuse a blob of four axes that is one of five elsewhere, which MIL would not notice."""
+    if one != other:
+        name = min(one ^ other)
+        raise ctx.error(f"gives {name!r} 4 axes or 5, depending on {where}; let it have 5 always")
+
+
+def _results(ctx: Context, names: Sequence[str], outside: Any) -> tuple[Var, ...]:
+    """What a block returns; a value from outside of it, or a constant, becomes one of its own."""
+    taken = set(outside)
+    found = []
+    for name in names:
+        value = ctx.env[name]
+        found.append(_own(value) if value in taken or value.val is not None else value)
+        taken.add(value)
+    return tuple(found)
+
+
+def _own(x: Var) -> Var:
+    """The value as one of the block, and not known in advance: coremltools compares known values of loops."""
+    made: Var = mb.identity(x=x)
+    made._sym_val = None  # type: ignore[attr-defined]
+    return made
+
+
+@layer("loop", inputs=(0, 1))
+def loop(ctx: Context, params: Any, inputs: list[Var]) -> None:
+    """A network as long as a condition holds, at most so many times as stated or as the input says.
+
+    The condition is found before the first round and after each.
+    """
+    limit = scalar(ctx, whole(ctx, inputs[0])) if inputs else np.int32(params.maxLoopIterations)
+    limited, conditional = bool(inputs) or params.maxLoopIterations > 0, bool(params.conditionVar)
+    jumps = _jumps(params.bodyNetwork)
+    if not limited and not conditional and "loopBreak" not in jumps:
+        raise ctx.error("never ends; give it a condition, a largest number of rounds or a loopBreak layer")
+    outer = dict(ctx.env)
+    flags = _start(ctx, params, limited, conditional, jumps)
+    names = [*flags, *_carried(ctx, params, outer)]
+    before, exact = dict(ctx.env), ctx.exact
+
+    def go_on(*values: Var) -> Var:
+        result = _goes_on(dict(zip(names, values, strict=True)), limit)
+        return _own(result) if result in values else result
+
+    def one_round(*values: Var) -> tuple[Var, ...]:
+        ctx.env = {**before, **dict(zip(names, values, strict=True))}
+        ctx.exact = set(exact)
+        try:
+            _one_round(ctx, params, jumps)
+            kept = ctx.exact.intersection(names)
+            _same_axes(ctx, exact.intersection(names), kept, "the round of a loop")
+            return _results(ctx, names, [*before.values(), *values])
+        finally:
+            ctx.env, ctx.exact = before, exact
+
+    made = mb.while_loop(_cond=go_on, _body=one_round, loop_vars=tuple(_own(ctx.env[n]) for n in names))
+    values = [made] if isinstance(made, Var) else made
+    ctx.env = outer
+    ctx.env.update({n: v for n, v in zip(names, values, strict=True) if n not in flags})
+
+
+def _goes_on(state: dict[str, Var], limit: Any) -> Var:
+    """Is there another round?"""
+    terms = [mb.less(x=state[ROUND], y=limit)] if ROUND in state else []
+    terms += [state[GO_ON]] if GO_ON in state else []
+    terms += [mb.logical_not(x=state[BROKEN])] if BROKEN in state else []
+    return fold(lambda a, b: mb.logical_and(x=a, y=b), terms)
+
+
+def _start(ctx: Context, params: Any, limited: bool, conditional: bool, jumps: set[str]) -> list[str]:
+    """Set the flags that a loop carries from round to round, and name them."""
+    flags = [ROUND] if limited else []
+    if limited:
+        ctx.env[ROUND] = mb.const(val=np.int32(0))
+    for flag in (HALTED, BROKEN):
+        ctx.env.pop(flag, None)
+    ctx.env.pop(GO_ON, None)
+    if conditional:
+        _condition(ctx, params)
+        flags.append(GO_ON)
+    if jumps:
+        ctx.env[HALTED] = _flag(False)
+    if "loopBreak" in jumps:
+        ctx.env[BROKEN] = _flag(False)
+        flags.append(BROKEN)
+    return flags
+
+
+def _carried(ctx: Context, params: Any, outer: dict[str, Var]) -> list[str]:
+    """The blobs that a loop writes and whose last value is needed: by the next round, or outside."""
+    body, condition = params.bodyNetwork, params.conditionNetwork
+    written = {*_written(body), *_written(condition)}
+    needed = outer.keys() | set(_read(body))
+    return sorted(n for n in written & needed & ctx.env.keys() if n not in (HALTED, BROKEN, GO_ON, ROUND))
+
+
+def _one_round(ctx: Context, params: Any, jumps: set[str]) -> None:
+    if jumps:
+        ctx.env[HALTED] = _flag(False)
+    _run(ctx, params.bodyNetwork)
+    if ROUND in ctx.env:
+        ctx.env[ROUND] = mb.add(x=ctx.env[ROUND], y=np.int32(1))
+    if params.conditionVar:
+        _condition(ctx, params)
+
+
+def _condition(ctx: Context, params: Any) -> None:
+    """Build the network of the condition (anew: what it made the last time is forgotten)."""
+    for made in params.conditionNetwork.layers:
+        if made.WhichOneof("layer") != "copy" and GO_ON in ctx.env:
+            for name in made.output:
+                ctx.env.pop(name, None)
+    _run(ctx, params.conditionNetwork)
+    if params.conditionVar not in ctx.env:
+        raise ctx.error(
+            f"takes its condition from the blob {params.conditionVar!r}, which nothing makes; "
+            "let the condition network make it"
+        )
+    ctx.env[GO_ON] = _holds(ctx, ctx.env[params.conditionVar])
+
+
+__all__ = ["branch", "copy", "loop", "loop_break", "loop_continue"]

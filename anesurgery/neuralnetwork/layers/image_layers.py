@@ -1,0 +1,176 @@
+"""Layers that move, cut, pad and resize the spatial axes, which are the last two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Var, is_symbolic, mb
+from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.layers import window_padding as padding
+from anesurgery.neuralnetwork.layers.blob_axes import Numbers, joined, lengths
+from anesurgery.neuralnetwork.layers.layer_table import layer
+from anesurgery.neuralnetwork.spec import DAMAGED
+
+F = np.float32
+ONE = np.ones(1, np.int32)
+PAD = {"constant": "constant", "reflection": "reflect", "replication": "replicate"}
+UPSAMPLE = ((False, False), (True, False), (False, True))
+"""By `linearUpsampleMode`: (align_corners, half_pixel_centers)."""
+TO_DEPTH = 0
+"""The `mode` in which pixels become channels."""
+SAMPLING = ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "DEFAULT", "OFFSET_CORNERS")
+"""By `samplingMethod`."""
+BOXES = ("CORNERS_HEIGHT_FIRST", "CORNERS_WIDTH_FIRST", "CENTER_SIZE_HEIGHT_FIRST", "CENTER_SIZE_WIDTH_FIRST")
+"""By `boxMode`."""
+
+
+@layer("padding")
+def pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Height and width with a border of a constant, of reflected or of repeated values."""
+    padding.needs_type(ctx, params)
+    kind = params.WhichOneof("PaddingType")
+    amounts = padding.borders(ctx, params.paddingAmounts)
+    if kind == "reflection":
+        least = {-2: max(amounts[:2]) + 1, -1: max(amounts[2:]) + 1}
+        _check_least(ctx, inputs[0], least, "reflects")
+    value = F(params.constant.value)
+    return mb.pad(x=inputs[0], pad=amounts, mode=PAD[kind], constant_val=value)
+
+
+@layer("crop", inputs=(1, 2), axes="first")
+def crop(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Height and width without a border; of two inputs, the first in the size of the second."""
+    x = inputs[0]
+    ctx.needs_rank(x, 2)
+    if len(inputs) == 1:
+        top, bottom, left, right = padding.borders(ctx, params.cropAmounts)
+        _check_least(ctx, x, {-2: top + bottom + 1, -1: left + right + 1}, "crops")
+        return window(x, {-2: (top, -bottom or None), -1: (left, -right or None)})
+    high, wide = ctx.shape(inputs[1], [-2, -1])
+    top, left = padding.pairs(params.offset, 0)
+    _check_least(ctx, x, {-2: top + high, -1: left + wide}, "crops")
+    return window(x, {-2: (top, top + high), -1: (left, left + wide)})
+
+
+def _check_least(ctx: Context, x: Var, needed: dict[int, int], verb: str) -> None:
+    """Refuse an image that is smaller than is needed: axis (from the end) -> least size."""
+    for axis, least in needed.items():
+        size = x.shape[axis]
+        if not is_symbolic(size) and size < least:
+            raise ctx.error(f"{verb} axis {axis} of {size} pixels, expected at least {least}; {DAMAGED}")
+
+
+def window(x: Var, ranges: dict[int, tuple[int, int | None]], stride: int = 1) -> Var:
+    """A part of some axes: axis (from the end) -> (begin, end), where an end of None is the last place."""
+    begin, end, steps = [0] * x.rank, [0] * x.rank, [1] * x.rank
+    open_begin, open_end = [True] * x.rank, [True] * x.rank
+    for axis, (first, last) in ranges.items():
+        begin[axis], open_begin[axis] = first, first == 0
+        end[axis], open_end[axis] = last or 0, last is None
+        steps[axis] = stride
+    return mb.slice_by_index(x=x, begin=begin, end=end, stride=steps, begin_mask=open_begin, end_mask=open_end)
+
+
+@layer("slice")
+def slice_axis(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """A part of the channels, rows or columns."""
+    axis = params.axis - 3
+    ctx.needs_rank(inputs[0], -axis)
+    ends = (int(params.startIndex), int(params.endIndex))
+    size, stride = inputs[0].shape[axis], int(params.stride)
+    if stride < 1:
+        raise ctx.error(f"has a stride of {stride}, expected at least 1; {DAMAGED}")
+    if not is_symbolic(size) and not range(*slice(*ends).indices(size)):
+        first, last = ends
+        raise ctx.error(
+            f"takes [{first}:{last}] of axis {axis}, whose size is {size}: expected a part that is not empty; "
+            f"{DAMAGED}"
+        )
+    return window(inputs[0], {axis: ends}, stride)
+
+
+@layer("upsample")
+def upsample(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Height and width times a factor, by repeating or by interpolating."""
+    x, back = ctx.images(inputs[0])
+    factors: list[Any] = [int(f) for f in params.scalingFactor]
+    factors += [F(f) for f in params.fractionalScalingFactor]
+    factors = factors or [1, 1]
+    if len(factors) != 2 or min(factors) <= 0:
+        found = ", ".join(map(str, factors))
+        raise ctx.error(f"has the factors {found}, expected 2 numbers above 0; {DAMAGED}")
+    form = {"scale_factor_height": factors[0], "scale_factor_width": factors[1]}
+    if params.mode == 0:
+        return back(mb.upsample_nearest_neighbor(x=x, **form))
+    align, half = UPSAMPLE[params.linearUpsampleMode]
+    return back(mb.upsample_bilinear(x=x, align_corners=align, half_pixel_centers=half, **form))
+
+
+@layer("resizeBilinear")
+def resize_bilinear(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Height and width in a given size, by interpolating."""
+    x, back = ctx.images(inputs[0])
+    high, wide = padding.positive(ctx, params, "targetSize", 1)
+    mode = SAMPLING[params.mode.samplingMethod]
+    return back(mb.resize_bilinear(x=x, target_size_height=high, target_size_width=wide, sampling_mode=mode))
+
+
+@layer("cropResize", inputs=2)
+def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Boxes cut from images and resized: (boxes, batch, channel, height, width).
+
+    The second input has 4 coordinates for each box, which is cut from every image, or 5, of which the first is
+    the place of the image in the batch. Of 4, the images are cut as channels of one, as each is cut alike.
+    """
+    x, _ = ctx.images(inputs[0])
+    rois = ctx.five(inputs[1])
+    count, numbers = ctx.shape(rois, [0, 2])
+    boxes = mb.reshape(x=rois, shape=[count, numbers])
+    height, width = padding.positive(ctx, params, "targetSize", 1)
+    form = {
+        "target_height": height,
+        "target_width": width,
+        "normalized_coordinates": params.normalizedCoordinates,
+        "spatial_scale": F(params.spatialScale or 1),
+        "sampling_mode": SAMPLING[params.mode.samplingMethod],
+        "box_coordinate_mode": BOXES[params.boxIndicesMode.boxMode],
+    }
+    if numbers == 5:
+        where: Numbers = ctx.whole(mb.squeeze(x=_columns(boxes, 0, 1), axes=[1]))
+        if is_symbolic(x.shape[0]):  # MIL's op compares constant places with the size of the batch
+            x, where = mb.gather(x=x, indices=where, axis=0), np.arange(count, dtype=np.int32)
+        made = mb.crop_resize(x=x, boxes=_columns(boxes, 1, 5), box_indices=where, **form)
+        return mb.expand_dims(x=made, axes=[1])
+    leading = lengths(x, 0, 1)
+    if x.shape[0] != 1:
+        x = mb.reshape(x=x, shape=joined(ONE, -ONE, lengths(x, 2, 3)))
+    made = mb.crop_resize(x=x, boxes=boxes, box_indices=np.zeros(count, np.int32), **form)
+    shape = joined(np.array([count], np.int32), leading, np.array([height, width], np.int32))
+    return mb.reshape(x=made, shape=shape)
+
+
+def _columns(x: Var, begin: int, end: int) -> Var:
+    """Some columns of a matrix."""
+    made: Var = mb.slice_by_index(x=x, begin=[0, begin], end=[0, end], end_mask=[True, False])
+    return made
+
+
+@layer("reorganizeData")
+def reorganize_data(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Blocks of pixels into channels, or back."""
+    x, back = ctx.images(inputs[0])
+    size = int(params.blockSize)
+    if size < 2:
+        raise ctx.error(f"has the block size {size}, expected at least 2; {DAMAGED}")
+    divided = {-2: size, -1: size} if params.mode == TO_DEPTH else {-3: size**2}
+    for axis, by in divided.items():
+        if not is_symbolic(x.shape[axis]) and x.shape[axis] % by:
+            raise ctx.error(f"has axis {axis} of size {x.shape[axis]}, expected a multiple of {by}; {DAMAGED}")
+    op, name = (
+        (mb.space_to_depth, "block_size"),
+        (mb.depth_to_space, "block_size"),
+        (mb.pixel_shuffle, "upscale_factor"),
+    )[params.mode]
+    return back(op(x=x, **{name: size}))

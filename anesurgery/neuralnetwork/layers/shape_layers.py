@@ -1,0 +1,220 @@
+"""Layers that move numbers without changing them: other shapes, joining, splitting, repeating, reversing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Var, is_symbolic, mb
+from anesurgery.neuralnetwork.context import Context
+from anesurgery.neuralnetwork.layers.blob_axes import each_within, joined, of_rank, shape_of, sizes, within
+from anesurgery.neuralnetwork.layers.layer_table import layer, layer_nd
+from anesurgery.neuralnetwork.spec import DAMAGED
+
+MANY = (2, None)
+ONE_OR_TWO = (1, 2)
+
+
+# -- shapes --------------------------------------------------------------------------------------------
+
+
+@layer_nd("reshapeStatic")
+def reshape_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Another shape, in which one size may be -1."""
+    return ctx.reshape(inputs[0], list(params.targetShape))
+
+
+@layer_nd("reshapeLike", inputs=2)
+def reshape_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The shape of the second input."""
+    made: Var = mb.reshape(x=inputs[0], shape=shape_of(inputs[1]))
+    return made
+
+
+@layer_nd("reshapeDynamic", inputs=2)
+def reshape_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The shape that the second input lists."""
+    made: Var = mb.reshape(x=inputs[0], shape=sizes(ctx, inputs[1]))
+    return made
+
+
+@layer_nd("rankPreservingReshape")
+def rank_preserving_reshape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """As many axes as before; a size of 0 is that of the input, -1 is what remains."""
+    wanted = list(params.targetShape)
+    x = of_rank(inputs[0], len(wanted))
+    if len(wanted) != x.rank:
+        raise ctx.error(f"states {len(wanted)} sizes for an input of {x.rank} axes; state one each")
+    made: Var = mb.reshape(x=x, shape=wanted)
+    return made
+
+
+@layer_nd("flattenTo2D")
+def flatten_to_2d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The axes before one axis as rows, the others as columns."""
+    x = inputs[0]
+    made: Var = mb.flatten2d(x=x, axis=_up_to(ctx, params.axis, x.rank))
+    return made
+
+
+def _up_to(ctx: Context, axis: int, rank: int) -> int:
+    """An axis, or the place behind the last one."""
+    return axis if axis == rank else within(ctx, axis, rank)
+
+
+@layer_nd("squeeze")
+def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Without some axes of size 1, or all of them."""
+    x = inputs[0]
+    if params.squeezeAll:
+        axes = [i for i, d in enumerate(x.shape) if not is_symbolic(d) and d == 1]
+    else:
+        axes = [a % x.rank for a in each_within(ctx, params.axes, x.rank)]
+    for axis in axes:
+        if not is_symbolic(x.shape[axis]) and x.shape[axis] != 1:
+            raise ctx.error(f"takes away axis {axis}, whose size is {x.shape[axis]}, not 1")
+    return mb.squeeze(x=x, axes=sorted(axes)) if axes else x
+
+
+@layer_nd("expandDims")
+def expand_dims(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """With axes of size 1 more, counted in the result."""
+    x = inputs[0]
+    rank = x.rank + len(params.axes)
+    axes = sorted(a % rank for a in each_within(ctx, params.axes, rank))
+    made: Var = mb.expand_dims(x=x, axes=axes)
+    return made
+
+
+@layer_nd("getShape")
+def get_shape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The sizes of all axes."""
+    made: Var = mb.shape(x=inputs[0])
+    return made
+
+
+@layer_nd("transpose")
+def transpose(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The axes in another order."""
+    x = of_rank(inputs[0], len(params.axes))
+    axes = each_within(ctx, params.axes, x.rank)
+    if len(axes) != x.rank:
+        raise ctx.error(f"orders {len(axes)} axes of {x.rank}, expected all; {DAMAGED}")
+    made: Var = mb.transpose(x=x, perm=axes)
+    return made
+
+
+# -- joining and splitting -------------------------------------------------------------------------------
+
+
+@layer_nd("concatND", inputs=MANY)
+def concat_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The inputs one behind the other along an axis, or slice by slice in turn."""
+    values = [x if x.rank else mb.expand_dims(x=x, axes=[0]) for x in inputs]
+    axis = within(ctx, params.axis, values[0].rank)
+    made: Var = mb.concat(values=values, axis=axis, interleave=params.interleave)
+    return made
+
+
+@layer_nd("stack", inputs=MANY)
+def stack(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The inputs along a new axis."""
+    axis = within(ctx, params.axis, inputs[0].rank + 1)
+    made: Var = mb.stack(values=inputs, axis=axis)
+    return made
+
+
+@layer_nd("splitND")
+def split_nd(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
+    """Parts of stated sizes, or as equal as they can be, the first ones larger by one where needed."""
+    x, axis = inputs[0], within(ctx, params.axis, inputs[0].rank)
+    if params.splitSizes:
+        parts = [int(n) for n in params.splitSizes]
+    else:
+        count = int(params.numSplits) or len(ctx.layer.output)
+        (length,) = ctx.shape(x, [axis])
+        parts = [len(part) for part in np.array_split(np.empty(length), count)]
+    size = x.shape[axis]
+    if min(parts) < 1 or (not is_symbolic(size) and sum(parts) != size):
+        raise ctx.error(
+            f"splits axis {axis} into parts of {', '.join(map(str, parts))}, expected numbers from 1 up that "
+            f"add up to {size}; {DAMAGED}"
+        )
+    return list(mb.split(x=x, split_sizes=parts, axis=axis)) if len(parts) > 1 else [x]
+
+
+@layer_nd("tile", inputs=ONE_OR_TWO)
+def tile(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Repeated along the last axes, as often as stated or as the second input lists."""
+    reps = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array(params.reps, np.int32)
+    count = int(reps.shape[0])
+    x = of_rank(inputs[0], count)
+    if count < x.rank:
+        ones = np.ones(x.rank - count, np.int32)
+        reps = joined(ones, reps)
+    elif count > x.rank:
+        x = mb.expand_dims(x=x, axes=list(range(count - x.rank)))
+    made: Var = mb.tile(x=x, reps=reps)
+    return made
+
+
+# -- the other way round -----------------------------------------------------------------------------------
+
+
+@layer_nd("reverse")
+def reverse(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Some axes back to front."""
+    x = of_rank(inputs[0], len(params.reverseDim))
+    if len(params.reverseDim) != x.rank:
+        raise ctx.error(
+            f"has {len(params.reverseDim)} flags for an input of {x.rank} axes, expected one each; {DAMAGED}"
+        )
+    axes = [i for i, back in enumerate(params.reverseDim) if back]
+    return mb.reverse(x=x, axes=axes) if axes else x
+
+
+@layer_nd("reverseSeq", inputs=2)
+def reverse_seq(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The first numbers of each sequence back to front: as many as the second input says."""
+    made: Var = mb.reverse_sequence(
+        x=inputs[0],
+        lengths=sizes(ctx, inputs[1]),
+        seq_axis=within(ctx, params.sequenceAxis, inputs[0].rank, "sequence axis"),
+        batch_axis=within(ctx, params.batchAxis, inputs[0].rank, "batch axis"),
+    )
+    return made
+
+
+# -- parts of matrices -------------------------------------------------------------------------------------
+
+
+@layer("matrixBandPart")
+def matrix_band_part(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """The last two axes as matrices, of which the diagonals near the main one stay; -1 lets all stay."""
+    made: Var = mb.band_part(x=inputs[0], lower=params.numLower, upper=params.numUpper)
+    return made
+
+
+@layer("lowerTriangular")
+def lower_triangular(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Zeros above diagonal k, which counts from the main one to the right."""
+    if params.k >= 0:
+        return mb.band_part(x=inputs[0], lower=-1, upper=params.k)
+    return _without(inputs[0], -1 - params.k, -1)
+
+
+@layer("upperTriangular")
+def upper_triangular(ctx: Context, params: Any, inputs: list[Var]) -> Var:
+    """Zeros below diagonal k, which counts from the main one to the right."""
+    if params.k <= 0:
+        return mb.band_part(x=inputs[0], lower=-params.k, upper=-1)
+    return _without(inputs[0], -1, params.k - 1)
+
+
+def _without(x: Var, lower: int, upper: int) -> Var:
+    """Zeros in a band with the main diagonal, which `band_part` always keeps."""
+    ones = mb.fill(shape=shape_of(x), value=np.float32(1))
+    band = mb.band_part(x=ones, lower=lower, upper=upper)
+    made: Var = mb.select(cond=mb.equal(x=band, y=np.float32(1)), a=np.float32(0), b=x)
+    return made

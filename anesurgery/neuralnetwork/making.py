@@ -1,0 +1,66 @@
+"""Make layers and networks: what passes put into a specification, and small networks for their examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.files.protobuf import proto
+from anesurgery.mil import Array
+
+OLD, EXACT = 3, 4
+"""Specification versions: the last in which all arrays have rank 5, the first with exact shapes."""
+
+
+def weights(values: Array, half: bool = False) -> dict[str, Any]:
+    """The fields of a `WeightParams` message that holds an array in fp32 or fp16 (`half`), row-major."""
+    if half:
+        return {"float16Value": np.ravel(values).astype("<f2").tobytes()}
+    return {"floatValue": np.ravel(values).astype(np.float32).tolist()}
+
+
+def make_layer(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str = "", **fields: Any) -> Any:
+    """A `NeuralNetworkLayer`.
+
+    Args:
+        kind: field of `NeuralNetworkLayer`, as "activation".
+        inputs: the blobs that it reads.
+        outputs: the blobs that it makes.
+        name: that of the first output by default.
+        fields: of the message of the layer type; dictionaries for messages in it, names for enumerations.
+    """
+    name = name or next(iter(outputs), kind)
+    layer = proto.NeuralNetwork_pb2.NeuralNetworkLayer(name=name, input=inputs, output=outputs)
+    params = getattr(layer, kind)
+    params.SetInParent()
+    params.MergeFrom(type(params)(**fields))
+    return layer
+
+
+def make_network(
+    inputs: Mapping[str, Sequence[int]], layers: Sequence[Any], outputs: Sequence[str], *, rank5: bool = False
+) -> Any:
+    """The specification of a neural network.
+
+    Args:
+        inputs: name -> shape of an fp32 array; (channel, height, width) where all arrays have rank 5.
+        layers: in the order in which they run.
+        outputs: the blobs that leave it; their shapes are not said.
+        rank5: are arrays mapped to (sequence, batch, channel, height, width), as in specification 1 to 3?
+    """
+    spec = proto.Model_pb2.Model(specificationVersion=OLD if rank5 else EXACT)
+    arrays = proto.FeatureTypes_pb2.ArrayFeatureType
+    for name, shape in inputs.items():
+        array = spec.description.input.add(name=name).type.multiArrayType
+        array.dataType = arrays.FLOAT32
+        array.shape.extend(shape)
+    for name in outputs:
+        spec.description.output.add(name=name).type.multiArrayType.dataType = arrays.FLOAT32
+    network = spec.neuralNetwork
+    network.layers.extend(layers)
+    if not rank5:
+        network.arrayInputShapeMapping = proto.NeuralNetwork_pb2.EXACT_ARRAY_MAPPING
+        network.imageInputShapeMapping = proto.NeuralNetwork_pb2.RANK4_IMAGE_MAPPING
+    return spec

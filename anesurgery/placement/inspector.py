@@ -1,0 +1,120 @@
+"""`inspect`: for each op whether the ANE can run it, which unit Core ML would choose, why, and what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anesurgery.facts.reading import shape_in_words
+from anesurgery.facts.work import kind_of, shape_of
+from anesurgery.files.package import Loaded
+from anesurgery.loading import load
+from anesurgery.mil import any_symbolic, dtype_name, function_of
+from anesurgery.placement import compute_plan, memory
+from anesurgery.placement.evidence import Finding
+from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.placement.models import inspect_other
+from anesurgery.placement.rules import numeric, sampled, shapes, slow
+from anesurgery.placement.segments import segments_of
+from anesurgery.placement.target import Target
+from anesurgery.placement.verdicts import Judged, choose, judge
+
+NO_PROMISE = (
+    "estimates are Core ML's own, as far as their formula was found on an M4 (macOS 27.0.1); no run times",
+    "nothing here promises a placement: the compute plan on the device decides",
+)
+ELSEWHERE = "what was measured on an M4 is extrapolated to {}"
+GPU = "what goes to the GPU is a guess, fitted to four models of an M4 Pro (macOS 26.5.1)"
+DYNAMIC = "lengths known at run time only count as 1"
+
+RULES = (*slow.RULES, *numeric.RULES, *shapes.RULES)
+
+
+def inspect(
+    model: Any,
+    target: Target | str | None = None,
+    *,
+    compute_units: Any = None,
+    inputs: Any = None,
+    function: str | None = None,
+    measured: bool = False,
+) -> Inspection:
+    """Predict where each op of a model runs, say why, and name the pass that helps.
+
+    Args:
+        model: path, MLModel, MIL program, or what `load` gives. Networks of the older format, pipelines and
+            other models are inspected by their own rules.
+        target: chips and OS, as "M1/macOS 14", "M4+", "any" (the default: every chip).
+        compute_units: a name or a coremltools `ComputeUnit`; CPU_AND_NE by default.
+        inputs: arrays by name, or a list of such mappings: numeric hazards are then looked for in a run.
+        function: which function; `main` or the first by default.
+        measured: ask Core ML too; on a Mac only, elsewhere a note says so.
+
+    Raises:
+        LoadError: the model cannot be read.
+        UnknownName: an unknown chip, OS or function.
+        InterpretError: inputs that do not fit.
+    """
+    aim = Target.parse(target, compute_units)
+    found = inspect_other(model, aim, inspect_program)
+    if found is None:
+        found = inspect_program(load(model), aim, inputs=inputs, function=function)
+    return _beside(found, model, aim, function) if measured else found
+
+
+def inspect_program(
+    loaded: Loaded, target: Target, *, inputs: Any = None, function: str | None = None
+) -> Inspection:
+    """The inspection of an ML Program."""
+    chosen = function_of(loaded.program, function)
+    judged = judge(chosen, target, RULES)
+    units, path = choose(judged, target)
+    segments, numbers = segments_of(judged, units, chosen)
+    hazards = {} if inputs is None else sampled.hazards(loaded, inputs, target, function)
+    rows = tuple(
+        _row(i, j, unit, number, hazards)
+        for i, (j, unit, number) in enumerate(zip(judged, units, numbers, strict=True))
+    )
+    budget, about_memory = memory.measure(chosen, target)
+    about_shapes = (*shapes.of_model(chosen, target), *shapes.save_changes(loaded.program))
+    label = "MIL program" if loaded.source is None else str(loaded.source)
+    findings = (*about_memory, *about_shapes)
+    return Inspection(label, target, rows, segments, findings, budget, _notes(target, judged), cost=path)
+
+
+def _row(
+    index: int, judged: Judged, unit: str | None, segment: int, hazards: Mapping[str, tuple[Finding, ...]]
+) -> OpRow:
+    op, first, name = judged.op, judged.op.outputs[0], judged.name
+    findings = (*judged.findings, *hazards.get(name, ()))
+    return OpRow(
+        index,
+        name,
+        op.op_type,
+        shape_in_words(shape_of(first)),
+        dtype_name(first),
+        judged.legal,
+        unit,
+        segment,
+        findings,
+        judged.work.flop,
+        judged.work.moved,
+        judged.estimate,
+        depth=judged.depth,
+    )
+
+
+def _beside(found: Inspection, model: Any, target: Target, function: str | None) -> Inspection:
+    return compute_plan.beside(found, compute_plan.plan(model, target, function))
+
+
+def _notes(target: Target, judged: Sequence[Judged]) -> tuple[str, ...]:
+    notes = list(NO_PROMISE)
+    if not target.is_measured:
+        notes.append(ELSEWHERE.format(target.label))
+    if target.uses_gpu:
+        notes.append(GPU)
+    made = [v for j in judged for v in j.op.outputs if kind_of(v).is_tensor]
+    if any(any_symbolic(v.shape or ()) for v in made):
+        notes.append(DYNAMIC)
+    return tuple(notes)

@@ -1,0 +1,49 @@
+"""Can the ANE run an op? The rows of `rules.legality` that concern a target, asked in their order."""
+
+from __future__ import annotations
+
+from anesurgery.facts.work import runtime
+from anesurgery.mil import Operation
+from anesurgery.placement.evidence import Finding, Rule
+from anesurgery.placement.rules import conditions
+from anesurgery.placement.rules.legality import FORBIDDEN, INDEXED, LEGAL, READS_BYTES, WITH_STATE
+from anesurgery.placement.target import Target
+
+
+class Legality:
+    """The rows that concern a target, by op type."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        speaking = [r for r in FORBIDDEN if r.scope.concerns(target)]
+        self._any = [r for r in speaking if not r.ops]
+        self._own: dict[str, list[Rule]] = {}
+        for rule in speaking:
+            for op_type in rule.ops:
+                self._own.setdefault(op_type, []).append(rule)
+
+    def forbids(self, rule: Rule) -> bool:
+        """Rows of the private compiler raise no more than a doubt where Core ML itself was measured."""
+        return rule.legal is False and not (rule.scope.via != "Core ML" and self.target.is_measured)
+
+    def verdict(self, op: Operation) -> tuple[bool | None, Finding | None]:
+        """Can the ANE run the op? True; False with the reason; or None, with what makes it doubtful.
+
+        None without a finding: no row knows the op, or the integers that it works on.
+        """
+        doubt: Finding | None = None
+        for rule in (*self._own.get(op.op_type, ()), *self._any):
+            value = rule.test(op, self.target) if rule.test is not None else op.op_type
+            if value and self.forbids(rule):
+                return False, rule.finding(value, op.outputs[0].name)
+            if value and doubt is None:
+                doubt = rule.finding(value, op.outputs[0].name)
+        known = op.op_type in LEGAL or op.op_type in WITH_STATE
+        return (True if known and doubt is None and not _untried(op) else None), doubt
+
+
+def _untried(op: Operation) -> bool:
+    """Does it work on integers with which it was not seen?"""
+    if op.op_type not in INDEXED and conditions.typed(conditions.values(op), conditions.INDEX):
+        return True
+    return op.op_type not in READS_BYTES and bool(conditions.typed(runtime(op), conditions.BYTES))

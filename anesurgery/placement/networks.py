@@ -1,0 +1,242 @@
+"""Inspect a neural-network model (`.mlmodel`), layer by layer, by the rules of its own format.
+
+There is no cost model for these models: a layer that the ANE can run is counted as running there. Shapes are
+inferred by building the layers as MIL ops; where that fails, those that the file has are told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.neuralnetwork.blob_shapes import Blobs
+from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.neuralnetwork.spec import network_of
+from anesurgery.placement.evidence import Finding
+from anesurgery.placement.inspection import Inspection, OpRow, Segment
+from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
+from anesurgery.placement.target import Target
+
+CONSTANTS = {"loadConstant", "loadConstantND"}
+"""Layers that compute nothing; the first kind is left out, the second gets a row for what is said of it."""
+
+UNKNOWN: tuple[int, ...] = (-1,)
+"""The shape of a value of which the file does not say it."""
+
+NO_COSTS = "no cost model is known for neural networks: each layer that the ANE can run counts as running there"
+OLD_RULES = "what is known about neural networks dates from 2018 to 2022; later systems were not measured"
+ON_ALL = "with ALL, Core ML chooses between GPU and CPU for what the ANE cannot run; which is not known"
+ON_GPU = "with CPU_AND_GPU, Core ML chooses between GPU and CPU; which is not known"
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of a network or of one nested in it."""
+
+    spec: Any
+    depth: int
+
+    @property
+    def kind(self) -> str:
+        return self.spec.WhichOneof("layer") or "unknown"
+
+    @property
+    def name(self) -> str:
+        return self.spec.name or next(iter(self.spec.output), self.kind)
+
+
+def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
+    """Where the layers of a neural network run, as far as that is known.
+
+    Args:
+        spec: specification of a model, one of `NETWORKS`.
+        target: chips, OS and compute units.
+        label: the model in words.
+
+    Returns:
+        Rows in file order, those of nested networks behind the layer that holds them; constants of the first
+        kind are left out. `dtype` is "", `flop` and `bytes` are 0, `memory` is None: the file does not say.
+        Where no ML Program can be made of the network, a note says why.
+    """
+    network = getattr(spec, spec.WhichOneof("Type"))
+    layers = [found for found in walk(network) if found.kind != "loadConstant"]
+    shapes = _shapes(spec, layers)
+    rows = [_row(index, layer, target, shapes) for index, layer in enumerate(layers)]
+    numbers, segments = _segments(layers, rows, shapes, {f.name for f in spec.description.output})
+    rows = [replace(row, segment=number) for row, number in zip(rows, numbers, strict=True)]
+    return Inspection(
+        label,
+        target,
+        tuple(rows),
+        tuple(segments),
+        tuple(_about(rows)),
+        None,
+        (*_notes(rows, target), *_obstacle(spec)),
+    )
+
+
+def walk(network: Any, depth: int = 0) -> Iterator[_Layer]:
+    """The layers of a network in file order, each followed by those of the networks nested in it."""
+    for spec in network.layers:
+        yield _Layer(spec, depth)
+        for nested in _nested(spec):
+            yield from walk(nested, depth + 1)
+
+
+def _nested(layer: Any) -> list[Any]:
+    kind = layer.WhichOneof("layer")
+    if kind == "branch":
+        return [layer.branch.ifBranch, layer.branch.elseBranch]
+    return [layer.loop.conditionNetwork, layer.loop.bodyNetwork] if kind == "loop" else []
+
+
+def _row(index: int, layer: _Layer, target: Target, shapes: dict[str, tuple[int, ...]]) -> OpRow:
+    inputs = tuple(shapes.get(name, ()) for name in layer.spec.input)
+    legal, against = judge(Described(layer.spec, inputs), target)
+    findings = tuple(rule.finding(words, layer.name) for rule, words in against)
+    shape = shapes.get(next(iter(layer.spec.output), ""), UNKNOWN)
+    return OpRow(
+        index,
+        layer.name,
+        layer.kind,
+        "" if shape == UNKNOWN else "x".join(map(str, shape)),
+        "",
+        legal,
+        _unit(legal, target),
+        0,
+        findings,
+        depth=layer.depth,
+    )
+
+
+def _unit(legal: bool | None, target: Target) -> str | None:
+    if target.compute_units == "CPU_ONLY":
+        return "cpu"
+    if not target.uses_ane or legal is None:
+        return None
+    if legal:
+        return "ane"
+    return "cpu" if target.compute_units == "CPU_AND_NE" else None
+
+
+def _shapes(spec: Any, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name of value: inferred, of the interface, and what converters wrote into the layers."""
+    known = _inferred(spec, layers)
+    for layer in layers:
+        named = [*zip(layer.spec.input, layer.spec.inputTensor, strict=False)]
+        named += [*zip(layer.spec.output, layer.spec.outputTensor, strict=False)]
+        for name, tensor in named:
+            if len(tensor.dimValue) == tensor.rank > 0 and name not in known:
+                known[name] = tuple(int(d) for d in tensor.dimValue)
+    for feature in [*spec.description.input, *spec.description.output]:
+        if shape := feature_shape(feature):
+            known[feature.name] = shape
+    return known
+
+
+def _inferred(spec: Any, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
+    """The shapes that are known from the layers, (channel, height, width) where arrays have rank 5."""
+    try:
+        blobs = Blobs(network_of(spec), spec.description)
+    except SurgeryError:
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    for name in {n for layer in layers for n in [*layer.spec.input, *layer.spec.output]}:
+        shape = blobs.shape(name)
+        if shape is not None and None not in shape:
+            sizes = tuple(int(d or 0) for d in shape)
+            old = blobs.ctx.legacy and len(sizes) == 5 and sizes[:2] == (1, 1)
+            found[name] = sizes[2:] if old else sizes
+    return found
+
+
+def feature_shape(feature: Any) -> tuple[int, ...]:
+    """The shape of an input or output: of an image (C, H, W), of a vector (C, 1, 1); () where it has none."""
+    kind = feature.type.WhichOneof("Type")
+    if kind == "imageType":
+        image = feature.type.imageType
+        grey = "GRAYSCALE" in type(image).ColorSpace.Name(image.colorSpace)
+        return (1 if grey else 3, int(image.height), int(image.width))
+    if kind != "multiArrayType":
+        return ()
+    shape = tuple(int(d) for d in feature.type.multiArrayType.shape)
+    return (*shape, 1, 1) if len(shape) == 1 else shape
+
+
+def _segments(
+    layers: Sequence[_Layer], rows: Sequence[OpRow], shapes: dict[str, tuple[int, ...]], results: set[str]
+) -> tuple[list[int], list[Segment]]:
+    """Number of the segment of each row, and the segments; constants are made first, wherever they stand."""
+    order = sorted(range(len(rows)), key=lambda i: layers[i].kind not in CONSTANTS)
+    numbers, units = [0] * len(rows), list[str | None]()
+    for place, i in enumerate(order):
+        if place == 0 or rows[i].preferred != units[-1]:
+            units.append(rows[i].preferred)
+        numbers[i] = len(units) - 1
+    made = {name: numbers[i] for i, layer in enumerate(layers) for name in layer.spec.output}
+    read: dict[str, set[int]] = {}
+    for i, layer in enumerate(layers):
+        for name in layer.spec.input:
+            read.setdefault(name, set()).add(numbers[i])
+    return numbers, [
+        _segment(
+            n, unit, [rows[i].name for i in range(len(rows)) if numbers[i] == n], made, read, shapes, results
+        )
+        for n, unit in enumerate(units)
+    ]
+
+
+def _segment(
+    number: int,
+    unit: str | None,
+    ops: list[str],
+    made: dict[str, int],
+    read: dict[str, set[int]],
+    shapes: dict[str, tuple[int, ...]],
+    results: set[str],
+) -> Segment:
+    own = {name for name, n in made.items() if n == number}
+    inputs = [
+        name
+        for name, by in read.items()
+        if number in by and name not in own and (name in made or name in shapes)
+    ]
+    outputs = [n for n in made if n in own and (n in results or read.get(n, set()) - {number})]
+    readers = {n for name in outputs for n in read.get(name, set())} - {number}
+    return Segment(
+        number,
+        unit,
+        tuple(ops),
+        {n: shapes.get(n, UNKNOWN) for n in inputs},
+        {n: shapes.get(n, UNKNOWN) for n in outputs},
+        tuple(sorted(readers)),
+    )
+
+
+def _about(rows: Sequence[OpRow]) -> Iterator[Finding]:
+    old = Counter(r.op_type for r in rows if r.op_type in BROADCASTABLE | RANK_FREE)
+    if old:
+        words = ", ".join(f"{n} {kind}" for kind, n in old.most_common())
+        yield OLD_FORMAT.finding(f"layers of the old format: {words}")
+
+
+def _notes(rows: Sequence[OpRow], target: Target) -> Iterator[str]:
+    if target.uses_ane:
+        yield NO_COSTS
+        yield OLD_RULES
+    unknown = Counter(r.op_type for r in rows if r.legal is None)
+    if unknown:
+        words = ", ".join(f"{kind} ({n})" for kind, n in unknown.most_common())
+        yield f"nothing is known about these layers: {words}"
+    if target.compute_units in ("ALL", "CPU_AND_GPU"):
+        yield ON_ALL if target.uses_ane else ON_GPU
+
+
+def _obstacle(spec: Any) -> Iterator[str]:
+    try:
+        import_network(spec)
+    except LoadError as error:
+        yield f"no ML Program can be made of it: {str(error).removeprefix('the model: ')}"

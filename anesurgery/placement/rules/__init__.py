@@ -1,0 +1,1 @@
+"""The tables of placement rules: legality, costs, shapes, numbers."""

@@ -1,0 +1,247 @@
+"""The conditions of the legality rows: the value that was found, in words, or "" where one does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from anesurgery.facts.reading import flag, ints, number, shape_in_words
+from anesurgery.facts.work import is_stored, is_tensor, kind_of, read_results, runtime, shape_of
+from anesurgery.mil import Operation, Var, any_symbolic, constant, dtype_name
+from anesurgery.placement.rules import mask_fills
+from anesurgery.placement.rules.slow import lut, palette_scale
+from anesurgery.placement.target import Target
+
+Test = Callable[[Operation, Target], str]
+
+CHANNELS = 65536
+"""The longest axis that is neither width nor height; measured on M4, compiler tables for the others."""
+
+INDEX = frozenset({"int16", "uint16"})
+WIDE = frozenset({"int32", "int64", "uint32", "uint64"})
+DOUBLE = frozenset({"fp32", "fp64", "double"})
+BYTES = frozenset({"int8", "uint8"})
+
+
+def values(op: Operation) -> list[Var]:
+    """What an op reads and makes at run time; results that nobody reads do not count."""
+    return [*runtime(op), *read_results(op)]
+
+
+def typed(variables: Iterable[Var], kinds: frozenset[str]) -> str:
+    """The first values of these types."""
+    named = [f"%{v.name} is {k.dtype}" for v in variables if (k := kind_of(v)).dtype in kinds]
+    return ", ".join(named[:2])
+
+
+def words(var: Var) -> str:
+    """A shape."""
+    return shape_in_words(shape_of(var)) or "scalar"
+
+
+def int32(op: Operation, target: Target) -> str:
+    """Reads or makes 32-bit integers at run time; where a state is updated may be one (A19, M4: CoreML-LLM)."""
+    places = [op.begin, op.end] if op.op_type == "slice_update" else []
+    return typed([v for v in values(op) if v not in places], WIDE)
+
+
+def fp32(op: Operation, target: Target) -> str:
+    """Computes in fp32; casts have a row of their own."""
+    return "" if op.op_type == "cast" else typed(values(op), DOUBLE)
+
+
+def fp32_cast(op: Operation, target: Target) -> str:
+    """Casts from or to fp32."""
+    return typed(values(op), DOUBLE)
+
+
+def index_guard(op: Operation, target: Target) -> str:
+    """Integer arithmetic that ends in the indices of an embedding."""
+    return typed(values(op), WIDE | INDEX) if _leads_to_lookup(op, 8) else ""
+
+
+GUARD = frozenset({"cast", "greater_equal", "add", "select", "less"})
+"""What coremltools puts before a gather, so that negative indices count from the end."""
+
+
+def _leads_to_lookup(op: Operation, steps: int) -> bool:
+    readers = [r for v in op.outputs for r in v.child_ops]
+    if not readers or steps == 0 or any(v.consuming_blocks for v in op.outputs):
+        return False
+    return all(is_lookup(r) or (r.op_type in GUARD and _leads_to_lookup(r, steps - 1)) for r in readers)
+
+
+MAKES_MASKS = GUARD | {
+    "equal",
+    "expand_dims",
+    "fill",
+    "fill_like",
+    "gather_nd",
+    "greater",
+    "less_equal",
+    "logical_and",
+    "logical_not",
+    "mul",
+    "not_equal",
+    "reshape",
+    "slice_by_index",
+    "sub",
+    "tile",
+    "transpose",
+}
+"""What stands between positions and the scores that they mask."""
+
+
+def mask_positions(op: Operation, target: Target) -> str:
+    """Integer arithmetic that ends in a causal mask."""
+    return typed(values(op), WIDE) if typed(values(op), WIDE) and _leads_to_mask(op, target) else ""
+
+
+def _leads_to_mask(op: Operation, target: Target, steps: int = 32) -> bool:
+    waiting, seen = [op], {op}
+    while waiting and len(seen) < steps:
+        now = waiting.pop()
+        if now.op_type in ("select", "add", "sub", "mul") and mask_fills.causal_mask(now, target):
+            return True
+        if now is op or now.op_type in MAKES_MASKS:
+            new = [r for v in now.outputs for r in v.child_ops if r not in seen]
+            seen.update(new)
+            waiting += new
+    return False
+
+
+def is_lookup(op: Operation) -> bool:
+    """Is it a gather of rows of a constant table at run time?"""
+    if op.op_type != "gather" or is_stored(op.indices) or not is_stored(op.x):
+        return False
+    return len(shape_of(op.x)) == 2 and number(op.inputs.get("axis")) in (0, -2)
+
+
+def lookup(op: Operation, target: Target) -> str:
+    """Looks up rows of a constant table."""
+    return f"a table of {words(op.x)} read at %{op.indices.name}" if is_lookup(op) else ""
+
+
+def runtime_indices(op: Operation, target: Target) -> str:
+    """Gathers at indices of the run."""
+    if is_stored(op.indices):
+        return ""
+    return f"indices %{op.indices.name} ({dtype_name(op.indices)}) are known at run time only"
+
+
+def rank_over(most: int) -> Test:
+    """A value has more axes than `most`."""
+
+    def test(op: Operation, target: Target) -> str:
+        over = [v for v in values(op) if is_tensor(v) and len(shape_of(v)) > most]
+        return f"%{over[0].name} has rank {over[0].rank} ({words(over[0])})" if over else ""
+
+    return test
+
+
+def rank_under(least: int) -> Test:
+    """`x` has fewer axes than `least`."""
+
+    def test(op: Operation, target: Target) -> str:
+        return f"rank {op.x.rank}" if op.x.rank < least else ""
+
+    return test
+
+
+def long_axis(op: Operation, target: Target) -> str:
+    """The last two axes are longer than the target takes, or another one longer than `CHANNELS`."""
+    limit, chip = target.least("axis")
+    for var in values(op):
+        shape = shape_of(var) if is_tensor(var) else ()
+        wide = max(shape[-2:], default=0)
+        if wide > limit:
+            return f"%{var.name} is {words(var)}: {wide} is more than {limit} ({chip})"
+        deep = max(_other_axes(op, var, shape, target), default=0)
+        if deep > CHANNELS:
+            return f"%{var.name} is {words(var)}: {deep} is more than {CHANNELS}"
+    return ""
+
+
+def _other_axes(op: Operation, var: Var, shape: tuple[int, ...], target: Target) -> tuple[int, ...]:
+    """Without the channels that a convolution makes: from H16 on it may have more (A19, CoreML-LLM)."""
+    if op.op_type == "conv" and var is op.outputs[0] and min(target.families) >= 16:
+        return shape[:1]
+    return shape[:-2]
+
+
+def large_kernel(op: Operation, target: Target) -> str:
+    """The kernel is wider or higher than the target takes; 16x16 passes from H14 to H17."""
+    kernel = shape_of(op.weight)[2:]
+    height, width = (1, *kernel)[-2:]
+    (most_w, chip), (most_h, _) = target.least("kernel_w"), target.least("kernel_h")
+    square = width == height == 16 and min(target.families) >= 14 and max(target.families) < 18
+    if (width <= most_w and height <= most_h) or square:
+        return ""
+    return f"kernel {shape_in_words(kernel)}; {chip} takes {most_h}x{most_w} (height x width)"
+
+
+def wide_window(op: Operation, target: Target) -> str:
+    """The window of a max_pool is wider than 8, and not 32."""
+    width = int(op.kernel_sizes.val[-1])
+    return "" if width <= 8 or width == 32 else f"window width {width}; 1 to 8 and 32 are taken"
+
+
+def long_inner(most: int) -> Test:
+    """The summed axis of a matmul or linear is longer than `most`."""
+
+    def test(op: Operation, target: Target) -> str:
+        shape, turned = shape_of(op.x), op.inputs.get("transpose_x")
+        inner = shape[-2 if turned is not None and bool(turned.val) and len(shape) > 1 else -1]
+        return f"inner length {inner}; {most} is taken" if inner > most else ""
+
+    return test
+
+
+def late_slice(op: Operation, target: Target) -> str:
+    """Where a slice begins or ends is known at run time only."""
+    ends = {n: op.inputs.get(n) for n in ("begin", "end", "size")}
+    late = [n for n, v in ends.items() if v is not None and not is_stored(v)]
+    return f"{' and '.join(late)} known at run time only" if late else ""
+
+
+def large_window(op: Operation, target: Target) -> str:
+    """The window of a pool is longer than 29 (up to H13) or 31."""
+    most = 29 if min(target.families) <= 13 else 31
+    window = ints(op, "kernel_sizes")
+    return f"window {shape_in_words(window)}; {most} is taken" if max(window) > most else ""
+
+
+def mirrored(op: Operation, target: Target) -> str:
+    """Edges are padded by their mirror image."""
+    mode = constant(op.inputs.get("mode"))
+    return f"mode {mode}" if mode in ("reflect", "symmetric") else ""
+
+
+def scaled_palette(op: Operation, target: Target) -> str:
+    """A palette that is scaled for each channel before it is multiplied."""
+    scale = palette_scale(op)
+    if scale is None:
+        return ""
+    return f"the palette is scaled before the {op.op_type} ({shape_in_words(scale.shape)} scales)"
+
+
+def palettized_stride(op: Operation, target: Target) -> str:
+    """A palettized convolution that steps by more than two."""
+    strides = ints(op, "strides")
+    if lut(op) is None or max(strides, default=1) <= 2:
+        return ""
+    return f"palettized weights and a stride of {shape_in_words(strides)}"
+
+
+def dynamic_window(op: Operation, target: Target) -> str:
+    """A window over unknown lengths that steps by more than 2, or by 2 over padded edges, or rounds up."""
+    if not any_symbolic(op.x.shape or ()):
+        return ""
+    step, padded = max(ints(op, "strides"), default=1), constant(op.inputs.get("pad_type"))
+    if op.op_type == "conv" and step > 1 and (step > 2 or str(padded).startswith("same")):
+        return f"lengths known at run time only and a stride of {step}"
+    return "lengths known at run time only and ceil_mode" if flag(op, "ceil_mode") else ""
+
+
+def stepped(op: Operation, target: Target) -> str:
+    """Every second position, or fewer, is written."""
+    return f"stride {steps}" if max(steps := ints(op, "stride"), default=1) > 1 else ""

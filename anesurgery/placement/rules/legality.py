@@ -1,0 +1,363 @@
+"""What the Neural Engine can run, as rows: op types known to be legal, and conditions that forbid an op.
+
+Most rows were measured through Core ML on an M4 (751K/Apple-Neural-Engine-Microarchitecture-Study-M6,
+macOS 27.0.1, coremltools 9.0, opset iOS 18, fp16). For other chips they are extrapolated, and rows of the
+private compiler (ane-guide, ANEForge) add what is known of a generation; none of them forbids anything on the
+chip that was measured through Core ML. The first row that forbids is the verdict, so the most specific come
+first. A row of which `legal` is None raises a doubt: where nothing forbids the op, the verdict is unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from anesurgery.ops import names
+from anesurgery.placement.evidence import Grade, Rule, Scope
+from anesurgery.placement.rules import conditions as when
+from anesurgery.placement.target import SOURCES
+
+STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
+GUIDE = "sbryngelson/ane-guide, ANEForge (tables of the compiler)"
+OLDER = "hollance/neural-engine, smpanaro/more-ane-transformers"
+STRINGS = "strings of the compiler"
+
+ON_M4 = Scope(os="seen on M4, macOS 27.0.1")
+LATER = frozenset({16, 17, 18})
+OLDER_CHIPS = frozenset({12, 13, 14, 15})
+EVERY = OLDER_CHIPS | LATER
+NOT_M4 = EVERY - {16}
+
+
+LEGAL = names(
+    "abs ceil floor round sign sqrt rsqrt square inverse log exp exp2 erf clip relu relu6 leaky_relu prelu elu "
+    "sigmoid sigmoid_hard silu tanh scaled_tanh softplus softsign thresholded_relu linear_activation gelu atan "
+    "sin cos add sub mul real_div floor_div pow maximum minimum equal not_equal greater greater_equal less "
+    "less_equal select logical_and cast conv conv_transpose linear matmul scaled_dot_product_attention "
+    "avg_pool l2_pool max_pool softmax layer_norm instance_norm batch_norm l2_norm local_response_norm "
+    "reduce_sum reduce_mean reduce_max reduce_min reduce_l1_norm reduce_l2_norm reduce_log_sum "
+    "reduce_log_sum_exp reduce_sum_square topk reshape expand_dims squeeze transpose concat split stack "
+    "slice_by_index slice_by_size reverse tile space_to_depth depth_to_space space_to_batch batch_to_space "
+    "pixel_shuffle pixel_unshuffle pad gather gather_nd gather_along_axis upsample_nearest_neighbor "
+    "upsample_bilinear resize resize_nearest_neighbor resize_bilinear resample affine quantize dequantize "
+    "fill_like"
+)
+"""Placed on the ANE of an M4 through Core ML (`STUDY`), where no row of `FORBIDDEN` fires."""
+
+WITH_STATE = names("read_state coreml_update_state slice_update")
+"""Seen on the ANE in models with a state: A19 on iOS 18, M4 (john-rocky/CoreML-LLM)."""
+
+NEVER: tuple[tuple[str, str, str | None, str, str], ...] = (
+    (
+        "asin acos tan sinh cosh atanh asinh acosh",
+        "the ANE has no such function",
+        None,
+        "make a table, or write it with sin, cos, exp or atan",
+        STUDY,
+    ),
+    ("mod", "the ANE has no remainder", None, "write it as x - floor_div(x, y) * y", STUDY),
+    ("reduce_prod", "the ANE has no product reduction", None, "sum logarithms, or multiply slices", STUDY),
+    ("cumsum", "the ANE has no running sum", None, "multiply with a triangular matrix of ones", STUDY),
+    (
+        "scatter scatter_along_axis",
+        "the ANE cannot write at indices",
+        None,
+        "blend with a mask, or use slice_update",
+        STUDY,
+    ),
+    ("scatter_nd", "the ANE cannot write at indices", None, "blend with a mask, or use slice_update", GUIDE),
+    ("band_part", "masks are not built on the ANE", "causal_mask_tensor", "make the mask a constant", STUDY),
+    ("one_hot", "the ANE cannot write at indices", None, "compare with a constant range", STUDY),
+    ("non_zero shape range_1d", "it computes shapes or indices", None, "fix the shapes: it then folds", STUDY),
+    (
+        "random_normal random_uniform random_bernoulli random_categorical",
+        "the ANE has no random numbers",
+        None,
+        "make the noise an input",
+        STUDY,
+    ),
+    ("sliding_windows", "the compiler has no converter for it", None, "use slices", STUDY),
+    ("reverse_sequence", "the compiler has no converter for it", None, "use slices", GUIDE),
+    (
+        "crop_resize",
+        "it ran on the CPU alone, and box indices of int32 are refused",
+        None,
+        "slice, then resize",
+        STUDY,
+    ),
+    ("lstm gru rnn", "recurrent ops stay on the CPU", None, "unroll the steps into linear and sigmoid", STUDY),
+    ("cond while_loop", "control flow stays on the CPU", None, "unroll it, or use select", OLDER),
+    (
+        "make_list list_read list_write list_gather list_scatter list_length",
+        "lists stay on the CPU",
+        None,
+        "use stack and slices",
+        OLDER,
+    ),
+    ("non_maximum_suppression", "it stays on the CPU", None, "run it on the host", STUDY),
+    ("custom", "a custom layer is code for the CPU or GPU", None, "split the model there", OLDER),
+    ("classify", "class labels are chosen on the CPU", None, "", OLDER),
+)
+"""(op types, because, remedy, advice, source): refused in every form that was tried."""
+
+
+def _never(ops: str, because: str, remedy: str | None, advice: str, source: str) -> list[Rule]:
+    seen = source == STUDY
+    grade, scope = (Grade.MEASURED, ON_M4) if seen else (Grade.REPORTED, Scope())
+    return [
+        Rule(f"op-{op}", names(op), because, source, False, None, grade, scope, "legality", remedy, advice)
+        for op in ops.split()
+    ]
+
+
+def _indices(ops: str, source: str) -> list[Rule]:
+    """Ops that make indices: what is refused is the int32 of their result."""
+    advice = "leave it last, or return the numbers and choose on the host"
+    rows = _never(ops, "its result is int32", None, advice, source)
+    return [replace(row, test=when.int32) for row in rows]
+
+
+def _row(rule: str, ops: str, because: str, test: when.Test | None = None, **more: Any) -> Rule:
+    given: dict[str, Any] = {"source": STUDY, "scope": ON_M4, "legal": False, **more}
+    return Rule(rule, names(ops), because, test=test, **given)
+
+
+def _compiler(rule: str, ops: str, because: str, test: when.Test | None = None, **more: Any) -> Rule:
+    """A row of the private compiler."""
+    scope = Scope(frozenset(more.pop("families", EVERY)), via="compiler")
+    given: dict[str, Any] = {"source": GUIDE, "grade": Grade.REPORTED, **more}
+    return _row(rule, ops, because, test, scope=scope, **given)
+
+
+KERNELS = "sum shifted smaller convolutions; lay long kernels on the height"
+
+FORBIDDEN: tuple[Rule, ...] = (
+    *(rule for row in NEVER for rule in _never(*row)),
+    *_indices("reduce_argmax argsort", STUDY),
+    *_indices("reduce_argmin", GUIDE),
+    _row(
+        "embedding",
+        "gather",
+        "a gather at indices of the run is refused",
+        when.lookup,
+        remedy="embedding_matmul",
+        advice="look the rows up on the host",
+    ),
+    _row(
+        "gather-runtime",
+        "gather",
+        "a gather at indices of the run is refused",
+        when.runtime_indices,
+        advice="make the indices constant, or gather on the host",
+    ),
+    _row(
+        "index-guard",
+        " ".join(sorted(when.GUARD)),
+        "integer arithmetic stays on the CPU; this makes the indices of an embedding",
+        when.index_guard,
+        remedy="embedding_matmul",
+        advice="look the rows up on the host",
+    ),
+    _row(
+        "slice-runtime",
+        "slice_by_index slice_by_size",
+        "slices must be known when the model is compiled",
+        when.late_slice,
+        advice="slice at constants, or use a mask",
+    ),
+    _row(
+        "mask-positions",
+        "",
+        "integer arithmetic stays on the CPU; this makes a causal mask",
+        when.mask_positions,
+        remedy="causal_mask_tensor",
+        advice="make the mask a constant or an input",
+    ),
+    _row(
+        "int32",
+        "",
+        "a 32-bit integer at run time keeps the op on the CPU",
+        when.int32,
+        advice="fold it into constants, move it to the host, or compute in fp16 up to 2048",
+    ),
+    _row(
+        "fp32",
+        "",
+        "ops that compute in fp32 stay on the CPU or GPU",
+        when.fp32,
+        scope=Scope(),
+        source="coremltools guide (typed execution); " + STUDY,
+        grade=Grade.DOCUMENTED,
+        advice="convert with compute_precision=FLOAT16",
+    ),
+    _row(
+        "fp32-cast",
+        "cast",
+        "casts between fp32 and fp16 ran on the CPU",
+        when.fp32_cast,
+        source="freedomtan/coreml_modelc_profling",
+        scope=Scope(frozenset({12, 13}), "seen on M1, macOS 14.6", until=(("macOS", 14), ("iOS", 17))),
+        advice="declare fp16 inputs and outputs (from iOS 16 on)",
+    ),
+    _row(
+        "rank",
+        "",
+        "tensors have at most 5 axes",
+        when.rank_over(5),
+        scope=Scope(),
+        grade=Grade.DOCUMENTED,
+        source="apple/coreai-models (rules for the ANE); " + STUDY,
+        remedy="rerank",
+        advice="merge axes",
+    ),
+    _row(
+        "axis",
+        "",
+        "an axis is longer than the ANE takes",
+        when.long_axis,
+        source=SOURCES["axis"],
+        scope=Scope(os="seen on M1 Max, M4"),
+        advice="split the axis, and join the pieces last or return them",
+    ),
+    _compiler(
+        "conv-kernel-old",
+        "conv",
+        "the kernel is larger than this generation takes",
+        when.large_kernel,
+        families=OLDER_CHIPS,
+        advice=KERNELS,
+    ),
+    _row(
+        "conv-kernel",
+        "conv",
+        "the kernel is too large (decomposition preconditions)",
+        when.large_kernel,
+        scope=Scope(LATER, "seen on M4, macOS 27.0.1"),
+        advice=KERNELS,
+    ),
+    _row(
+        "max-pool-width", "max_pool", "the window is too wide", when.wide_window, advice="chain smaller pools"
+    ),
+    _row(
+        "matmul-inner",
+        "matmul linear",
+        "a row does not fit into the memory for kernels (64 KiB)",
+        when.long_inner(32768),
+        advice="split the inner axis and add the parts",
+    ),
+    _row("prelu-rank", "prelu", "prelu needs three axes", when.rank_under(3), advice="add axes"),
+    _row(
+        "comp-pcs",
+        "conv linear matmul",
+        "a palette that is scaled before the product leaves the engine",
+        when.scaled_palette,
+        source="coremltools: reorder_lut_per_channel_scale",
+        grade=Grade.DOCUMENTED,
+        scope=Scope(os="iOS 18"),
+        advice="coremltools' pass common::reorder_lut_per_channel_scale, which no default pipeline runs, puts "
+        "the scale behind the product",
+    ),
+    _compiler(
+        "sin-cos",
+        "sin cos",
+        "this generation has no sine",
+        families={12, 13, 14},
+        advice="make the table a constant",
+    ),
+    _compiler(
+        "topk-old", "topk", "this generation has no sort", families={12, 13}, advice="choose on the host"
+    ),
+    _compiler(
+        "texture-old",
+        "resample affine",
+        "this generation has no texture unit",
+        families={12, 13},
+        advice="resample on the host",
+    ),
+    _compiler(
+        "pad-mirror",
+        "pad",
+        "this generation does not mirror edges",
+        when.mirrored,
+        families={12, 13},
+        advice="pad with a constant, or concat reversed slices",
+    ),
+    _compiler(
+        "pool-window",
+        "avg_pool l2_pool",
+        "the window is larger than the tables of the compiler allow; through Core ML (M4) up to 14 was tried",
+        when.large_window,
+        advice="chain smaller pools",
+    ),
+    _compiler(
+        "conv3d",
+        "conv",
+        "the tables of the compiler have no 3-D convolution, while Core ML placed one on an M4",
+        when.rank_over(4),
+        families=NOT_M4,
+        legal=None,
+        advice="sum 2-D convolutions over the depth",
+    ),
+    _compiler(
+        "logical-and",
+        "logical_and",
+        "the tables of the compiler have no path for it, while Core ML placed one on an M4",
+        families=NOT_M4,
+        legal=None,
+        advice="take the minimum of 0 and 1 in fp16",
+    ),
+    _compiler(
+        "linear-rank",
+        "linear",
+        "a string of the compiler says that linear takes at most 4 axes",
+        when.rank_over(4),
+        source=STRINGS,
+        legal=None,
+        advice="merge axes",
+    ),
+    _compiler(
+        "sdpa-rank",
+        "scaled_dot_product_attention",
+        "a string of the compiler says that fused attention takes at most 4 axes",
+        when.rank_over(4),
+        source=STRINGS,
+        legal=None,
+        advice="merge batch and heads",
+    ),
+    _compiler(
+        "comp-stride",
+        "conv",
+        "palettized convolutions with a stride above 2 are not for the engine, by "
+        "Apple's rules for Core AI and by strings of the compiler",
+        when.palettized_stride,
+        source=f"apple/coreai-models: neural_engine_rules.md; {STRINGS}",
+        grade=Grade.DOCUMENTED,
+        legal=None,
+        advice="keep the weights of this convolution fp16",
+    ),
+    _compiler(
+        "conv-dynamic",
+        "conv max_pool avg_pool",
+        "strings of the compiler refuse it with lengths that are known at run time only",
+        when.dynamic_window,
+        source=STRINGS,
+        legal=None,
+        advice="fix or enumerate the shapes",
+    ),
+    _compiler(
+        "slice-update-stride",
+        "slice_update",
+        "a string of the compiler asks for a stride of 1",
+        when.stepped,
+        source=STRINGS,
+        legal=None,
+        advice="write contiguous parts",
+    ),
+)
+"""Conditions under which an op leaves the ANE, and those that make its place doubtful."""
+
+INDEXED = names("gather gather_nd gather_along_axis cast topk slice_update")
+"""Ops at which 16-bit integers were seen on the ANE."""
+
+READS_BYTES = names("dequantize")
+"""Ops that were seen to read 8-bit integers there; quantize and cast make them."""

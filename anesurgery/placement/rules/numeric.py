@@ -1,0 +1,385 @@
+"""What may go wrong in fp16 and in the engine's arithmetic, as far as the program alone tells.
+
+A value is an interval (`bounds`): what is bounded stays silent, and so does what only samples can tell, such
+as the products of run-time values (`sampled` runs them). Sources by name: 751K is the micro-architecture study
+of M4 and M6, ane-guide and ANEForge are measurements through the private compiler.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from anesurgery.facts import intervals as bounds
+from anesurgery.facts.reading import behind, ints, number, weight
+from anesurgery.facts.work import is_stored
+from anesurgery.interpret.arithmetic.saturation import CEILING
+from anesurgery.mil import Operation, Var, constant, consumers, np_dtype, operands, producer, static_shape
+from anesurgery.placement.evidence import Grade, Rule, Scope
+from anesurgery.placement.rules.mask_fills import causal_mask, empty_rows, fill, other_mask, to_softmax
+from anesurgery.placement.target import Target
+
+LEAST = 2.0**-24
+"""The smallest positive number of fp16."""
+NORMAL = 2.0**-14
+"""The smallest that is not subnormal."""
+EXACT = 2048
+"""Integers up to here are numbers of fp16, all of them."""
+EXP_LIMIT = math.log(bounds.LARGEST)
+"""exp of more overflows in fp16: 11.09."""
+SLICE_LIMIT = 4094
+"""The largest magnitude that a slice of the last axis keeps on the engines of H13 and H14."""
+LONG = 4096
+"""Elements from which a sum overflows in fp16 when their mean is above 16."""
+
+
+def _half(op: Operation) -> bool:
+    return bounds.is_half(op.outputs[0])
+
+
+def long_product(op: Operation, target: Target) -> str:
+    """A sum of products that reaches the ceiling for some input that the program allows."""
+    if not _half(op) or weight(op) is None:
+        return ""
+    most = bounds.product(op)
+    if not CEILING <= most < math.inf:
+        return ""
+    return f"for some input a partial sum reaches {most:.3g}; the ceiling is {CEILING:.0f}"
+
+
+def large_square(op: Operation, target: Target) -> str:
+    """A power of a value that is not known to be small."""
+    if not _half(op):
+        return ""
+    exponent = number(op.y) if op.op_type == "pow" else 2
+    if exponent is None or exponent <= 1 or (op.op_type == "mul" and op.x is not op.y):
+        return ""
+    limit, found = bounds.LARGEST ** (1 / exponent), bounds.magnitude(op.x, products=1)
+    if found <= limit:
+        return ""
+    known = "has no known bound" if math.isinf(found) else f"may be {found:.4g}"
+    return f"%{op.x.name} {known}, and its power {exponent:g} overflows above {limit:.0f}"
+
+
+def scale_behind(op: Operation, target: Target) -> str:
+    """Scores that are scaled after the product, when its sums have already been made."""
+    if not _half(op) or is_stored(op.y) or is_stored(op.x):
+        return ""
+    readers = consumers(op.outputs[0])
+    if len(readers) != 1 or readers[0].op_type not in ("mul", "real_div"):
+        return ""
+    reader = readers[0]
+    factor = number(reader.y) or (number(reader.x) if reader.op_type == "mul" else None)
+    if not factor:
+        return ""
+    factor = abs(1 / factor if reader.op_type == "real_div" else factor)
+    if factor >= 1 or not any(r.op_type == "softmax" for r in to_softmax(reader.outputs[0])):
+        return ""
+    return f"the scores are multiplied by {factor:.4g} only behind the product (%{reader.outputs[0].name})"
+
+
+def infinite_constant(op: Operation, target: Target) -> str:
+    """A constant beyond fp16 that is no mask."""
+    if not _half(op):
+        return ""
+    for _, var in operands(op):
+        if not is_stored(var) or np_dtype(var) != np.float16 or producer(var, "const") is None:
+            continue
+        low, high = bounds.of_constant(var)
+        held = (low, high) != bounds.ANY or np.size(constant(var)) == 1
+        if held and max(abs(low), abs(high)) > bounds.LARGEST and fill(op) is None:
+            return f"%{var.name} holds {high if high > bounds.LARGEST else low:g}"
+    return ""
+
+
+GUARDED = frozenset({"rsqrt", "sqrt", "log", "inverse", "real_div"})
+"""Ops that need their operand kept away from 0."""
+NORMS = frozenset({"layer_norm", "batch_norm", "instance_norm", "l2_norm"})
+
+
+def _epsilon(op: Operation) -> float | None:
+    """The epsilon that an op, written out or built in, rests on."""
+    if op.op_type in NORMS:
+        return number(op.inputs.get("epsilon"))
+    if op.op_type == "add":
+        value = number(op.y) if is_stored(op.y) else number(op.x)
+        small = value is not None and 0 < value < 1e-3
+        guards = any(r.op_type in GUARDED for r in behind(op.outputs[0])) if small else False
+        return value if guards else None
+    if op.op_type == "log" and bounds.interval(op.x)[0] < LEAST and not _kept_away(op.x):
+        return number(op.inputs.get("epsilon"))
+    return None
+
+
+def _kept_away(var: Var) -> bool:
+    """Is something added to a value before it is used?"""
+    maker = producer(var, "add", "clip", "maximum")
+    return maker is not None and any(is_stored(v) for _, v in operands(maker))
+
+
+def lost_epsilon(op: Operation, target: Target) -> str:
+    """An epsilon that rounds to 0 in fp16."""
+    found = _epsilon(op) if _half(op) else None
+    if found is None and op.op_type == "rsqrt" and _half(op):
+        inner = producer(op.x)
+        bare = inner is None or (inner.op_type.startswith("reduce_") and not _kept_away(op.x))
+        found = number(op.inputs.get("epsilon")) if bare else None
+    if found is None or found > LEAST / 2:
+        return ""
+    value = f" {found:.2g}" if found else ""
+    return f"the epsilon{value} is 0 in fp16, whose smallest number is {LEAST:.1g}"
+
+
+def subnormal_epsilon(op: Operation, target: Target) -> str:
+    """An epsilon written out that is subnormal in fp16."""
+    found = _epsilon(op) if _half(op) and op.op_type not in NORMS else None
+    if found is None or not LEAST / 2 < found < NORMAL:
+        return ""
+    return f"epsilon {found:.2g} is subnormal in fp16 (below {NORMAL:.1g})"
+
+
+COMPARED = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
+
+
+def large_integers(op: Operation, target: Target) -> str:
+    """Integers that fp16 does not hold."""
+    if not _half(op) or np_dtype(op.x).kind not in "iu":
+        return ""
+    low, high = bounds.interval(op.x)
+    end = producer(op.x, "range_1d")
+    high = max(high, number(end.end) or 0) if end is not None and math.isinf(high) else high
+    if math.isfinite(high):
+        most = max(abs(low) if math.isfinite(low) else 0, abs(high))
+        return f"integers up to {most:.0f} become fp16" if most > EXACT else ""
+    readers = [r for r in behind(op.outputs[0]) if _reads_an_id(r)]
+    if not readers:
+        return ""
+    return f"%{op.x.name}, integers of unknown size, becomes fp16 for %{readers[0].outputs[0].name}"
+
+
+def _reads_an_id(op: Operation) -> bool:
+    """Does an op compare with a table, or multiply with frequencies (and is no mask arithmetic)?"""
+    tables = [v for _, v in operands(op) if is_stored(v) and np.prod(static_shape(v) or ()) > 1]
+    if op.op_type in COMPARED or op.op_type == "gather":
+        return bool(tables) or op.op_type == "gather"
+    return op.op_type in ("mul", "matmul") and any(
+        bounds.of_constant(v)[1] <= 1 and bounds.of_constant(v)[0] > 0 for v in tables
+    )
+
+
+def compared_integers(op: Operation, target: Target) -> str:
+    """A table of integers in fp16 that has passed 2048."""
+    for _, var in operands(op):
+        if is_stored(var) and np_dtype(var) == np.float16 and np.prod(static_shape(var) or ()) > 1:
+            _, high = bounds.of_constant(var)
+            if EXACT < high < math.inf and not np.any(np.asarray(constant(var)) % 1):
+                return f"%{var.name} holds integers up to {high:.0f}, of which fp16 skips some"
+    return ""
+
+
+def long_sum(op: Operation, target: Target) -> str:
+    """A sum of many values that are not known to be small."""
+    count = bounds.summed(op) if _half(op) else 0
+    if count < LONG or math.isinf(count):
+        return ""
+    found = bounds.magnitude(op.x) * count
+    if found <= bounds.LARGEST:
+        return ""
+    mean = bounds.LARGEST / count
+    return f"{count:.0f} values are added, which overflows if their mean is above {mean:.3g}"
+
+
+def width_slice(op: Operation, target: Target) -> str:
+    """A slice of the last axis that begins behind 0, of a value that is not known to be small."""
+    shape = static_shape(op.x)
+    if not _half(op) or not shape or len(shape) < 2:
+        return ""
+    if op.op_type == "split":
+        axes = ints(op, "axis")
+        begin = 1 if axes and axes[0] % len(shape) == len(shape) - 1 else 0
+        where = "its parts behind the first"
+    else:
+        begins = ints(op, "begin")
+        open_ = constant(op.inputs.get("begin_mask"))
+        begin = 0 if not begins or (open_ is not None and bool(open_[-1])) else begins[-1]
+        where = f"element {begin % shape[-1]}"
+    if not begin or bounds.magnitude(op.x, products=2) <= SLICE_LIMIT:
+        return ""
+    return f"the last axis of %{op.x.name} is cut, {where} on; magnitudes above {SLICE_LIMIT} become infinite"
+
+
+def bare_exponential(op: Operation, target: Target) -> str:
+    """A softmax written out without the largest score taken away."""
+    if not _half(op) or bounds.interval(op.x)[1] <= EXP_LIMIT:
+        return ""
+    if not any(r.op_type == "reduce_sum" for r in behind(op.outputs[0])):
+        return ""
+    return f"exp of %{op.x.name}, which has no known bound, overflows above {EXP_LIMIT:.2f}"
+
+
+STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
+GUIDE = "sbryngelson/ane-guide: part-1-machine/03; ANEForge: numeric-cliffs"
+INTEGERS = "fp16 holds integers exactly up to 2048; above it ids and positions become their neighbours"
+MASKS = (
+    "Apple's rules say that the softmax of the engine does not handle -inf, and below -32768 a fill becomes it "
+    "if the sum is fused with the product; one Mac gave the same bits for -inf and -1e4 (perhaps on its CPU)"
+)
+MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transformers; john-rocky/CoreML-LLM"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "num-mac-32768",
+        frozenset({"matmul", "linear", "conv"}),
+        "a result or partial sum of products of magnitude 32768 or more becomes infinite, even where later "
+        "terms cancel it; seen on M1, M2, M4, M5 and M6 (what the accumulator is, fixed point or float, is "
+        "disputed; the ceiling is not)",
+        f"{GUIDE}; {STUDY}",
+        test=long_product,
+        kind="numeric",
+        scope=Scope(os="seen on M1, M2, M4, M5, M6"),
+        advice="divide the weights by a power of two and multiply the result by it (exact but for underflow)",
+    ),
+    Rule(
+        "num-square",
+        frozenset({"square", "mul", "pow", "reduce_sum_square", "reduce_l2_norm"}),
+        "the elementwise unit is fp16: 256 * 256 is infinite, and Core ML has no root mean square norm that "
+        "would hide the square",
+        f"{STUDY}; coremltools: frontend/torch/ops.py (rms_norm)",
+        test=large_square,
+        kind="numeric",
+        grade=Grade.DOCUMENTED,
+        advice="divide by the largest magnitude first, as coremltools writes its own rms_norm, or write the "
+        "norm as layer_norm of concat(x, -x); `inputs=` tells what samples reach",
+    ),
+    Rule(
+        "num-scale-after",
+        frozenset({"matmul"}),
+        "query times key was the op that lost most to fp16 in a probe of one op kind at a time (35 dB), and "
+        "its sums have a ceiling of 32768: they need not be larger than what the softmax reads",
+        "smpanaro/more-ane-transformers: NOTES.md; 751K: notes/numerics.md",
+        test=scale_behind,
+        kind="numeric",
+        scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
+        advice="multiply the query, or the weights that make it, instead of the scores",
+    ),
+    Rule(
+        "num-mask-causal",
+        frozenset({"add", "sub", "select", "mul"}),
+        MASKS,
+        MASK_SOURCE,
+        test=causal_mask,
+        kind="numeric",
+        grade=Grade.DOCUMENTED,
+        remedy="causal_mask_tensor",
+        advice="where the mask is made at run time, the pass refuses if it proves not to be causal",
+    ),
+    Rule(
+        "num-mask",
+        frozenset({"add", "sub", "select", "mul"}),
+        MASKS,
+        MASK_SOURCE,
+        test=other_mask,
+        kind="numeric",
+        grade=Grade.DOCUMENTED,
+        advice="fill with -1e4, or with no less than -3e4",
+    ),
+    Rule(
+        "num-mask-rows",
+        frozenset({"add", "sub", "select", "mul"}),
+        "the softmax of a row that is all -inf is NaN, and the engine turns NaN into large numbers",
+        "FluidInference/FluidAudio: issue 679 (M5); 751K: notes/numerics.md",
+        test=empty_rows,
+        kind="numeric",
+        scope=Scope(os="seen on M4, M5, M6"),
+        advice="fill with -1e4: such a row then keeps finite weights",
+    ),
+    Rule(
+        "num-constant",
+        frozenset({"add", "sub", "mul", "real_div", "select"}),
+        "the largest number of fp16 is 65504, and the engine has no infinities: they behave as large numbers",
+        f"{STUDY}; {GUIDE}",
+        test=infinite_constant,
+        kind="numeric",
+        scope=Scope(os="seen on M1 to M6"),
+        advice="use a finite number below 65504",
+    ),
+    Rule(
+        "num-eps",
+        frozenset({*NORMS, "add", "log", "rsqrt"}),
+        "an epsilon that rounds to 0 guards nothing: 1 / sqrt(0) is infinite",
+        "apple/ml-ane-transformers (1e-7 in its layer norm)",
+        test=lost_epsilon,
+        kind="numeric",
+        grade=Grade.DOCUMENTED,
+        advice="1e-7 or more; 1e-5 where the model allows it",
+    ),
+    Rule(
+        "num-eps-subnormal",
+        frozenset({"add", "log"}),
+        "the multiplier of H13 takes subnormal numbers for 0; the elementwise unit was seen to keep them, and "
+        "which of the two an op uses is not known",
+        "sbryngelson/ANEForge: numeric-cliffs",
+        test=subnormal_epsilon,
+        kind="numeric",
+        grade=Grade.GUESS,
+        scope=Scope(frozenset({13}), via="compiler"),
+        advice="6.1e-5 or more is safe on both units",
+    ),
+    Rule(
+        "num-int",
+        frozenset({"cast"}),
+        INTEGERS,
+        GUIDE,
+        test=large_integers,
+        kind="numeric",
+        scope=Scope(os="seen on M1, M5"),
+        advice="keep ids and positions integers, or feed tables made of them",
+    ),
+    Rule(
+        "num-int-table",
+        COMPARED,
+        INTEGERS,
+        GUIDE,
+        test=compared_integers,
+        kind="numeric",
+        scope=Scope(os="seen on M1, M5"),
+        advice="split the integers into two digits of at most 2048",
+    ),
+    Rule(
+        "num-reduce",
+        frozenset({"reduce_sum"}),
+        "a reduce_sum has the range of fp16 and a narrow running sum; a product with ones has a wide sum and a "
+        "ceiling of 32768",
+        f"{GUIDE}",
+        test=long_sum,
+        kind="numeric",
+        scope=Scope(os="seen on M1, M5", via="compiler"),
+        advice="take the mean, or divide by the count first",
+    ),
+    Rule(
+        "num-slice-q4",
+        frozenset({"slice_by_index", "slice_by_size", "split"}),
+        "on H13 and H14 a slice of the last axis that begins behind 0 passes a fixed-point step that holds "
+        "magnitudes to 4094; ANEForge's tables put it on M1 only, ane-guide on M1 and M2, and its list of "
+        "cliffs on all before A16",
+        f"{GUIDE}",
+        test=width_slice,
+        kind="numeric",
+        scope=Scope(frozenset({13, 14}), via="compiler"),
+        advice="slice along another axis, or bring the value below 4094; `inputs=` tells what samples reach",
+    ),
+    Rule(
+        "num-softmax",
+        frozenset({"exp"}),
+        "softmax itself takes the largest score away (1000 among its inputs does no harm); an exp of one's own "
+        "does not",
+        f"{GUIDE}",
+        test=bare_exponential,
+        kind="numeric",
+        scope=Scope(os="seen on M1"),
+        advice="use softmax, or subtract reduce_max first",
+    ),
+)
+"""Each speaks where the program shows the hazard, or cannot exclude one that is seldom harmless."""

@@ -1,0 +1,157 @@
+"""What is to be said once about a whole function and not at each op: layout, heads, depth, kind of work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from anesurgery.facts.reading import PRODUCTS, VIEWS, before, channels, shape_in_words
+from anesurgery.facts.work import is_stored, is_weight, shape_of
+from anesurgery.mil import Function, Operation, Var, operands, producer, static_shape, walk_ops
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.target import Target
+
+HEAVY = PRODUCTS | {"conv_transpose", "einsum", "scaled_dot_product_attention", "lstm", "gru", "rnn"}
+"""Ops that multiply: without one of them there is little for the engine to do."""
+LONGEST = 387
+"""Ops in a chain that the compiler of M6 did not survive."""
+SMALL_MAP = 64
+
+LAYOUT = Rule(
+    "linear-vs-conv",
+    frozenset(),
+    "1x1 convolutions on (batch, channels, 1, sequence) had about 3 times the throughput of matrix products "
+    "(M4, private compiler), and Apple's port of DistilBERT went from 55 to 8.7 ms with them and split heads "
+    "(M1 Max); `linear` is legal, and through Core ML four layers of either were on the engine alike (M4)",
+    "maderix/ANE; apple/ml-ane-transformers; kasper0406/stablehlo-coreml PR 110",
+    kind="speed",
+    grade=Grade.DOCUMENTED,
+    scope=Scope(os="seen on M1 Max, M4"),
+    advice="put channels first and the sequence last, and use 1x1 convolutions; measure first on newer chips",
+)
+HEADS = Rule(
+    "attn-split-heads",
+    frozenset(),
+    "Apple's ports compute each head by itself: up to 10 times as fast (iPhone 13, sequence 512, batch 8), "
+    "the UNet of Stable Diffusion 1040 to 726 ms; a BERT gained only 10 to 13 % on M4 Pro and M5 Max, and "
+    "lost on the GPU",
+    "apple/ml-ane-transformers; apple/ml-stable-diffusion; erwinzhang7/coreml-compute-placement",
+    kind="speed",
+    grade=Grade.DOCUMENTED,
+    scope=Scope(os="seen on iPhone 13, M1 Max, M4 Pro, M5 Max"),
+    advice="split the heads (einsum bchq,bkhc->bkhq, softmax on axis 1); measure first on newer chips",
+)
+SPATIAL = Rule(
+    "mlp-spatial-8x8",
+    frozenset(),
+    "a 1x1 convolution over 64 positions ran 50 % faster as 8x8 than as 1x64, a whole model 20 %",
+    "smpanaro/coreml-llm-cli",
+    kind="speed",
+    scope=Scope(frozenset({13, 15}), "seen on M1 Max, M3"),
+    advice="reshape around the feed-forward layers only",
+)
+CHAIN = Rule(
+    "compile-chain",
+    frozenset(),
+    "the compiler crashed on chains of 387 layers and more",
+    "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/defects.md",
+    kind="speed",
+    scope=Scope(frozenset({18}), "seen on M6, macOS 27.0.1"),
+    advice="split the model",
+)
+ISLAND = Rule(
+    "perf-elementwise",
+    frozenset(),
+    "elementwise ops and norms are estimated at 0.83 to 1.0 of the CPU's time, and a segment on the engine "
+    "costs 0.25 ms at least",
+    "751K: notes/coreml_dispatch.md",
+    kind="speed",
+    scope=Scope(os="seen on M4, macOS 27.0.1"),
+    advice="leave it on the CPU, or make it part of the model it serves",
+)
+RULES = (LAYOUT, HEADS, SPATIAL, CHAIN, ISLAND)
+
+
+def of_function(function: Function, target: Target) -> Iterator[Finding]:
+    """What is to be said about a function as a whole."""
+    ops = [op for op in walk_ops(function) if not is_weight(op)]
+    looks = {LAYOUT: _layout, HEADS: _heads, SPATIAL: _spatial, CHAIN: _chain, ISLAND: _island}
+    for rule, look in looks.items():
+        if rule.scope.concerns(target) and (found := look(ops)):
+            yield rule.finding(found)
+
+
+def _layout(ops: list[Operation]) -> str:
+    products = [op for op in ops if op.op_type in PRODUCTS and channels(op) is not None]
+    flat = [op for op in products if op.op_type != "conv" and _has_rows(op.outputs[0])]
+    if len(flat) < 2 or 2 * len(flat) < len(products):
+        return ""
+    shape = shape_in_words(flat[0].outputs[0].shape)
+    return f"{len(flat)} of {len(products)} products with weights have channels last ({shape})"
+
+
+def _has_rows(var: Var) -> bool:
+    """Is a value of rank 2 or 3 and holds several positions?"""
+    return var.rank in (2, 3) and math.prod(shape_of(var)[:-1]) > 1
+
+
+def _heads(ops: list[Operation]) -> str:
+    """Attention whose heads travel together as a batch."""
+    found = []
+    for op in ops:
+        if op.op_type == "softmax" and (scores := _scores(op)) is not None:
+            shape = static_shape(scores.outputs[0])
+            if shape is not None and len(shape) == 4 and shape[1] > 1 and scores.op_type != "einsum":
+                found.append(shape)
+    if not found:
+        return ""
+    return f"{len(found)} attentions take all heads at once, the first with scores {shape_in_words(found[0])}"
+
+
+def _scores(softmax: Operation) -> Operation | None:
+    """The product of two run-time values behind a softmax's masks and scales."""
+    var: Var | None = softmax.x
+    for _ in range(6):
+        op = before(var, VIEWS) if var is not None else None
+        if op is None:
+            return None
+        if op.op_type in ("matmul", "einsum"):
+            return op if all(not is_stored(v) for _, v in operands(op) if v.rank > 1) else None
+        if op.op_type not in ("add", "mul", "sub", "select", "real_div"):
+            return None
+        sides = [op.inputs.get(n) for n in ("x", "a", "y", "b")]
+        moving = [v for v in sides if isinstance(v, Var) and not is_stored(v)]
+        made = [v for v in moving if before(v, VIEWS) is not None]
+        var = next((v for v in made if _is_product(v)), made[0] if made else None)
+    return None
+
+
+def _is_product(var: Var) -> bool:
+    op = before(var, VIEWS | {"mul", "real_div"})
+    return op is not None and op.op_type in ("matmul", "einsum")
+
+
+def _spatial(ops: list[Operation]) -> str:
+    flat = [
+        op
+        for op in ops
+        if op.op_type == "conv"
+        and (static_shape(op.outputs[0]) or ())[2:] == (1, SMALL_MAP)
+        and (channels(op) or (0, 0, 0))[2] == 1
+    ]
+    return f"{len(flat)} 1x1 convolutions work on 1x{SMALL_MAP}" if len(flat) > 1 else ""
+
+
+def _chain(ops: list[Operation]) -> str:
+    depth: dict[Operation, int] = {}
+    for op in ops:
+        makers = [producer(v) for _, v in operands(op)]
+        depth[op] = 1 + max((depth.get(m, 0) for m in makers if m is not None), default=0)
+    most = max(depth.values(), default=0)
+    return f"the longest chain has {most} ops" if most >= LONGEST else ""
+
+
+def _island(ops: list[Operation]) -> str:
+    if not ops or any(op.op_type in HEAVY for op in ops):
+        return ""
+    return f"none of the {len(ops)} ops is a convolution or matrix product"

@@ -1,0 +1,319 @@
+"""Shapes that cost memory or keep a model off the engine: last axes, inputs and outputs, states, lengths.
+
+`RULES` speak about an op, where a last axis is made and not at each op that keeps it; `of_model` speaks about a
+function, and `save_changes` about saving it through coremltools.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from anesurgery.facts.reading import channels, in_words, shape_in_words, weight
+from anesurgery.facts.work import is_tensor, is_weight, runtime, shape_of, size_of
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Var,
+    any_symbolic,
+    dtype_name,
+    np_dtype,
+    static_shape,
+    types,
+    walk_ops,
+)
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.rules import overview
+from anesurgery.placement.rules.saving import save_changes
+from anesurgery.placement.target import Target
+
+__all__ = ["RULES", "of_model", "save_changes"]
+
+UNIT = 64
+"""Bytes in which rows are stored: 32 elements of fp16."""
+BOTH = 64
+"""Elements that satisfy both readings of the rule."""
+WORTH = 1 << 20
+"""Bytes of padding, half of the smallest on-chip memory, from which a value of no product is worth a word."""
+MOST_STATES = 2
+PADDED = frozenset({"linear", "matmul"})
+"""Products whose result `pad_last_axis` pads."""
+
+
+def _padded(shape: tuple[int, ...], var: Var) -> int:
+    """Bytes of a value whose rows are stored in units."""
+    row = shape[-1] * np_dtype(var).itemsize
+    return math.prod(shape[:-1]) * math.ceil(row / UNIT) * UNIT
+
+
+def _made_here(op: Operation, var: Var) -> tuple[int, ...] | None:
+    """The shape of a half-precision result whose last axis no operand has already, when it does not fit."""
+    shape = static_shape(var) if is_tensor(var) and not is_weight(op) else None
+    if not shape or len(shape) < 2 or shape[-1] * 2 % UNIT == 0 or dtype_name(var) != "fp16":
+        return None
+    given = [v.shape[-1] for v in runtime(op) if is_tensor(v) and v.rank]
+    return None if shape[-1] in given else shape
+
+
+def _words(shape: tuple[int, ...], var: Var) -> str:
+    stored = _padded(shape, var)
+    unit = UNIT // 2
+    wide = math.ceil(shape[-1] / unit) * unit
+    ratio = stored / max(size_of(var), 1)
+    more = f"{ratio:.3g} times the memory" if ratio >= 1.05 else "hardly more memory"
+    return (
+        f"the last axis of {shape_in_words(shape)} is stored as {wide}: {more} "
+        f"({in_words(stored)}); the next multiple of {BOTH} is {math.ceil(shape[-1] / BOTH) * BOTH}"
+    )
+
+
+def narrow_product(op: Operation, target: Target) -> str:
+    """A product with plain weights that makes a last axis of an odd length."""
+    var = op.outputs[0]
+    shape, stored = _made_here(op, var), weight(op)
+    plain = stored is not None and stored.op is not None and stored.op.op_type == "const"
+    if shape is None or not plain or shape[-1] == 1 or channels(op) is None:
+        return ""
+    return _words(shape, var)
+
+
+def narrow_value(op: Operation, target: Target) -> str:
+    """Any other op that makes a last axis of an odd length, where the padding is large."""
+    for var in op.outputs:
+        shape = _made_here(op, var)
+        if shape is None or (op.op_type in PADDED and narrow_product(op, target)):
+            continue
+        waste = _padded(shape, var) - size_of(var)
+        if waste >= WORTH and 4 * waste >= size_of(var):
+            return _words(shape, var)
+    return ""
+
+
+LAST = (
+    "rows are stored in units of 64 bytes, 32 elements of fp16 (Apple; seen on M3 Max too); other guides say "
+    "64 elements, and one measured 16 bytes through the compiler. A multiple of 64 elements is right by each"
+)
+LAST_SOURCE = (
+    "Apple: Deploying Transformers on the Apple Neural Engine; apple/coreai-models: neural_engine_rules.md; "
+    "Anemll/Anemll; sbryngelson/ane-guide"
+)
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "last-axis-align",
+        PADDED,
+        LAST,
+        LAST_SOURCE,
+        test=narrow_product,
+        kind="shape",
+        grade=Grade.DOCUMENTED,
+        remedy="pad_last_axis",
+        advice="what it gains in time was not measured",
+    ),
+    Rule(
+        "last-axis-memory",
+        frozenset(),
+        LAST,
+        LAST_SOURCE,
+        test=narrow_value,
+        kind="shape",
+        grade=Grade.DOCUMENTED,
+        advice="put the sequence on the last axis (batch, channels, 1, sequence), or another length that fits",
+    ),
+)
+
+RANGE = Rule(
+    "dyn-range",
+    frozenset(),
+    "up to iOS 17.3 only the default shape was for the engine, the others for CPU and GPU; later "
+    "reshapeFrequency=.infrequent makes it possible, which slowed one app by 26 % (M5). Strings of the "
+    "compiler say that one op off the engine takes all with it",
+    "coremltools guide: flexible-inputs; coremltools issues 835, 1764, 2370; FluidInference/FluidAudio",
+    kind="shape",
+    grade=Grade.REPORTED,
+    advice="fix the shape, enumerate a few, or make one function for each length",
+)
+ENUMERATED = Rule(
+    "dyn-enumerated",
+    frozenset(),
+    "up to 128 enumerated shapes keep the engine, where no layer inside is dynamic",
+    "coremltools guide: flexible-inputs",
+    kind="shape",
+    grade=Grade.DOCUMENTED,
+    advice="one function for each length is the safer form",
+)
+UNTIL_13 = Scope(os="seen on M1 Max, macOS 13", until=(("iOS", 16), ("macOS", 13)))
+ENUMERATED_NORM = Rule(
+    "dyn-enum-ln",
+    frozenset(),
+    "layer_norm of rank 3 left the engine with enumerated shapes; rank 4 did not",
+    "smpanaro/more-ane-transformers: NOTES.md; coremltools issue 1909",
+    kind="shape",
+    scope=UNTIL_13,
+    advice="expand to rank 4 around the norms",
+)
+ENUMERATED_SCORES = Rule(
+    "dyn-enum-qkt",
+    frozenset(),
+    "query times key left the engine with enumerated shapes; not on macOS 14",
+    "smpanaro/more-ane-transformers: NOTES.md",
+    kind="shape",
+    scope=UNTIL_13,
+    advice="fix the shape",
+)
+INTEGERS = Rule(
+    "dtype-int-input",
+    frozenset(),
+    "integers reach the engine through casts and look-ups that run on the CPU (few ops at the head: 4 of 606 "
+    "in Apple's DistilBERT); one report of 2022 saw any integer input keep a model off it",
+    "751K: notes/coreml_dispatch.md; apple/ml-ane-transformers; eiln/anecc",
+    kind="interface",
+    grade=Grade.REPORTED,
+    remedy=None,
+    advice='accept it, or look embeddings up outside: embedding_matmul with mode="input"',
+)
+DOUBLES = Rule(
+    "dtype-fp32-io",
+    frozenset(),
+    "fp32 values are cast at the edge: on the CPU on M1 (macOS 14.6), on the engine or the CPU on M4 (27.0.1); "
+    "between the models of a pipeline the next one left the engine (M1)",
+    "freedomtan/coreml_modelc_profling; 751K; smpanaro/more-ane-transformers: NOTES.md",
+    kind="interface",
+    scope=Scope(os="seen on M1, M4"),
+    advice="declare fp16 inputs and outputs (iOS 16, macOS 13), in buffers of IOSurface: 110 to 73 ms for "
+    "GPT-2 large",
+)
+WIDTHS = Rule(
+    "io-width",
+    frozenset(),
+    LAST,
+    LAST_SOURCE,
+    kind="interface",
+    grade=Grade.DOCUMENTED,
+    advice="pad it outside, or put a longer axis last",
+)
+STATES = Rule(
+    "state-max-types",
+    frozenset(),
+    "a plan showed a model of three states on the engine, and its prediction failed (0x1d); one or two ran",
+    "john-rocky/CoreML-LLM: MLSTATE_PATTERN.md",
+    kind="interface",
+    scope=Scope(os="seen on A19, M4"),
+    advice="pack them into two, or pass some as inputs and outputs",
+)
+STATE_WIDTH = Rule(
+    "state-width-32",
+    frozenset(),
+    "a state 270 wide failed on the engine, one of 256 ran",
+    "coremltools issue 2631",
+    kind="interface",
+    scope=Scope(os="seen on M4, macOS 15.2"),
+    advice="pad its last axis to a multiple of 32",
+)
+STATE_RANK = Rule(
+    "rank5-kv",
+    frozenset(),
+    "updates of rank-5 caches were refused; the same cache of rank 4 stayed on the engine",
+    "FluidInference/FluidAudio: ANE_Profiler.md",
+    kind="interface",
+    scope=Scope(os="seen on M5"),
+    advice="fold two axes into one",
+)
+MODEL_RULES = (
+    RANGE,
+    ENUMERATED,
+    ENUMERATED_NORM,
+    ENUMERATED_SCORES,
+    INTEGERS,
+    DOUBLES,
+    WIDTHS,
+    STATES,
+    STATE_WIDTH,
+    STATE_RANK,
+)
+"""What `of_model` may say, besides `overview.RULES`."""
+
+
+def of_model(function: Function, target: Target, description: Any = None) -> tuple[Finding, ...]:
+    """What is to be said about the interface of a function, and about it as a whole.
+
+    Args:
+        function: a MIL function.
+        target: findings that do not concern it are left out.
+        description: of the model's specification, which tells enumerated shapes from ranges; a program that was
+            just converted tells it by itself.
+    """
+    found = [*_lengths(function, description), *_interface(function), *_states(function)]
+    kept = [rule.finding(message) for rule, message in found if rule.scope.concerns(target)]
+    return (*kept, *overview.of_function(function, target))
+
+
+Said = Iterator[tuple[Rule, str]]
+
+
+def _lengths(function: Function, description: Any) -> Said:
+    dynamic = {n: v for n, v in function.inputs.items() if any_symbolic(v.shape or ())}
+    if not dynamic:
+        return
+    listed = {n for n in dynamic if n in _enumerated(function, description)}
+    for name, var in dynamic.items():
+        said = f"input %{name} has the shape {shape_in_words(var.shape)}"
+        yield (ENUMERATED, f"{said}, from a list") if name in listed else (RANGE, said)
+    if listed != set(dynamic):
+        return
+    ops = [op for op in walk_ops(function) if not is_weight(op)]
+    norms = [op for op in ops if op.op_type == "layer_norm" and op.x.rank == 3]
+    if norms:
+        yield (ENUMERATED_NORM, f"{len(norms)} layer_norm of rank 3, first %{norms[0].outputs[0].name}")
+    scores = [op for op in ops if op.op_type == "matmul" and len(runtime(op)) == 2]
+    if scores:
+        yield (ENUMERATED_SCORES, f"{len(scores)} products of two values, first %{scores[0].outputs[0].name}")
+
+
+def _enumerated(function: Function, description: Any) -> set[str]:
+    """The inputs whose shapes are enumerated, as far as the program or the description tells."""
+    given = getattr(function, "input_types", None) or ()
+    found = {str(t.name) for t in given if type(t.shape).__name__ == "EnumeratedShapes"}
+    for feature in getattr(description, "input", ()):
+        if feature.type.multiArrayType.WhichOneof("ShapeFlexibility") == "enumeratedShapes":
+            found.add(str(feature.name))
+    return found
+
+
+def _interface(function: Function) -> Said:
+    inputs = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
+    ports = [(f"input %{n}", v) for n, v in inputs.items()]
+    ports += [(f"output %{v.name}", v) for v in function.outputs]
+    whole = [n for n, v in ports[: len(inputs)] if np_dtype(v).kind in "iu"]
+    if whole:
+        yield INTEGERS, f"{_list(whole)} {_hold(whole)} integers"
+    double = [n for n, v in ports if dtype_name(v) in ("fp32", "fp64")]
+    if double:
+        yield DOUBLES, f"{_list(double)} {_hold(double)} fp32"
+    odd = [
+        f"{n} {shape_in_words(shape)}"
+        for n, v in ports
+        if np_dtype(v).kind == "f" and (shape := static_shape(v)) and len(shape) > 1 and shape[-1] % 32
+    ]
+    if odd:
+        yield WIDTHS, f"no multiple of 32 on the last axis: {_list(odd)}"
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _hold(names: list[str]) -> str:
+    return "holds" if len(names) == 1 else "hold"
+
+
+def _states(function: Function) -> Said:
+    states = {n: shape_of(v) for n, v in function.inputs.items() if types.is_state(v.sym_type)}
+    if len(states) > MOST_STATES:
+        yield STATES, f"{len(states)} states: {_list([f'%{n}' for n in states])}"
+    for name, shape in states.items():
+        if shape and shape[-1] % 32:
+            yield (STATE_WIDTH, f"state %{name} is {shape_in_words(shape)}: {shape[-1]} is no multiple of 32")
+        if len(shape) > 4:
+            yield STATE_RANK, f"state %{name} is {shape_in_words(shape)}, of rank {len(shape)}"

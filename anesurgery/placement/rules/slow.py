@@ -1,0 +1,297 @@
+"""Ops that the engine can run and runs slowly: convolutions, weights and their compression, views.
+
+Attention, norms and heads are in `patterns`; `RULES` holds both. Lengths are in elements, kernels are height x
+width. Each figure belongs to the chip and OS that it is given with.
+"""
+
+from __future__ import annotations
+
+import math
+
+from anesurgery.facts.reading import PRODUCTS, channels, in_words, ints, number, shape_in_words, weight
+from anesurgery.facts.work import size_of
+from anesurgery.mil import Operation, Var, consumers, dtype_name, producer, static_shape
+from anesurgery.placement.evidence import Grade, Rule, Scope
+from anesurgery.placement.rules import patterns
+from anesurgery.placement.target import Target
+
+MIB = 1 << 20
+NOTCH = 16 << 10
+"""How near to a multiple of 1 MiB a payload must be; one that is just so far away was fast."""
+CORES = 16
+MOST_PARTS = 8
+EFFICIENT = frozenset({1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32})
+"""Strides that Apple calls efficient."""
+WIDE, WIDEST = 9, 16
+"""Kernel widths that the compiler rewrites; wider ones are not legal."""
+LARGE_DILATION = 4
+"""Apple names no number; a chain of dilations of 2 and 3 is its advice."""
+LANES = 4
+LEAST_GROUP = 4
+MOVED = 256 << 10
+"""Bytes below which a transposition is not worth a word."""
+
+
+def _payload(outputs: int, inputs: int, taps: int) -> int:
+    """Bytes of fp16 weights that one of the cores reads."""
+    return math.ceil(outputs / CORES) * inputs * taps * 2
+
+
+def _in_notch(payload: int) -> bool:
+    near = round(payload / MIB) * MIB
+    return near > 0 and abs(payload - near) < NOTCH
+
+
+def dma_notch(op: Operation, target: Target) -> str:
+    """Plain fp16 weights whose payload per core lies at a multiple of 1 MiB."""
+    var, shape = weight(op), channels(op)
+    groups = number(op.inputs.get("groups")) or 1
+    if producer(var, "const") is None or var is None or shape is None or groups != 1:
+        return ""
+    outputs, inputs, taps = shape
+    payload = _payload(outputs, inputs, taps)
+    if dtype_name(var) != "fp16" or not _in_notch(payload):
+        return ""
+    parts = next(
+        (p for p in range(2, MOST_PARTS + 1) if not _in_notch(_payload(outputs, math.ceil(inputs / p), taps))),
+        None,
+    )
+    cure = f"{parts} parts along the inputs miss it" if parts else "no split into 8 parts misses it"
+    near = round(payload / MIB)
+    off = abs(payload - near * MIB)
+    return f"{outputs}x{inputs}: {payload} bytes per core, {off} from {near} MiB; {cure}"
+
+
+def wide_kernel(op: Operation, target: Target) -> str:
+    """A kernel of a width that the compiler rewrites."""
+    shape = static_shape(op.weight) or ()
+    if len(shape) < 3 or not WIDE <= shape[-1] <= WIDEST:
+        return ""
+    return f"the kernel is {shape_in_words(shape[2:])}, {shape[-1]} wide"
+
+
+def odd_stride(op: Operation, target: Target) -> str:
+    """A stride that is no product of 2 and 3, or a mix that Apple does not name."""
+    strides = ints(op, "strides")
+    odd = [s for s in strides if s not in EFFICIENT]
+    mixed = len(set(strides)) > 1 and 1 not in strides and 2 not in strides
+    if not odd and not mixed:
+        return ""
+    return f"the stride is {shape_in_words(strides)}"
+
+
+def _groups(op: Operation) -> tuple[int, int]:
+    """Groups of a convolution, and its inputs."""
+    shape = static_shape(op.weight) or (0, 0)
+    groups = int(number(op.inputs.get("groups")) or 1)
+    return groups, groups * shape[1]
+
+
+def odd_groups(op: Operation, target: Target) -> str:
+    """Groups that do not divide the lanes, but for one channel each."""
+    groups, inputs = _groups(op)
+    if groups == 1 or groups == inputs or LANES % groups == 0:
+        return ""
+    return f"{groups} groups of {inputs // groups} channels on {LANES} lanes"
+
+
+def large_dilation(op: Operation, target: Target) -> str:
+    """A dilation beyond those that Apple advises to chain."""
+    dilations, shape = ints(op, "dilations"), static_shape(op.weight) or ()
+    wide = [d for d, k in zip(dilations, shape[2:], strict=False) if k > 1 and d >= LARGE_DILATION]
+    return f"the dilation is {shape_in_words(dilations)}" if wide else ""
+
+
+def _makers(op: Operation) -> list[Operation]:
+    """The ops that decompress a weight, the last one first."""
+    found: list[Operation] = []
+    var = weight(op)
+    while var is not None and var.op is not None and var.op.op_type.startswith("constexpr_"):
+        found.append(var.op)
+        var = next(
+            (v for n in ("data", "indices", "nonzero_data") if (v := found[-1].inputs.get(n)) is not None), None
+        )
+    return found
+
+
+def lut(op: Operation) -> Operation | None:
+    """The look-up table of a palettized weight."""
+    return next((m for m in _makers(op) if m.op_type == "constexpr_lut_to_dense"), None)
+
+
+def small_groups(op: Operation, target: Target) -> str:
+    """A look-up table for each channel, or for each two or three."""
+    table = lut(op)
+    shape = static_shape(table.outputs[0]) if table is not None else None
+    if table is None or shape is None or len(table.lut.shape) != len(shape) + 2:
+        return ""
+    counts = [int(n) for n in table.lut.shape[: len(shape)]]
+    groups = [d // n for d, n in zip(shape, counts, strict=True) if n > 1]
+    if not groups or min(groups) >= LEAST_GROUP:
+        return ""
+    return f"{max(counts)} look-up tables, one for each {min(groups)} channels"
+
+
+def few_bits(op: Operation, target: Target) -> str:
+    """A palette of one or two bits."""
+    table = lut(op)
+    if table is None:
+        return ""
+    shape = [int(n) for n in table.lut.shape]
+    colours = shape[-2] if len(shape) > 1 else shape[0]
+    return f"a palette of {colours} values" if colours <= 4 else ""
+
+
+def _scale_axes(maker: Operation) -> list[tuple[int, int]]:
+    """For each axis along which a scale changes: its number of scales, and the length of the axis."""
+    shape = static_shape(maker.outputs[0]) or ()
+    scales = [int(n) for n in maker.scale.shape]
+    return [(n, d) for n, d in zip(scales, shape, strict=False) if n > 1]
+
+
+def blockwise(op: Operation, target: Target) -> str:
+    """Scales for blocks that are smaller than a channel."""
+    for maker in _makers(op):
+        if maker.op_type == "constexpr_blockwise_shift_scale":
+            axes = _scale_axes(maker)
+            if len(axes) > 1 or any(n < d for n, d in axes):
+                scales, whole = maker.scale.shape, maker.outputs[0].shape
+                return f"{shape_in_words(scales)} scales for {shape_in_words(whole)} weights"
+    return ""
+
+
+def palette_scale(op: Operation) -> Var | None:
+    """The scales by which a palette is multiplied before the product."""
+    makers = _makers(op)
+    kinds = [m.op_type for m in makers]
+    if kinds[:2] != ["constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"]:
+        return None
+    scale: Var = makers[0].scale
+    return scale
+
+
+def moved_last_axis(op: Operation, target: Target) -> str:
+    """A transposition that writes each row anew."""
+    shape, order = static_shape(op.x), ints(op, "perm")
+    if shape is None or not order or order[-1] % len(shape) == len(shape) - 1:
+        return ""
+    long_axes = [p % len(shape) for p in order if shape[p % len(shape)] > 1]
+    if long_axes == sorted(long_axes) or size_of(op.x) < MOVED:
+        return ""
+    if all(r.op_type == "matmul" for r in consumers(op.outputs[0])):
+        return ""
+    return f"the last axis of {shape_in_words(shape)} is moved, {in_words(size_of(op.x))}"
+
+
+KAS = "kasper0406/stablehlo-coreml: avoid_ane_dma_notch.py"
+RULES_OF_APPLE = "apple/coreai-models: neural_engine_rules.md (written for Core AI, 2026)"
+STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/coreml_dispatch.md"
+CONV = frozenset({"conv"})
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "perf-dma-notch",
+        PRODUCTS,
+        "weights stream at 17 to 25 GB/s instead of 40 to 60 when the payload of a core, ceil(outputs / 16) * "
+        "inputs * taps * 2 bytes, is less than 16 KiB from a multiple of 1 MiB: 2048x4096 took 840 us, 430 in "
+        "two parts, 2016x4096 took 426; 4096x14336 took 3522, then 1989",
+        KAS,
+        test=dma_notch,
+        kind="speed",
+        scope=Scope(frozenset({16}), "seen on M4"),
+        advice="split along the input channels and add the parts; on CPU and GPU that gains nothing",
+    ),
+    Rule(
+        "conv-kernel-slow",
+        CONV,
+        "widths of 9 to 15 are rewritten into several convolutions and are bound by their weights; compiling "
+        "13x13 took 2 to 23 s, 16x16 more than 200 s and 11.7 GB",
+        STUDY,
+        test=wide_kernel,
+        kind="speed",
+        scope=Scope(frozenset({16, 18}), "seen on M4 and M6, macOS 27.0.1"),
+        advice="a sum of shifted kernels up to 8 wide is exact; a long 1-D kernel belongs on the height",
+    ),
+    Rule(
+        "conv-stride",
+        CONV,
+        "strides that are products of 2 and 3 are efficient (4, 6, 8, 9, 12, 16, 24, 32), different ones only "
+        "as a 2 with another; all from 2 to 8 are legal (M4)",
+        f"{RULES_OF_APPLE}; {STUDY}",
+        test=odd_stride,
+        kind="speed",
+        grade=Grade.DOCUMENTED,
+        advice="take the step in two convolutions, or fold it into the channels by space_to_depth",
+    ),
+    Rule(
+        "conv-groups-core",
+        CONV,
+        "groups run on four lanes on H13, so 2 or 4 of them fill these; one channel for each group is a kind "
+        "of its own",
+        "sbryngelson/ane-guide: part-5-practice",
+        test=odd_groups,
+        kind="speed",
+        grade=Grade.REPORTED,
+        scope=Scope(frozenset({13}), via="compiler"),
+        advice="use 2 or 4 groups",
+    ),
+    Rule(
+        "conv-dilation-slow",
+        CONV,
+        "large dilations are slow (Apple names no number); with large kernels compiler strings call them "
+        "unsupported",
+        RULES_OF_APPLE,
+        test=large_dilation,
+        kind="speed",
+        grade=Grade.DOCUMENTED,
+        advice="space_to_batch around a plain convolution is exact; a chain of dilations 2 and 3 needs "
+        "training",
+    ),
+    Rule(
+        "comp-group",
+        PRODUCTS,
+        "4-bit OPT-1.3B took 14.8 ms with one table, 15.5, 17.1 and 30.7 with groups of 8, 4 and 2 channels, "
+        "and 59 with one for each channel (fp16: 92.2)",
+        "coremltools guide: opt-opt1_3",
+        test=small_groups,
+        kind="speed",
+        grade=Grade.DOCUMENTED,
+        scope=Scope(os="seen on A17 Pro, iOS 18"),
+        advice="palettize per tensor, or in groups of 8 channels or more",
+    ),
+    Rule(
+        "comp-bits",
+        PRODUCTS,
+        "coremltools allows 1 and 2 bits, a compiler string refuses both, and 2 bits without training gave "
+        "nonsense",
+        "coremltools guide; john-rocky/CoreML-LLM; compiler strings",
+        test=few_bits,
+        kind="speed",
+        grade=Grade.REPORTED,
+        advice="use 4 to 8 bits",
+    ),
+    Rule(
+        "comp-blockwise",
+        PRODUCTS,
+        "blocks smaller than a channel are for the GPU, or are folded to fp16 (before M3); compiler strings "
+        "call them unsupported",
+        "coremltools guide: opt-quantization-perf; pytorch/executorch docs; compiler strings",
+        test=blockwise,
+        kind="speed",
+        grade=Grade.DOCUMENTED,
+        advice="one symmetric scale for each output channel",
+    ),
+    Rule(
+        "perf-reshape",
+        frozenset({"transpose"}),
+        "moving the last axis writes the whole value anew: tens of microseconds at a few MB; transposed layer "
+        "norms cost 15 % of a GPT-2",
+        "smpanaro/more-ane-transformers: NOTES.md; apple/coreai-models",
+        test=moved_last_axis,
+        kind="speed",
+        scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
+        advice="keep one layout, channels first, between the ends of the model",
+    ),
+    *patterns.RULES,
+)
+"""What is slow, by op type."""

@@ -1,0 +1,1 @@
+"""Write rewrites and run them: patterns, the builder, passes, pipelines."""

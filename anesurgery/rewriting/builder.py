@@ -1,0 +1,151 @@
+"""What a rewrite builds with: coremltools' builder, with a place, a record, names and scopes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.errors import PassError
+from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.mil import Array, Function, Operation, Var, operands
+from anesurgery.rewriting.session import Session
+
+
+class Builder:
+    """`mb.add(x=..., y=...)` makes an op right before the root of the match; everything made is recorded."""
+
+    def __init__(self, session: Session, function: Function, pass_name: str, root: Operation) -> None:
+        self._session, self._function = session, function
+        self._pass_name, self._root, self._before = pass_name, root, root
+        self.made: list[Operation] = []
+        """The ops made so far, constants included, in the order in which they can run."""
+
+    @property
+    def block(self) -> mil.Block:
+        """The block of the root op."""
+        assert self._root.enclosing_block is not None
+        return self._root.enclosing_block
+
+    def before(self, op: Operation) -> Builder:
+        """A builder that makes its ops right before another op of the same block."""
+        other = Builder(self._session, self._function, self._pass_name, self._root)
+        other._before, other.made = op, self.made
+        return other
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        """The builder of one op type; takes the MIL inputs by name, `name=` is optional."""
+        make = getattr(mil.mb, op_type)
+
+        def build(**inputs: Any) -> Any:
+            wish = inputs.pop("name", None) or f"{self._root.name}_{self._pass_name}_{op_type}"
+            name = self._session.fresh_name(self._function, wish)
+            made = make(before_op=self._before, name=name, **inputs)
+            self._record(made[0] if isinstance(made, (tuple, list)) else made)
+            return made
+
+        return build
+
+    def shared(self, key: tuple[Any, ...], make: Callable[[], Array], name: str) -> Var:
+        """One constant for all edits that ask with the same key; it stands at the head of the function.
+
+        Args:
+            key: all that the content depends on (for content derived from a weight: the weight's var).
+            make: computes the content, called for a new key only.
+            name: the wish for a name.
+        """
+        full_key = (self._function, *key)
+        found = self._session.shared.get(full_key)
+        if found is None or found.op is None or found.op.enclosing_block is None:
+            fresh = self._session.fresh_name(self._function, name)
+            with mil.inside(self._function):
+                first = self._function.operations[0]
+                found = mil.mb.const(val=np.ascontiguousarray(make()), name=fresh, before_op=first)
+            self._session.shared[full_key] = found
+        assert found.op is not None
+        if found.op not in self.made:
+            mil.stamp(found.op, self._root)
+            self.made.append(found.op)
+        return found
+
+    def shared_value(self, key: tuple[Any, ...], reads: Sequence[Var], build: Callable[[Builder], Var]) -> Var:
+        """One computed value for all edits that ask with the same key; it stands right behind what it reads.
+
+        Args:
+            key: all that the value depends on.
+            reads: what it reads.
+            build: makes the value with the builder given, called for a new key only.
+        """
+        full_key = (self._function, *key)
+        known = self._session.shared.get(full_key)
+        if known is None or (known.op is not None and known.op.enclosing_block is None):
+            place = mil.behind(reads, self._root)
+            maker = self.before(place)
+            maker.made = []
+            with mil.inside(cast(mil.Block, place.enclosing_block)):
+                known = build(maker)
+            self._session.shared[full_key] = known
+            self._session.shared_ops[full_key] = maker.made
+        self.made += [op for op in self._session.shared_ops[full_key] if op not in self.made]
+        return known
+
+    def input(self, name: str) -> Var | None:
+        """The function's input of that name."""
+        found: Var | None = self._function.inputs.get(name)
+        return found
+
+    def add_input(self, shape: Sequence[int], dtype: Any, change: InterfaceChange) -> Var:
+        """A new input of the function, declared by `change` (its first name is the input's); once per name."""
+        name = change.names[0]
+        if name in self._function.inputs:
+            if not any(name in declared.names for declared in self._session.contract):
+                raise PassError(f"pass {self._pass_name}: there is an input named {name} already")
+            var: Var = self._function.inputs[name]
+            return var
+        self.declare(change)
+        self._session.fresh_name(self._function, name)
+        return mil.add_input(self._function, name, shape, dtype)
+
+    def input_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """What an input must hold that is read as `dtype`: inputs can be fp16 from iOS 16 on."""
+        old = self._function.opset_version < mil.ct.target.iOS16
+        return np.dtype(np.float32) if old and dtype == np.float16 else dtype
+
+    def add_float_input(self, shape: Sequence[int], dtype: np.dtype[Any], change: InterfaceChange) -> Var:
+        """A new float input, read as `dtype` (through a cast where inputs cannot be fp16)."""
+        held = self.input_dtype(dtype)
+        var = self.add_input(shape, mil.types.numpy_type_to_builtin_type(held.type), change)
+        return var if held == dtype else cast(Var, self.cast(x=var, dtype="fp16"))
+
+    def leave_beside(self, wish: str, array: Array) -> str:
+        """Have an array written beside the package when it is saved; its name, in `<package>.<name>.npy`."""
+        left, name, n = self._session.artifacts, wish, 0
+        while name in left and not (left[name] is array or np.array_equal(left[name], array)):
+            n += 1
+            name = f"{wish}_{n}"
+        left[name] = array
+        return name
+
+    def drop_input(self, name: str) -> None:
+        """Take an input away after the edit, when nothing reads it any more; declare the change as well."""
+        self._session.dropped_inputs.append((self._function, name))
+
+    def declare(self, change: InterfaceChange) -> None:
+        """Declare a change of the model's interface that this rewrite makes on purpose."""
+        self._session.contract.append(change)
+
+    def _record(self, made: Var) -> None:
+        """Note the new op and the constants that coremltools made for its literals."""
+        op = made.op
+        assert op is not None
+        literals = [
+            v.op
+            for _, v in operands(op)
+            if v.op is not None and v.op.op_type == "const" and v.op.name.startswith(f"{op.name}_")
+        ]
+        for new in (*literals, op):
+            if new not in self.made:
+                mil.stamp(new, self._root)
+                self.made.append(new)

@@ -1,0 +1,66 @@
+"""Our passes inside a coremltools PassPipeline, for `ct.convert(pass_pipeline=...)`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from anesurgery.errors import PassError
+from anesurgery.mil import ct, quiet_host
+from anesurgery.rewriting.passes import Pass, run_pass
+from anesurgery.rewriting.session import Session
+
+with quiet_host():
+    from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
+    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+NAMESPACE = "anesurgery"
+
+ANCHOR = "common::topological_reorder"
+"""Ours run behind the last of these: the graph has its final form and dtypes there."""
+
+
+def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> Any:
+    """A new pipeline: `base` (coremltools' default one) with the steps behind the anchor, or at the end.
+
+    Args:
+        steps: passes with their options; a name may occur once.
+        base: a `ct.PassPipeline`; it is not changed.
+
+    Raises:
+        PassError: the same pass occurs twice (coremltools keeps options by name).
+    """
+    for step in steps:
+        add_pass(type(step))
+    base = ct.PassPipeline.DEFAULT if base is None else base
+    passes, ids = list(base.passes), [f"{NAMESPACE}::{step.name}" for step in steps]
+    if len(set(ids)) < len(ids):
+        raise PassError("a pipeline of coremltools can hold each pass once; merge the repeated steps")
+    passes = [name for name in passes if name not in ids]
+    at = max((i + 1 for i, name in enumerate(passes) if name == ANCHOR), default=len(passes))
+    pipeline = ct.PassPipeline([*passes[:at], *ids, *passes[at:]], f"{base.pipeline_name}+anesurgery")
+    for name, options in base.get_all_options().items():
+        if name not in ids:
+            pipeline.set_options(name, {o.option_name: o.option_val for o in options})
+    for pass_id, step in zip(ids, steps, strict=True):
+        if options := step.options():
+            pipeline.set_options(pass_id, options)
+    return pipeline
+
+
+def add_pass(cls: type[Pass]) -> None:
+    """Put a pass into coremltools' PASS_REGISTRY, as `anesurgery::<name>`; a second time replaces it."""
+    PASS_REGISTRY.add(NAMESPACE, _graph_pass(cls), override=True, name=cls.name)
+
+
+def _graph_pass(cls: type[Pass]) -> Any:
+    """A coremltools graph pass whose attributes are the options of ours."""
+    fields = [f.name for f in dataclasses.fields(cls)]
+
+    def apply(self: Any, program: Any) -> None:
+        run_pass(cls(**{field: getattr(self, field) for field in fields}), program, Session())
+
+    body: dict[str, Any] = {"apply": apply, "__doc__": cls.__doc__, "__str__": lambda self: cls.name}
+    body |= dict(cls().options())
+    return type(cls.name, (AbstractGraphPass,), body)

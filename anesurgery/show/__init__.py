@@ -1,0 +1,1 @@
+"""Everything that draws: terminal tables, HTML pages, notebook cells, plain data."""

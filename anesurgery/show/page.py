@@ -1,0 +1,252 @@
+"""An inspection as one HTML file that needs no network, and as a cell of a notebook.
+
+The verdict, bars, graph and findings are plain HTML and SVG; only the table of ops is drawn by a script, from
+data in the page, so that thousands of rows stay light and sort at once. All names are escaped by jinja2.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from anesurgery.display import draws
+from anesurgery.facts.reading import in_words
+from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.show import summary
+from anesurgery.show.drawing import WIDTH, Drawing, Style, draw, style_of
+from anesurgery.show.summary import UNIT_WORDS, percent
+
+BAR = 590
+"""Cells of the device bar."""
+STRIP = 120
+"""Ops in a row of the strip of cells."""
+STRIP_FROM = 60
+"""Ops from which the strip is shown; below, the graph names each op."""
+CELL_ROWS = 12
+"""Rows of the table in a notebook cell."""
+HALF = 580
+"""Width of a graph beside another."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stretch of neighbouring cells that look alike: its place, its length, and what a pointer shows."""
+
+    x: int
+    y: int
+    length: int
+    unit: str
+    legal: bool | None
+    title: str
+
+
+@dataclass(frozen=True)
+class View:
+    """An inspection as the template needs it; there are two of them in a page with `after`."""
+
+    label: str
+    inspection: Inspection
+    verdict: str
+    numbers: list[tuple[str, str, str]]
+    shares: list[tuple[str, float, str]]
+    legend: list[tuple[str, str, int]]
+    bar: list[Run]
+    strip: list[Run]
+    drawings: list[tuple[str, Drawing]]
+
+
+@functools.cache
+def _environment() -> Environment:
+    """Escapes whatever a model brings; an unknown name in a template is an error."""
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals.update(unit_word=unit_word, short_name=summary.short_name, key=key)
+    return made
+
+
+def key(unit: str | None) -> str:
+    """The name of a unit in style sheets."""
+    return unit or "unknown"
+
+
+def unit_word(name: str) -> str:
+    """The word for a unit by its name in style sheets."""
+    return UNIT_WORDS[None if name == "unknown" else name]
+
+
+@draws("Inspection", "page")
+def page(inspection: Inspection, after: Inspection | None = None) -> str:
+    """One inspection, or a model before and after a surgery, as an HTML document.
+
+    Args:
+        inspection: what is shown; with `after`, the model before.
+        after: an inspection of the same model after the surgery; both are then shown side by side.
+    """
+    if after is None:
+        views = [view(inspection, "")]
+    else:
+        parts = [part for i in (inspection, after) for _, part in summary.sections(i)]
+        style = style_of(parts, HALF)
+        views = [view(inspection, "before", HALF, style), view(after, "after", HALF, style)]
+    last = views[-1].inspection
+    gone, new = summary.gone_and_new(inspection, last)
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            views=views,
+            last=last,
+            compared=after is not None,
+            changes=summary.changes(inspection, last),
+            gone=gone,
+            new=new,
+            attention=summary.by_reason(summary.attention(last)),
+            findings=summary.by_rule(last.all_findings),
+            agreements=summary.agreements(last) if last.measured else [],
+            agreement_words=summary.agreement_words(summary.agreements(last)),
+            notes=summary.notes(last),
+            data=data([(v.label, v.inspection) for v in views]),
+        )
+    )
+
+
+@draws("Inspection", "html")
+def cell(inspection: Inspection) -> str:
+    """An inspection for a notebook cell: bar, numbers, what needs attention; no script, no style sheet."""
+    return (
+        _environment()
+        .get_template("cell.html")
+        .render(view=view(inspection, "", None), attention=summary.attention(inspection), shown=CELL_ROWS)
+    )
+
+
+def view(inspection: Inspection, label: str, width: int | None = WIDTH, style: Style | None = None) -> View:
+    """What the template shows of an inspection; graphs of a given width and style, none without a width."""
+    rows = summary.all_rows(inspection)
+    return View(
+        label,
+        inspection,
+        summary.verdict(inspection),
+        numbers(inspection),
+        shares(inspection),
+        [(key(u), UNIT_WORDS[u], n) for u, n in summary.ordered_counts(inspection)],
+        bar(inspection),
+        strip(rows) if width and len(rows) > STRIP_FROM else [],
+        [(name, draw(part, width, style)) for name, part in summary.sections(inspection)] if width else [],
+    )
+
+
+def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
+    """The numbers at the top: name, value, and what is to be said beside it."""
+    rows = summary.all_rows(inspection)
+    segments = sum(len(part.segments) for _, part in summary.sections(inspection))
+    illegal, unknown = (sum(r.legal is value for r in rows) for value in (False, None))
+    rules = len({f.rule for f in inspection.all_findings})
+    made = [
+        ("ops", f"{len(rows):,}", summary.counted(len({r.op_type for r in rows}), "type")),
+        ("ANE cannot run", f"{illegal:,}", f"{unknown:,} not known"),
+        ("segments", f"{segments:,}", summary.counted(inspection.switches, "switch")),
+        ("findings", f"{len(inspection.all_findings):,}", summary.counted(rules, "rule")),
+    ]
+    if (cost := summary.cost(inspection)) is not None:
+        made.append(("estimate", summary.microseconds(cost), "no run time"))
+    memory = inspection.memory
+    if memory is not None:
+        limit = "limit unknown" if memory.limit is None else f"of {in_words(memory.limit)}"
+        chunks = f", {memory.chunks} chunks" if memory.chunks > 1 else ""
+        made.append(("weights", in_words(memory.weights), limit + chunks))
+        made.append(("activations", in_words(memory.activations), f"largest {in_words(memory.largest)}"))
+    return made
+
+
+def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
+    """Share of the ANE: name, share, in words."""
+    residency = inspection.residency
+    made = [("of ops on the ANE", residency["ops"], percent(residency["ops"]))]
+    if summary.has_flop(inspection):
+        made.append(("of flop on the ANE", residency["flop"], percent(residency["flop"])))
+    return made
+
+
+def bar(inspection: Inspection) -> list[Run]:
+    """The device bar: ops in file order, `BAR` cells long."""
+    made, x = [], 0
+    for unit, group in itertools.groupby(summary.cells(inspection, BAR)):
+        length = len(list(group))
+        made.append(Run(x, 0, length, key(unit), True, UNIT_WORDS[unit]))
+        x += length
+    return made
+
+
+def strip(rows: list[OpRow]) -> list[Run]:
+    """A cell for each op in file order, `STRIP` in a row; alike neighbours are one."""
+    made = []
+    for y in range(0, len(rows), STRIP):
+        x = 0
+        line = enumerate(rows[y : y + STRIP], y)
+        for (unit, legal), group in itertools.groupby(
+            line, key=lambda pair: (pair[1].preferred, pair[1].legal)
+        ):
+            met = list(group)
+            (first, row), last = met[0], met[-1][0]
+            where = f"op {first} ({row.name})" if first == last else f"ops {first} to {last}"
+            title = f"{where}: {UNIT_WORDS[unit]}, legal: {summary.LEGAL_WORDS[legal]}"
+            made.append(Run(x, y // STRIP, len(met), key(unit), legal, title))
+            x += len(met)
+    return made
+
+
+def data(views: Iterable[tuple[str, Inspection]]) -> dict[str, Any]:
+    """What the script needs: rows as plain lists, and the rules that they name by number."""
+    rules: dict[tuple[str, ...], int] = {}
+    shown = [
+        {
+            "label": label,
+            "measured": inspection.measured,
+            "parts": [name for name, _ in summary.sections(inspection)],
+            "rows": [
+                _row(row, at, rules)
+                for at, (_, part) in enumerate(summary.sections(inspection))
+                for row in part.ops
+            ],
+        }
+        for label, inspection in views
+    ]
+    return {"views": shown, "rules": [list(rule) for rule in rules]}
+
+
+def _row(row: OpRow, part: int, rules: dict[tuple[str, ...], int]) -> list[Any]:
+    found = []
+    for f in row.findings:
+        rule = (f.rule, f.kind, f.because, f.source, f.grade.value, f.scope, f.remedy or "", f.advice)
+        found.append([rules.setdefault(rule, len(rules)), f.message])
+    e = row.estimate
+    known = (None, None, None) if e is None else (e.ane, e.cpu, e.gpu)
+    times = [float(f"{t:.4g}") if t is not None and math.isfinite(t) else None for t in known]
+    return [
+        row.index,
+        part,
+        row.name,
+        row.op_type,
+        row.shape,
+        row.dtype,
+        row.legal,
+        row.preferred,
+        row.measured,
+        *times,
+        row.flop,
+        row.segment,
+        found,
+    ]

@@ -1,0 +1,392 @@
+"""What reports say of an inspection: runs of units, groups of ops and findings, numbers before and after.
+
+The terminal, the page and the notebook cell show the same groups; here they are made, once and without a look.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from anesurgery.facts.reading import in_words
+from anesurgery.placement.evidence import Finding
+from anesurgery.placement.inspection import Inspection, OpRow
+
+UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
+LEGAL_WORDS: dict[bool | None, str] = {False: "no", None: "unknown", True: "yes"}
+KINDS = ("interface", "shape", "memory", "legality", "speed", "numeric")
+SOFT = ("speed", "numeric")
+"""Kinds of findings that do not take an op off the ANE."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Ops of one type that one rule keeps from the ANE, or about which nothing is known.
+
+    Attributes:
+        op_type: of all its rows.
+        finding: of the first row; None where no rule says why.
+        why: the message of the finding, or what the verdict means without one.
+        messages: the distinct messages of its rows, in file order.
+        rows: the ops, in file order.
+    """
+
+    op_type: str
+    finding: Finding | None
+    why: str
+    messages: tuple[str, ...]
+    rows: tuple[OpRow, ...]
+
+    @property
+    def reason(self) -> tuple[str, str]:
+        """What is alike in groups that can be told together: the rule and its remedy, or the words."""
+        found = self.finding
+        return (self.why, "") if found is None else (f"rule {found.rule}", found.remedy or "")
+
+    @property
+    def legal(self) -> str:
+        """Can the ANE run them? In words."""
+        return ", ".join(dict.fromkeys(LEGAL_WORDS[r.legal] for r in self.rows))
+
+    @property
+    def preferred(self) -> str:
+        """Where they are expected to run, in words."""
+        return ", ".join(dict.fromkeys(UNIT_WORDS[r.preferred] for r in self.rows))
+
+
+@dataclass(frozen=True)
+class RuleGroup:
+    """All findings of one rule.
+
+    Attributes:
+        finding: the first of them.
+        count: how many there are.
+        messages: the distinct ones, in order.
+        ops: names of the ops, in order; empty for a finding about the model.
+    """
+
+    finding: Finding
+    count: int
+    messages: tuple[str, ...]
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A number before and after; `better` is None where it did not change or has no direction."""
+
+    label: str
+    before: str
+    after: str
+    better: bool | None
+
+
+def sections(inspection: Inspection, name: str = "") -> list[tuple[str, Inspection]]:
+    """The models in a report: itself, or the parts of a pipeline by name in the order in which they run."""
+    alone = replace(inspection, parts={}) if inspection.parts else inspection
+    own = [(name, alone)] if inspection.ops or not inspection.parts else []
+    inner = ((f"{name} / {n}" if name else n, p) for n, p in inspection.parts.items())
+    return own + [found for n, part in inner for found in sections(part, n)]
+
+
+def all_rows(inspection: Inspection) -> list[OpRow]:
+    """The rows of a model, or of all parts of a pipeline."""
+    return [row for _, part in sections(inspection) for row in part.ops]
+
+
+def own_findings(inspection: Inspection) -> list[Finding]:
+    """What is said about the model as a whole, and about the parts of a pipeline as a whole."""
+    inner = [f for part in inspection.parts.values() for f in own_findings(part)]
+    return [*inspection.findings, *inner]
+
+
+def runs(inspection: Inspection) -> list[tuple[str | None, int]]:
+    """Unit and number of ops of each run of ops on one unit, in file order."""
+    made: list[tuple[str | None, int]] = []
+    for unit, group in itertools.groupby(all_rows(inspection), key=lambda row: row.preferred):
+        made.append((unit, len(list(group))))
+    return made
+
+
+def cells(inspection: Inspection, width: int) -> list[str | None]:
+    """The ops in file order as a bar of `width` cells; empty without ops.
+
+    Each run gets at least one cell, so that one op on the CPU among thousands is seen. Where there are more
+    runs than cells, a cell has the unit of most of its ops.
+    """
+    found = runs(inspection)
+    total = sum(n for _, n in found)
+    if not found:
+        return []
+    if len(found) <= width:
+        shares = [(width - len(found)) * n / total for _, n in found]
+        counts = [1 + int(s) for s in shares]
+        by_rest = sorted(range(len(found)), key=lambda k: int(shares[k]) - shares[k])
+        for k in by_rest[: width - sum(counts)]:
+            counts[k] += 1
+        return [u for (u, _), n in zip(found, counts, strict=True) for _ in range(n)]
+    units = [u for u, n in found for _ in range(n)]
+    edges = [k * total // width for k in range(width + 1)]
+    return [Counter(units[a:b]).most_common(1)[0][0] for a, b in itertools.pairwise(edges)]
+
+
+def ordered_counts(inspection: Inspection) -> list[tuple[str | None, int]]:
+    """Number of ops on each unit, those without ops left out."""
+    counts = Counter(row.preferred for row in all_rows(inspection))
+    return [(unit, counts[unit]) for unit in UNIT_WORDS if counts[unit]]
+
+
+def percent(share: float) -> str:
+    """A share in percent; 100 and 0 are said only where they are exact."""
+    said = f"{share:.1%}"
+    if share < 1 and said == "100.0%":
+        return "99.9%"
+    return "<0.1%" if share > 0 and said == "0.0%" else said
+
+
+def short_name(name: str, length: int = 28) -> str:
+    """The name of an op; of a long one the beginning and the end, which tells more."""
+    head = length // 3
+    return name if len(name) <= length else f"{name[:head]}…{name[head + 1 - length :]}"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things in words."""
+    plural = what + ("es" if what.endswith("ch") else "s")
+    return f"{number:,} {what if number == 1 else plural}"
+
+
+def has_flop(inspection: Inspection) -> bool:
+    """Were floating point operations counted?"""
+    return any(row.flop for row in all_rows(inspection))
+
+
+def verdict(inspection: Inspection) -> str:
+    """The status in words."""
+    counts = inspection.counts
+    total = sum(counts.values())
+    if not total:
+        return "There are no ops to place."
+    if counts.get("unknown", 0) == total:
+        return "Nothing is known about where its ops run."
+    mine = counts.get("ane", 0)
+    if mine == total:
+        return "Every op prefers the Neural Engine."
+    known = "known to prefer" if counts.get("unknown") else "expected on"
+    if not mine:
+        return f"No op is {known} the Neural Engine."
+    return f"{mine:,} of {total:,} ops are {known} the Neural Engine."
+
+
+def memory_words(inspection: Inspection) -> str:
+    """Weights, their limit and the number of chunks, in words; empty where it cannot be told."""
+    memory = inspection.memory
+    if memory is None:
+        return ""
+    limit = "" if memory.limit is None else f" of {in_words(memory.limit)}"
+    chunks = "1 chunk" if memory.chunks == 1 else f"{memory.chunks} chunks"
+    return f"{in_words(memory.weights)}{limit}, {chunks}"
+
+
+def needs_attention(row: OpRow) -> bool:
+    """Is it not legal on the ANE, not known to be, or not expected there?"""
+    return row.legal is not True or row.preferred != "ane"
+
+
+def _blocking(row: OpRow) -> list[Finding]:
+    return [f for f in row.findings if f.kind not in SOFT] if needs_attention(row) else []
+
+
+def _without_rule(row: OpRow, uses_ane: bool) -> str:
+    if not uses_ane:
+        return "the compute units leave the ANE out"
+    if row.legal is None:
+        return "no rule speaks about it"
+    if row.legal is False:
+        return "the ANE cannot run it"
+    if row.preferred is None:
+        return "the ANE can run it; where it runs is not known"
+    return "the ANE can run it; the estimates favour another unit here"
+
+
+def attention(inspection: Inspection) -> list[Attention]:
+    """Ops that need attention by (op type, rule): not legal first, then unknown, then not preferred.
+
+    An op that two rules keep from the ANE is in two groups: both need repair. Groups of one reason are
+    neighbours where they are equally severe.
+    """
+    found: dict[tuple[str, str], list[tuple[OpRow, Finding | None, str]]] = defaultdict(list)
+    for _, part in sections(inspection):
+        for row in filter(needs_attention, part.ops):
+            reasons: list[Finding | None] = [*_blocking(row)] or [None]
+            for f in reasons:
+                why = f.message if f else _without_rule(row, part.target.uses_ane)
+                found[row.op_type, f"rule {f.rule}" if f else why].append((row, f, why))
+    groups = [
+        Attention(
+            op_type,
+            met[0][1],
+            met[0][2],
+            tuple(dict.fromkeys(why for _, _, why in met)),
+            tuple({id(row): row for row, _, _ in met}.values()),
+        )
+        for (op_type, _), met in found.items()
+    ]
+    sizes: Counter[tuple[str, str]] = Counter()
+    for group in groups:
+        sizes[group.reason] += len(group.rows)
+    severity = lambda g: (_worst(g), -sizes[g.reason], g.reason, -len(g.rows))  # noqa: E731
+    return sorted(groups, key=severity)
+
+
+def _worst(group: Attention) -> int:
+    legal = [row.legal for row in group.rows]
+    return 0 if False in legal else 1 if None in legal else 2
+
+
+def by_reason(groups: Iterable[Attention]) -> list[list[Attention]]:
+    """Neighbouring groups of one reason together, so that it is said once for all its op types."""
+    return [list(met) for _, met in itertools.groupby(groups, key=lambda g: g.reason)]
+
+
+def by_rule(findings: Iterable[Finding]) -> list[RuleGroup]:
+    """Findings by rule, in the order of `KINDS`, frequent ones first."""
+    found: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        found[finding.kind, finding.rule].append(finding)
+    groups = [
+        RuleGroup(
+            met[0],
+            len(met),
+            tuple(dict.fromkeys(f.message for f in met)),
+            tuple(dict.fromkeys(f.op for f in met if f.op)),
+        )
+        for met in found.values()
+    ]
+    return sorted(groups, key=lambda g: (_kind(g.finding), -g.count))
+
+
+def _kind(finding: Finding) -> int:
+    return KINDS.index(finding.kind) if finding.kind in KINDS else len(KINDS)
+
+
+def other_findings(inspection: Inspection) -> list[RuleGroup]:
+    """Findings by rule that the attention table does not show: about the model, speed and numbers."""
+    rows = all_rows(inspection)
+    soft = [f for row in rows for f in row.findings if f not in _blocking(row)]
+    return by_rule([*own_findings(inspection), *soft])
+
+
+def notes(inspection: Inspection) -> list[str]:
+    """What the reader must know, each sentence once."""
+    inner = [n for part in inspection.parts.values() for n in notes(part)]
+    return list(dict.fromkeys([*inspection.notes, *inner]))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Ops of one type for which prediction and Core ML's plan say these units."""
+
+    op_type: str
+    predicted: str | None
+    measured: str | None
+    rows: tuple[OpRow, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Do both say the same?"""
+        return self.predicted == self.measured
+
+
+def agreements(inspection: Inspection) -> list[Agreement]:
+    """Predicted beside measured, disagreements first; ops that the plan does not name are left out."""
+    found: dict[tuple[str, str | None, str | None], list[OpRow]] = defaultdict(list)
+    for row in all_rows(inspection):
+        if row.measured is not None:
+            found[row.op_type, row.preferred, row.measured].append(row)
+    made = [Agreement(*key, tuple(rows)) for key, rows in found.items()]
+    return sorted(made, key=lambda a: (a.agrees, -len(a.rows)))
+
+
+def agreement_words(found: Sequence[Agreement]) -> str:
+    """How many ops run where they were predicted to, in words."""
+    total = sum(len(a.rows) for a in found)
+    right = sum(len(a.rows) for a in found if a.agrees)
+    if not total:
+        return "Core ML's plan names none of these ops."
+    return f"{right:,} of {total:,} ops as predicted ({percent(right / total)})"
+
+
+def _whole(count: Callable[[Inspection], int]) -> Callable[[Inspection], tuple[float, str]]:
+    return lambda i: (count(i), f"{count(i):,}")
+
+
+def _share(key: str) -> Callable[[Inspection], tuple[float, str]]:
+    return lambda i: (i.residency[key], percent(i.residency[key]))
+
+
+def _flop(i: Inspection) -> tuple[float, str]:
+    return _share("flop")(i) if has_flop(i) else (0, "unknown")
+
+
+def _weights(i: Inspection) -> tuple[float, str]:
+    return (i.memory.weights, in_words(i.memory.weights)) if i.memory else (0, "unknown")
+
+
+def cost(inspection: Inspection) -> float | None:
+    """What the chosen path costs by the estimates, microseconds; None where a part has none."""
+    known = [part.cost for _, part in sections(inspection)]
+    return None if None in known else sum(c for c in known if c is not None)
+
+
+def microseconds(value: float) -> str:
+    """A time in words."""
+    return f"{value:,.0f} µs" if value < 10_000 else f"{value / 1000:,.1f} ms"
+
+
+def _cost(i: Inspection) -> tuple[float, str]:
+    value = cost(i)
+    return (0, "unknown") if value is None else (value, microseconds(value))
+
+
+NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
+    "status": (_whole(lambda i: i.status), -1),
+    "ops": (_whole(lambda i: len(all_rows(i))), 0),
+    "ops on the ANE": (_share("ops"), 1),
+    "flop on the ANE": (_flop, 1),
+    "segments": (_whole(lambda i: sum(len(p.segments) for _, p in sections(i))), -1),
+    "switches": (_whole(lambda i: i.switches), -1),
+    "ops the ANE cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
+    "ops of unknown legality": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
+    "findings": (_whole(lambda i: len(i.all_findings)), -1),
+    "estimate, no run time": (_cost, -1),
+    "weights": (_weights, -1),
+}
+"""Number -> how it is had (as number and in words), and the direction in which it improves; 0 for none."""
+
+
+def changes(before: Inspection, after: Inspection) -> list[Change]:
+    """The numbers of two inspections of one model."""
+    made = []
+    for label, (get, direction) in NUMBERS.items():
+        (old, old_words), (new, new_words) = get(before), get(after)
+        told = direction and old_words != new_words and "unknown" not in (old_words, new_words)
+        better = (new - old) * direction > 0 if told else None
+        made.append(Change(label, old_words, new_words, better))
+    return made
+
+
+def gone_and_new(
+    before: Inspection, after: Inspection
+) -> tuple[list[tuple[RuleGroup, int]], list[tuple[RuleGroup, int]]]:
+    """Rules with fewer findings after, and those with more, each with the difference.
+
+    Rules are counted, not ops: a rewrite renames ops.
+    """
+    old = {(g.finding.kind, g.finding.rule): g for g in by_rule(before.all_findings)}
+    new = {(g.finding.kind, g.finding.rule): g for g in by_rule(after.all_findings)}
+    less = [(g, n) for k, g in old.items() if (n := g.count - (new[k].count if k in new else 0)) > 0]
+    more = [(g, n) for k, g in new.items() if (n := g.count - (old[k].count if k in old else 0)) > 0]
+    return less, more

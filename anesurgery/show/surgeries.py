@@ -1,0 +1,246 @@
+"""Show the result of a surgery or a comparison: terminal tables (rich), HTML, plain data."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from anesurgery.checking.comparison import Comparison
+from anesurgery.checking.ranges import Ranges
+from anesurgery.display import draws
+from anesurgery.mil import Array
+from anesurgery.rewriting.passes import counts, grouped_refusals, refusal_lines
+from anesurgery.rewriting.session import Change
+from anesurgery.surgery import Surgery
+
+WIDTH = 100
+ROWS = 8
+"""Steps of which each has a row of its own, whatever it did."""
+
+
+def site_summary(changes: Sequence[Change]) -> str:
+    """What the site proofs of some edits say together."""
+    proofs = [c.proof for c in changes if c.proof is not None]
+    unproven = Counter(c.unproven for c in changes if c.unproven)
+    if not proofs and not unproven:
+        return "not run"
+    worst = max((p.max_rel for p in proofs), default=0.0)
+    exact = sum(p.max_abs == 0 for p in proofs)
+    said = [f"{exact} bit-exact"] if exact else []
+    if exact < len(proofs):
+        said.append(f"{len(proofs) - exact} within {worst:.1e}")
+    said += [f"{n} not by itself: {why}" for why, n in unproven.items()]
+    return ", ".join(said)
+
+
+def _steps_table(surgery: Surgery) -> Table:
+    table = Table("step", "edits", "proof of each edit in fp32", "seconds", box=box.SIMPLE_HEAD)
+    made = counts(surgery.changes)
+    listed = {step.name: str(step) for step in surgery.steps}
+    for name in [*listed, *(n for n in made if n not in listed)]:  # a step may run passes of its own
+        if name in listed and name in _idle(surgery):
+            continue
+        own = [c for c in surgery.changes if c.pass_name == name]
+        seconds = surgery.timings.get(name)
+        table.add_row(
+            listed.get(name, f"  {name}"),
+            str(made.get(name, 0)),
+            site_summary(own) if own else "",
+            "" if seconds is None else f"{seconds:.2f}",
+        )
+    return table
+
+
+def _idle(surgery: Surgery) -> list[str]:
+    """The steps of a long list that changed nothing: they are told in a line, not in a row each."""
+    made = counts(surgery.changes)
+    names = [step.name for step in surgery.steps]
+    return [name for name in names if name not in made] if len(names) > ROWS else []
+
+
+def _ops_line(surgery: Surgery) -> str:
+    kinds = sorted(set(surgery.before) | set(surgery.after))
+    moved = [
+        f"{kind} {surgery.before.get(kind, 0)} -> {surgery.after.get(kind, 0)}"
+        for kind in kinds
+        if surgery.before.get(kind, 0) != surgery.after.get(kind, 0)
+    ]
+    total = f"ops {sum(surgery.before.values())} -> {sum(surgery.after.values())}"
+    return f"{total}: {', '.join(moved)}" if moved else f"{total}: unchanged"
+
+
+def _surgery_parts(surgery: Surgery) -> list[Any]:
+    table, idle = _steps_table(surgery), _idle(surgery)
+    parts: list[Any] = [table] if table.row_count else []
+    parts.append(Text(_ops_line(surgery)))
+    if idle:
+        parts.append(Text(f"changed nothing: {', '.join(idle)}", style="dim"))
+    if not surgery.changes:
+        parts.append(Text("nothing to change: no step found a site", style="yellow"))
+    parts += [Text(f"interface: {change.words}", style="cyan") for change in surgery.contract]
+    parts += [Text(f"note: {note}", style="cyan") for note in surgery.notes]
+    parts += [Text(f"left alone: {line}", style="dim") for line in refusal_lines(surgery.refusals)]
+    if surgery.proof is not None:
+        parts += [Text(f"whole model, {surgery.proof.precision} arithmetic"), _comparison_table(surgery.proof)]
+    return parts
+
+
+def _comparison_table(comparison: Comparison) -> Table:
+    table = Table(
+        "output", "shape", "PSNR dB", "max abs", "max rel", "KL", "top-1 in top-5", box=box.SIMPLE_HEAD
+    )
+    for o in comparison.outputs:
+        table.add_row(
+            o.name,
+            "x".join(map(str, o.shape)),
+            f"{o.psnr:.1f}",
+            f"{o.max_abs:.3g}",
+            f"{o.max_rel:.2g}",
+            "" if o.kl is None else f"{o.kl:.2g}",
+            "" if o.top_k is None else f"{o.top_k:.1%}",
+        )
+    return table
+
+
+def comparison_group(comparison: Comparison) -> Group:
+    """A comparison as a table and a verdict."""
+    said = "ok" if comparison.ok else "FAILED"
+    verdict = f"{said}: worst PSNR {comparison.psnr:.1f} dB, gate {comparison.gate:g} dB"
+    parts: list[Any] = [_comparison_table(comparison), Text(f"{verdict} ({comparison.precision} arithmetic)")]
+    if comparison.first_divergence:
+        parts.append(Text(f"first diverging op: {comparison.first_divergence}"))
+    return Group(*parts)
+
+
+def surgery_group(surgery: Surgery) -> Group:
+    """A surgery as a table and lines, for a rich console."""
+    return Group(*_surgery_parts(surgery))
+
+
+@draws("Surgery", "text")
+def surgery_text(surgery: Surgery) -> str:
+    """A surgery as plain text."""
+    return as_text(surgery_group(surgery))
+
+
+@draws("Surgery", "html")
+def surgery_html(surgery: Surgery) -> str:
+    """A surgery for a notebook cell."""
+    return as_html(surgery_group(surgery))
+
+
+def as_text(shown: Any) -> str:
+    """Something that rich shows, as plain text."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    console.print(shown)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().rstrip()
+
+
+def as_html(shown: Any) -> str:
+    """Something that rich shows, for a notebook cell."""
+    console = Console(file=io.StringIO(), width=WIDTH, record=True, force_jupyter=False)
+    console.print(shown)
+    return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
+
+
+def arrays_table(arrays: Mapping[str, Array]) -> Table:
+    """Arrays by name: shape, dtype, range."""
+    table = Table("output", "shape", "dtype", "min", "max", "mean", box=box.SIMPLE_HEAD)
+    for name, row in arrays_json(arrays).items():
+        shape = "x".join(map(str, row["shape"])) or "scalar"
+        table.add_row(name, shape, row["dtype"], *(str(row[k]) for k in ("min", "max", "mean")))
+    return table
+
+
+def arrays_json(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Arrays by name, as plain data: shape, dtype, and of numbers the range."""
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        numbers = array.dtype.kind in "fiub" and array.size
+        row = {k: f"{getattr(array, k)():.6g}" if numbers else "" for k in ("min", "max", "mean")}
+        found[name] = {"shape": list(array.shape), "dtype": str(array.dtype), **row}
+    return found
+
+
+LARGEST = 10
+"""Rows of the certificate that are shown though nothing is wrong with them."""
+
+
+def ranges_group(ranges: Ranges) -> Group:
+    """A range certificate: the ops with a hazard, and those with the largest numbers."""
+    table = Table("op", "value", "min", "max", "partial sum", "hazard", box=box.SIMPLE_HEAD)
+    large = sorted(ranges.rows, key=lambda r: -r.largest)[:LARGEST]
+    for row in ranges.rows:
+        if row.hazards or any(row is r for r in large):
+            table.add_row(
+                row.op_type,
+                row.name,
+                f"{row.minimum:.4g}",
+                f"{row.maximum:.4g}",
+                "" if row.partial_sum is None else f"{row.partial_sum:.4g}",
+                "; ".join(map(str, row.hazards)),
+            )
+    first = [
+        Text(f"first in {arithmetic}: {row.op_type} {row.name}", style="red")
+        for arithmetic, row in ranges.first.items()
+    ]
+    said = "nothing leaves fp16 or the engine's arithmetic" if ranges.ok else "see the hazards"
+    words = f"{len(ranges.rows)} ops over {ranges.samples} samples, {ranges.arithmetic} is an estimate: {said}"
+    return Group(table, *first, Text(words))
+
+
+@draws("Ranges", "text")
+def ranges_text(ranges: Ranges) -> str:
+    """A range certificate as plain text."""
+    return as_text(ranges_group(ranges))
+
+
+@draws("Ranges", "html")
+def ranges_html(ranges: Ranges) -> str:
+    """A range certificate for a notebook cell."""
+    return as_html(ranges_group(ranges))
+
+
+@draws("Surgery", "json")
+def surgery_json(surgery: Surgery) -> dict[str, Any]:
+    """A surgery as plain data."""
+    return {
+        "target": surgery.target,
+        "steps": [
+            {"name": s.name, "options": {k: _plain(v) for k, v in s.options().items()}} for s in surgery.steps
+        ],
+        "edits": counts(surgery.changes),
+        "changes": [_change_json(c) for c in surgery.changes],
+        "refusals": [
+            {"step": name, "reason": reason, "count": count, "first_at": where}
+            for name, reason, count, where in grouped_refusals(surgery.refusals)
+        ],
+        "interface_changes": [change.words for change in surgery.contract],
+        "notes": surgery.notes,
+        "ops": {"before": surgery.before, "after": surgery.after},
+        "proof": None if surgery.proof is None else surgery.proof.to_json(),
+        "seconds": {name: round(spent, 3) for name, spent in surgery.timings.items()},
+    }
+
+
+def _change_json(change: Change) -> dict[str, Any]:
+    return {
+        "pass": change.pass_name,
+        "at": change.where,
+        "before": list(change.before),
+        "after": list(change.after),
+        "proof": None if change.proof is None else vars(change.proof),
+        "unproven": change.unproven,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)

@@ -1,0 +1,241 @@
+"""Show an inspection in a terminal: a bar of devices, the ops that need attention, findings, notes.
+
+Units differ in height as well as in colour, so that the bar reads without colour too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.padding import Padding
+from rich.rule import Rule as Line
+from rich.table import Table
+from rich.text import Text
+
+from anesurgery.display import draws
+from anesurgery.placement.evidence import Finding
+from anesurgery.placement.inspection import Inspection
+from anesurgery.show import summary
+from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS, percent
+from anesurgery.show.surgeries import WIDTH, as_text
+
+BAR = WIDTH - 4
+"""Cells of the device bar."""
+
+GLYPHS: dict[str | None, tuple[str, str]] = {
+    "ane": ("█", "cyan"),
+    "gpu": ("▆", "magenta"),
+    "cpu": ("▃", "yellow"),
+    None: ("░", "bright_black"),
+}
+"""Unit -> what a cell of the bar looks like, and its colour."""
+
+LEGAL_STYLES = {LEGAL_WORDS[False]: "red", LEGAL_WORDS[None]: "bright_black"}
+STATUS_STYLES = ("green", "yellow", "red")
+SHOWN = 30
+"""Entries of a list at most; the page has them all."""
+CELL = 28
+"""Characters of a column at most."""
+
+
+def plain(words: object, style: str = "") -> Text:
+    """Text from a model: no markup is read in it, and what cannot be printed is replaced."""
+    return Text("".join(c if c.isprintable() else "�" for c in str(words)), style=style)
+
+
+def device_bar(inspection: Inspection, width: int = BAR) -> Text:
+    """The ops in file order, a cell for a share of them, and a legend with counts."""
+    bar = Text()
+    for unit, group in itertools.groupby(summary.cells(inspection, width)):
+        glyph, style = GLYPHS[unit]
+        bar.append(glyph * len(list(group)), style)
+    bar.append("\n" if bar else "")
+    for unit, count in summary.ordered_counts(inspection):
+        glyph, style = GLYPHS[unit]
+        bar.append(glyph, style)
+        bar.append(f" {UNIT_WORDS[unit]} {count:,}   ")
+    bar.rstrip()
+    return bar
+
+
+def status_line(inspection: Inspection) -> Text:
+    """Status, residency, switches and segments in a line, memory in the next."""
+    residency = inspection.residency
+    counted = summary.has_flop(inspection)
+    flop = f"{percent(residency['flop'])} of flop" if counted else "flop not counted"
+    memory, cost = summary.memory_words(inspection), summary.cost(inspection)
+    segments = sum(len(part.segments) for _, part in summary.sections(inspection))
+    said = [
+        f"on the ANE: {percent(residency['ops'])} of ops, {flop}",
+        f"{summary.counted(segments, 'segment')}, {summary.counted(inspection.switches, 'switch')}",
+    ]
+    line = Text(f"status {inspection.status}", style=f"bold {STATUS_STYLES[inspection.status]}")
+    said += [] if cost is None else [f"estimate {summary.microseconds(cost)}"]
+    rest = " | ".join(["", *said]) + (f"\nweights {memory}" if memory else "")
+    return line.append(rest, style="not bold default")
+
+
+def evidence_words(finding: Finding | None, length: int = 70) -> str:
+    """Grade and source of a finding, the source cut to a length."""
+    if finding is None:
+        return ""
+    source = finding.source.split(";")[0].strip()
+    cut = source if len(source) <= length else source[: length - 1].rstrip(" ,") + "…"
+    return f"{finding.grade.value}: {cut}" if cut else finding.grade.value
+
+
+def _sentences(words: str, others: int, finding: Finding | None) -> list[Text]:
+    """Why, how it is known, and what to do where no pass exists."""
+    why = plain(words)
+    if others:
+        why.append(f" (and {others} more)", "dim")
+    if finding is None:
+        return [why]
+    advice = finding.remedy is None and finding.advice
+    known = plain(evidence_words(finding), "dim")
+    return [why, known, *([plain(f"do: {finding.advice}", "green")] if advice else [])]
+
+
+def _name(name: str) -> Text:
+    return plain(summary.short_name(name, CELL))
+
+
+def _remedy(finding: Finding | None) -> Text:
+    return plain(finding.remedy, "green") if finding and finding.remedy else Text("none", "dim")
+
+
+def _listing(header: tuple[str, ...], entries: list[tuple[list[Text], list[Text]]]) -> list[Any]:
+    """A line of columns for each entry, and sentences below it, which have the whole width."""
+    widths = [
+        min(max(len(name), *(cells[k].cell_len for cells, _ in entries)), CELL) for k, name in enumerate(header)
+    ]
+    shown: list[Any] = [_columns([Text(name, "dim underline") for name in header], widths)]
+    for cells, sentences in entries[:SHOWN]:
+        shown += [_columns(cells, widths), *(Padding(s, (0, 0, 0, 4), expand=False) for s in sentences)]
+    left = len(entries) - SHOWN
+    return shown + ([Text(f"and {left:,} more; the page has all", "dim")] if left > 0 else [])
+
+
+def _columns(cells: list[Text], widths: list[int]) -> Text:
+    for cell, width in zip(cells, widths, strict=True):
+        cell.truncate(width, overflow="ellipsis", pad=True)
+    line = Text("  ").join(cells)
+    line.rstrip()
+    return line
+
+
+def _attention(inspection: Inspection) -> list[Any]:
+    entries: list[tuple[list[Text], list[Text]]] = []
+    for alike in summary.by_reason(summary.attention(inspection)):
+        entries += [
+            (
+                [
+                    plain(g.op_type, "bold"),
+                    Text(f"{len(g.rows):,}"),
+                    _name(g.rows[0].name),
+                    Text(g.legal, LEGAL_STYLES.get(g.legal, "")),
+                    Text(g.preferred),
+                    _remedy(g.finding),
+                ],
+                [],
+            )
+            for g in alike
+        ]
+        others = len({m for g in alike for m in g.messages}) - 1
+        entries[-1][1].extend(_sentences(alike[0].why, others, alike[0].finding))
+    if not entries:
+        return []
+    header = ("op type", "ops", "first op", "legal", "preferred", "remedy")
+    return [Text("\nops that need attention", "bold"), *_listing(header, entries)]
+
+
+def _findings(inspection: Inspection) -> list[Any]:
+    entries = [
+        (
+            [
+                plain(g.finding.kind, "bold"),
+                plain(g.finding.rule),
+                Text(f"{len(g.ops):,}" if g.ops else ""),
+                _name(g.ops[0] if g.ops else ""),
+                _remedy(g.finding),
+            ],
+            _sentences(g.finding.message, len(g.messages) - 1, g.finding),
+        )
+        for g in summary.other_findings(inspection)
+    ]
+    if not entries:
+        return []
+    header = ("finding", "rule", "ops", "first op", "remedy")
+    title = Text("\nthe model, its speed and its numbers", "bold")
+    return [title, *_listing(header, entries)]
+
+
+def _measured(inspection: Inspection) -> list[Any]:
+    if not inspection.measured:
+        return []
+    found = summary.agreements(inspection)
+    entries: list[tuple[list[Text], list[Text]]] = [
+        (
+            [
+                Text(UNIT_WORDS[a.predicted]),
+                Text(UNIT_WORDS[a.measured]),
+                Text("as predicted", "green") if a.agrees else Text("differs", "red"),
+                plain(a.op_type, "bold"),
+                Text(f"{len(a.rows):,}"),
+                _name(a.rows[0].name),
+            ],
+            [],
+        )
+        for a in found
+    ]
+    header = ("predicted", "measured", "", "op type", "ops", "first op")
+    title = Text("\npredicted beside measured: ", "bold")
+    title.append(summary.agreement_words(found), "not bold")
+    return [title, *(_listing(header, entries) if entries else [])]
+
+
+def _section(inspection: Inspection) -> list[Any]:
+    tables = [*_attention(inspection), *_measured(inspection), *_findings(inspection)]
+    return [device_bar(inspection), status_line(inspection), *tables]
+
+
+def inspection_group(inspection: Inspection) -> Group:
+    """An inspection as a bar, a line and tables, for a rich console; a section for each part of a pipeline."""
+    title = plain(inspection.model, "bold").append_text(plain(f" on {inspection.target}", "not bold"))
+    shown: list[Any] = [title, Text(summary.verdict(inspection))]
+    if inspection.parts:
+        shown += [device_bar(inspection), status_line(inspection)]
+        for name, part in summary.sections(inspection):
+            shown += [Text(), Line(plain(name or inspection.model), align="left"), *_section(part)]
+        own = Inspection(inspection.model, inspection.target, (), findings=inspection.findings)
+        shown += _findings(own) if inspection.ops == () else []
+    else:
+        shown += _section(inspection)
+    notes = summary.notes(inspection)
+    shown += [Text("\nnotes", "bold")] * bool(notes) + [plain(f"- {n}", "dim") for n in notes]
+    return Group(*shown)
+
+
+@draws("Inspection", "text")
+def inspection_text(inspection: Inspection) -> str:
+    """An inspection as plain text."""
+    return as_text(inspection_group(inspection))
+
+
+def difference_group(before: Inspection, after: Inspection) -> Group:
+    """Two inspections of one model, before and after a surgery: bars, numbers, findings gone and new."""
+    table = Table("", "before", "after", "", box=box.SIMPLE_HEAD, pad_edge=False)
+    styles = {True: "green", False: "red", None: "dim"}
+    words = {True: "better", False: "worse", None: ""}
+    for c in summary.changes(before, after):
+        moved = styles[c.better] if c.before != c.after else "dim"
+        table.add_row(c.label, c.before, Text(c.after, moved), Text(words[c.better], moved))
+    gone, new = summary.gone_and_new(before, after)
+    lines = [plain(f"- {n:,} gone: {g.finding.rule}: {g.finding.message}", "green") for g, n in gone]
+    lines += [plain(f"+ {n:,} new: {g.finding.rule}: {g.finding.message}", "red") for g, n in new]
+    title = plain(f"{before.model} on {after.target}", "bold")
+    bars = [Text("before"), device_bar(before), Text("after"), device_bar(after)]
+    return Group(title, *bars, table, *(lines or [Text("the findings are the same", "dim")]))

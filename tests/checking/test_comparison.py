@@ -1,0 +1,135 @@
+"""The measures, on differences that are known; and inputs that a model can run on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.checking.comparison import compare
+from anesurgery.checking.metrics import compare_arrays
+from anesurgery.errors import InterfaceError
+from anesurgery.interpret.sampling import sample_inputs
+from anesurgery.mil import Array, Program, Var, ct, mb, types
+
+A = np.random.default_rng(0).standard_normal((4, 50)).astype(np.float32)
+
+
+def test_equal_arrays() -> None:
+    row = compare_arrays("y", A, A.copy())
+    assert (row.psnr, row.max_abs, row.kl, row.top_k, row.bad) == (math.inf, 0, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda a: a * 1.01, lambda a: np.roll(a, 1), lambda a: 0 * a, lambda a: -a],
+    ids=["scaled by 1.01", "shifted by one", "zeros", "negated"],
+)
+def test_wrong_outputs_miss_60_dB(change: Callable[[Array], Array]) -> None:  # noqa: N802
+    assert compare_arrays("y", A, change(A)).psnr < 60
+
+
+def test_the_measures_are_what_they_say() -> None:
+    b = A.copy()
+    b[0, 0] += 0.5
+    row, peak = compare_arrays("y", A, b), float(np.abs(A).max())
+    assert math.isclose(row.max_abs, 0.5, rel_tol=1e-6)
+    assert math.isclose(row.max_rel, 0.5 / peak, rel_tol=1e-6)
+    assert math.isclose(row.psnr, 20 * math.log10(peak / (0.5 / math.sqrt(200))), rel_tol=1e-6)
+    p, q = (np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(-1, keepdims=True) for x in (A, b))
+    assert row.kl is not None
+    assert math.isclose(row.kl, float((p * np.log(p / q)).sum(-1).mean()), rel_tol=1e-5)
+
+
+def test_top_k_counts_rows_whose_best_is_found() -> None:
+    a, b = np.zeros((2, 20)), np.zeros((2, 20))
+    a[:, 7] = 1
+    b[0, 7] = 1
+    b[1] = np.arange(20)[::-1]
+    b[1, 7] = -1
+    assert compare_arrays("y", a, b).top_k == 0.5
+
+
+def test_undefined_numbers_on_one_side_count() -> None:
+    b = A.copy()
+    b[0, 0], b[1, 1] = np.nan, np.inf
+    assert compare_arrays("y", A, b).bad == 2
+    assert compare_arrays("y", b, b.copy()).bad == 0
+
+
+def test_other_shapes_are_an_error() -> None:
+    with pytest.raises(InterfaceError, match="shape .4, 50. in one model and .4, 49. in the other"):
+        compare_arrays("y", A, A[:, 1:])
+
+
+def chain(third: float) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        first = mb.mul(x=x, y=np.float32(3), name="first")
+        second = mb.add(x=first, y=np.float32(third), name="second")
+        return mb.tanh(x=second, name="y")
+
+    return program
+
+
+def test_the_first_diverging_op_is_named() -> None:
+    found = compare(chain(1.0), chain(1.1))
+    assert not found.ok
+    assert found.first_divergence is not None
+    assert found.first_divergence.startswith("add second: PSNR")
+    assert compare(chain(1.0), chain(1.0)).ok
+
+
+def test_other_outputs_are_an_error() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
+    def other(x: Var) -> Var:
+        return mb.tanh(x=x, name="z")
+
+    with pytest.raises(InterfaceError, match="the outputs .'y'. became .'z'."):
+        compare(chain(1.0), other)
+
+
+def test_ids_are_drawn_from_their_table_and_masks_mask_the_end(converted: Callable[..., Any]) -> None:
+    program = converted("gpt2", mask=True)
+    from anesurgery.loading import load
+
+    found = sample_inputs(load(program.model).program)
+    assert found["input_ids"].max() < 101
+    assert found["input_ids"].max() > 2
+    np.testing.assert_array_equal(found["attention_mask"], [[1] * 12 + [0] * 4])
+
+
+def test_symbolic_dimensions_get_a_length() -> None:
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, get_new_symbol()), dtype=types.fp16)], opset_version=ct.target.iOS16
+    )
+    def program(x: Var) -> Var:
+        return mb.relu(x=x)
+
+    assert sample_inputs(program, length=7)["x"].shape == (1, 7)
+    assert sample_inputs(program, shapes={"x": (1, 2)})["x"].shape == (1, 2)
+
+
+def classifier(factor: float) -> Program:
+    from coremltools.converters.mil.mil import mil_list
+
+    @mb.program(input_specs=[mb.TensorSpec((3,))])
+    def program(x: Var) -> Any:
+        scores = mb.softmax(x=mb.mul(x=x, y=np.float32(factor)), axis=-1)
+        return mb.classify(probabilities=scores, classes=mb.const(val=mil_list(["a", "b", "c"])), name="class")
+
+    return program
+
+
+def test_labels_and_their_probabilities() -> None:
+    inputs = {"x": np.array([3, 2, 1], np.float32)}
+    same = compare(classifier(1), classifier(1), inputs, gate=math.inf)
+    assert same.ok
+    other = compare(classifier(1), classifier(-1), inputs)
+    assert not other.ok
+    assert [o.max_abs > 0.5 for o in other.outputs] == [True, True]

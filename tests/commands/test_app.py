@@ -1,0 +1,213 @@
+"""The command line: what it prints, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.commands import app as cli
+from anesurgery.files.package import save
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, ct, mb
+from anesurgery.text import to_text
+
+
+def subtraction(factor: float = 2.0) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 3)), mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
+    def program(x: Var, z: Var) -> Var:
+        return mb.mul(x=mb.sub(x=x, y=z, name="difference"), y=np.float32(factor), name="y")
+
+    return program
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return save(load(subtraction()), tmp_path / "model.mlpackage")
+
+
+LEFT = ("--set", "negate_subtract=false", "--set", "explicit_broadcast=false")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["anesurgery", *map(str, words)])
+    code: object = 0
+    try:
+        cli.main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    out, err = capsys.readouterr()
+    assert isinstance(code, int)
+    return code, out, err
+
+
+def test_list_needs_neither_coremltools_nor_torch() -> None:
+    script = (
+        "import sys; sys.argv = ['anesurgery', 'list', '--json']\n"
+        "import anesurgery.commands.app\n"
+        "try: anesurgery.commands.app.main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'coremltools'} & set(sys.modules)"
+    )
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert made.stderr == ""
+    names = {row["name"]: row["kind"] for row in json.loads(made.stdout)}
+    assert names["gpt2_ane"] == "recipe"
+    assert names["pad_last_axis"] == "pass"
+
+
+def test_importing_prints_nothing() -> None:
+    script = "import anesurgery as ane; ane.apply; ane.run; ane.recipes.gpt2_ane"
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (made.stdout, made.stderr) == ("", "")
+
+
+def test_explain_shows_documentation_and_options(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    code, out, _ = call(monkeypatch, capsys, "explain", "pad_last_axis")
+    assert code == 0
+    assert "Refuses when" in out
+    assert "pad_last_axis.multiple = 64" in out
+    code, out, _ = call(monkeypatch, capsys, "explain", "gpt2_ane", "--json")
+    assert next(iter(json.loads(out)["options"])) == "select_last_token"
+
+
+def test_apply_writes_a_package(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out_path = tmp_path / "out.mlpackage"
+    code, out, _ = call(monkeypatch, capsys, "apply", "negate_subtract", package, out_path)
+    assert code == 0
+    assert "1 bit-exact" in out
+    assert "= sub(" not in to_text(load(out_path).program)
+
+
+def test_dry_run_writes_nothing_and_json_is_json(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = (
+        "apply",
+        "negate_subtract",
+        package,
+        tmp_path / "out.mlpackage",
+        "--dry-run",
+        "--json",
+        "--target",
+        "M1",
+    )
+    code, out, err = call(monkeypatch, capsys, *words)
+    found = json.loads(out)
+    assert code == 0
+    assert err == ""
+    assert found["edits"] == {"negate_subtract": 1}
+    assert found["target"] == "M1"
+    assert found["changes"][0]["proof"]["max_abs"] == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.mlpackage"]
+
+
+def test_quiet_prints_nothing(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ("apply", "negate_subtract", package, tmp_path / "out.mlpackage", "--quiet")
+    assert call(monkeypatch, capsys, *words) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("apply", "gpt2_anee", "IN", "OUT"), "unknown pass or recipe 'gpt2_anee'; did you mean 'gpt2_ane'?"),
+        (("apply", "negate_subtract", "NOWHERE", "OUT"), "does not exist; in its folder: model.mlpackage"),
+        (("apply", "negate_subtract", "IN", "IN"), "is the input, which is never changed"),
+        (("apply", "negate_subtract", "IN", "THERE"), "exists; choose another name"),
+        (("apply", "negate_subtract", "IN"), "OUT is missing; name the package to write, or use --dry-run"),
+        (("apply", "pad_last_axis", "IN", "OUT", "--set", "multipel=32"), "did you mean 'multiple'"),
+        (("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple"), "write it as option=value"),
+        (("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple=0"), "must be a positive integer"),
+        (("apply", "pad_last_axis", "IN", "OUT", "--prove", "maybe"), "prove='maybe'; it may be 'sites'"),
+        (("apply", ",", "IN", "OUT"), "no recipe or pass is named"),
+        (("apply", "gpt2_ane", "IN", "OUT", *LEFT), "gpt2_ane changed nothing: the model has no attention"),
+        (("apply", "negate_subtract", "TEXT", "OUT"), "is no Core ML specification, or is damaged"),
+        (("list", "pass"), "did you mean 'passes'"),
+        (("explain", "pad_last_axes"), "did you mean 'pad_last_axis'"),
+        (("compare", "IN", "NOWHERE"), "does not exist"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(
+    package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    save(load(subtraction(3.0)), tmp_path / "out.mlpackage")
+    (tmp_path / "text.mlmodel").write_text("no model", encoding="utf-8")
+    places = {
+        "TEXT": tmp_path / "text.mlmodel",
+        "IN": package,
+        "OUT": tmp_path / "new.mlpackage",
+        "THERE": tmp_path / "out.mlpackage",
+        "NOWHERE": tmp_path / "nowhere.mlpackage",
+    }
+    code, out, err = call(monkeypatch, capsys, *(places.get(w, w) for w in words))
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "new.mlpackage").exists()
+
+
+def test_compare_and_diff_end_with_1_where_models_differ(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    other = save(load(subtraction(2.02)), tmp_path / "other.mlpackage")
+    assert call(monkeypatch, capsys, "compare", package, package, "--quiet")[0] == 0
+    code, out, _ = call(monkeypatch, capsys, "compare", package, other, "--json")
+    assert code == 1
+    assert json.loads(out)["first_divergence"].startswith("mul y")
+    assert call(monkeypatch, capsys, "diff", package, package, "--quiet")[0] == 0
+    code, out, _ = call(monkeypatch, capsys, "diff", package, other)
+    assert code == 1
+    assert "-  %y: 2x3 = mul(x=%difference, y=2)" in out
+    assert "+  %y: 2x3 = mul(x=%difference, y=2.02)" in out
+    assert "interface: the same" in out
+
+
+def test_no_progress_bar_without_a_terminal(package: Path, tmp_path: Path) -> None:
+    words = ["apply", "negate_subtract", str(package), str(tmp_path / "out.mlpackage")]
+    command = [sys.executable, "-m", "anesurgery", *words]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0
+    assert made.stderr == ""
+
+
+def test_a_step_is_left_out_in_either_spelling(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ("apply", "negate_subtract,pad_last_axis", package, "--dry-run", "--json", "--set")
+    for value, left in (("False", 1), ("false", 1), ("true", 2)):
+        _, out, _ = call(monkeypatch, capsys, *words, f"pad_last_axis={value}")
+        assert len(json.loads(out)["steps"]) == left
+
+
+def test_unforeseen_errors_are_one_line_and_debug_shows_them(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def lost(*_: Any) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(cli, "_steps", lost)
+    words = ("apply", "negate_subtract", package, "--dry-run")
+    code, _, err = call(monkeypatch, capsys, *words)
+    assert (code, err) == (2, "anesurgery: KeyError: 'lost' (--debug shows where)\n")
+    with pytest.raises(KeyError, match="lost"):
+        call(monkeypatch, capsys, *words, "--debug")
+
+
+def test_list_shows_one_kind(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    _, out, _ = call(monkeypatch, capsys, "list", "recipes", "--json")
+    assert {row["kind"] for row in json.loads(out)} == {"recipe"}

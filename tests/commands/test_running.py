@@ -1,0 +1,108 @@
+"""`anesurgery run` and `anesurgery ranges`: numbers on the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.commands import app as cli
+from anesurgery.files.package import save
+from anesurgery.loading import load
+from anesurgery.mil import Var, ct, mb, types
+
+Call = Any
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Squares of fp16 numbers."""
+
+    @mb.program(input_specs=[mb.TensorSpec((3,), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.mul(x=x, y=x, name="y")
+
+    return save(load(program), tmp_path / "model.mlpackage")
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Words -> (exit code, standard output, standard error)."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["anesurgery", *map(str, words)])
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        return int(code), *capsys.readouterr()
+
+    return run
+
+
+def numbers(folder: Path, *values: float) -> Path:
+    path = folder / f"in{values[0]:g}.npz"
+    np.savez(path, x=np.array(values))
+    return path
+
+
+def test_run_shows_and_writes(call: Call, package: Path, tmp_path: Path) -> None:
+    given, out = numbers(tmp_path, 1, 2, 3), tmp_path / "out.npz"
+    code, said, _ = call("run", package, "--inputs", given, "--out", out)
+    assert code == 0
+    assert "float16" in said
+    with np.load(out) as made:
+        np.testing.assert_array_equal(made["y"], np.array([1, 4, 9], np.float16))
+    code, said, _ = call("run", package, "--inputs", given, "--json")
+    row = {"shape": [3], "dtype": "float16", "min": "1", "max": "9", "mean": "4.66797"}
+    assert json.loads(said) == {"y": row}
+
+
+def test_run_in_each_arithmetic(call: Call, package: Path, tmp_path: Path) -> None:
+    given = numbers(tmp_path, 300, 0, 0)
+    for precision, largest in (("fp32", "90000"), ("fp16", "inf"), ("ane", "inf"), ("ane:M1", "inf")):
+        code, said, _ = call("run", package, "--inputs", given, "--precision", precision, "--json")
+        assert (code, json.loads(said)["y"]["max"]) == (0, largest)
+
+
+def test_ranges_end_with_1_where_something_overflows(call: Call, package: Path, tmp_path: Path) -> None:
+    small, large = numbers(tmp_path, 1, 2, 3), numbers(tmp_path, 300, 2, 3)
+    code, said, _ = call("ranges", package, "--inputs", small)
+    assert code == 0
+    assert "nothing leaves fp16" in said
+    code, said, _ = call("ranges", package, "--inputs", small, "--inputs", large, "--json")
+    assert code == 1
+    data = json.loads(said)
+    assert data["first"] == {"fp16": "y", "ane": "y"}
+    assert (data["samples"], data["ops"][0]["maximum"]) == (2, 90000)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "PACKAGE", "--inputs", "no.npz"], "no.npz cannot be read as an .npz file"),
+        (["run", "PACKAGE", "--inputs", "PACKAGE/Manifest.json"], "cannot be read as an .npz file"),
+        (["run", "PACKAGE", "--precision", "fp8"], "precision='fp8'; it may be"),
+        (["run", "PACKAGE", "--out", "/no/such/folder/out.npz"], "cannot write /no/such/folder/out.npz"),
+        (["run", "PACKAGE", "--function", "man"], "unknown function 'man'"),
+        (["ranges", "PACKAGE", "--chip", "M99"], "nothing is known of the arithmetic of chip 'M99'"),
+        (["ranges", "missing.mlpackage"], "does not exist"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(call: Call, package: Path, words: list[str], said: str) -> None:
+    code, out, err = call(*(w.replace("PACKAGE", str(package)) for w in words))
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_run_samples_shapes_that_the_model_allows(call: Call, corpus: Path) -> None:
+    code, said, _ = call("run", corpus / "dtln_aec_128_part1_fp16.mlpackage", "--json")
+    assert code == 0
+    assert all(row["shape"] and row["mean"] for row in json.loads(said).values())

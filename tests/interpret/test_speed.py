@@ -1,0 +1,138 @@
+"""What makes the interpreter fast changes no numbers: constants kept ready, attention computed at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anesurgery.errors import InterpretError
+from anesurgery.files.package import save
+from anesurgery.interpret import Executable, Listener, Predictor, fusion
+from anesurgery.interpret.arithmetic import precision as dtypes
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, ct, mb
+
+LENGTH, WIDTH = 6, 8
+
+
+def attention(mask: Any = None, *, scale: bool = True, form: str = "add", again: bool = False) -> Program:
+    """Attention written out, in one of its forms."""
+    shape = (1, 2, LENGTH, WIDTH)
+
+    @mb.program(input_specs=[mb.TensorSpec(shape)] * 3, opset_version=ct.target.iOS16)
+    def made(q: Var, k: Var, v: Var) -> Any:
+        key = mb.transpose(x=k, perm=[0, 1, 3, 2]) if form == "turned" else mb.relu(x=k)
+        query = mb.relu(x=q)
+        scores = mb.matmul(x=query, y=key, transpose_y=form != "turned")
+        early = mb.exp(x=query) if form == "early" else None
+        scores = mb.mul(x=np.float32(0.35), y=scores) if scale else scores
+        if form == "select":
+            scores = mb.select(cond=mask, a=scores, b=np.float32(-np.inf))
+        elif mask is not None:
+            scores = mb.add(x=scores, y=mask)
+        weights = mb.softmax(x=scores, axis=-1)
+        y = mb.matmul(x=weights, y=v)
+        rest = ((mb.exp(x=weights),) if again else ()) + ((early,) if early is not None else ())
+        return (y, *rest) if rest else y
+
+    return made
+
+
+CAUSAL = np.tril(np.ones((LENGTH, LENGTH), bool))
+HIDDEN = np.where(CAUSAL, 0, -np.inf).astype(np.float32)
+NOTHING = np.full((1, 1, LENGTH, LENGTH), -np.inf, np.float32)
+FORMS: dict[str, tuple[dict[str, Any], bool]] = {
+    "plain": ({"scale": False}, True),
+    "scaled": ({}, True),
+    "key turned": ({"form": "turned"}, True),
+    "mask": ({"mask": HIDDEN}, True),
+    "mask of one row": ({"mask": HIDDEN[2:3]}, True),
+    "select": ({"mask": CAUSAL[None, None], "form": "select"}, True),
+    "a mask that hides all": ({"mask": NOTHING}, True),
+    "a selection that hides all": ({"mask": NOTHING == 0, "form": "select"}, True),
+    "a mask that enlarges": ({"mask": np.zeros((3, 1, 1, 1), np.float32)}, False),
+    "weights read again": ({"again": True}, False),
+    "a query freed before": ({"form": "early"}, False),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_attention_at_once_is_the_same_sum(name: str) -> None:
+    options, fused = FORMS[name]
+    executable = Executable(attention(**options))
+    assert (len(executable.plan.direct) < len(executable.plan.steps)) is fused
+    rng = np.random.default_rng(0)
+    values = {n: rng.standard_normal(v.shape).astype(np.float32) for n, v in executable.function.inputs.items()}
+    found, expected = executable(values), executable(values, listener=Listener())
+    for n in expected:
+        np.testing.assert_allclose(found[n], expected[n], rtol=1e-5, atol=1e-6)
+    if "hides all" in name:
+        assert all(np.isnan(v).all() for v in found.values())
+
+
+@pytest.mark.parametrize("precision", ["fp16", "ane"])
+def test_arithmetics_that_round_compute_op_by_op(precision: str) -> None:
+    plan = Executable(attention(), precision=precision).plan
+    assert plan.direct is plan.steps
+
+
+def test_an_error_in_attention_names_its_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**_: Any) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(fusion, "attend", fails)
+    executable = Executable(attention())
+    values = {n: np.ones(v.shape, np.float32) for n, v in executable.function.inputs.items()}
+    with pytest.raises(InterpretError, match=r"op matmul_\d+ failed: ValueError: no"):
+        executable(values)
+
+
+def linear(kind: Any) -> Program:
+    """A product with a matrix that is not small, and rows of the same matrix."""
+    matrix = np.random.default_rng(0).standard_normal((300, 400)).astype(kind)
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 400))], opset_version=ct.target.iOS16)
+    def made(x: Var) -> Any:
+        table = mb.const(val=matrix)
+        rows = mb.cast(x=mb.gather(x=table, indices=[7, 3], axis=0), dtype="fp32")
+        x = mb.cast(x=mb.add(x=x, y=rows), dtype="fp16" if kind == np.float16 else "fp32")
+        return mb.cast(x=mb.linear(x=x, weight=table), dtype="fp32")
+
+    return made
+
+
+@pytest.mark.parametrize("room", [dtypes.KEPT, 0])
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_constants_kept_ready_change_nothing(
+    kind: Any, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtypes, "KEPT", room)
+    predictor = Predictor(save(load(linear(kind)), tmp_path / "linear.mlpackage"))
+    values = {"x": np.random.default_rng(1).standard_normal((2, 400)).astype(np.float32)}
+    plan, found = predictor.executables[0].plan, []
+    for run in range(4):
+        (made,) = predictor(values).values()
+        found.append(made)
+        assert len(plan.kept) == (1 if run and room else 0)
+    assert all(np.array_equal(made, found[0]) for made in found)
+    matrix = np.random.default_rng(0).standard_normal((300, 400)).astype(kind).astype(np.float32)
+    np.testing.assert_allclose(found[0], (values["x"] + matrix[[7, 3]]) @ matrix.T, rtol=1e-4, atol=1e-3)
+
+
+def test_only_mapped_files_are_given_back(tmp_path: Path) -> None:
+    stored = np.arange(1 << 16, dtype=np.float32)
+    np.save(tmp_path / "a.npy", stored)
+    for mode in ("r", "c"):
+        mapped = np.load(tmp_path / "a.npy", mmap_mode=mode)
+        changed = mapped
+        if mode == "c":
+            changed[5000] = 1
+        dtypes.forget(changed[100:60000].reshape(2, -1))
+        assert changed[5000] == (1 if mode == "c" else 5000)
+    dtypes.forget(stored)
+    dtypes.forget(None)
+    assert torch.equal(torch.from_numpy(stored), torch.arange(1 << 16, dtype=torch.float32))

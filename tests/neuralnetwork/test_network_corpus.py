@@ -1,0 +1,164 @@
+"""Real networks upgraded as a new user does it: saved, loaded again, run, and compared with what they were."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.errors import LoadError
+from anesurgery.files.package import read_spec
+from anesurgery.files.protobuf import proto
+from anesurgery.mil import Var, ct, mb, quiet_host
+from anesurgery.neuralnetwork.upgrade import NOTES
+
+Kind = proto.FeatureTypes_pb2.ArrayFeatureType.ArrayDataType
+DOUBLES = "64 bit floats became 32 bit floats"
+FIVE = "the rank 5 mapping (sequence, batch, channel, height, width) has ended"
+
+
+def swish(context: Any, params: Any, inputs: list[Var]) -> Var:
+    made: Var = mb.silu(x=inputs[0])
+    return made
+
+
+@dataclass(frozen=True)
+class Real:
+    """A network of the corpus, and what its upgrade tells."""
+
+    notes: tuple[str, ...] = ()
+    """How the notes begin."""
+    custom: dict[str, Callable[..., Any]] | None = None
+
+
+STATES = "input 'decoder_lstm_{}_in' is optional: when it is absent, it is 0"
+REAL = {
+    "blazeface_scaled": Real(("'1477' is called '_1477'", "'1011' is called '_1011'")),
+    "custom_swish_mcneural": Real((FIVE, f"{DOUBLES}: output"), {"Swish": swish}),
+    "mlc_edsr_f32b5": Real(),
+    "mlt_es2en_char_decoder16": Real((FIVE, DOUBLES, STATES.format("h"), STATES.format("c"))),
+    "mlt_gesture_classifier": Real(
+        (FIVE, DOUBLES, "input 'hiddenIn' is optional", "input 'cellIn' is optional")
+    ),
+    "pose_cpm": Real((FIVE, DOUBLES)),
+    "sinet_portrait_seg": Real(("'input.54' is called 'input_54'", "'1390' is called '_1390'")),
+    "waifu2x_anime_noise0": Real((FIVE, f"{DOUBLES}: input, conv7")),
+}
+
+
+def names(old: Any) -> dict[str, str]:
+    """Names as MIL takes them, for those of these models."""
+    found = [f.name for f in (*old.description.input, *old.description.output)]
+    return {n: re.sub(r"^(?=\d)", "_", n.replace(".", "_")) for n in found}
+
+
+def expected_description(old: Any, notes: list[str]) -> Any:
+    """The description of the network with the changes that an upgrade may make, and no others."""
+    wanted = type(old.description)()
+    wanted.CopyFrom(old.description)
+    for feature in (*wanted.input, *wanted.output):
+        feature.name = names(old)[feature.name]
+        if feature.type.WhichOneof("Type") == "multiArrayType":
+            array = feature.type.multiArrayType
+            array.dataType = Kind.Value("FLOAT32")
+            if feature.type.isOptional:
+                array.floatDefaultValue = 0
+    if notes:
+        wanted.metadata.userDefined[NOTES] = "\n".join(notes)
+    return wanted
+
+
+def same(a: Any, b: Any) -> None:
+    if isinstance(a, np.ndarray):
+        np.testing.assert_array_equal(a, b)
+    else:
+        assert a == b
+
+
+def test_each_network_of_the_corpus_is_here(corpus: Path) -> None:
+    found = {path.stem for path in corpus.glob("*.mlmodel")}
+    assert found == REAL.keys() | {"nnv2_simple_layer"}, "the last cannot be read: see bad input"
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_an_upgrade_keeps_numbers_and_description(name: str, corpus: Path, tmp_path: Path) -> None:
+    path, out, real = corpus / f"{name}.mlmodel", tmp_path / "new.mlpackage", REAL[name]
+    ane.upgrade(path, custom=real.custom).save(str(out))
+    with quiet_host():
+        model = ct.models.MLModel(str(out), skip_model_load=True)
+    old, new = read_spec(path), model.get_spec()
+    assert new.WhichOneof("Type") == "mlProgram"
+    notes = new.description.metadata.userDefined.get(NOTES, "").splitlines()
+    assert len(notes) == len(real.notes)
+    for found, wanted in zip(notes, real.notes, strict=True):
+        assert found.startswith(wanted)
+    assert new.description == expected_description(old, notes)
+    values = ane.Predictor(out).sample(seed=3)
+    made = ane.run(out, values)
+    assert all(np.isfinite(v).all() for v in made.values() if isinstance(v, np.ndarray))
+    if real.custom is None:
+        before = ane.run(path, {n: values[names(old)[n]] for n in (f.name for f in old.description.input)})
+        assert [names(old)[n] for n in before] == list(made)
+        for a, b in zip(before.values(), made.values(), strict=True):
+            same(a, b)
+
+
+def test_optional_inputs_may_be_left_out_before_and_after(corpus: Path, tmp_path: Path) -> None:
+    path, out = corpus / "mlt_es2en_char_decoder16.mlmodel", tmp_path / "new.mlpackage"
+    ane.upgrade(path).save(str(out))
+    values = {"encodedChar": ane.Predictor(path).sample()["encodedChar"]}
+    zeros = {f"decoder_lstm_{s}_in": np.zeros(256, np.float32) for s in "hc"}
+    for found in (ane.run(path, values), ane.run(out, values), ane.run(out, values | zeros)):
+        np.testing.assert_array_equal(found["nextCharProbs"], ane.run(path, values)["nextCharProbs"])
+
+
+def test_labels_are_kept_with_their_probabilities(corpus: Path, tmp_path: Path) -> None:
+    path, out = corpus / "mlt_gesture_classifier.mlmodel", tmp_path / "new.mlpackage"
+    ane.upgrade(path).save(str(out))
+    labels = list(read_spec(path).neuralNetworkClassifier.stringClassLabels.vector)
+    found = ane.run(out, ane.Predictor(out).sample())
+    assert list(found["activityProbability"]) == labels
+    assert found["activity"] == max(labels, key=found["activityProbability"].__getitem__)
+
+
+def test_a_custom_layer_is_built_by_the_caller_or_explained(corpus: Path, tmp_path: Path) -> None:
+    path = corpus / "custom_swish_mcneural.mlmodel"
+    words = r"layer 'swish_1' \(custom\): is a custom layer of class 'Swish', whose code is not in the file; "
+    for use in (ane.upgrade, ane.Predictor):
+        with pytest.raises(LoadError, match=words + r"say how to build it, upgrade\(model, custom="):
+            use(path)
+    with pytest.raises(LoadError, match=r"did you mean 'swish'\?"):
+        ane.upgrade(path, custom={"swish": swish})
+    with pytest.raises(LoadError, match="for class 'Swish' gives a int; let it give MIL values"):
+        ane.upgrade(path, custom={"Swish": lambda context, params, inputs: [1]})
+    with pytest.raises(LoadError, match=r"'swish_1' \(custom\): does not fit .*: no such thing;"):
+        ane.upgrade(path, custom={"Swish": failing})
+    spelled = {"Swish": lambda c, p, inputs: mb.mul(x=inputs[0], y=mb.sigmoid(x=inputs[0]))}
+    ours, theirs = (ane.upgrade(path, custom=custom) for custom in ({"Swish": swish}, spelled))
+    values = ane.Predictor(ours).sample()
+    found, expected = (ane.run(model, values)["output"] for model in (ours, theirs))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+
+
+def failing(context: Any, params: Any, inputs: list[Var]) -> Var:
+    raise ZeroDivisionError("no such thing")
+
+
+def test_the_example_of_the_readme_works_as_written(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    (example,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "ane.upgrade" in b)
+    shutil.copy(corpus / "custom_swish_mcneural.mlmodel", tmp_path / "old.mlmodel")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README.md", "exec"), {})
+    assert sorted(os.listdir(tmp_path)) == ["new.mlpackage", "old.mlmodel"]
+    assert DOUBLES in capsys.readouterr().out

@@ -1,0 +1,180 @@
+"""`fold_batchnorm`: every layer whose weights can take a normalization, and those that cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.editing.layer_testing import (
+    apply_layer_pass,
+    assert_refuses_layers,
+    assert_same_network,
+)
+from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.passes.layers.fold_batchnorm import FoldBatchnorm
+from anesurgery.testing import assert_same_numbers
+
+STEP = FoldBatchnorm()
+CHANNELS = 4
+Fields = dict[str, Any]
+
+
+def whole(*shape: int, seed: int = 0) -> Array:
+    """Whole numbers from -4 to 4."""
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float32)
+
+
+def convolved(*shape: int, **fields: Any) -> tuple[str, Fields]:
+    """A convolution with weights of a shape."""
+    sizes: Fields = {"outputChannels": CHANNELS, "kernelSize": shape[2:], "valid": {}}
+    sizes["kernelChannels"] = shape[0] if fields.get("isDeconvolution") else shape[1]
+    return "convolution", {**sizes, "weights": weights(whole(*shape)), **fields}
+
+
+def product() -> tuple[str, Fields]:
+    sizes: Fields = {"inputChannels": 4, "outputChannels": CHANNELS}
+    return "innerProduct", {**sizes, "weights": weights(whole(CHANNELS, 4))}
+
+
+def statistics(channels: int = CHANNELS) -> Fields:
+    """Exact ones: gamma / sqrt(variance + epsilon) is a power of two."""
+    gamma, variance = np.array([2, -4, 8, 2]), np.array([3.75, 0.75, 15.75, 0])
+    each = {"gamma": gamma, "beta": whole(channels, seed=1), "mean": whole(channels, seed=2)}
+    found: Fields = {n: weights(v[:channels]) for n, v in {**each, "variance": variance}.items()}
+    return {"channels": channels, "epsilon": 0.25, **found}
+
+
+def network(
+    before: tuple[str, Fields], shape: tuple[int, ...] = (1, 4, 5, 6), rank5: bool = False, **fields: Any
+) -> Any:
+    kind, own = before
+    layers = [
+        make_layer(kind, ["x"], ["a"], **own),
+        make_layer("batchnorm", ["a"], ["y"], **{**statistics(), **fields}),
+    ]
+    return make_network({"x": shape[1:] if rank5 else shape}, layers, ["y"], rank5=rank5)
+
+
+def folded(spec: Any) -> Any:
+    after, session = apply_layer_pass(STEP, spec)
+    assert session.changes, session.refusals
+    assert all(change.proof is not None for change in session.changes)
+    assert_same_network(STEP, spec, after)
+    return after.neuralNetwork.layers
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("before", "shape"),
+    [
+        (convolved(4, 4, 3, 3), (1, 4, 5, 6)),
+        (convolved(4, 4, 3, 3, same={}, stride=[2, 2]), (1, 4, 5, 6)),
+        (convolved(4, 2, 3, 2, nGroups=2), (1, 4, 5, 6)),
+        (convolved(4, 1, 1, 1, nGroups=4), (1, 4, 5, 6)),
+        (convolved(4, 4, 2, 3, isDeconvolution=True, stride=[2, 2]), (1, 4, 5, 6)),
+        (convolved(4, 2, 3, 3, isDeconvolution=True, nGroups=2, same={}), (1, 4, 5, 6)),
+        (convolved(6, 2, 1, 1, isDeconvolution=True, nGroups=2, stride=[3, 3], same={}), (1, 6, 5, 6)),
+        (product(), (1, 4, 1, 1)),
+    ],
+    ids=["3x3", "same", "groups", "depthwise", "deconvolution", "groups back", "grown", "product"],
+)
+def test_whole_numbers_stay_the_same_bit_for_bit(
+    before: tuple[str, Fields], shape: tuple[int, ...], bias: bool, rank5: bool
+) -> None:
+    kind, fields = before
+    if bias:
+        fields = {**fields, "hasBias": True, "bias": weights(whole(CHANNELS, seed=3))}
+    spec = network((kind, fields), shape, rank5)
+    (layer,) = folded(spec)
+    assert layer.WhichOneof("layer") == kind
+    assert getattr(layer, kind).hasBias
+    old, new = (import_network(s, keep_names=True).program for s in (spec, apply_layer_pass(STEP, spec)[0]))
+    values = whole(*(shape[1:] if rank5 else shape), seed=4)
+    assert_same_numbers(old, new, {"x": values}, rtol=0)
+
+
+def test_statistics_that_round() -> None:
+    rng = np.random.default_rng(0)
+    each: Fields = {n: weights(rng.random(4)) for n in ("gamma", "beta", "mean", "variance")}
+    layers = folded(network(convolved(4, 4, 3, 3), **each))
+    assert len(layers[0].convolution.bias.floatValue) == CHANNELS
+
+
+def test_an_epsilon_of_0_is_the_default() -> None:
+    spec = network(convolved(4, 4, 1, 1), epsilon=0.0, variance=weights(np.full(4, 1e-5)))
+    assert len(folded(spec)) == 1
+
+
+def test_statistics_may_be_of_fp16() -> None:
+    half: Fields = {"float16Value": np.arange(1, 5, dtype=np.float16).tobytes()}
+    assert len(folded(network(convolved(4, 4, 1, 1), gamma=half))) == 1
+
+
+def quantized() -> Fields:
+    linear = {"scale": [0.5], "bias": [0.0]}
+    return {"rawValue": bytes(range(16)), "quantization": {"numberOfBits": 8, "linearQuantization": linear}}
+
+
+HALF: Fields = {"float16Value": np.arange(16, dtype=np.float16).tobytes()}
+TRAINED: Fields = {**weights(whole(4, 4)), "isUpdatable": True}
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (network(convolved(4, 4, 1, 1, weights=HALF)), "are of fp16; new ones would be rounded"),
+        (network(convolved(4, 4, 1, 1, weights=quantized())), "are quantized; new ones would be rounded"),
+        (network(convolved(4, 4, 1, 1, weights=TRAINED)), "are trainable"),
+        (network(convolved(4, 4, 1, 1, hasBias=True, bias={"float16Value": bytes(8)})), "fp32 and of fp16"),
+        (network(convolved(4, 4, 1, 1), variance=weights(np.array([1, -0.25, 1, 1]))), "is 0 somewhere"),
+        (network(convolved(4, 4, 1, 1), variance=weights(np.array([1, -3, 1, 1]))), "is -2.75 somewhere"),
+        (network(convolved(4, 4, 1, 1), variance=weights(np.array([1, np.nan, 1, 1]))), "is nan somewhere"),
+        (network(convolved(4, 4, 1, 1), gamma=weights(np.full(4, 3e38)), epsilon=1e-8), "beyond fp32"),
+        (network(convolved(4, 4, 1, 1), computeMeanVar=True), "computed at run time"),
+        (network(convolved(4, 4, 1, 1), computeMeanVar=True, instanceNormalization=True), "at run time"),
+        (network(("activation", {"ReLU": {}})), "it stands behind a layer activation"),
+        (network(product(), (4, 4, 4)), "the last axis, its own are axis -3"),
+    ],
+)
+def test_refusals(spec: Any, words: str) -> None:
+    assert_refuses_layers(STEP, spec, words)
+
+
+def test_a_normalization_of_the_input_stays() -> None:
+    spec = make_network({"x": (1, 4, 2, 2)}, [make_layer("batchnorm", ["x"], ["y"], **statistics())], ["y"])
+    assert_refuses_layers(STEP, spec, "it stands behind an input")
+
+
+def test_what_others_read_stays() -> None:
+    spec = network(convolved(4, 4, 1, 1))
+    spec.description.output.add(name="a").type.multiArrayType.dataType = 65568
+    assert_refuses_layers(STEP, spec, "what the convolution makes is read elsewhere too")
+
+
+def test_weights_that_are_computed() -> None:
+    layers = [
+        make_layer(
+            "convolution", ["x", "w"], ["a"], outputChannels=4, kernelChannels=4, kernelSize=[1, 1], valid={}
+        ),
+        make_layer("batchnorm", ["a"], ["y"], **statistics()),
+    ]
+    spec = make_network({"x": (1, 4, 2, 2), "w": (4, 4, 1, 1)}, layers, ["y"])
+    assert_refuses_layers(STEP, spec, "the weights of the convolution are computed")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "left"),
+    [("pose_cpm", 93, 0), ("sinet_portrait_seg", 38, 20), ("mlt_gesture_classifier", 1, 0)],
+)
+def test_real_networks(corpus: Path, name: str, number: int, left: int) -> None:
+    found = ane.apply(str(corpus / f"{name}.mlmodel"), "fold_batchnorm", prove="sites")
+    assert (len(found.changes), found.after.get("batchnorm", 0)) == (number, left)
+    assert sum(found.before.values()) - sum(found.after.values()) == number
+    assert all(change.proof is not None for change in found.changes)

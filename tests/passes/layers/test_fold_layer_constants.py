@@ -1,0 +1,243 @@
+"""`fold_layer_constants`: layers that change nothing, values that are known, and what is only nearly so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.editing.layer_testing import (
+    apply_layer_pass,
+    assert_refuses_layers,
+    assert_rewrites_layers,
+    assert_same_network,
+)
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.passes.layers.fold_layer_constants import FoldLayerConstants
+
+STEP = FoldLayerConstants()
+Shape = tuple[int, ...]
+ABS = make_layer("unary", ["s"], ["y"], type="ABS")
+EDGES = {"borderAmounts": [{"startEdgeSize": 0, "endEdgeSize": 0}] * 2}
+
+
+def constant(name: str, value: Array, rank5: bool = False) -> Any:
+    kind = "loadConstant" if rank5 else "loadConstantND"
+    return make_layer(kind, [], [name], shape=value.shape, data=weights(value))
+
+
+def beside(kind: str, x: Shape, value: Array, first: bool = False, rank5: bool = False, **fields: Any) -> Any:
+    """A layer of x and a constant, its result read by a layer that makes the output."""
+    layer = make_layer(kind, ["c", "x"] if first else ["x", "c"], ["s"], **fields)
+    layers = [constant("c", value, rank5), layer, ABS]
+    return make_network({"x": x}, layers, ["y"], rank5=rank5)
+
+
+def alone(kind: str, **fields: Any) -> Any:
+    layers = [make_layer(kind, ["x"], ["s"], **fields), ABS]
+    return make_network({"x": (1, 2, 4, 4)}, layers, ["y"])
+
+
+def kinds_after(spec: Any, step: FoldLayerConstants = STEP) -> list[str]:
+    after, session = apply_layer_pass(step, spec)
+    assert session.changes, session.refusals
+    assert all(change.proof is not None for change in session.changes)
+    assert_same_network(step, spec, after)
+    return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "number", "first"),
+    [
+        ("multiply", 1, False),
+        ("multiply", 1, True),
+        ("multiplyBroadcastable", 1, True),
+        ("add", 0, False),
+        ("addBroadcastable", 0, False),
+        ("addBroadcastable", -0.0, True),
+        ("subtractBroadcastable", 0, False),
+        ("divideBroadcastable", 1, False),
+        ("powBroadcastable", 1, False),
+    ],
+)
+def test_a_constant_that_changes_nothing(kind: str, number: float, first: bool, rank5: bool) -> None:
+    x = (2, 3, 4) if rank5 else (1, 2, 3, 4)
+    value = np.full((2, 3, 4) if rank5 else x, number)
+    assert kinds_after(beside(kind, x, value, first, rank5)) == ["unary"]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ("activation", {"linear": {"alpha": 1.0}}),
+        ("add", {"alpha": 0.0}),
+        ("multiply", {"alpha": 1.0}),
+        ("unary", {"type": "POWER", "alpha": 1.0}),
+        ("scale", {"shapeScale": [2], "scale": weights(np.ones(2))}),
+        (
+            "scale",
+            {
+                "shapeScale": [1],
+                "scale": weights(np.ones(1)),
+                "hasBias": True,
+                "shapeBias": [2],
+                "bias": weights(np.zeros(2)),
+            },
+        ),
+        ("bias", {"shape": [1, 4, 4], "bias": weights(np.zeros(16))}),
+        ("padding", {"constant": {"value": 3.0}, "paddingAmounts": EDGES}),
+        ("padding", {"reflection": {}}),
+        ("crop", {"cropAmounts": EDGES}),
+        ("constantPad", {"value": 2.0, "padAmounts": [0] * 8}),
+    ],
+    ids=lambda layer: layer[0],
+)
+def test_a_layer_of_one_input_that_changes_nothing(layer: tuple[str, dict[str, Any]]) -> None:
+    assert kinds_after(alone(layer[0], **layer[1])) == ["unary"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (alone("multiply", alpha=1.0000001), "it holds 1.00000012, not 1"),
+        (alone("activation", linear={"alpha": 1.0, "beta": 1e-5}), "it holds 9.99999975e-06, not 0"),
+        (alone("scale", shapeScale=[2], scale=weights(np.array([1, 0.9999]))), "0.999899983, not 1"),
+        (alone("unary", type="POWER", alpha=1.0, shift=1e-4), "not 0"),
+        (beside("add", (4,), np.array([0, 0, np.nan, 0])), "it holds nan, not 0"),
+        (beside("multiply", (4,), np.array([1, 1, np.nan, 7])), "it holds nan, not 1"),
+        (beside("multiplyBroadcastable", (1, 4), np.ones((3, 4))), "it makes the shape (3, 4) of (1, 4)"),
+        (beside("addBroadcastable", (4,), np.zeros((1, 4))), "it makes the shape (1, 4) of (4,)"),
+    ],
+)
+def test_what_only_looks_so(spec: Any, words: str) -> None:
+    assert_refuses_layers(STEP, spec, words)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        beside("multiply", (4,), np.array([1, 1, 2, 1])),
+        beside("subtractBroadcastable", (4,), np.zeros(4), first=True),
+        beside("divideBroadcastable", (4,), np.ones(4), first=True),
+        beside("powBroadcastable", (4,), np.ones(4), first=True),
+        beside("floorDivBroadcastable", (4,), np.ones(4)),
+        alone("activation", linear={"alpha": -1.0}),
+        alone("activation", ReLU={}),
+        alone("unary", type="THRESHOLD", alpha=1.0),
+        alone("padding", constant={}, paddingAmounts={"borderAmounts": [{"endEdgeSize": 1}, {}]}),
+    ],
+)
+def test_not_its_business(spec: Any) -> None:
+    after, session = apply_layer_pass(STEP, spec)
+    assert after == spec
+    assert not session.refusals
+
+
+def test_the_output_is_an_input() -> None:
+    layers = [constant("c", np.ones(4)), make_layer("multiply", ["x", "c"], ["y"])]
+    spec = make_network({"x": (4,)}, layers, ["y"])
+    assert_rewrites_layers(
+        STEP, spec, "network(%x: 4) {\n  %y: 4 = activation(%x, linear={alpha=1})\n  return %y\n}"
+    )
+    after, _ = apply_layer_pass(STEP, spec)
+    assert_refuses_layers(STEP, after, "has to make an output of the network")
+
+
+def test_a_blob_that_a_loop_overwrites_is_read_where_it_was() -> None:
+    branch = make_layer("branch", ["c"], [])
+    branch.branch.ifBranch.layers.append(make_layer("copy", ["c"], ["z"]))
+    branch.branch.elseBranch.layers.append(make_layer("copy", ["x"], ["z"]))
+    layers = [
+        make_layer("unary", ["x"], ["z"], type="ABS"),
+        make_layer("activation", ["z"], ["s"], linear={"alpha": 1.0}),
+        constant("c", np.ones(1)),
+        branch,
+        make_layer("add", ["s", "z"], ["y"]),
+    ]
+    assert_refuses_layers(STEP, make_network({"x": (1,)}, layers, ["y"]), "made more than once")
+
+
+def known(*layers: Any, value: Shape = (2, 3)) -> Any:
+    """Layers that make s of the constant a, added to x."""
+    start = constant("a", np.random.default_rng(0).random(value).astype(np.float32) + 0.5)
+    last = make_layer("addBroadcastable", ["x", "s"], ["y"])
+    return make_network({"x": (1, 1)}, [start, *layers, last], ["y"])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        make_layer("transpose", ["a"], ["s"], axes=[1, 0]),
+        make_layer("multiplyBroadcastable", ["a", "a"], ["s"]),
+        make_layer("unary", ["a"], ["s"], type="LOG"),
+        make_layer("tanh", ["a"], ["s"]),
+        make_layer("reduceSum", ["a"], ["s"], axes=[1], keepDims=True),
+        make_layer("tile", ["a"], ["s"], reps=[5, 1]),
+        make_layer("getShape", ["x"], ["s"]),
+    ],
+    ids=lambda layer: layer.WhichOneof("layer"),
+)
+def test_a_value_that_is_known_becomes_a_constant(layer: Any) -> None:
+    found = kinds_after(known(layer))
+    assert [kind for kind in found if kind != "loadConstantND"] == ["addBroadcastable"]
+
+
+def test_layers_that_round_one_after_the_other() -> None:
+    layers = [
+        make_layer("unary", ["a"], ["b"], type="EXP"),
+        make_layer("multiply", ["b"], ["c"], alpha=0.3),
+        make_layer("softmaxND", ["c"], ["s"], axis=1),
+    ]
+    assert kinds_after(known(*layers)) == ["loadConstantND", "addBroadcastable"]
+
+
+def test_the_limit() -> None:
+    tile = make_layer("tile", ["a"], ["s"], reps=[1000, 1])
+    assert_refuses_layers(STEP, known(tile), "its value has 6000 numbers, more than 1024")
+    spec = known(tile)
+    assert kinds_after(spec, FoldLayerConstants(limit=6000)) == ["loadConstantND", "addBroadcastable"]
+    large = make_layer("transpose", ["a"], ["s"], axes=[1, 0])
+    assert kinds_after(known(large, value=(50, 60))) == ["loadConstantND", "addBroadcastable"]
+
+
+def test_random_numbers_are_no_constant() -> None:
+    spec = known(make_layer("randomNormalLike", ["a"], ["s"], stdDev=1.0))
+    after, _ = apply_layer_pass(STEP, spec)
+    assert after == spec
+
+
+def test_a_constant_in_the_mapping_to_rank_5() -> None:
+    value = np.random.default_rng(0).random((2, 3, 4)).astype(np.float32)
+    layers = [
+        constant("a", value, rank5=True),
+        make_layer("activation", ["a"], ["s"], sigmoid={}),
+        make_layer("add", ["x", "s"], ["y"]),
+    ]
+    spec = make_network({"x": (2, 3, 4)}, layers, ["y"], rank5=True)
+    assert kinds_after(spec) == ["loadConstant", "add"]
+    assert apply_layer_pass(STEP, spec)[0].specificationVersion == spec.specificationVersion
+    layers[1:] = [
+        make_layer("permute", ["a"], ["p"], axis=[1, 0, 2, 3]),
+        make_layer("permute", ["p"], ["s"], axis=[1, 0, 2, 3]),
+        make_layer("add", ["x", "s"], ["y"]),
+    ]
+    spec = make_network({"x": (2, 3, 4)}, layers, ["y"], rank5=True)
+    assert kinds_after(spec) == ["loadConstant", "add"]
+    _, session = apply_layer_pass(STEP, spec)
+    assert [r.reason for _, r in session.refusals] == [
+        "its value has the shape (2, 1, 1, 3, 4), not (1, 1, C, H, W)"
+    ]
+
+
+def test_blazeface(corpus: Path) -> None:
+    found = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "fold_layer_constants", prove="both")
+    assert (sum(found.before.values()), sum(found.after.values())) == (218, 186)
+    assert (found.before["loadConstantND"], found.after["loadConstantND"]) == (30, 14)
+    assert found.proof is not None
+    assert found.proof.ok
+    assert all(change.proof is not None for change in found.changes)

@@ -1,0 +1,287 @@
+"""`fuse_clip`: every way to bound a value with layers in a row, in old networks and in new ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.interpret import run
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_same_network, spec_text
+from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
+from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.passes.layers.fuse_clip import FuseClip, example
+from anesurgery.passes.layers.fuse_linear import FuseLinear
+
+STEP = FuseClip()
+RELU: tuple[str, dict[str, Any]] = ("activation", {"ReLU": {}})
+MINUS: tuple[str, dict[str, Any]] = ("activation", {"linear": {"alpha": -1.0}})
+SAME: tuple[str, dict[str, Any]] = ("activation", {"linear": {"alpha": 1.0}})
+TWICE: tuple[str, dict[str, Any]] = ("activation", {"linear": {"alpha": 2.0}})
+LEAST = "minVal=-3.40282e+38"
+
+
+def above(alpha: float, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "unary", {"type": "THRESHOLD", "alpha": alpha, **fields}
+
+
+def clip(low: float, high: float) -> tuple[str, dict[str, Any]]:
+    return "clip", {"minVal": low, "maxVal": high}
+
+
+def row(*links: tuple[str, dict[str, Any]], rank5: bool = False, version: int | None = None) -> Any:
+    """Layers one behind the other, from x to y."""
+    blobs = ["x", *(f"b{i}" for i in range(1, len(links))), "y"]
+    layers = [make_layer(kind, [blobs[i]], [blobs[i + 1]], **fields) for i, (kind, fields) in enumerate(links)]
+    shape = (2, 3, 4) if rank5 else (1, 2, 3, 4)
+    spec = make_network({"x": shape}, layers, ["y"], rank5=rank5)
+    spec.specificationVersion = version or spec.specificationVersion
+    return spec
+
+
+def numbers(spec: Any) -> dict[str, Array]:
+    """Whole numbers from -12 to 11, and the same with a half."""
+    array = spec.description.input[0].type.multiArrayType
+    values = np.arange(-12, 12, dtype=np.float32)
+    return {"x": (values + np.arange(24) % 2 / 2).reshape(array.shape).astype(np.float32)}
+
+
+def layers_after(spec: Any) -> list[str]:
+    after, session = apply_layer_pass(STEP, spec)
+    assert session.changes, session.refusals
+    assert all(change.proof is not None for change in session.changes)
+    assert_same_network(STEP, spec, after, inputs=numbers(spec))
+    assert not apply_layer_pass(STEP, after)[1].changes
+    return [line.split(" = ")[1] for line in spec_text(after).splitlines()[1:-2]]
+
+
+RELU_LAYER = "activation(%x, ReLU={})"
+SIGN_LAYER = "activation({}, linear={{alpha=-1}})"
+
+
+def threshold(fields: str, blob: str = "%x") -> str:
+    """The text of a threshold, of which fields that are 0 or 1 by default are not written."""
+    return f"unary({blob}, type=THRESHOLD{fields})"
+
+
+def two(first: str, last: str) -> list[str]:
+    """The text of two layers in a row; `last` has a place for the blob between them."""
+    return [first, last.format("%y_activation" if first.startswith("act") else "%y_unary")]
+
+
+def back(alpha: str) -> str:
+    """The second of two thresholds, with a place for the blob between them."""
+    return threshold(f", alpha={alpha}, scale=-1" if alpha != "0" else ", scale=-1", "{}")
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ([RELU, RELU], RELU_LAYER),
+        ([SAME, RELU], RELU_LAYER),
+        ([above(-2), RELU], RELU_LAYER),
+        ([above(-0.0), SAME], RELU_LAYER),
+        ([RELU, above(3)], threshold(", alpha=3")),
+        ([above(3), above(float("-inf"))], threshold(", alpha=3")),
+        ([above(3, scale=-1.0), above(5)], threshold(", alpha=5, scale=-1")),
+        ([MINUS, RELU], threshold(", scale=-1")),
+        ([MINUS, above(-7), MINUS, MINUS, above(-2), RELU], threshold(", scale=-1")),
+        ([MINUS, MINUS], "activation(%x, linear={alpha=1})"),
+        ([MINUS, MINUS, MINUS], SIGN_LAYER.format("%x")),
+    ],
+)
+def test_lower_bounds_are_one_layer(links: list[Any], expected: str, rank5: bool) -> None:
+    assert layers_after(row(*links, rank5=rank5)) == [expected]
+
+
+UPPER: list[tuple[list[tuple[str, dict[str, Any]]], str, list[str]]] = [
+    ([RELU, MINUS, above(-6), MINUS], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
+    ([RELU, above(-6, scale=-1.0), MINUS], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
+    ([RELU, MINUS, above(-6), MINUS, RELU], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
+    ([MINUS, above(-6), MINUS, RELU], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
+    (
+        [MINUS, above(-5), MINUS, above(-3)],
+        "minVal=-3, maxVal=5",
+        two(threshold(", alpha=-5, scale=-1"), back("-3")),
+    ),
+    ([MINUS, above(2), MINUS], f"{LEAST}, maxVal=-2", two(threshold(", alpha=2, scale=-1"), SIGN_LAYER)),
+    ([MINUS, RELU, MINUS], LEAST, two(threshold(", scale=-1"), SIGN_LAYER)),
+]
+"""Layers, and what they become: the bounds of a `clip`, the two layers of the first releases."""
+
+
+@pytest.mark.parametrize(("links", "bounds", "first_releases"), UPPER)
+def test_upper_bounds_are_a_clip_or_two_layers(
+    links: list[Any], bounds: str, first_releases: list[str]
+) -> None:
+    assert layers_after(row(*links)) == [f"clip(%x, {bounds})"]
+    assert layers_after(row(*links, rank5=True, version=1)) == first_releases
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ([clip(-4, 3), MINUS, RELU, MINUS], "minVal=-4"),
+        ([MINUS, clip(-4, 3), MINUS], "minVal=-3, maxVal=4"),
+        ([clip(-4, 3), clip(-1, 9)], "minVal=-1, maxVal=3"),
+    ],
+)
+def test_a_network_that_has_newer_layers_gets_a_clip(links: list[Any], expected: str, rank5: bool) -> None:
+    version = 4 if rank5 else 5
+    spec = row(*links, rank5=rank5, version=version)
+    assert layers_after(spec) == [f"clip(%x, {expected})"]
+    assert apply_layer_pass(STEP, spec)[0].specificationVersion == version
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ([RELU, MINUS, above(-6)], two(RELU_LAYER, back("-6"))),
+        ([RELU, RELU, MINUS], two(RELU_LAYER, SIGN_LAYER)),
+        ([above(-3), MINUS, above(-6)], two(threshold(", alpha=-3"), back("-6"))),
+        # One number is left: 5, which the `clip` of ML Programs cannot say.
+        ([MINUS, above(4), MINUS, above(5)], two(threshold(", alpha=-5, scale=-1"), back("5"))),
+    ],
+)
+def test_two_layers_in_any_network(links: list[Any], expected: list[str], rank5: bool) -> None:
+    assert layers_after(row(*links, rank5=rank5)) == expected
+
+
+def test_minus_infinity() -> None:
+    """Two layers keep it; `clip` makes the least number of it."""
+    values = np.array([-np.inf, -3, 3, np.inf], np.float32).reshape(1, 1, 4)
+    for rank5, least in ((True, -np.inf), (False, np.finfo(np.float32).min)):
+        spec = row(MINUS, above(-2), MINUS, rank5=rank5)
+        shape = (1, 1, 4) if rank5 else (1, 1, 1, 4)
+        spec.description.input[0].type.multiArrayType.ClearField("shape")
+        spec.description.input[0].type.multiArrayType.shape.extend(shape)
+        after, session = apply_layer_pass(STEP, spec)
+        assert session.changes
+        program = import_network(after, keep_names=True).program
+        (found,) = run(program, {"x": values.reshape(shape)}).values()
+        assert found.ravel().tolist() == [least, -3, 2, 2]
+
+
+def test_signs_that_cancel_leave_nothing() -> None:
+    assert layers_after(row(MINUS, MINUS, ("unary", {"type": "ABS"}))) == ["unary(%x, type=ABS)"]
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize(
+    "links",
+    [
+        [RELU],
+        [RELU, TWICE, RELU],
+        [RELU, MINUS],
+        [RELU, above(-6, scale=-1.0)],
+        [MINUS, clip(-4, 3)],
+        [clip(-4, 3), clip(5, 7)],
+        [RELU, ("activation", {"linear": {"alpha": -1.0, "beta": 1.0}}), RELU],
+        [RELU, above(1, shift=1.0)],
+        [RELU, above(1, scale=0.5)],
+        [RELU, above(float("nan"))],
+        [RELU, ("unary", {"type": "ABS"})],
+        [RELU, ("activation", {"leakyReLU": {"alpha": 0.5}})],
+    ],
+)
+def test_not_its_business(links: list[Any], rank5: bool) -> None:
+    spec = row(*links, rank5=rank5)
+    after, session = apply_layer_pass(STEP, spec)
+    assert after == spec
+    assert not session.refusals
+
+
+@pytest.mark.parametrize(("links", "bounds", "first_releases"), UPPER)
+def test_two_layers_stay_as_they_are(links: list[Any], bounds: str, first_releases: list[str]) -> None:
+    after, _ = apply_layer_pass(STEP, row(*links, rank5=True, version=1))
+    assert len(after.neuralNetwork.layers) == len(first_releases), bounds
+    for step in (STEP, FuseLinear()):
+        again, session = apply_layer_pass(step, after)
+        assert again == after, spec_text(again)
+        assert not session.changes
+
+
+def test_in_an_exact_network_the_two_thresholds_become_a_clip() -> None:
+    links = [above(-6, scale=-1.0), above(0, scale=-1.0)]
+    assert layers_after(row(*links)) == ["clip(%x, maxVal=6)"]
+
+
+@pytest.mark.parametrize("blob", ["above", "minus", "bound"])
+def test_a_blob_in_between_that_is_an_output_ends_the_row(blob: str) -> None:
+    spec = example()
+    spec.description.output.add(name=blob).type.multiArrayType.dataType = 65568
+    after, session = apply_layer_pass(STEP, spec)
+    assert_same_network(
+        STEP,
+        spec,
+        after,
+        inputs={"x": 4 * np.random.default_rng(0).standard_normal((2, 4, 4)).astype(np.float32)},
+    )
+    assert len(Network(after).nodes) == {"above": 3, "minus": 4, "bound": 3}[blob]
+    assert bool(session.changes) == (blob != "minus")
+
+
+def test_a_blob_in_between_that_is_read_twice_ends_the_row() -> None:
+    spec = example()
+    spec.neuralNetwork.layers.append(make_layer("add", ["y", "minus"], ["z"]))
+    spec.description.output[0].name = "z"
+    after, _ = apply_layer_pass(STEP, spec)
+    assert after == spec
+
+
+@pytest.mark.parametrize(
+    ("version", "rank5", "kinds"),
+    [(1, True, ["unary", "unary"]), (5, True, ["unary", "unary"]), (4, False, ["clip"]), (5, False, ["clip"])],
+)
+def test_the_version_stays(version: int, rank5: bool, kinds: list[str]) -> None:
+    spec = row(RELU, MINUS, above(-6), MINUS, rank5=rank5, version=version)
+    assert [text.split("(")[0] for text in layers_after(spec)] == kinds
+    assert apply_layer_pass(STEP, spec)[0].specificationVersion == version
+
+
+def test_a_row_whose_end_a_branch_overwrites_is_shorter() -> None:
+    spec = row(RELU, RELU, MINUS, RELU)
+    for name in ("z", "c"):
+        spec.description.input.add(name=name).CopyFrom(spec.description.input[0])
+        spec.description.input[-1].name = name
+    branch = make_layer("branch", ["c"], [])
+    branch.branch.ifBranch.layers.append(make_layer("activation", ["z"], ["y"], ReLU={}))
+    spec.neuralNetwork.layers.append(branch)
+    after, session = apply_layer_pass(STEP, spec)
+    kinds = [node.kind for node in Network(after).nodes]
+    assert kinds == ["activation", "activation", "activation", "branch"]  # one less
+    assert len(session.changes) == 1
+
+
+def test_pose_cpm(corpus: Path) -> None:
+    path = corpus / "pose_cpm.mlmodel"
+    found = ane.apply(str(path), "fuse_clip", prove="both", quiet=True)
+    assert isinstance(found, NetworkSurgery)
+    assert found.before == {
+        "activation": 386,
+        "convolution": 145,
+        "batchnorm": 93,
+        "unary": 93,
+        "add": 29,
+        "concat": 6,
+        "upsample": 3,
+        "pooling": 2,
+    }
+    # 93 rows of four layers, 52 of them with a ReLU behind, become two thresholds each.
+    assert found.after == found.before | {"activation": 386 - 3 * 93 - 52, "unary": 2 * 93}
+    assert found.spec.specificationVersion == 1
+    assert not found.refusals
+    assert all(change.proof is not None and change.proof.max_abs == 0 for change in found.changes)
+    assert found.proof is not None
+    assert [output.max_abs for output in found.proof.outputs] == [0.0] * len(found.proof.outputs)
+    again = ane.apply(found.spec, "fuse_clip", prove=None, quiet=True)
+    assert not again.changes

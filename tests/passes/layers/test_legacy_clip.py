@@ -1,0 +1,157 @@
+"""`legacy_clip`: clips in both orders, bounds that stand alone, blobs, and what `max` and `min` lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, with_constant
+
+import anesurgery as ane
+from anesurgery.neuralnetwork.editing.layer_testing import assert_refuses_layers
+from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.passes.layers.legacy_clip import MOST_NEGATIVE, LegacyClip
+
+MAX, MIN = "maxBroadcastable", "minBroadcastable"
+STEP = LegacyClip()
+SHAPE = (1, 3, 4, 5)
+
+
+def chain(*steps: tuple[str, float], outputs: tuple[str, ...] = (), rank5: bool = False) -> Any:
+    """Layers with a number each, one after the other: b0, b1, ...; the last one leaves the network."""
+    layers = []
+    for i, (kind, number) in enumerate(steps):
+        data = weights(np.array([number]))
+        layers.append(make_layer("loadConstantND", [], [f"n{i}"], shape=[1], data=data))
+        sides = [f"b{i - 1}" if i else "x", f"n{i}"]
+        layers.append(make_layer(kind, sides[:: 1 - 2 * (i % 2)], [f"b{i}"]))
+    shape = SHAPE[1:] if rank5 else SHAPE
+    return make_network({"x": shape}, layers, [*outputs, f"b{len(steps) - 1}"], rank5=rank5)
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize("bounds", [(-0.5, 0.75), (0.0, 6.0), (-3.0, -1.0)])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_two_bounds_are_a_clip(bounds: tuple[float, float], swapped: bool, rank5: bool) -> None:
+    steps = [(MAX, bounds[0]), (MIN, bounds[1])]
+    (clip,) = layers_after(STEP, chain(*steps[:: -1 if swapped else 1], rank5=rank5))
+    assert (clip.clip.minVal, clip.clip.maxVal) == bounds
+    assert list(clip.input) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([(MAX, 0.0)], ["activation"]),
+        ([(MAX, 0.5)], ["unary"]),
+        ([(MAX, -0.5)], ["unary"]),
+        ([(MIN, 0.5)], ["clip"]),
+        ([(MAX, 0.5), (MAX, 0.75)], ["unary", "unary"]),
+        ([(MAX, 0.5), (MIN, -0.5)], ["unary", "clip"]),  # the bounds cross
+        ([(MIN, -0.5), (MAX, 0.5)], ["clip", "unary"]),
+        ([(MIN, 0.5), (MAX, 0.5)], ["clip", "unary"]),  # and here they meet
+        ([(MAX, -0.5), (MIN, 0.5), (MAX, 0.25)], ["clip", "unary"]),
+        ([(MAX, -0.5), (MIN, 0.5), (MAX, -0.25), (MIN, 0.25)], ["clip", "clip"]),
+    ],
+)
+def test_bounds_that_stand_alone(steps: list[tuple[str, float]], expected: list[str]) -> None:
+    assert kinds_after(STEP, chain(*steps)) == expected
+
+
+def test_a_minimum_starts_at_the_most_negative_number() -> None:
+    (clip,) = layers_after(STEP, chain((MIN, 0.5)))
+    assert (clip.clip.minVal, clip.clip.maxVal) == (MOST_NEGATIVE, 0.5)
+
+
+def test_an_inner_value_that_leaves_the_network_stays() -> None:
+    spec = chain((MAX, -0.5), (MIN, 0.5), outputs=("b0",))
+    assert kinds_after(STEP, spec) == ["unary", "clip"]
+
+
+def test_an_inner_value_that_others_read_stays() -> None:
+    spec = chain((MAX, -0.5), (MIN, 0.5), outputs=("z",))
+    spec.neuralNetwork.layers.append(make_layer("activation", ["b0"], ["z"], tanh={}))
+    assert kinds_after(STEP, spec) == ["unary", "clip", "activation"]
+
+
+@pytest.mark.parametrize("kind", [MAX, MIN])
+@pytest.mark.parametrize(
+    ("x", "z"),
+    [
+        ((1, 3, 4, 5), (1, 3, 4, 5)),
+        ((2, 3, 4, 5), (2, 3, 1, 1)),
+        ((2, 3, 1, 1), (2, 3, 4, 5)),
+        ((3, 4, 5), (3, 1, 1)),
+        ((7,), (7,)),
+    ],
+)
+def test_computed_blobs(kind: str, x: Shape, z: Shape) -> None:
+    assert kinds_after(STEP, two(kind, x, z)) == [kind.removesuffix("Broadcastable")]
+
+
+@pytest.mark.parametrize("kind", [MAX, MIN])
+def test_a_constant_of_several_numbers_stays_a_blob(kind: str) -> None:
+    value = np.random.default_rng(0).standard_normal((1, 3, 1, 1)).astype(np.float32)
+    expected = ["loadConstantND", kind.removesuffix("Broadcastable")]
+    assert kinds_after(STEP, with_constant(kind, SHAPE, value, first=True)) == expected
+
+
+@pytest.mark.parametrize("kind", [MAX, MIN])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(
+    ("x", "constant", "stored"),
+    [
+        ((1, 2, 4, 4), (2, 1, 1), (1, 2, 1, 1)),
+        ((2, 3, 4, 5), (3, 1, 1), (2, 3, 1, 1)),
+        ((2, 3, 4, 5), (1, 3, 1, 1), (2, 3, 1, 1)),
+        ((2, 3, 4, 5), (3, 4, 5), (2, 3, 4, 5)),
+        ((2, 1, 3, 4, 5), (3, 1, 1), (2, 1, 3, 1, 1)),
+        ((1, 3), (3,), (1, 3)),
+    ],
+)
+def test_a_constant_gets_the_batch_of_the_other_side(
+    kind: str, first: bool, x: Shape, constant: Shape, stored: Shape
+) -> None:
+    value = np.random.default_rng(0).standard_normal(constant).astype(np.float32)
+    load, plain = layers_after(STEP, with_constant(kind, x, value, first=first))
+    assert tuple(load.loadConstantND.shape) == stored
+    assert plain.WhichOneof("layer") == kind.removesuffix("Broadcastable")
+    assert list(plain.input) == ["x", load.output[0]]
+
+
+def test_a_constant_among_arrays_of_rank_5() -> None:
+    value = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
+    load, plain = layers_after(STEP, with_constant(MIN, SHAPE[1:], value, rank5=True))
+    assert list(load.loadConstantND.shape) == [1, 1, 3, 1, 1]
+    assert plain.WhichOneof("layer") == "min"
+
+
+@pytest.mark.parametrize("kind", [MAX, MIN])
+@pytest.mark.parametrize("z", [(1, 1, 4, 5), (1, 1, 1, 1), (1, 3, 4, 1), (3, 4, 5)])
+def test_broadcasting_that_the_plain_layers_lack(kind: str, z: Shape) -> None:
+    assert_refuses_layers(STEP, two(kind, SHAPE, z), "not among the shapes")
+
+
+def test_numbers_and_constants_without_a_form() -> None:
+    for number in (np.inf, -np.inf, MOST_NEGATIVE):
+        assert_refuses_layers(STEP, chain((MIN, number)), "bounds no finite numbers")
+    rows = with_constant(MAX, SHAPE, np.arange(4, dtype=np.float32).reshape(4, 1))
+    assert_refuses_layers(STEP, rows, "1x3x4x5 and 4x1 are not among")
+    few = with_constant(MAX, (4, 3), np.arange(3, dtype=np.float32))
+    assert_refuses_layers(STEP, few, "4x3 and 3 are not among")
+    any_batch = with_any_batch(with_constant(MAX, SHAPE, np.arange(3, dtype=np.float32).reshape(3, 1, 1)))
+    assert_refuses_layers(STEP, any_batch, "may differ where a size is known at run time only")
+    larger = with_constant(MAX, (3, 1, 1), np.ones((2, 3, 1, 1), np.float32))
+    assert_refuses_layers(STEP, larger, "3x1x1 and 2x3x1x1 are not among")
+
+
+def test_a_super_resolution_network(corpus: Path) -> None:
+    path = corpus / "mlc_edsr_f32b5.mlmodel"
+    found = ane.apply(str(path), "legacy_clip", prove="both", quiet=True)
+    assert isinstance(found, NetworkSurgery)
+    (clip,) = [n for n in found.spec.neuralNetwork.layers if n.WhichOneof("layer") == "clip"]
+    assert (clip.clip.minVal, clip.clip.maxVal) == (0, 255)
+    assert not {"minBroadcastable", "maxBroadcastable", "loadConstantND"} & set(found.after)

@@ -1,0 +1,72 @@
+"""`legacy_constant`: the one shape that the plain layer makes, and all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from two_sided import Shape, kinds_after, layers_after
+
+from anesurgery.neuralnetwork.editing.layer_testing import assert_refuses_layers
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.passes.layers.legacy_constant import LegacyConstant
+
+STEP = LegacyConstant()
+
+
+def read_by(kind: str, shape: Shape, rank5: bool = False, outputs: tuple[str, ...] = ("y",)) -> Any:
+    value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x = (3, 4, 5) if rank5 else (2, 1, 3, 4, 5)
+    layers = [
+        make_layer("loadConstantND", [], ["c"], shape=shape, data=weights(value)),
+        make_layer(kind, ["x", "c"], ["y"]),
+    ]
+    return make_network({"x": x}, layers, outputs, rank5=rank5)
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize("kind", ["maxBroadcastable", "subtractBroadcastable"])
+@pytest.mark.parametrize("last", [(3, 4, 5), (3, 1, 1), (1, 4, 5), (1, 1, 1)])
+def test_five_axes(last: Shape, kind: str, rank5: bool) -> None:
+    spec = read_by(kind, (1, 1, *last), rank5)
+    first, _ = layers_after(STEP, spec)
+    assert first.WhichOneof("layer") == "loadConstant"
+    assert tuple(first.loadConstant.shape) == last
+
+
+def test_half_precision_stays() -> None:
+    spec = read_by("maxBroadcastable", (1, 1, 3, 1, 1))
+    data = spec.neuralNetwork.layers[0].loadConstantND.data
+    stored = np.array([1, 2, 3], np.float16).tobytes()
+    data.Clear()
+    data.float16Value = stored
+    first, _ = layers_after(STEP, spec)
+    assert first.loadConstant.data.float16Value == stored
+
+
+def test_two_constants() -> None:
+    spec = read_by("maxBroadcastable", (1, 1, 3, 1, 1))
+    more = make_layer("loadConstantND", [], ["d"], shape=[3], data=weights(np.arange(3)))
+    spec.neuralNetwork.layers.append(more)
+    assert kinds_after(STEP, spec) == ["loadConstant", "maxBroadcastable", "loadConstantND"]
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1,), "it has 1 axes; loadConstant makes 5"),
+        ((3, 1, 1), "it has 3 axes"),
+        ((1, 3, 1, 1), "it has 4 axes"),
+        ((1, 2, 3, 1, 1), "its sequence and batch are 1 and 2"),
+        ((2, 1, 3, 1, 1), "its sequence and batch are 2 and 1"),
+    ],
+)
+def test_other_shapes(shape: Shape, words: str, rank5: bool) -> None:
+    assert_refuses_layers(STEP, read_by("maxBroadcastable", shape, rank5), words)
+
+
+def test_an_output_of_the_network_stays() -> None:
+    spec = read_by("maxBroadcastable", (1, 1, 3, 1, 1), outputs=("y", "c"))
+    assert_refuses_layers(STEP, spec, "it is an output of the network")

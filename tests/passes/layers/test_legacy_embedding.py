@@ -1,0 +1,107 @@
+"""`legacy_embedding`: vectors as channels, whatever moves them on, and the shapes that it has not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.neuralnetwork.editing.layer_testing import (
+    apply_layer_pass,
+    assert_refuses_layers,
+    assert_same_network,
+)
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.passes.layers.legacy_embedding import LegacyEmbedding
+
+STEP = LegacyEmbedding()
+ROWS, SIZE = 7, 4
+Shape = tuple[int, ...]
+Row = list[tuple[str, dict[str, Any]]]
+
+
+def looked_up(indices: Shape, row: Row, *, bias: bool = False, rank5: bool = False) -> Any:
+    rng = np.random.default_rng(0)
+    fields: dict[str, Any] = {
+        "vocabSize": ROWS,
+        "embeddingSize": SIZE,
+        "weights": weights(rng.standard_normal((SIZE, ROWS))),
+    }
+    if bias:
+        fields |= {"hasBias": True, "bias": weights(rng.standard_normal(SIZE))}
+    names = ["rows", *(f"b{i}" for i in range(len(row)))]
+    layers = [make_layer("embeddingND", ["x"], names[:1], **fields)]
+    layers += [make_layer(kind, [names[i]], [names[i + 1]], **given) for i, (kind, given) in enumerate(row)]
+    layers.append(make_layer("activation", [names[-1]], ["y"], linear={"alpha": -1}))
+    return make_network({"x": indices}, layers, ["y"], rank5=rank5)
+
+
+def kinds_after(spec: Any, shape: Shape) -> list[str]:
+    after, session = apply_layer_pass(STEP, spec)
+    assert session.changes, session.refusals
+    assert all(change.proof is not None for change in session.changes)
+    indices = np.random.default_rng(1).integers(0, ROWS, shape).astype(np.float32)
+    assert_same_network(STEP, spec, after, inputs={"x": indices})
+    assert not apply_layer_pass(STEP, after)[1].changes
+    return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers][:-1]
+
+
+def moved(*order: int) -> tuple[str, dict[str, Any]]:
+    return "transpose", {"axes": order}
+
+
+def to(*shape: int) -> tuple[str, dict[str, Any]]:
+    return "reshapeStatic", {"targetShape": shape}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("indices", "row", "expected"),
+    [
+        ((5, 1, 1, 1), [moved(0, 3, 1, 2)], ["embedding"]),
+        ((5, 1, 1, 1), [to(5, 4, 1, 1)], ["embedding"]),
+        ((1, 1, 1, 1), [to(1, 2, 2), to(1, 4, 1, 1)], ["embedding"]),
+        ((5, 1, 1, 1), [moved(0, 3, 1, 2), to(5, 4)], ["embedding", "reshapeStatic"]),
+        ((5, 1, 1, 1), [to(5, 1, 2, 2)], ["embedding", "reorganizeData"]),
+        ((3, 5, 1, 1, 1), [], ["embedding", "reshape"]),
+        ((3, 5, 1, 1, 1), [moved(0, 1, 4, 3, 2)], ["embedding"]),
+        ((5, 1, 1, 1, 1), [moved(3, 1, 4, 2, 0)], ["embedding", "permute"]),
+        ((3, 5, 1, 1, 1), [moved(1, 0, 2, 3, 4)], ["embedding", "reshape", "transpose"]),
+    ],
+)
+def test_shapes(indices: Shape, row: Row, expected: list[str], bias: bool) -> None:
+    assert kinds_after(looked_up(indices, row, bias=bias), indices) == expected
+
+
+def test_the_mapping_to_five_axes() -> None:
+    spec = looked_up((1, 1, 1), [("permute", {"axis": [0, 3, 1, 2]})], rank5=True)
+    assert kinds_after(spec, (1, 1, 1)) == ["embedding"]
+
+
+@pytest.mark.parametrize(
+    ("indices", "row", "words"),
+    [
+        ((5, 1), [], "shape (5, 1), not (n, 1, 1, 1)"),
+        ((1, 5, 1), [], "shape (1, 5, 1)"),
+        ((1, 5, 1, 1), [], "shape (1, 5, 1, 1)"),
+        ((5, 1, 1, 1), [], "5x4x1x1 to 5x1x1x4"),
+        ((5, 1, 1, 1), [to(5, 4)], "makes 2 axes of 4"),
+    ],
+)
+def test_refusals(indices: Shape, row: Row, words: str) -> None:
+    assert_refuses_layers(STEP, looked_up(indices, row), words)
+
+
+def test_vectors_that_others_read_stay_as_they_are() -> None:
+    spec = looked_up((5, 1, 1, 1), [moved(0, 3, 1, 2)])
+    spec.neuralNetwork.layers.append(make_layer("activation", ["rows"], ["z"], tanh={}))
+    spec.description.output.add(name="z").type.multiArrayType.dataType = 65568
+    assert_refuses_layers(STEP, spec, "5x4x1x1 to 5x1x1x4")
+
+
+def test_other_moving_layers_are_not_its_business() -> None:
+    layers = [make_layer("transpose", ["x"], ["y"], axes=[0, 2, 1])]
+    _, session = apply_layer_pass(STEP, make_network({"x": (1, 2, 3)}, layers, ["y"]))
+    assert not session.changes
+    assert not session.refusals

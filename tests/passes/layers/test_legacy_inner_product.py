@@ -1,0 +1,147 @@
+"""`legacy_inner_product`: towers of products and functions between two reshapes, and what stops them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.neuralnetwork.editing.layer_testing import (
+    apply_layer_pass,
+    assert_refuses_layers,
+    assert_same_network,
+)
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.passes.layers.legacy_inner_product import LegacyInnerProduct
+
+STEP = LegacyInnerProduct()
+Shape = tuple[int, ...]
+Row = list[tuple[str, dict[str, Any]]]
+
+
+def numbers(*shape: int) -> dict[str, Any]:
+    return weights(np.random.default_rng(0).standard_normal(shape))
+
+
+def product(n: int, m: int, *, bias: bool = False) -> tuple[str, dict[str, Any]]:
+    fields = {"inputChannels": n, "outputChannels": m, "weights": numbers(m, n)}
+    return "innerProduct", fields | ({"hasBias": True, "bias": numbers(m)} if bias else {})
+
+
+def matmul(n: int, m: int) -> tuple[str, dict[str, Any]]:
+    return "batchedMatmul", {
+        "weightMatrixFirstDimension": n,
+        "weightMatrixSecondDimension": m,
+        "weights": numbers(m, n),
+        "hasBias": True,
+        "bias": numbers(m),
+    }
+
+
+def to(*shape: int) -> tuple[str, dict[str, Any]]:
+    return "reshapeStatic", {"targetShape": shape}
+
+
+def bent(**fields: Any) -> tuple[str, dict[str, Any]]:
+    return "activation", fields
+
+
+def tower(shape: Shape, row: Row) -> Any:
+    names = ["x", *(f"b{i}" for i in range(len(row) - 1)), "y"]
+    layers = [make_layer(kind, [names[i]], [names[i + 1]], **fields) for i, (kind, fields) in enumerate(row)]
+    return make_network({"x": shape}, layers, ["y"])
+
+
+SQUEEZE: Row = [("squeeze", {"axes": [3]}), ("squeeze", {"axes": [-1]})]
+EXPAND: Row = [("expandDims", {"axes": [2]}), ("expandDims", {"axes": [3]})]
+
+
+@pytest.mark.parametrize(
+    ("shape", "row", "expected"),
+    [
+        ((2, 6, 1, 1), [to(2, 6), product(6, 4), to(2, 4, 1, 1)], ["innerProduct"]),
+        ((2, 6, 1, 1), [*SQUEEZE, product(6, 4, bias=True), *EXPAND], ["innerProduct"]),
+        ((2, 6, 1, 1), [to(2, 6), matmul(6, 4), to(2, 4, 1, 1)], ["innerProduct"]),
+        ((2, 3, 2, 5), [to(2, 30), product(30, 4), to(2, 4, 1, 1)], ["innerProduct"]),
+        (
+            (2, 3, 2, 5),
+            [("flattenTo2D", {"axis": 1}), product(30, 4), bent(ReLU={}), to(2, 4, 1, 1)],
+            ["innerProduct", "activation"],
+        ),
+        (
+            (1, 6, 1, 1),
+            [
+                to(1, 6),
+                bent(linear={"alpha": 2}),
+                product(6, 4),
+                bent(PReLU={"alpha": numbers(4)}),
+                matmul(4, 6),
+                ("unary", {"type": "ABS"}),
+                to(1, 6, 1, 1),
+            ],
+            ["activation", "innerProduct", "activation", "innerProduct", "unary"],
+        ),
+    ],
+)
+def test_towers(shape: Shape, row: Row, expected: list[str]) -> None:
+    spec = tower(shape, row)
+    after, session = apply_layer_pass(STEP, spec)
+    assert session.changes, session.refusals
+    assert session.changes[0].proof is not None
+    assert_same_network(STEP, spec, after)
+    assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == expected
+    assert not apply_layer_pass(STEP, after)[1].changes
+
+
+@pytest.mark.parametrize(
+    ("shape", "row", "words"),
+    [
+        ((2, 6), [product(6, 4), to(2, 4, 1, 1)], "come from 'x' of shape (2, 6), not (2, C, H, W)"),
+        ((1, 2, 6), [to(2, 6), product(6, 4), to(2, 4, 1, 1)], "come from 'x' of shape (1, 2, 6)"),
+        ((1, 12, 1, 1), [to(2, 6), product(6, 4), to(2, 4, 1, 1)], "of shape (1, 12, 1, 1), not (2, C"),
+        ((2, 6, 1, 1), [to(2, 6), ("softmaxND", {"axis": 1}), to(2, 6, 1, 1)], "softmaxND b1 is no product"),
+        ((2, 6, 1, 1), [to(1, 2, 6), product(6, 4), to(2, 4, 1, 1)], "works on 3 axes, not on 2"),
+        (
+            (2, 3, 2, 1),
+            [to(2, 6), bent(PReLU={"alpha": numbers(6)}), product(6, 4), to(2, 4, 1, 1)],
+            "bends vectors of 3x2x1 numbers",
+        ),
+    ],
+)
+def test_refusals(shape: Shape, row: Row, words: str) -> None:
+    assert_refuses_layers(STEP, tower(shape, row), words)
+
+
+def test_a_blob_that_others_read() -> None:
+    spec = tower((2, 6, 1, 1), [to(2, 6), product(6, 4), to(2, 4, 1, 1)])
+    spec.neuralNetwork.layers.append(make_layer("activation", ["b1"], ["z"], tanh={}))
+    spec.description.output.add(name="z").type.multiArrayType.dataType = 65568
+    assert_refuses_layers(STEP, spec, "'b1' is read by others too")
+
+
+def test_a_product_of_two_blobs() -> None:
+    spec = tower((2, 6, 1, 1), [to(2, 6), ("batchedMatmul", {}), to(2, 6, 1, 1)])
+    spec.neuralNetwork.layers[1].input.append("z")
+    z = spec.description.input.add(name="z").type.multiArrayType
+    z.dataType = 65568
+    z.shape.extend([6, 6])
+    assert_refuses_layers(STEP, spec, "has 2 inputs, not 1")
+
+
+def test_reshapes_alone_are_not_its_business() -> None:
+    _, session = apply_layer_pass(STEP, tower((2, 6, 1, 1), [to(2, 6), to(2, 6, 1, 1)]))
+    assert not session.changes
+    assert not session.refusals
+
+
+def test_a_real_segmentation_network(corpus: Path) -> None:
+    """Two gates, one of one product and one of two."""
+    model = str(corpus / "sinet_portrait_seg.mlmodel")
+    found = ane.apply(model, "legacy_inner_product", prove="both", quiet=True)
+    assert len(found.changes) == 2
+    assert all(change.proof is not None for change in found.changes)
+    assert found.proof is not None
+    assert found.proof.psnr == float("inf")

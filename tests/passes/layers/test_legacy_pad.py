@@ -1,0 +1,149 @@
+"""`legacy_pad`: borders, channels, sizes of the result, and what cannot be padded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from two_sided import Shape, kinds_after, layers_after, with_any_batch
+
+import anesurgery as ane
+from anesurgery.interpret import run
+from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.passes.layers.legacy_pad import LegacyPad
+
+STEP = LegacyPad()
+ONE = ["slice", "activation"]
+
+
+def padded(
+    x: Shape,
+    amounts: list[int],
+    value: float = 0.0,
+    to_size: bool = False,
+    rank5: bool = False,
+    read: str = "y",
+) -> Any:
+    layers = [
+        make_layer(
+            "constantPad", ["x"], ["y"], padAmounts=amounts, value=value, padToGivenOutputSizeMode=to_size
+        ),
+        make_layer("unary", ["y"], ["z"], type="ABS"),
+    ]
+    return make_network({"x": x}, layers, [read], rank5=rank5)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.5])
+@pytest.mark.parametrize(
+    ("x", "amounts", "expected"),
+    [
+        ((2, 3, 4, 5), [0, 0, 0, 0, 1, 2, 3, 4], ["padding"]),
+        ((2, 3, 4, 5), [0, 0, 0, 0, 0, 0, 3, 0], ["padding"]),
+        ((4, 5), [1, 0, 0, 2], ["padding"]),
+        ((2, 2, 3, 4, 5), [0] * 6 + [1, 1, 0, 1], ["padding"]),
+        ((2, 3, 4, 5), [0, 0, 0, 2, 0, 0, 0, 0], [*ONE, "concat"]),
+        ((2, 3, 4, 5), [0, 0, 2, 1, 0, 0, 0, 0], [*ONE, *ONE, "concat"]),
+        ((3, 4, 5), [0, 3, 0, 0, 0, 0], ["activation", "concat"]),
+        ((3, 4, 5), [0, 7, 0, 0, 0, 0], ["activation", "activation", *ONE, "concat"]),
+        ((2, 3, 4, 5), [0, 0, 1, 0, 0, 1, 2, 0], [*ONE, "concat", "padding"]),
+    ],
+)
+def test_amounts(x: Shape, amounts: list[int], value: float, expected: list[str]) -> None:
+    spec = padded(x, amounts, value)
+    assert kinds_after(STEP, spec) == [*expected, "unary"]
+    after, _ = apply_layer_pass(STEP, spec)
+    numbers = np.random.default_rng(0).standard_normal(x).astype(np.float32)
+    found = run(import_network(after, keep_names=True).program, {"x": numbers})["y"]
+    margins = list(zip(amounts[::2], amounts[1::2], strict=True))
+    np.testing.assert_array_equal(found, np.pad(numbers, margins, constant_values=value))
+
+
+@pytest.mark.parametrize(
+    ("amounts", "expected"),
+    [([0] * 6 + [1, 0, 0, 1], ["padding"]), ([0] * 4 + [0, 1] + [0] * 4, [*ONE, "concat"])],
+)
+def test_the_mapping_to_five(amounts: list[int], expected: list[str]) -> None:
+    assert kinds_after(STEP, padded((3, 4, 5), amounts, rank5=True)) == [*expected, "unary"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ([0, 0, 0, 0, 0, 6, 7, 0], (2, 3, 6, 7)),
+        ([0, 2, 0, 3, 0, 6, 0, 0], (2, 3, 6, 5)),
+        ([0, 0, 0, 5, 0, 1, 0, 5], (2, 5, 4, 5)),
+    ],
+)
+def test_sizes_of_the_result(sizes: list[int], shape: Shape) -> None:
+    spec = padded((2, 3, 4, 5), sizes, to_size=True)
+    kinds_after(STEP, spec)
+    after, _ = apply_layer_pass(STEP, spec)
+    x = np.ones((2, 3, 4, 5), np.float32)
+    found = run(import_network(after, keep_names=True).program, {"x": x})["y"]
+    assert found.shape == shape
+
+
+def test_amounts_from_a_constant() -> None:
+    spec = padded((2, 3, 4, 5), [])
+    amounts = np.array([0, 0, 0, 0, 1, 0, 0, 2])
+    constant = make_layer("loadConstantND", [], ["a"], shape=[8], data=weights(amounts))
+    spec.neuralNetwork.layers.insert(0, constant)
+    spec.neuralNetwork.layers[1].input.append("a")
+    assert kinds_after(STEP, spec) == ["padding", "unary"]
+
+
+def test_nothing_padded_is_passed_on() -> None:
+    assert kinds_after(STEP, padded((2, 3, 4, 5), [0] * 8, read="z")) == ["unary"]
+
+
+def test_channels_that_are_there_stay_whatever_they_are() -> None:
+    after, _ = apply_layer_pass(STEP, padded((1, 2, 1, 2), [0, 0, 0, 1, 0, 0, 0, 0]))
+    x = np.array([[[[1, 2]], [[np.inf, np.nan]]]], np.float32)
+    found = run(import_network(after, keep_names=True).program, {"x": x})["y"]
+    np.testing.assert_array_equal(found, np.pad(x, [(0, 0), (0, 1), (0, 0), (0, 0)]))
+
+
+def test_a_batch_known_at_run_time_only() -> None:
+    spec = with_any_batch(padded((2, 3, 4, 5), [0, 0, 0, 0, 1, 1, 1, 1]))
+    after, session = apply_layer_pass(STEP, spec)
+    assert session.changes, session.refusals
+    assert after.neuralNetwork.layers[0].WhichOneof("layer") == "padding"
+
+
+def _from_an_input() -> Any:
+    layer = make_layer("constantPad", ["x", "a"], ["y"])
+    return make_network({"x": (3, 4), "a": (4,)}, [layer], ["y"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (padded((2, 3, 4, 5), [1, 0] + [0] * 6), "it pads axis -4 of 4"),
+        (padded((1, 2, 3, 4, 5), [0, 1] + [0] * 8), "it pads axis -5 of 5"),
+        (padded((5,), [1, 1]), "the blob has 1 axis; Core ML's own check wants 2"),
+        (padded((1, 3, 4, 5), [0, 1, 0, 0, 0, 0]), "states 6 amounts for a blob of 4"),
+        (padded((1, 1, 4, 5), [0, 0, 0, 9, 0, 0, 0, 0]), "it adds 9 channels to 1, more than 8"),
+        (with_any_batch(padded((1, 4), [0, 0, 0, 9], to_size=True)), "known at run time only"),
+        (_from_an_input(), "its amounts are known at run time only"),
+    ],
+)
+def test_refusals(spec: Any, words: str) -> None:
+    assert_refuses_layers(STEP, spec, words)
+
+
+def test_channels_can_be_left_alone() -> None:
+    step = LegacyPad(channels=False)
+    assert_refuses_layers(step, padded((2, 3, 4, 5), [0, 0, 0, 2, 0, 0, 1, 1]), "switched off")
+    layers = layers_after(step, padded((2, 3, 4, 5), [0, 0, 0, 0, 0, 0, 1, 1]))
+    assert layers[0].WhichOneof("layer") == "padding"
+
+
+def test_a_detector_pads_its_channels(corpus: Path) -> None:
+    done = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "legacy_pad", prove="both")
+    assert len(done.changes) == 11
+    assert all(change.proof is not None for change in done.changes)
+    assert "constantPad" not in done.after

@@ -1,0 +1,275 @@
+"""`legacy_rearrange`: rows of moving layers by what they do, what they may not do, and a real network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.neuralnetwork.editing.layer_testing import (
+    apply_layer_pass,
+    assert_refuses_layers,
+    assert_rewrites_layers,
+    assert_same_network,
+)
+from anesurgery.neuralnetwork.editing.layer_text import network_text
+from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.passes.layers.legacy_rearrange import LegacyRearrange
+
+STEP = LegacyRearrange()
+Shape = tuple[int, ...]
+Row = list[tuple[str, dict[str, Any]]]
+
+
+def to(*shape: int) -> tuple[str, dict[str, Any]]:
+    return "reshapeStatic", {"targetShape": shape}
+
+
+def axes(*order: int) -> tuple[str, dict[str, Any]]:
+    return "transpose", {"axes": order}
+
+
+def row_of(shape: Shape, row: Row, *, rank5: bool = False, version: int | None = None) -> Any:
+    """A network x -> b0 -> b1 ... -> y, with a layer behind it that moves nothing."""
+    names = ["x", *(f"b{i}" for i in range(len(row)))]
+    layers = [make_layer(kind, [names[i]], [names[i + 1]], **fields) for i, (kind, fields) in enumerate(row)]
+    layers.append(make_layer("activation", [names[-1]], ["y"], linear={"alpha": -1}))
+    spec = make_network({"x": shape}, layers, ["y"], rank5=rank5)
+    spec.specificationVersion = version or spec.specificationVersion
+    return spec
+
+
+def written(spec: Any, step: LegacyRearrange = STEP) -> list[str]:
+    """The layers afterwards, without the last one; each with its order or mode where it has one."""
+    after, session = apply_layer_pass(step, spec)
+    assert session.changes, session.refusals
+    assert all(change.proof is not None for change in session.changes)
+    assert_same_network(step, spec, after)
+    again, second = apply_layer_pass(step, after)
+    assert not second.changes, network_text(Network(again))
+    return [_word(layer) for layer in after.neuralNetwork.layers][:-1]
+
+
+def _word(layer: Any) -> str:
+    kind = layer.WhichOneof("layer")
+    params = getattr(layer, kind)
+    if kind == "reorganizeData":
+        names = type(params).ReorganizationType.Name
+        return f"{names(params.mode)} {params.blockSize}"
+    if kind in ("reshape", "flatten"):
+        last = " last" if params.mode else ""
+        return f"{kind}{last}{list(params.targetShape) if kind == 'reshape' else ''}"
+    return f"permute{list(params.axis)}" if kind == "permute" else str(kind)
+
+
+SQUEEZED = [("squeeze", {"axes": [2, 3]}), ("expandDims", {"axes": [2, 3]})]
+SHUFFLE = [to(1, 3, 2, 2, 4), axes(0, 2, 1, 3, 4), to(1, 6, 2, 4)]
+TO_DEPTH = [to(1, 2, 2, 2, 3, 2), axes(0, 3, 5, 1, 2, 4), to(1, 8, 2, 3)]
+UNSHUFFLE = [to(1, 2, 2, 2, 3, 2), axes(0, 1, 3, 5, 2, 4), to(1, 8, 2, 3)]
+TO_SPACE = [to(1, 2, 2, 2, 3, 4), axes(0, 3, 4, 1, 5, 2), to(1, 2, 6, 8)]
+PIXELS = [to(1, 2, 2, 2, 3, 4), axes(0, 1, 4, 2, 5, 3), to(1, 2, 6, 8)]
+TURNED = [to(1, 2, 2, 2, 3, 4), axes(0, 1, 4, 3, 5, 2), to(1, 2, 6, 8)]
+KERAS_FLATTEN = [axes(0, 2, 3, 1), to(2, 24, 1, 1)]
+"""Keras' order: channels last."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "row", "expected"),
+    [
+        ((1, 6, 1, 1), [to(1, 6), to(1, 6, 1, 1)], []),
+        ((1, 6, 1, 1), SQUEEZED, []),
+        ((2, 3, 4, 5), [axes(0, 2, 3, 1), axes(0, 3, 1, 2)], []),
+        ((2, 3, 4, 5), [("flattenTo2D", {"axis": 2}), to(2, 3, 4, 5)], []),
+        ((2, 3, 4, 5), [("rankPreservingReshape", {"targetShape": [0, 3, -1, 5]})], []),
+        ((4, 5), [to(20), to(4, 5)], []),
+        ((1, 6, 2, 4), SHUFFLE, ["convolution"]),
+        ((1, 6, 1, 1), [to(1, 2, 3, 1, 1), axes(0, 2, 1, 3, 4), to(1, 6, 1, 1)], ["convolution"]),
+        ((1, 2, 4, 6), TO_DEPTH, ["SPACE_TO_DEPTH 2"]),
+        ((1, 2, 4, 6), UNSHUFFLE, ["SPACE_TO_DEPTH 2", "convolution"]),
+        ((1, 8, 3, 4), TO_SPACE, ["DEPTH_TO_SPACE 2"]),
+        ((1, 8, 3, 4), TURNED, ["convolution", "DEPTH_TO_SPACE 2"]),
+        ((8, 3, 4), [to(2, 2, 2, 3, 4), axes(2, 3, 0, 4, 1), to(2, 6, 8)], ["DEPTH_TO_SPACE 2"]),
+        ((2, 3, 4, 5), [to(2, 60, 1, 1)], ["flatten"]),
+        ((3, 4, 5), [("rankPreservingReshape", {"targetShape": [60, 1, 1]})], ["flatten"]),
+        ((2, 3, 2, 4), KERAS_FLATTEN, ["flatten last"]),
+        ((1, 2, 3, 4, 5), [to(1, 2, 5, 4, 3)], ["reshape[5, 4, 3]"]),
+        ((2, 1, 3, 4, 5), [to(3, 1, 2, 4, 5)], ["reshape[3, 2, 4, 5]"]),
+        ((1, 2, 3, 4, 5), [axes(0, 1, 3, 4, 2)], ["permute[0, 2, 3, 1]"]),
+        ((2, 3, 2, 4, 5), [axes(4, 1, 2, 0, 3)], ["permute[3, 1, 0, 2]"]),
+        (
+            (1, 2, 3, 4, 5),
+            [axes(0, 1, 3, 4, 2), to(1, 2, 5, 6, 2), axes(0, 1, 4, 2, 3)],
+            ["reshape last[2, 5, 6]"],
+        ),
+    ],
+)
+def test_rows(shape: Shape, row: Row, expected: list[str]) -> None:
+    assert written(row_of(shape, row)) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [(4, ["convolution", "DEPTH_TO_SPACE 2"]), (5, ["PIXEL_SHUFFLE 2"])]
+)
+def test_a_pixel_shuffle_is_one_layer_where_the_version_has_it(version: int, expected: list[str]) -> None:
+    spec = row_of((1, 8, 3, 4), PIXELS, version=version)
+    assert written(spec) == expected
+    after, _ = apply_layer_pass(STEP, spec)
+    assert after.specificationVersion == version
+
+
+@pytest.mark.parametrize(
+    ("shape", "row", "expected"),
+    [
+        # The sequence stands for the groups, as old converters write it.
+        (
+            (6, 2, 4),
+            [
+                ("reshape", {"targetShape": [2, 3, 2, 4]}),
+                ("permute", {"axis": [1, 0, 2, 3]}),
+                ("reshape", {"targetShape": [1, 6, 2, 4]}),
+            ],
+            ["convolution"],
+        ),
+        ((3, 4, 5), [("permute", {"axis": [0, 2, 3, 1]}), ("permute", {"axis": [0, 3, 1, 2]})], []),
+        ((3, 4, 5), [("permute", {"axis": [0, 1, 2, 3]})], []),
+        ((3, 4, 5), [("permute", {"axis": [0, 2, 3, 1]}), ("flatten", {})], ["flatten last"]),
+        (
+            (3, 4, 5),
+            [("flatten", {"mode": "CHANNEL_LAST"}), ("reshape", {"targetShape": [4, 5, 3]})],
+            ["permute[0, 2, 3, 1]"],
+        ),
+        (
+            (3, 4, 5),
+            [
+                ("reshape", {"targetShape": [5, 4, 3], "mode": "CHANNEL_LAST"}),
+                ("flatten", {"mode": "CHANNEL_LAST"}),
+            ],
+            ["flatten last"],
+        ),
+        ((3, 4, 5), [axes(0, 1, 3, 4, 2), to(1, 1, 4, 15, 1)], ["permute[0, 2, 3, 1]", "reshape[4, 15, 1]"]),
+        ((6, 1, 1), [to(6, 1), to(1, 1, 6, 1, 1)], []),
+    ],
+)
+def test_rows_in_the_mapping_to_five_axes(shape: Shape, row: Row, expected: list[str]) -> None:
+    assert written(row_of(shape, row, rank5=True)) == expected
+
+
+def test_a_sequence_that_may_be_longer_at_run_time_is_not_moved() -> None:
+    row = [("permute", {"axis": [1, 0, 2, 3]}), ("permute", {"axis": [0, 1, 3, 2]})]
+    assert_refuses_layers(STEP, row_of((1, 4, 6), row, rank5=True), "more than 1 may come at run time")
+
+
+@pytest.mark.parametrize("row", [[("permute", {"axis": [0, 2, 3, 1]})], [("flatten", {})]])
+def test_single_layers_of_the_first_releases_stay(row: Row) -> None:
+    _, session = apply_layer_pass(STEP, row_of((3, 4, 5), row, rank5=True))
+    assert not session.changes
+    assert not session.refusals
+
+
+@pytest.mark.parametrize(
+    ("shape", "row", "words"),
+    [
+        ((1, 6, 1, 1), [to(1, 6)], "makes 2 axes of 4 (1x6x1x1 to 1x6)"),
+        ((1, 3, 4, 5), [axes(0, 2, 3, 1)], "moves neither whole channels nor blocks"),
+        ((1, 3, 4, 4), [axes(0, 1, 3, 2)], "of 4 axes Core ML's own check takes no reshape"),
+        ((1, 4, 4, 4), [to(4, 1, 4, 4)], "of 4 axes"),
+        ((1, 2, 3, 4, 5), [axes(1, 0, 2, 3, 4)], "nor a permutation around it"),
+        ((2, 2, 3, 4, 5), [to(1, 2, 6, 4, 5)], "neither a reshape that keeps the batch"),
+        ((8, 3, 4), [to(2, 2, 2, 3, 4), axes(0, 3, 1, 4, 2), to(2, 6, 8)], "wants 4 axes for convolution"),
+        ((1, 25, 2, 2), [to(1, 5, 5, 2, 2), axes(0, 3, 1, 4, 2), to(1, 1, 10, 10)], "blocks of 5x5"),
+    ],
+)
+def test_refusals(shape: Shape, row: Row, words: str) -> None:
+    assert_refuses_layers(STEP, row_of(shape, row), words)
+
+
+def test_options_bound_what_is_written() -> None:
+    spec = row_of((1, 6, 2, 4), SHUFFLE)
+    assert_refuses_layers(LegacyRearrange(channels=5), spec, "moves 6 channels, more than 5")
+    spec = row_of((1, 2, 4, 6), TO_DEPTH)
+    assert_refuses_layers(LegacyRearrange(blocks=(4,)), spec, "blocks of 2x2 pixels; `blocks` lists 4")
+
+
+def test_a_size_of_the_run_time_is_refused() -> None:
+    spec = row_of((1, 6, 1, 1), [("expandDims", {"axes": [0]}), ("squeeze", {"axes": [0]})])
+    sizes = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
+    for low, high in ((1, 4), (6, 6), (1, 1), (1, 1)):
+        sizes.add(lowerBound=low, upperBound=high)
+    assert_refuses_layers(STEP, spec, "known at run time only")
+
+
+def test_a_blob_that_others_read_ends_a_row() -> None:
+    spec = row_of((1, 6, 2, 4), SHUFFLE)
+    spec.neuralNetwork.layers.append(make_layer("activation", ["b1"], ["z"], tanh={}))
+    spec.description.output.add(name="z").type.multiArrayType.dataType = 65568
+    # The first two keep five axes between them; the last one is a row of its own.
+    assert_refuses_layers(STEP, spec, "makes 5 axes of 4")
+
+
+def test_an_output_inside_a_row_ends_it() -> None:
+    spec = row_of((1, 6, 1, 1), SQUEEZED)
+    spec.description.output.add(name="b0").type.multiArrayType.dataType = 65568
+    assert_refuses_layers(STEP, spec, "makes 2 axes of 4")
+
+
+def test_the_longest_parts_of_a_row_are_written() -> None:
+    row = [*SHUFFLE, axes(0, 2, 3, 1), to(1, 8, 6), to(1, 2, 4, 6), axes(0, 3, 1, 2), *SHUFFLE]
+    assert written(row_of((1, 6, 2, 4), row)) == ["convolution"]
+    row = [*SHUFFLE, to(1, 8, 6), axes(0, 2, 1)]
+    assert written(row_of((1, 6, 2, 4), row)) == ["convolution", "reshapeStatic", "transpose"]
+
+
+def test_an_output_that_nothing_moves_is_made_by_a_layer() -> None:
+    layers = [make_layer("expandDims", ["x"], ["b"], axes=[0]), make_layer("squeeze", ["b"], ["y"], axes=[0])]
+    after = """
+network(%x: 2x3) {
+  %y: 2x3 = activation(%x, linear={alpha=1})
+  return %y
+}
+"""
+    assert_rewrites_layers(STEP, make_network({"x": (2, 3)}, layers, ["y"]), after)
+
+
+def test_a_shape_from_another_blob_goes_with_it() -> None:
+    layers = [
+        make_layer("reshapeStatic", ["x"], ["b"], targetShape=[6, 4]),
+        make_layer("getShape", ["x"], ["s"]),
+        make_layer("reshapeDynamic", ["b", "s"], ["c"]),
+        make_layer("reshapeLike", ["c", "z"], ["d"]),
+        make_layer("activation", ["d"], ["y"], linear={"alpha": -1}),
+    ]
+    spec = make_network({"x": (1, 2, 3, 4), "z": (1, 2, 3, 4)}, layers, ["y"])
+    assert written(spec) == []
+
+
+def test_random_rows_keep_their_numbers() -> None:
+    rng = np.random.default_rng(0)
+    changed = 0
+    for _ in range(60):
+        shape: Shape = (1, 1, 4, 4, 4) if rng.random() < 0.5 else (1, 4, 4, 4)
+        row: Row = []
+        for _ in range(rng.integers(1, 5)):
+            rank = int(rng.integers(2, 6))
+            cuts = sorted(rng.integers(0, 7, rank - 1))
+            bits = np.diff([0, *cuts, 6])
+            row += [to(*(int(2**b) for b in bits)), axes(*map(int, rng.permutation(rank)))]
+        spec = row_of(shape, [*row, to(*shape)])
+        after, session = apply_layer_pass(LegacyRearrange(blocks=(2, 4)), spec)
+        changed += bool(session.changes)
+        assert_same_network(STEP, spec, after)
+    assert changed > 5
+
+
+def test_a_real_segmentation_network(corpus: Path) -> None:
+    """Ten shuffles of two groups of channels."""
+    model = str(corpus / "sinet_portrait_seg.mlmodel")
+    found = ane.apply(model, "legacy_rearrange", prove="both", quiet=True)
+    assert len(found.changes) == 10
+    assert all(change.proof is not None for change in found.changes)
+    assert found.proof is not None
+    assert found.proof.psnr == float("inf")
+    assert {name for name, reason in found.refusals if "axes of" in str(reason)} == {STEP.name}

@@ -1,0 +1,128 @@
+"""`legacy_slice`: indices of every kind against what the layers keep, and slices out of reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from two_sided import Shape, kinds_after, layers_after, with_any_batch
+
+import anesurgery as ane
+from anesurgery.interpret import run
+from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.passes.layers.legacy_slice import LegacySlice
+
+STEP = LegacySlice()
+X = (2, 6, 7, 8)
+ALL = slice(None)
+
+
+def sliced(
+    x: Shape, *parts: slice, squeeze: tuple[bool, ...] = (), rank5: bool = False, read: str = "y"
+) -> Any:
+    fields: dict[str, Any] = {
+        "beginIds": [p.start or 0 for p in parts],
+        "beginMasks": [p.start is None for p in parts],
+        "endIds": [p.stop or 0 for p in parts],
+        "endMasks": [p.stop is None for p in parts],
+        "strides": [p.step or 1 for p in parts],
+        "squeezeMasks": squeeze,
+    }
+    layers = [make_layer("sliceStatic", ["x"], ["y"], **fields), make_layer("unary", ["y"], ["z"], type="ABS")]
+    return make_network({"x": x}, layers, [read], rank5=rank5)
+
+
+CASES: dict[str, tuple[tuple[slice, ...], list[str]]] = {
+    "channels": ((ALL, slice(1, 4), ALL, ALL), ["slice"]),
+    "from the end": ((ALL, slice(-3, -1), ALL, ALL), ["slice"]),
+    "without a beginning": ((ALL, ALL, slice(None, 3), ALL), ["slice"]),
+    "without an end": ((ALL, ALL, ALL, slice(5, None)), ["slice"]),
+    "by two": ((ALL, slice(None, None, 2), ALL, ALL), ["slice"]),
+    "by three, to an end between": ((ALL, ALL, slice(1, 6, 3), ALL), ["slice"]),
+    "beyond both ends": ((ALL, ALL, slice(-100, 3), slice(2, 100)), ["crop"]),
+    "a window": ((ALL, ALL, slice(1, -1), slice(2, 7)), ["crop"]),
+    "rows and columns by two": ((ALL, ALL, slice(0, None, 2), slice(1, None, 2)), ["slice"] * 2),
+    "a window of channels": ((ALL, slice(5, 6), slice(1, 3), slice(2, 3)), ["slice", "crop"]),
+    "stated as whole": ((slice(0, 2), slice(0, 6), slice(0, 7), slice(3, 4)), ["slice"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_stays(name: str) -> None:
+    parts, expected = CASES[name]
+    spec = sliced(X, *parts)
+    assert kinds_after(STEP, spec) == [*expected, "unary"]
+    after, _ = apply_layer_pass(STEP, spec)
+    x = np.random.default_rng(0).standard_normal(X).astype(np.float32)
+    program = import_network(after, keep_names=True).program
+    np.testing.assert_array_equal(run(program, {"x": x})["y"], x[parts])
+
+
+@pytest.mark.parametrize(
+    ("x", "parts", "expected"),
+    [
+        ((7,), (slice(2, 4),), ["slice"]),
+        ((5, 7), (slice(2, 4), slice(1, 3)), ["slice", "slice"]),
+        ((5, 6, 7), (ALL, slice(2, 4), slice(1, 3)), ["crop"]),
+        ((2, 3, 5, 6, 7), (ALL, ALL, slice(1, 3), slice(2, 4), ALL), ["slice", "slice"]),
+    ],
+)
+def test_other_ranks(x: Shape, parts: tuple[slice, ...], expected: list[str]) -> None:
+    assert kinds_after(STEP, sliced(x, *parts)) == [*expected, "unary"]
+
+
+def test_the_mapping_to_five() -> None:
+    spec = sliced((6, 7, 8), ALL, ALL, slice(1, 3), slice(1, -1), slice(0, 5), rank5=True)
+    assert kinds_after(STEP, spec) == ["slice", "crop", "unary"]
+
+
+def test_nothing_sliced_is_passed_on() -> None:
+    assert kinds_after(STEP, sliced(X, *[ALL] * 4, read="z")) == ["unary"]
+
+
+def test_a_batch_known_at_run_time_only() -> None:
+    spec = with_any_batch(sliced(X, ALL, slice(1, 3), ALL, ALL))
+    after, session = apply_layer_pass(STEP, spec)
+    assert session.changes, session.refusals
+    assert after.neuralNetwork.layers[0].WhichOneof("layer") == "slice"
+
+
+def by_size(x: Shape, axis: int, size: int, begin: float | None) -> Any:
+    inputs = {"x": x} if begin is not None else {"x": x, "b": (1,)}
+    number = make_layer("loadConstantND", [], ["b"], shape=[1], data=weights(np.array([begin or 0])))
+    layer = make_layer("sliceBySize", ["x", "b"], ["y"], axis=axis, size=size)
+    return make_network(inputs, [layer] if begin is None else [number, layer], ["y"])
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3, -1])
+@pytest.mark.parametrize("begin", [0, 2])
+def test_by_size(axis: int, begin: int) -> None:
+    (layer,) = layers_after(STEP, by_size(X, axis, 3, begin))
+    assert (layer.slice.startIndex, layer.slice.endIndex) == (begin, begin + 3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (sliced(X, slice(1, 2), ALL, ALL, ALL), "it slices axis -4 of 4"),
+        (sliced(X, ALL, ALL, slice(None, None, -1), ALL), "stride along axis -2 is -1"),
+        (sliced(X, ALL, ALL, slice(2, 3), ALL, squeeze=(False, False, True, False)), "takes away"),
+        (sliced((1, *X), ALL, slice(1, 3), ALL, ALL), "states 4 axes for a blob of 5"),
+        (with_any_batch(sliced((4,), slice(1, 3))), "known at run time only"),
+        (by_size(X, 0, 1, 0), "it slices axis -4 of 4"),
+        (by_size(X, 1, 3, None), "its beginning is known at run time only"),
+        (by_size(X, 1, 3, -3), "it takes 3 from -3 on, of 6"),
+    ],
+)
+def test_refusals(spec: Any, words: str) -> None:
+    assert_refuses_layers(STEP, spec, words)
+
+
+def test_a_detector_cuts_its_coordinates(corpus: Path) -> None:
+    done = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "legacy_slice", prove="both")
+    assert len(done.changes) == 16
+    assert "sliceStatic" not in done.after

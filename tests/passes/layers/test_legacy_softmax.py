@@ -1,0 +1,87 @@
+"""`legacy_softmax`: the channel in every rank, other axes of five, and those out of reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from two_sided import Shape, kinds_after, with_any_batch
+
+from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.passes.layers.legacy_softmax import LegacySoftmax
+from anesurgery.testing import assert_same_numbers
+
+STEP = LegacySoftmax()
+
+
+def over(x: Shape, axis: int, rank5: bool = False) -> Any:
+    return make_network({"x": x}, [make_layer("softmaxND", ["x"], ["y"], axis=axis)], ["y"], rank5=rank5)
+
+
+@pytest.mark.parametrize(
+    ("x", "axis", "rank5"),
+    [
+        ((2, 7, 4, 5), 1, False),
+        ((2, 7, 4, 5), -3, False),
+        ((7, 4, 5), 0, False),
+        ((2, 3, 7, 4, 5), 2, False),
+        ((2, 3, 2, 7, 4, 5), 3, False),
+        ((7, 4, 5), 2, True),
+        ((7, 4, 5), -3, True),
+    ],
+)
+def test_channels_are_bit_exact(x: Shape, axis: int, rank5: bool) -> None:
+    spec = over(x, axis, rank5)
+    assert kinds_after(STEP, spec) == ["softmax"]
+    (change,) = apply_layer_pass(STEP, spec)[1].changes
+    assert change.proof is not None
+    assert change.proof.max_abs == 0
+
+
+@pytest.mark.parametrize(
+    ("x", "axis", "rank5"),
+    [
+        ((3, 2, 7, 4, 5), 0, False),
+        ((3, 2, 7, 4, 5), 3, False),
+        ((3, 2, 7, 4, 5), -1, False),
+        ((1, 1, 1, 1, 300), -1, False),
+        ((7, 4, 5), -2, True),
+        ((7, 4, 5), 4, True),
+    ],
+)
+def test_other_axes_of_five(x: Shape, axis: int, rank5: bool) -> None:
+    assert kinds_after(STEP, over(x, axis, rank5)) == ["permute", "softmax", "permute"]
+
+
+@pytest.mark.parametrize("axis", [0, 3, 4])
+def test_sums_of_ones_are_exact_in_any_order(axis: int) -> None:
+    """exp(-200) is 0 in fp32: each sum counts the zeros of x."""
+    x = np.where(np.random.default_rng(0).random((3, 2, 7, 4, 5)) < 0.5, 0, -200).astype(np.float32)
+    spec = over(x.shape, axis)
+    after, _ = apply_layer_pass(STEP, spec)
+    old, new = (import_network(s, keep_names=True).program for s in (spec, after))
+    assert_same_numbers(old, new, {"x": x})
+
+
+def test_a_batch_known_at_run_time_only() -> None:
+    after, session = apply_layer_pass(STEP, with_any_batch(over((1, 7, 4, 5), 1)))
+    assert session.changes, session.refusals
+    assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == ["softmax"]
+
+
+@pytest.mark.parametrize(
+    ("x", "axis", "words"),
+    [
+        ((5,), 0, "has 1 axes; Core ML's own check wants 3 or more"),
+        ((4, 5), -1, "has 2 axes"),
+        ((1, 7, 4, 5), 3, "axis -1 (width) of 4; Core ML's own check wants 5 axes for permute"),
+        ((1, 7, 4, 5), 0, "axis -4 (batch) of 4"),
+        ((1, 1, 1, 7, 4, 5), 0, "axis -6 (in front of the sequence) of 6"),
+        ((1, 3, 7, 4, 5), 1, "it normalizes the batch, which permute leaves"),
+    ],
+)
+def test_refusals(x: Shape, axis: int, words: str) -> None:
+    assert_refuses_layers(STEP, over(x, axis), words)

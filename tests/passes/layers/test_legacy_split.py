@@ -1,0 +1,95 @@
+"""`legacy_split`: equal channels, other parts, outputs that nobody reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from two_sided import Shape, kinds_after, layers_after, with_any_batch
+
+from anesurgery.errors import PassError, Refusal
+from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.passes.layers.legacy_split import LegacySplit
+
+STEP = LegacySplit()
+
+
+def parts(
+    x: Shape, axis: int, sizes: list[int] | int, read: tuple[int, ...] | None = None, rank5: bool = False
+) -> Any:
+    """`sizes`: of each part, or how many equal ones; `read`: the parts that leave the network."""
+    count = sizes if isinstance(sizes, int) else len(sizes)
+    how = {"numSplits": sizes} if isinstance(sizes, int) else {"splitSizes": sizes}
+    names = [f"y{i}" for i in range(count)]
+    layer = make_layer("splitND", ["x"], names, axis=axis, **how)
+    return make_network({"x": x}, [layer], [names[i] for i in read or range(count)], rank5=rank5)
+
+
+@pytest.mark.parametrize(
+    ("x", "axis", "sizes", "expected"),
+    [
+        ((1, 6, 4, 5), 1, 3, ["split"]),
+        ((1, 6, 4, 5), -3, [2, 2, 2], ["split"]),
+        ((6, 4, 5), 0, 2, ["split"]),
+        ((2, 3, 6, 4, 5), 2, 2, ["split"]),
+        ((1, 6, 4, 5), 1, [1, 5], ["slice", "slice"]),
+        ((1, 6, 4, 5), 2, 2, ["slice", "slice"]),
+        ((1, 6, 4, 5), -1, [1, 3, 1], ["slice", "slice", "slice"]),
+        ((6,), 0, 2, ["slice", "slice"]),
+        ((4, 6), 0, 2, ["slice", "slice"]),
+    ],
+)
+def test_parts(x: Shape, axis: int, sizes: list[int] | int, expected: list[str]) -> None:
+    assert kinds_after(STEP, parts(x, axis, sizes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("axis", "sizes", "expected"), [(2, 3, ["split"]), (2, [1, 5], ["slice"] * 2), (4, 5, ["slice"] * 5)]
+)
+def test_parts_in_the_mapping_to_five(axis: int, sizes: list[int] | int, expected: list[str]) -> None:
+    assert kinds_after(STEP, parts((6, 4, 5), axis, sizes, rank5=True)) == expected
+
+
+def test_parts_that_nobody_reads_need_no_layer() -> None:
+    (layer,) = layers_after(STEP, parts((1, 6, 4, 5), 2, [1, 2, 1], read=(1,)))
+    assert list(layer.output) == ["y1"]
+    assert (layer.slice.startIndex, layer.slice.endIndex) == (1, 3)
+
+
+def test_what_is_read_is_never_left_out() -> None:
+    class Forgets(LayerRewrite):
+        name = "forgets"
+        kinds = frozenset({"splitND"})
+
+        def rewrite(self, site: Site) -> Refusal | None:
+            site.linear(site.inputs[0], 1.0, 0.0, [site.outputs[0]])
+            return None
+
+    with pytest.raises(PassError, match="nothing makes 'y1' any more, which is read"):
+        apply_layer_pass(Forgets(), parts((1, 6, 4, 5), 1, [6, 0]))
+
+
+def test_a_single_part_is_the_input() -> None:
+    one = make_layer("splitND", ["x"], ["y"], axis=0, numSplits=1)
+    spec = make_network({"x": (7,)}, [one, make_layer("unary", ["y"], ["z"], type="ABS")], ["z"])
+    assert kinds_after(STEP, spec) == ["unary"]
+
+
+def test_a_batch_known_at_run_time_only() -> None:
+    after, session = apply_layer_pass(STEP, with_any_batch(parts((1, 6, 4, 5), 1, 2)))
+    assert session.changes, session.refusals
+    assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == ["split"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (parts((4, 6, 4, 5), 0, 2), "it splits axis -4 of 4"),
+        (parts((1, 7, 4, 5), 1, 2), "7 do not divide into 2 equal parts"),
+        (with_any_batch(parts((3, 4), 0, [1, 2])), "known at run time only"),
+    ],
+)
+def test_refusals(spec: Any, words: str) -> None:
+    assert_refuses_layers(STEP, spec, words)

@@ -1,0 +1,108 @@
+"""`legacy_subtract`: either side negated, computed or constant, and the broadcasting that `add` lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from two_sided import Shape, kinds_after, layers_after, two, with_constant
+
+import anesurgery as ane
+from anesurgery.neuralnetwork.editing.layer_testing import assert_refuses_layers
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.passes.layers.legacy_subtract import LegacySubtract
+
+KIND = "subtractBroadcastable"
+STEP = LegacySubtract()
+
+
+@pytest.mark.parametrize(
+    ("x", "z", "negated_first"),
+    [
+        ((1, 3, 4, 5), (1, 3, 4, 5), False),
+        ((2, 3, 4, 5), (2, 3, 1, 1), False),
+        ((2, 3, 4, 5), (2, 1, 4, 5), False),
+        ((3, 4, 5), (1, 1, 1), False),
+        ((7,), (7,), False),
+        ((1, 3, 1, 1), (1, 3, 4, 5), True),
+        ((2, 1, 4, 5), (2, 3, 4, 5), True),
+    ],
+)
+def test_computed_blobs(x: Shape, z: Shape, negated_first: bool) -> None:
+    negative, added = layers_after(STEP, two(KIND, x, z))
+    assert (negative.WhichOneof("layer"), added.WhichOneof("layer")) == ("activation", "add")
+    assert list(negative.input) == ["z"]
+    assert list(added.input).index(negative.output[0]) == (0 if negated_first else 1)
+
+
+@pytest.mark.parametrize("z", [(3, 4, 5), (3, 1, 1)])
+def test_blobs_of_rank_5(z: Shape) -> None:
+    assert kinds_after(STEP, two(KIND, (3, 4, 5), z, rank5=True)) == ["activation", "add"]
+
+
+def test_a_blob_less_itself() -> None:
+    spec = make_network({"x": (1, 3, 4, 5)}, [make_layer(KIND, ["x", "x"], ["y"])], ["y"])
+    assert kinds_after(STEP, spec) == ["activation", "add"]
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "first", "expected"),
+    [
+        ((1,), False, ["activation"]),
+        ((1,), True, ["activation"]),
+        ((3, 1, 1), False, ["bias"]),
+        ((3, 1, 1), True, ["activation", "bias"]),
+        ((1, 1, 4, 5), False, ["bias"]),
+        ((3, 4, 5), True, ["activation", "bias"]),
+    ],
+)
+def test_constants(shape: Shape, first: bool, expected: list[str], rank5: bool) -> None:
+    value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x = (3, 4, 5) if rank5 else (2, 3, 4, 5)
+    assert kinds_after(STEP, with_constant(KIND, x, value, first, rank5)) == expected
+
+
+def test_one_number_is_negated_or_stays() -> None:
+    value = np.array([0.75], np.float32)
+    found = [
+        layers_after(STEP, with_constant(KIND, (1, 3, 4, 5), value, first))[0].activation.linear
+        for first in (False, True)
+    ]
+    assert [(p.alpha, p.beta) for p in found] == [(1, -0.75), (-1, 0.75)]
+
+
+@pytest.mark.parametrize(
+    ("x", "z"),
+    [
+        ((1, 3, 4, 5), (1, 3, 4, 1)),
+        ((2, 3, 4, 5), (1, 3, 4, 5)),
+        ((1, 3, 4, 5), (3, 4, 5)),
+        ((1, 3, 1, 1), (1, 1, 4, 5)),
+    ],
+)
+def test_broadcasting_that_add_lacks(x: Shape, z: Shape) -> None:
+    assert_refuses_layers(STEP, two(KIND, x, z), "not among the shapes")
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(
+    ("x", "shape", "words"),
+    [
+        ((1, 3, 4, 5), (1, 1, 5), "is none of"),
+        ((2, 3, 4, 5), (2, 3, 1, 1), "varies along the batch"),
+        ((3, 1, 1), (3, 4, 5), "larger than its input"),
+        ((4, 5), (5,), "take 3 axes"),
+    ],
+)
+def test_constants_without_a_form(x: Shape, shape: Shape, words: str, first: bool) -> None:
+    value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    assert_refuses_layers(STEP, with_constant(KIND, x, value, first), words)
+
+
+def test_a_face_detector(corpus: Path) -> None:
+    path = corpus / "blazeface_scaled.mlmodel"
+    found = ane.apply(str(path), "legacy_subtract", prove="both", quiet=True)
+    assert [change.after[-1] for change in found.changes] == ["add 1112", "add 1116"]
+    assert "subtractBroadcastable" not in found.after

@@ -1,0 +1,57 @@
+"""`remove_unread_layers`: what goes, what stays, and that the outputs are what they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_same_network
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.passes.layers.remove_unread_layers import RemoveUnreadLayers, example
+
+STEP = RemoveUnreadLayers()
+
+
+def kinds_after(spec: Any) -> list[str]:
+    after, _ = apply_layer_pass(STEP, spec)
+    assert_same_network(STEP, spec, after)
+    return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
+
+
+def test_each_removal_is_told() -> None:
+    after, session = apply_layer_pass(STEP, example())
+    assert_same_network(STEP, example(), after)
+    assert [change.before for change in session.changes] == [
+        ("activation more",),
+        ("unary abs",),
+        ("loadConstantND left",),
+    ]
+    assert all(change.unproven for change in session.changes)
+
+
+def test_a_layer_of_two_outputs_stays_while_one_is_read() -> None:
+    layers = [make_layer("split", ["x"], ["y", "rest"], nOutputs=2)]
+    spec = make_network({"x": (1, 2, 4, 4)}, layers, ["y"])
+    assert kinds_after(spec) == ["split"]
+
+
+def test_what_a_branch_reads_stays() -> None:
+    branch = make_layer("branch", ["c"], [])
+    for network in (branch.branch.ifBranch, branch.branch.elseBranch):
+        network.layers.append(make_layer("add", ["x", "c"], ["y"]))
+    data = weights(np.ones(1, np.float32))
+    layers = [make_layer("loadConstantND", [], ["c"], shape=[1], data=data), branch]
+    spec = make_network({"x": (4,)}, layers, ["y"])
+    assert kinds_after(spec) == ["loadConstantND", "branch"]
+
+
+def test_the_probabilities_of_a_classifier_are_read() -> None:
+    layers = [make_layer("softmax", ["x"], ["p"]), make_layer("unary", ["x"], ["z"], type="ABS")]
+    spec = make_network({"x": (2, 1, 1)}, layers, [], rank5=True)
+    network = spec.neuralNetwork
+    spec.neuralNetworkClassifier.layers.extend(network.layers)
+    spec.neuralNetworkClassifier.labelProbabilityLayerName = "p"
+    after, session = apply_layer_pass(STEP, spec)
+    assert [layer.output[0] for layer in after.neuralNetworkClassifier.layers] == ["p"]
+    assert len(session.changes) == 1

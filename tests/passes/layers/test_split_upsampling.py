@@ -1,0 +1,188 @@
+"""`split_upsampling`: factors by the nearest pixel, and the three ways to interpolate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from one_layer import floats
+
+import anesurgery as ane
+from anesurgery.mil import Array
+from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
+from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
+from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.passes.layers.split_upsampling import SplitUpsampling
+from anesurgery.placement.rules.layer_rules import UPSAMPLE
+
+STEP = SplitUpsampling()
+Pair = tuple[int, int]
+Pairs = tuple[()] | Pair
+MODES = ("DEFAULT", "ALIGN_CORNERS_TRUE", "ALIGN_CORNERS_FALSE")
+PAD, CONV, SLICE = "padding", "convolution", "slice"
+
+
+def upsampled(size: tuple[int, ...], factors: Pairs, rank5: bool = False, **fields: Any) -> Any:
+    form = {"scalingFactor": factors} | fields
+    layers = [make_layer("upsample", ["x"], ["y"], **form)]
+    return make_network({"x": size}, layers, ["y"], rank5=rank5)
+
+
+def both(spec: Any, x: Array) -> tuple[Array, Array, list[str]]:
+    """The output before and after, and the kinds after; kernels and factors are within the limits."""
+    after, session = apply_layer_pass(STEP, spec)
+    assert session.changes, session.refusals
+    for layer in after.neuralNetwork.layers:
+        assert max(layer.upsample.scalingFactor, default=1) <= UPSAMPLE
+        assert max(layer.convolution.kernelSize, default=1) <= 13 or layer.convolution.kernelSize[1] == 1
+    old, new = (ane.run(import_network(s), {"x": x})["y"] for s in (spec, after))
+    np.testing.assert_allclose(new, old, rtol=0, atol=STEP.tolerance.rtol * np.abs(old).max())
+    return old, new, [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize(
+    ("factors", "kinds"),
+    [
+        ((4, 4), ["upsample"] * 2),
+        ((8, 2), ["upsample"] * 3),
+        ((1, 16), ["upsample"] * 4),
+        ((3, 3), [CONV]),
+        ((3, 1), [CONV]),
+        ((6, 4), [CONV, "upsample", "upsample"]),
+        ((5, 7), [CONV]),
+        ((12, 13), [CONV, "upsample", "upsample"]),
+        ((29, 1), [CONV]),
+    ],
+)
+def test_the_nearest_pixel_is_bit_exact(factors: Pair, kinds: list[str], rank5: bool) -> None:
+    shape = (3, 4, 5) if rank5 else (2, 3, 4, 5)
+    old, new, found = both(upsampled(shape, factors, rank5), floats(*shape))
+    assert found == kinds
+    np.testing.assert_array_equal(new, old)
+
+
+def test_the_nearest_pixel_of_three_axes_in_twos() -> None:
+    old, new, found = both(upsampled((3, 4, 5), (4, 4)), floats(3, 4, 5))
+    assert found == ["upsample"] * 2
+    np.testing.assert_array_equal(new, old)
+
+
+@pytest.mark.parametrize("rank5", [False, True])
+@pytest.mark.parametrize("size", [(4, 5), (1, 7), (2, 1)])
+@pytest.mark.parametrize("mode", ["DEFAULT", "ALIGN_CORNERS_FALSE"])
+@pytest.mark.parametrize(
+    ("factors", "kinds"),
+    [
+        ((4, 4), [PAD, CONV]),
+        ((3, 3), [PAD, CONV]),
+        ((1, 4), [PAD, CONV]),
+        ((5, 2), [PAD, CONV]),
+        ((6, 3), [PAD, CONV]),
+        ((8, 8), ["upsample", "upsample", "upsample", PAD, CONV]),
+        ((11, 4), [CONV, "upsample", "upsample", PAD, CONV]),
+    ],
+)
+def test_interpolation(mode: str, factors: Pair, kinds: list[str], size: Pair, rank5: bool) -> None:
+    shape = (2, *size) if rank5 else (1, 2, *size)
+    spec = upsampled(shape, factors, rank5, mode="BILINEAR", linearUpsampleMode=mode)
+    assert both(spec, floats(*shape))[2] == kinds
+
+
+@pytest.mark.parametrize(
+    ("size", "factors", "kinds"),
+    [
+        ((10, 10), (4, 4), [CONV, CONV]),  # at each 3/13 of a pixel
+        ((4, 4), (4, 4), [CONV]),  # at each 1/5
+        ((3, 4), (2, 4), [CONV, SLICE]),  # at each 2/5 of the height
+        ((4, 3), (4, 2), [CONV, SLICE]),
+        ((4, 3), (3, 1), [CONV, SLICE]),  # high and 1 wide
+        ((3, 4), (1, 3), [CONV, CONV]),
+        ((3, 3), (3, 3), [CONV]),
+        ((2, 3), (5, 4), [CONV, CONV]),
+        ((4, 1), (4, 4), [PAD, CONV]),  # one pixel has no corners
+        ((1, 1), (4, 3), [PAD, CONV]),
+    ],
+)
+def test_interpolation_from_corner_to_corner(size: Pair, factors: Pair, kinds: list[str]) -> None:
+    form: dict[str, Any] = {"mode": "BILINEAR", "linearUpsampleMode": "ALIGN_CORNERS_TRUE"}
+    assert both(upsampled((1, 2, *size), factors, **form), floats(1, 2, *size))[2] == kinds
+
+
+@pytest.mark.parametrize("mode", ["DEFAULT", "ALIGN_CORNERS_FALSE"])
+@pytest.mark.parametrize("factors", [(4, 4), (8, 4), (2, 8)])
+def test_interpolation_is_bit_exact_where_fp32_holds_it(mode: str, factors: Pair) -> None:
+    """The weights are then multiples of 1/16, so small whole numbers are interpolated without rounding."""
+    x = np.random.default_rng(0).integers(-9, 9, (1, 2, 5, 4)).astype(np.float32)
+    spec = upsampled(x.shape, factors, mode="BILINEAR", linearUpsampleMode=mode)
+    old, new, _ = both(spec, x)
+    np.testing.assert_array_equal(new, old)
+
+
+@pytest.mark.parametrize("mode", ["ALIGN_CORNERS_TRUE", "ALIGN_CORNERS_FALSE"])
+def test_whole_factors_written_as_fractional_ones(mode: str) -> None:
+    form: dict[str, Any] = {"fractionalScalingFactor": [4.0, 4.0], "linearUpsampleMode": mode}
+    spec = upsampled((1, 2, 4, 4), (), mode="BILINEAR", **form)
+    assert CONV in both(spec, floats(1, 2, 4, 4))[2]
+
+
+def test_places_far_from_the_first_pixel() -> None:
+    """The proof holds on large images: the interpreter takes the places of samples exactly."""
+    spec = upsampled((1, 1, 1, 2000), (1, 3), mode="BILINEAR", linearUpsampleMode=MODES[2])
+    both(spec, floats(1, 1, 1, 2000))
+
+
+@pytest.mark.parametrize(
+    ("size", "factors", "fields", "words"),
+    [
+        ((1, 2, 4, 4), (), {"fractionalScalingFactor": [2.5, 2.0]}, "the factor 2.5x2 is fractional"),
+        ((1, 2, 4, 4), (31, 1), {"mode": "NN"}, "leaves a kernel of 31x1"),
+        ((1, 2, 4, 4), (1, 30), {"mode": "NN"}, "leaves a kernel of 1x15 to a deconvolution"),
+        ((2, 4, 4), (3, 3), {"mode": "NN"}, "takes 4 axes or more in Core ML's own check"),
+        ((2, 4, 4), (4, 4), {}, "takes 4 axes or more in Core ML's own check"),
+        ((1, 2, 4, 4), (17, 17), {}, "it interpolates at each 1/17 of the height and 1/17 of the"),
+        ((1, 2, 20, 4), (4, 4), {"linearUpsampleMode": MODES[1]}, "at each 1/79 of the height"),
+    ],
+)
+def test_refusals(size: tuple[int, ...], factors: Pairs, fields: dict[str, Any], words: str) -> None:
+    if "fractionalScalingFactor" in fields:
+        fields = fields | {"linearUpsampleMode": MODES[2]}
+    assert_refuses_layers(STEP, upsampled(size, factors, **({"mode": "BILINEAR"} | fields)), words)
+
+
+def at_run_time(spec: Any, axis: int) -> Any:
+    ranges = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
+    for i, size in enumerate((1, 2, 4, 4)):
+        ranges.add(lowerBound=size, upperBound=64 if i == axis else size)
+    return spec
+
+
+@pytest.mark.parametrize("mode", ["NN", "BILINEAR"])
+def test_sizes_known_at_run_time_only(mode: str) -> None:
+    for axis, words in ((1, "the number of channels"), (2, "height or width"), (3, "height or width")):
+        spec = at_run_time(upsampled((1, 2, 4, 4), (3, 3), mode=mode), axis)
+        assert_refuses_layers(STEP, spec, words)
+    spec = at_run_time(upsampled((1, 2, 4, 4), (6, 4), mode=mode), 0)
+    both(spec, floats(3, 2, 4, 4))
+
+
+def test_factors_within_the_limits_stay() -> None:
+    for factors, mode in (((2, 2), "NN"), ((), "NN"), ((1, 2), "BILINEAR")):
+        spec = upsampled((1, 2, 4, 4), factors, mode=mode)
+        after, session = apply_layer_pass(STEP, spec)
+        assert after == spec
+        assert not session.refusals
+
+
+@pytest.mark.parametrize("name", ["sinet_portrait_seg", "pose_cpm"])
+def test_real_networks(corpus: Path, name: str) -> None:
+    """Two upsamplings by 4 in each: from corner to corner on 10x10 pixels, and from pixel 0 on."""
+    surgery = ane.apply(str(corpus / f"{name}.mlmodel"), "split_upsampling", prove="both")
+    assert isinstance(surgery, NetworkSurgery)
+    assert len(surgery.changes) == 2
+    assert not surgery.refusals
+    rows = [row for part in surgery.inspected[1] for row in part.ops if row.op_type == "upsample"]
+    assert all(row.legal is not False for row in rows)

@@ -1,0 +1,409 @@
+"""One row through the final norm and the head gives what the whole product gave in that row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anesurgery.errors import PassError, UnknownName
+from anesurgery.files.interface_change import adapt_outputs
+from anesurgery.interpret import run
+from anesurgery.loading import clone
+from anesurgery.mil import Array, Program, ct, mb, static_shape, types, walk_ops
+from anesurgery.passes.select_last_token import SelectLastToken
+from anesurgery.rewriting.passes import run_pass
+from anesurgery.rewriting.session import Session
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
+
+RNG = np.random.default_rng(0)
+WEIGHT = RNG.standard_normal((11, 6)).astype(np.float32)
+SQUARE = RNG.standard_normal((6, 6)).astype(np.float32)
+GAMMA = RNG.standard_normal(6).astype(np.float32)
+CLOSE = 1e-6
+
+
+def layer_norm(x: Any) -> Any:
+    return mb.layer_norm(x=x, axes=[-1], gamma=GAMMA, name="normed")
+
+
+def rms_norm(x: Any) -> Any:
+    wide = mb.cast(x=x, dtype="fp32")
+    mean = mb.reduce_mean(x=mb.pow(x=wide, y=2.0), axes=[-1], keep_dims=True)
+    scaled = mb.mul(x=wide, y=mb.rsqrt(x=mb.add(x=mean, y=1e-5)))
+    return mb.mul(x=GAMMA, y=scaled, name="normed")
+
+
+def rms_norm_by_layer_norm(x: Any) -> Any:
+    """The spelling that ANE ports use: the layer norm of [x, -x] has no mean to take away."""
+    both = mb.concat(values=[x, mb.mul(x=x, y=-1.0)], axis=-1)
+    normed = mb.layer_norm(x=both, axes=[-1])
+    half = mb.slice_by_index(x=normed, begin=[0, 0, 0], end=[0, 0, 6], end_mask=[True, True, False])
+    return mb.mul(x=half, y=GAMMA, name="normed")
+
+
+def spelled_layer_norm(x: Any) -> Any:
+    centred = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[-1], keep_dims=True))
+    variance = mb.reduce_mean(x=mb.square(x=centred), axes=[2], keep_dims=True)
+    return mb.real_div(x=centred, y=mb.sqrt(x=mb.add(x=variance, y=1e-5)), name="normed")
+
+
+NORMS = {
+    "layer_norm": layer_norm,
+    "rms": rms_norm,
+    "rms_by_layer_norm": rms_norm_by_layer_norm,
+    "spelled": spelled_layer_norm,
+    "none": lambda x: x,
+}
+
+
+def head_2d(x: Any) -> Any:
+    """As `torch.export` writes it: rows and batch in one axis."""
+    flat = mb.reshape(x=x, shape=[-1, 6])
+    return mb.reshape(x=mb.linear(x=flat, weight=WEIGHT), shape=[1, -1, 11], name="logits")
+
+
+def capped(x: Any) -> Any:
+    scores = mb.linear(x=x, weight=WEIGHT)
+    return mb.mul(x=mb.tanh(x=mb.real_div(x=scores, y=3.0)), y=3.0, name="logits")
+
+
+def compressed() -> Any:
+    data = np.arange(66, dtype=np.int8).reshape(11, 6)
+    scale, zero = np.float32(0.05), np.int8(30)
+    return mb.constexpr_affine_dequantize(quantized_data=data, zero_point=zero, scale=scale, axis=np.int32(0))
+
+
+HEADS = {
+    "linear": lambda x: mb.linear(x=x, weight=WEIGHT, bias=np.arange(11.0, dtype=np.float32)),
+    "matmul": lambda x: mb.matmul(x=x, y=WEIGHT, transpose_y=True),
+    "matmul_bias": lambda x: mb.add(x=mb.matmul(x=x, y=WEIGHT.T.copy()), y=np.ones((1, 1, 11), "f")),
+    "compressed": lambda x: mb.linear(x=x, weight=compressed()),
+    "flat": head_2d,
+    "capped": capped,
+    "cast": lambda x: mb.cast(
+        x=mb.linear(x=mb.cast(x=x, dtype="fp16"), weight=WEIGHT.astype(np.float16)), dtype="fp32"
+    ),
+    "cut": lambda x: mb.slice_by_index(x=mb.linear(x=x, weight=WEIGHT), begin=[0, 0, 0], end=[1, 5, 9]),
+    "probabilities": lambda x: mb.softmax(x=mb.linear(x=x, weight=WEIGHT), axis=-1),
+}
+
+
+def model(norm: Any = layer_norm, head: Any = HEADS["linear"], ios: int = 16, batch: int = 1) -> Program:
+    """Attention over 5 positions, an MLP, a norm and a head."""
+
+    @mb.program(input_specs=[mb.TensorSpec((batch, 5, 6))], opset_version=ct.target.iOS16)
+    def program(x: Any) -> Any:
+        scores = mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1)
+        first = mb.add(x=x, y=mb.matmul(x=scores, y=x), name="first")
+        mlp = mb.linear(x=mb.gelu(x=mb.linear(x=first, weight=SQUARE)), weight=SQUARE)
+        stream = mb.add(x=first, y=mlp, name="stream")
+        return mb.identity(x=head(norm(stream)), name="y")
+
+    return program
+
+
+def selected(step: SelectLastToken, program: Program) -> tuple[Program, Session]:
+    """The program after the pass, which the pass then leaves alone, and which gathers nothing."""
+    after, session = apply_pass(step, program)
+    assert session.changes, session.refusals
+    assert not apply_pass(step, after)[1].changes
+    assert "gather" not in [op.op_type for op in walk_ops(after)]
+    return after, session
+
+
+def rows_of(program: Program, op_type: str) -> list[int]:
+    """How many positions the ops of one type still compute."""
+    ops = [op for op in walk_ops(program) if op.op_type == op_type]
+    return [int(np.prod(op.outputs[0].shape[:-1])) for op in ops]
+
+
+@pytest.mark.parametrize("position", ["last", "input"])
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_and_heads(norm: str, head: str, position: str) -> None:
+    program = model(NORMS[norm], HEADS[head])
+    after, session = selected(SelectLastToken(position=position), program)
+    assert_same_numbers(program, after, rtol=CLOSE, session=session)
+    cut = [op for op in walk_ops(after) if op.name in ("stream_last", "stream_picked")]
+    assert len(cut) == 1
+    assert static_shape(cut[0].outputs[0]) == (1, 1, 6)
+    for op_type in ("layer_norm", "rsqrt", "sqrt", "tanh"):
+        assert set(rows_of(after, op_type)) <= {1}
+
+
+@pytest.mark.parametrize("head", ["linear", "matmul"])
+@pytest.mark.parametrize("picked", [[0, 3], [4, 1]])
+def test_the_one_hot_input_picks_a_position_for_each_row_of_the_batch(head: str, picked: list[int]) -> None:
+    program = model(head=HEADS[head], batch=2)
+    after, _ = selected(SelectLastToken(position="input", input_name="at"), program)
+    assert after.functions["main"].inputs["at"].shape == (2, 5)
+    inputs = random_inputs(program)
+    whole = np.asarray(run(program, inputs)["y"])
+    one_hot = np.eye(5, dtype=np.float32)[picked]
+    found = np.asarray(run(after, {**inputs, "at": one_hot})["y"])
+    expected = np.stack([whole[b, [at]] for b, at in enumerate(picked)])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE * np.abs(expected).max())
+    wrong = np.asarray(run(after, {**inputs, "at": np.eye(5, dtype=np.float32)[[2, 2]]})["y"])
+    assert np.abs(wrong - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize(("ios", "held"), [(15, np.float32), (16, np.float16)])
+def test_the_one_hot_input_is_fp16_where_inputs_can_be(ios: int, held: Any) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))], opset_version=getattr(ct.target, f"iOS{ios}"))
+    def program(x: Any) -> Any:
+        stream = mb.cumsum(x=mb.cast(x=x, dtype="fp16"), axis=1)
+        logits = mb.linear(x=stream, weight=WEIGHT.astype(np.float16))
+        return mb.cast(x=logits, dtype="fp32", name="y")
+
+    after, session = selected(SelectLastToken(position="input"), program)
+    var = after.functions["main"].inputs["position_one_hot"]
+    assert types.nptype_from_builtin(var.dtype) == held
+    assert_same_numbers(program, after, rtol=CLOSE, session=session)
+    assert "position_one_hot (1x5, float" in session.contract[0].words
+
+
+def test_the_contract_says_how_the_output_changed() -> None:
+    _, session = selected(SelectLastToken(), model())
+    assert [c.words for c in session.contract] == ["y holds the last position alone, as 1x1x11"]
+    assert [c.names for c in session.contract] == [("y",)]
+
+
+def test_each_function_has_logits_of_its_own() -> None:
+    program = Program()
+    program.add_function("main", model().functions["main"])
+    program.add_function("other", model(rms_norm, HEADS["capped"]).functions["main"])
+    after, session = selected(SelectLastToken(), program)
+    inputs = random_inputs(program)
+    for name in ("main", "other"):
+        whole = np.asarray(run(program, inputs, function=name)["y"])
+        found = np.asarray(run(after, inputs, function=name)["y"])
+        expected = adapt_outputs(session.contract, {"y": whole}, inputs)["y"]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE * np.abs(whole).max())
+
+
+def test_depth_block_also_saves_the_last_mlp() -> None:
+    program = model()
+    near, _ = selected(SelectLastToken(), program)
+    far, session = selected(SelectLastToken(depth="block"), program)
+    assert rows_of(near, "linear") == [5, 5, 1]
+    assert rows_of(far, "linear") == [1, 1, 1]
+    assert_same_numbers(program, far, rtol=CLOSE, session=session)
+
+
+def test_a_symbolic_length_has_a_last_position_too() -> None:
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    @mb.program(input_specs=[mb.TensorSpec((1, get_new_symbol(), 6))])
+    def program(x: Any) -> Any:
+        return mb.linear(x=layer_norm(mb.cumsum(x=x, axis=1)), weight=WEIGHT, name="y")
+
+    after, session = selected(SelectLastToken(), program)
+    assert after.functions["main"].outputs[0].shape == (1, 1, 11)
+    for length in (1, 2, 7):
+        inputs = {"x": RNG.standard_normal((1, length, 6)).astype(np.float32)}
+        assert_same_numbers(program, after, inputs, rtol=CLOSE, session=session)
+    assert_refuses(SelectLastToken(position="input"), program, "has the symbolic shape")
+
+
+def own_selection(how: str) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))])
+    def program(x: Any) -> Any:
+        normed = layer_norm(mb.cumsum(x=x, axis=1, name="stream"))
+        if how == "gather before the head":
+            row = mb.gather(x=normed, indices=np.array([-1], np.int32), axis=1)
+            return mb.linear(x=row, weight=WEIGHT, name="y")
+        logits = mb.linear(x=normed, weight=WEIGHT)
+        if how == "gather after the head":
+            return mb.gather(x=logits, indices=np.int32(4), axis=1, name="y")
+        ends = {"end": [0, 0, 0], "end_mask": [True] * 3, "begin_mask": [True, False, True]}
+        squeeze = [False, how == "squeezed slice", False]
+        last = mb.slice_by_index(x=logits, begin=[0, -1, 0], squeeze_mask=squeeze, **ends)
+        return mb.softmax(x=last, axis=-1, name="y")
+
+    return program
+
+
+@pytest.mark.parametrize("how", ["gather before the head", "gather after the head", "squeezed slice", "slice"])
+def test_a_model_that_selects_by_itself_does_so_earlier_and_keeps_its_outputs(how: str) -> None:
+    program = own_selection(how)
+    after, session = selected(SelectLastToken(), program)
+    assert not session.contract
+    assert [change.proof is not None for change in session.changes] == [True]
+    assert rows_of(after, "layer_norm") == [1]
+    assert rows_of(after, "linear") == [1]
+    assert_same_numbers(program, after, rtol=CLOSE)
+
+
+def two_outputs() -> Program:
+    small = WEIGHT[:4].copy()
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))])
+    def program(x: Any) -> Any:
+        stream = mb.cumsum(x=x, axis=1, name="stream")
+        states = mb.identity(x=stream, name="states")
+        tags = mb.linear(x=stream, weight=small, name="tags")
+        return mb.linear(x=layer_norm(stream), weight=WEIGHT, name="y"), tags, states
+
+    return program
+
+
+@pytest.mark.parametrize(("output", "changed"), [(None, "y"), ("tags", "tags")])
+def test_the_widest_head_unless_another_is_named(output: str | None, changed: str) -> None:
+    program = two_outputs()
+    after, session = selected(SelectLastToken(output=output), program)
+    lengths = {v.name: v.shape[1] for v in after.functions["main"].outputs}
+    assert lengths == {name: 1 if name == changed else 5 for name in ("y", "tags", "states")}
+    assert_same_numbers(program, after, rtol=CLOSE, session=session)
+
+
+def test_a_wider_output_of_one_position_counts_as_the_logits() -> None:
+    after, _ = selected(SelectLastToken(), two_outputs())
+    assert_refuses(SelectLastToken(), after, "%y is wider and has one position already")
+
+
+def test_an_output_that_does_not_exist() -> None:
+    with pytest.raises(UnknownName, match=r"tag.*tags"):
+        apply_pass(SelectLastToken(output="tag"), two_outputs())
+
+
+def test_the_normed_state_as_an_output_ends_the_way() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))])
+    def program(x: Any) -> Any:
+        normed = layer_norm(x)
+        return mb.linear(x=normed, weight=WEIGHT, name="y"), normed
+
+    after, session = selected(SelectLastToken(), program)
+    assert rows_of(after, "layer_norm") == [5]
+    assert rows_of(after, "linear") == [1]
+    assert_same_numbers(program, after, rtol=CLOSE, session=session)
+
+
+def one_output(make: Any, shape: tuple[int, ...] = (1, 5, 6)) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape)])
+    def program(x: Any) -> Any:
+        return make(x)
+
+    return program
+
+
+def scored(x: Any) -> Any:
+    return mb.linear(x=x, weight=WEIGHT, name="scores")
+
+
+def read_inside(x: Any) -> Any:
+    logits = scored(x)
+    return logits, mb.reduce_max(x=logits, axes=[1])
+
+
+def read_twice(x: Any) -> Any:
+    scores = scored(x)
+    return mb.relu(x=scores, name="y"), mb.reduce_max(x=scores, axes=[1])
+
+
+def row_constants(x: Any) -> Any:
+    """A bias of its own for each position: no row like another."""
+    return mb.add(x=scored(x), y=np.arange(5, dtype=np.float32).reshape(1, 5, 1), name="y")
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (one_output(lambda x: mb.relu(x=x)), "no head leads to"),
+        (one_output(lambda x: mb.softmax(x=scored(x), axis=1)), "(softmax) mixes positions"),
+        (one_output(lambda x: mb.layer_norm(x=scored(x), axes=[1, 2])), "mixes positions"),
+        (one_output(lambda x: mb.matmul(x=x, y=x, transpose_y=True)), "mixes positions"),
+        (one_output(row_constants), "(add) mixes positions"),
+        (one_output(read_twice), "%scores is read elsewhere"),
+        (one_output(read_inside), "%scores is read inside the model too"),
+    ],
+)
+def test_refuses(program: Program, reason: str) -> None:
+    assert_refuses(SelectLastToken(), program, reason)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 6), (5, 6), (1, 2, 5, 6)])
+def test_one_position_or_another_rank_is_not_its_business(shape: tuple[int, ...]) -> None:
+    _, session = apply_pass(SelectLastToken(), one_output(scored, shape))
+    assert not session.changes
+    assert not session.refusals
+
+
+def test_refuses_a_taken_input_name_and_options_that_do_not_exist() -> None:
+    taken = SelectLastToken(position="input", input_name="x")
+    assert_refuses(taken, model(), "there is an input named x already")
+    with pytest.raises(PassError, match="position='first'; it may be 'last' or 'input'"):
+        SelectLastToken(position="first")
+    with pytest.raises(PassError, match="depth='all'; it may be 'norm' or 'block'"):
+        SelectLastToken(depth="all")
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    batch=st.integers(1, 3),
+    length=st.integers(2, 9),
+    width=st.integers(1, 8),
+    words=st.integers(1, 12),
+    half=st.booleans(),
+    position=st.sampled_from(["last", "input"]),
+)
+def test_any_shape(batch: int, length: int, width: int, words: int, half: bool, position: str) -> None:
+    dtype = np.float16 if half else np.float32
+    weight = np.random.default_rng(0).standard_normal((words, width)).astype(dtype)
+
+    @mb.program(input_specs=[mb.TensorSpec((batch, length, width))], opset_version=ct.target.iOS16)
+    def program(x: Any) -> Any:
+        stream = mb.cumsum(x=mb.cast(x=x, dtype="fp16" if half else "fp32"), axis=1)
+        normed = mb.layer_norm(x=stream, axes=[-1], epsilon=dtype(1e-5))
+        return mb.cast(x=mb.linear(x=normed, weight=weight), dtype="fp32", name="y")
+
+    after, session = selected(SelectLastToken(position=position), program)
+    assert_same_numbers(program, after, rtol=CLOSE, session=session)
+
+
+def test_an_fp16_norm_with_the_fp32_default_epsilon_can_be_rebuilt() -> None:
+    """Such a program exists only before it is saved, so it is edited in place."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))], opset_version=ct.target.iOS16)
+    def program(x: Any) -> Any:
+        normed = mb.layer_norm(x=mb.cast(x=x, dtype="fp16"), axes=[-1])
+        return mb.linear(x=normed, weight=WEIGHT.astype(np.float16), name="y")
+
+    session = Session()
+    run_pass(SelectLastToken(), program, session)
+    assert session.changes
+    assert rows_of(program, "layer_norm") == [1]
+
+
+@pytest.mark.parametrize("position", ["last", "input"])
+def test_stays_as_it_is_in_the_default_pipeline(position: str) -> None:
+    from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+
+    program = model(rms_norm, HEADS["capped"])
+    after, session = selected(SelectLastToken(position=position), program)
+    again = clone(after).program
+    PassPipelineManager.apply_pipeline(again, ct.PassPipeline.DEFAULT)
+    assert rows_of(again, "tanh") == [1]
+    assert_same_numbers(program, again, rtol=1e-3, session=session)
+    assert not apply_pass(SelectLastToken(position=position), again)[1].changes
+
+
+def test_a_selection_in_a_nested_block() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))])
+    def program(x: Any) -> Any:
+        def select() -> Any:
+            logits = mb.linear(x=layer_norm(mb.cumsum(x=x, axis=1)), weight=WEIGHT)
+            return mb.slice_by_index(x=logits, begin=[0, 4, 0], end=[1, 5, 11])
+
+        pred = mb.greater(x=mb.reduce_sum(x=x), y=0.0)
+        zeros = np.zeros((1, 1, 11), np.float32)
+        return mb.cond(pred=pred, _true_fn=select, _false_fn=lambda: mb.identity(x=zeros), name="y")
+
+    after, _ = selected(SelectLastToken(), program)
+    assert rows_of(after, "linear") == [1]
+    x: Array = random_inputs(program)["x"]
+    for values in (np.abs(x), -np.abs(x)):
+        assert_same_numbers(program, after, {"x": values}, rtol=CLOSE)

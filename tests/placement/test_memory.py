@@ -1,0 +1,317 @@
+"""Memory by liveness, findings about a function as a whole, what saving changes, and hazards from samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement import memory
+from anesurgery.placement.evidence import Finding
+from anesurgery.placement.inspection import Memory
+from anesurgery.placement.rules import overview, sampled, shapes
+from anesurgery.placement.target import CHIPS, Target
+
+ANY = Target.parse("any")
+RNG = np.random.default_rng(0)
+
+
+def half(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float16)
+
+
+def main(program: Program) -> Any:
+    return program.functions["main"]
+
+
+def built(body: Callable[..., Any], *specs: Any, opset: Any = ct.target.iOS18) -> Program:
+    made: Program = mb.program(input_specs=list(specs), opset_version=opset)(body)
+    return made
+
+
+def fp16(*shape: Any) -> Any:
+    return mb.TensorSpec(shape, dtype=types.fp16)
+
+
+def state(*shape: int) -> Any:
+    return mb.StateTensorSpec(shape, dtype=types.fp16)
+
+
+def words(findings: tuple[Finding, ...]) -> dict[str, str]:
+    return {f.rule: f.message for f in findings}
+
+
+def small_limits(monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
+    """Let the chips hold little, so that tests need no large weights."""
+    for name, chip in CHIPS.items():
+        monkeypatch.setitem(CHIPS, name, replace(chip, **limits))
+
+
+def test_values_live_until_they_are_read_last() -> None:
+    def body(x: Var) -> Any:
+        a = mb.relu(x=x)  # 200 bytes
+        b = mb.tanh(x=a)  # x is gone, a is not
+        c = mb.concat(values=[b, b, b], axis=1)  # 600 bytes, with a and b
+        return mb.reduce_sum(x=mb.mul(x=mb.reduce_max(x=c, axes=[1], keep_dims=True), y=a), axes=[1])
+
+    found, _ = memory.measure(main(built(body, fp16(1, 100))), ANY)
+    assert found == Memory(weights=found.weights, activations=1000, largest=600, limit=1 << 30, chunks=1)
+    assert found.weights < 20
+
+
+def test_a_loop_holds_what_it_reads() -> None:
+    def body(x: Var) -> Any:
+        kept = mb.relu(x=x)
+
+        def go(i: Var) -> Any:
+            return mb.less(x=i, y=np.float16(3))
+
+        def step(i: Var) -> Any:
+            total = mb.reduce_sum(x=kept, axes=[0, 1], keep_dims=False)
+            wide = mb.concat(values=[kept, kept], axis=1)  # behind the last op that reads `kept`
+            wider = mb.concat(values=[wide, wide], axis=1)
+            return mb.add(x=i, y=mb.add(x=total, y=mb.reduce_max(x=wider, axes=[0, 1], keep_dims=False)))
+
+        return mb.while_loop(
+            _cond=go, _body=step, loop_vars=(mb.reduce_max(x=x, axes=[0, 1], keep_dims=False),)
+        )
+
+    found, _ = memory.measure(main(built(body, fp16(1, 100))), ANY)
+    assert found.activations >= 200 + 400 + 800
+    assert found.largest == 800
+
+
+def test_weights_count_as_stored_and_once(corpus: Path) -> None:
+    """Both packages hold the same network; each count must be that of its weight file, but for its paddings."""
+    for name in ("silero_unified", "silero_unified_palette_4bit", "dtln_aec_128_part1_fp16"):
+        package = corpus / f"{name}.mlpackage"
+        stored = next(package.rglob("weight.bin")).stat().st_size
+        found, _ = memory.measure(main(load(package).program), ANY)
+        assert found.weights == pytest.approx(stored, rel=0.02)
+
+
+def test_a_shared_constant_counts_once() -> None:
+    weight = mb.const
+
+    def body(x: Var) -> Any:
+        shared = weight(val=half(64, 64))
+        return mb.linear(x=mb.linear(x=x, weight=shared), weight=shared)
+
+    found, _ = memory.measure(main(built(body, fp16(1, 64))), ANY)
+    assert 64 * 64 * 2 <= found.weights <= 64 * 64 * 2 + 2 * 64 * 4 + 64
+
+
+def test_too_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = built(lambda x: mb.linear(x=x, weight=half(256, 64)), fp16(1, 64))
+    small_limits(monkeypatch, program=10_000, address_space=30_000)
+    found, findings = memory.measure(main(program), Target.parse("M1"))
+    assert found.chunks == 4
+    said = words(findings)
+    assert said["size-program"] == "32.5 KiB of weights; M1 runs programs of 9.77 KiB: 4 chunks"
+    assert "M1 has 29.3 KiB for all programs" in said["size-address-space"]
+    assert memory.measure(main(program), Target.parse("M1", "CPU_ONLY"))[1] == ()
+
+
+def test_compressed_weights_may_be_decompressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    indices = np.zeros((256, 64), types.np_uint4_dtype)
+    program = built(
+        lambda x: mb.linear(x=x, weight=mb.constexpr_lut_to_dense(indices=indices, lut=half(1, 1, 16, 1))),
+        fp16(1, 64),
+    )
+    assert memory.measure(main(program), ANY)[1] == ()
+    small_limits(monkeypatch, program=20_000)
+    found, findings = memory.measure(main(program), Target.parse("M4"))
+    assert found.weights < 10_000
+    assert "are 32.5 KiB decompressed" in words(findings)["size-dense"]
+
+
+def test_large_values() -> None:
+    program = built(lambda x: mb.relu(x=x), fp16(1, 3, 5568, 5568))
+    said = words(memory.measure(main(program), Target.parse("M5"))[1])
+    assert "larger than 4.72 MiB (M5): 2 of 2 values" in said["working-set"]
+    assert "%x is 1x3x5568x5568" in said["size-big-image"] or "1x3x5568x5568" in said["size-big-image"]
+    assert memory.measure(main(built(lambda x: mb.relu(x=x), fp16(1, 3, 224, 224))), ANY)[1] == ()
+
+
+def test_every_finding_about_the_model_is_whole() -> None:
+    for rule in (*memory.RULES, *shapes.MODEL_RULES, *overview.RULES):
+        assert rule.legal is None
+        assert rule.because
+        assert rule.source
+        assert rule.advice
+
+
+def test_ranges_and_lists_of_shapes() -> None:
+    program = built(lambda x: mb.layer_norm(x=x, axes=[-1], epsilon=np.float16(1e-5)), fp16(1, 8, 64))
+    assert "dyn-range" not in words(shapes.of_model(main(program), ANY))
+
+    import torch
+
+    class Norm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(64)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.norm(x)
+
+    traced: Any = torch.jit.trace(Norm().eval(), torch.zeros(1, 8, 64))  # type: ignore[no-untyped-call]
+    kinds = {
+        "dyn-enumerated": ct.EnumeratedShapes([(1, 8, 64), (1, 16, 64)]),
+        "dyn-range": (1, ct.RangeDim(1, 64), 64),
+    }
+    for rule, shape in kinds.items():
+        model = ct.convert(
+            traced,
+            inputs=[ct.TensorType("x", shape=shape)],
+            skip_model_load=True,
+            minimum_deployment_target=ct.target.iOS16,
+        )
+        said = words(shapes.of_model(main(model._mil_program), Target.parse("macOS 13")))
+        assert "%x has the shape 1x" in said[rule]
+        assert ("dyn-enum-ln" in said) == (rule == "dyn-enumerated")
+        loaded = load(model)
+        told = words(shapes.of_model(main(loaded.program), Target.parse("macOS 14"), loaded.spec.description))
+        assert rule in told
+        assert "dyn-enum-ln" not in told
+
+
+def test_inputs_outputs_and_states() -> None:
+    def body(ids: Var, x: Var, a: Var, b: Var, c: Var) -> Any:
+        kept = [mb.read_state(input=s) for s in (a, b, c)]
+        return mb.add(x=mb.relu(x=x), y=1.0), mb.add(x=ids, y=1), *[mb.relu(x=k) for k in kept]
+
+    program = built(
+        body,
+        mb.TensorSpec((1, 32), dtype=types.int32),
+        mb.TensorSpec((1, 40)),
+        state(1, 1, 2, 8, 64),
+        state(1, 270),
+        state(1, 64),
+    )
+    said = words(shapes.of_model(main(program), ANY))
+    assert said["dtype-int-input"] == "input %ids holds integers"
+    assert said["dtype-fp32-io"].startswith("input %x, output %")
+    assert "input %x 1x40" in said["io-width"]
+    assert said["state-max-types"] == "3 states: %a, %b, %c"
+    assert said["state-width-32"] == "state %b is 1x270: 270 is no multiple of 32"
+    assert said["rank5-kv"] == "state %a is 1x1x2x8x64, of rank 5"
+
+
+def test_a_model_without_products() -> None:
+    said = words(shapes.of_model(main(built(lambda x: mb.relu(x=x), fp16(1, 64))), ANY))
+    assert said == {"perf-elementwise": "none of the 1 ops is a convolution or matrix product"}
+    product = built(lambda x: mb.linear(x=x, weight=half(64, 64)), fp16(1, 64))
+    assert shapes.of_model(main(product), ANY) == ()
+
+
+def test_layout_and_heads(converted: Callable[..., Any]) -> None:
+    said = words(shapes.of_model(main(converted("bert").model._mil_program), ANY))
+    assert said["linear-vs-conv"].startswith("12 of 12 products with weights have channels last")
+    assert said["attn-split-heads"].startswith("2 attentions take all heads at once")
+
+
+def test_small_maps_and_long_chains() -> None:
+    def body(x: Var) -> Any:
+        y: Any = x
+        for _ in range(2):
+            y = mb.conv(x=y, weight=half(8, 8, 1, 1))
+        for _ in range(385):
+            y = mb.relu(x=y)
+        return y
+
+    program = built(body, fp16(1, 8, 1, 64))
+    said = words(shapes.of_model(main(program), ANY))
+    assert said["mlp-spatial-8x8"] == "2 1x1 convolutions work on 1x64"
+    assert said["compile-chain"] == "the longest chain has 387 ops"
+    assert shapes.of_model(main(program), Target.parse("M4")) == ()
+
+
+def one_hot_lookup(ids: Var) -> Any:
+    rows = mb.cast(x=mb.one_hot(indices=ids, one_hot_vector_size=32), dtype="fp32")
+    return mb.matmul(
+        x=mb.one_hot(indices=ids, one_hot_vector_size=32, on_value=1.0, off_value=0.0),
+        y=RNG.standard_normal((32, 8)).astype(np.float32),
+    ), rows
+
+
+def dilated(x: Var) -> Any:
+    blocks = mb.space_to_batch(x=x, block_shape=[2, 2], paddings=np.array([[2, 2], [2, 2]]))
+    made = mb.conv(x=blocks, weight=half(4, 4, 3, 3))
+    return mb.batch_to_space(x=made, block_shape=[2, 2], crops=np.zeros((2, 2), np.int32))
+
+
+def round_trip(x: Var) -> Any:
+    there = mb.transpose(x=x, perm=[0, 2, 1])
+    return mb.transpose(x=mb.relu(x=there), perm=[0, 2, 1])
+
+
+IDS = mb.TensorSpec((1, 4), dtype=types.int32)
+CHANGED: dict[str, tuple[Callable[..., Any], Any, str]] = {
+    "save-fuse-onehot-matmul-to-gather": (one_hot_lookup, IDS, "gather"),
+    "save-fuse-dilated-conv": (dilated, fp16(1, 4, 16, 16), "-space_to_batch"),
+    "save-guard-negative-gather-indices": (lambda i: mb.gather(x=half(32, 8), indices=i), IDS, "greater_equal"),
+    "save-const-elimination": (
+        lambda x: mb.add(x=x, y=mb.cast(x=half(1, 64), dtype="fp32")),
+        mb.TensorSpec((1, 64)),
+        "-cast",
+    ),
+    "save-reduce-transposes": (round_trip, fp16(1, 8, 16), "-transpose"),
+}
+
+
+@pytest.mark.parametrize("rule", CHANGED)
+def test_saving_through_the_host_changes_it(rule: str, settled: Callable[[Program], Program]) -> None:
+    """What is told without running its passes must be what they do."""
+    body, spec, change = CHANGED[rule]
+    program = built(body, spec, opset=ct.target.iOS17)
+    said = words(shapes.save_changes(program))
+    assert rule in said
+    assert said.keys() <= {rule, "save-guard-negative-gather-indices"}
+    kinds = [op.op_type for op in main(settled(program)).operations]
+    assert (change[1:] not in kinds) if change[0] == "-" else (change in kinds)
+
+
+def test_saving_a_converted_model_guards_it_twice(
+    converted: Callable[..., Any], settled: Callable[[Program], Program]
+) -> None:
+    for name in ("gpt2", "bert", "vit"):
+        program = converted(name).model._mil_program
+        said = words(shapes.save_changes(program))
+        assert set(said) == ({"save-guard-negative-gather-indices"} if name != "vit" else set())
+        before, after = (
+            [op.op_type for op in main(p).operations].count("greater_equal")
+            for p in (program, settled(program))
+        )
+        assert after == before + len(said)
+
+
+def test_samples_show_the_values() -> None:
+    weight = np.full((8, 64), 30, np.float16)
+
+    def body(x: Var) -> Any:
+        return mb.square(x=x, name="squared"), mb.linear(x=x, weight=weight, name="summed")
+
+    program = built(body, fp16(1, 64))
+    sample = {"x": np.full((1, 64), 300, np.float16)}
+    found = sampled.hazards(program, [sample, sample], Target.parse("M4"))
+    assert set(found) == {"squared", "summed"}
+    messages = {f.rule: f.message for f in found["squared"]}
+    assert messages["sampled-overflow"].endswith("a magnitude of 9e+04, values from 9e+04 to 9e+04")
+    assert any("5.76e+05" in f.message for f in found["summed"])
+    assert any("2 samples, the engine of M4" in f.scope for f in found["squared"])
+    quiet = sampled.hazards(program, {"x": np.ones((1, 64), np.float16)}, ANY)
+    assert quiet == {}
+
+
+def test_the_chip_of_a_target() -> None:
+    assert sampled.chip(Target.parse("M1/macOS 14")) == "M1"
+    assert sampled.chip(Target.parse("M1-M3")) is None
+    assert sampled.chip(Target.parse("A17")) is None

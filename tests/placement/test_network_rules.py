@@ -1,0 +1,307 @@
+"""Neural networks, inspected layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery import registry
+from anesurgery.errors import LoadError
+from anesurgery.files.package import read_spec
+from anesurgery.mil import ct
+from anesurgery.neuralnetwork.spec import NETWORKS
+from anesurgery.placement import Grade, Inspection, Target
+from anesurgery.placement.networks import inspect_network
+from anesurgery.placement.rules.layer_rules import REMEDIES, RULES
+
+Build = Callable[[Any], None]
+ANY = Target.parse(None)
+
+
+def network(build: Build, shape: tuple[int, ...] = (4, 16, 16), **options: Any) -> Any:
+    """The specification of a network from `x` to `y`; `build` adds the layers."""
+    array = ct.models.datatypes.Array
+    builder = ct.models.neural_network.NeuralNetworkBuilder(
+        [("x", array(*shape))], [("y", array(*shape))], **options
+    )
+    build(builder)
+    return builder.spec
+
+
+def look(build: Build, target: Target = ANY, **options: Any) -> Inspection:
+    return inspect_network(network(build, **options), target, "a network")
+
+
+def conv(b: Any, name: str, x: str, y: str, **more: Any) -> None:
+    options: dict[str, Any] = {"kernel": 3, "dilation": 1, "deconv": False} | more
+    kernel = options["kernel"]
+    height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    b.add_convolution(
+        name,
+        4,
+        4,
+        height,
+        width,
+        1,
+        1,
+        "same",
+        1,
+        np.zeros((height, width, 4, 4)),
+        None,
+        False,
+        is_deconv=options["deconv"],
+        input_name=x,
+        output_name=y,
+        dilation_factors=[options["dilation"]] * 2,
+    )
+
+
+def pool(b: Any, kernel: int, stride: int, whole: bool = False) -> None:
+    b.add_pooling("pool", kernel, kernel, stride, stride, "MAX", "VALID", "x", "y", is_global=whole)
+
+
+def chain(b: Any) -> None:
+    """Conv, LSTM-like break, conv: what the ANE runs, what it does not, and again what it does."""
+    conv(b, "first", "x", "a")
+    b.add_custom("swish", ["a"], ["b"])
+    conv(b, "second", "b", "c")
+    b.add_activation("relu", "RELU", "c", "y")
+
+
+def test_rows_units_and_segments() -> None:
+    found = look(chain)
+    assert [(r.name, r.op_type, r.legal, r.preferred, r.segment) for r in found.ops] == [
+        ("first", "convolution", True, "ane", 0),
+        ("swish", "custom", False, "cpu", 1),
+        ("second", "convolution", True, "ane", 2),
+        ("relu", "activation", True, "ane", 2),
+    ]
+    assert (found.status, found.switches, found.counts) == (1, 2, {"ane": 3, "cpu": 1})
+    first, middle, last = found.segments
+    assert (first.inputs, first.outputs) == ({"x": (4, 16, 16)}, {"a": (4, 16, 16)})
+    assert (middle.ops, middle.readers) == (("swish",), (2,))
+    assert last.outputs == {"y": (4, 16, 16)}
+    assert last.readers == ()
+    assert found.ops[3].shape == "4x16x16"
+    assert found.ops[0].shape == "4x16x16"
+
+
+def test_a_finding_says_what_why_and_what_to_do() -> None:
+    (finding,) = look(chain).row("swish").findings
+    assert (finding.rule, finding.op, finding.grade) == ("nn-custom", "swish", Grade.REPORTED)
+    assert finding.message == "layer type custom"
+    assert "split the model" in finding.advice
+    assert finding.remedy is None
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        ("CPU_AND_NE", ["ane", "cpu", "ane", "ane"]),
+        ("ALL", ["ane", None, "ane", "ane"]),
+        ("CPU_ONLY", ["cpu"] * 4),
+        ("CPU_AND_GPU", [None] * 4),
+    ],
+)
+def test_compute_units_decide_what_may_be_chosen(units: str, expected: list[str | None]) -> None:
+    found = look(chain, Target.parse("M1", units))
+    assert [r.preferred for r in found.ops] == expected
+    gpu = [n for n in found.notes if "GPU" in n]
+    assert bool(gpu) == ("ALL" in units or "GPU" in units)
+    assert any("no cost model" in n for n in found.notes) == found.target.uses_ane
+
+
+@pytest.mark.parametrize(
+    ("build", "rule", "message"),
+    [
+        (lambda b: conv(b, "c", "x", "y", dilation=2), "nn-dilated", "dilated by 2x2"),
+        (lambda b: pool(b, 14, 1), "nn-pool", "kernel 14x14, more than 13"),
+        (lambda b: pool(b, 14, 3), "nn-pool", "kernel 14x14, more than 13; stride 3x3, more than 2"),
+        (lambda b: b.add_upsample("u", 4, 4, "x", "y"), "nn-upsample", "factor 4x4, more than 2"),
+        (lambda b: b.add_gather("g", ["x", "i"], "y"), "nn-gather", "layer type gather"),
+        (lambda b: b.add_concat_nd("c", ["x", "x"], "y", 0), "nn-rank-free", "layer type concatND"),
+        (
+            lambda b: b.add_add_broadcastable("a", ["x", "x"], "y"),
+            "nn-broadcastable",
+            "layer type addBroadcastable",
+        ),
+        (
+            lambda b: b.add_embedding("e", np.zeros((2, 32769)), None, 32769, 2, False, "x", "y"),
+            "nn-lookup",
+            "32769 rows, more than 32768",
+        ),
+        (
+            lambda b: conv(b, "c", "x", "y", kernel=(1, 20)),
+            "nn-conv-kernel",
+            "kernel 1x20; width 20 is more than 13 (A12)",
+        ),
+        (lambda b: b.add_argmax("m", "x", "y", axis=0), "nn-as-in-programs", "layer type argMax"),
+    ],
+)
+def test_layers_that_the_engine_does_not_run(build: Build, rule: str, message: str) -> None:
+    found = look(build, disable_rank5_shape_mapping=True)
+    row = found.ops[-1]
+    assert (row.legal, row.preferred) == (False, "cpu")
+    assert [(f.rule, f.message) for f in row.findings] == [(rule, message)]
+    assert found.status == 2
+
+
+def test_recurrent_layers_stay_on_the_cpu() -> None:
+    weights = [np.zeros((4, 4))] * 4
+    inner = [np.zeros((4, 4))] * 4
+
+    def build(b: Any) -> None:
+        b.add_unilstm("lstm", inner, weights, None, 4, 4, ["x", "h", "c"], ["y", "h2", "c2"])
+
+    assert look(build).row("lstm").findings[0].rule == "nn-recurrent"
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda b: conv(b, "c", "x", "y"),
+        lambda b: conv(b, "c", "x", "y", kernel=(1, 20), deconv=True),
+        lambda b: pool(b, 13, 2),
+        lambda b: pool(b, 14, 3, whole=True),  # the window of the file is not used
+        lambda b: b.add_upsample("u", 2, 2, "x", "y"),
+        lambda b: b.add_elementwise("a", ["x", "x"], "y", "ADD"),
+        lambda b: b.add_elementwise("a", ["x", "x"], "y", "MULTIPLY"),
+        lambda b: b.add_activation("a", "RELU", "x", "y"),
+    ],
+)
+def test_layers_at_the_limits_are_legal(build: Build) -> None:
+    found = look(build)
+    assert found.ops[-1].legal is True
+    assert (found.status, found.all_findings) == (0, ())
+
+
+def test_a_wider_kernel_depends_on_the_chip() -> None:
+    for chip, legal in (("M1", False), ("M4", True)):
+        found = look(lambda b: conv(b, "c", "x", "y", kernel=(1, 15)), Target.parse(chip))
+        assert found.ops[0].legal is legal
+
+
+def test_nothing_is_said_about_layers_that_nobody_tried() -> None:
+    found = look(lambda b: b.add_squeeze("s", "x", "y", axes=[0]), disable_rank5_shape_mapping=True)
+    assert (found.ops[0].legal, found.ops[0].preferred) == (None, None)
+    assert "nothing is known about these layers: squeeze (1)" in found.notes
+    assert found.counts == {"unknown": 1}
+
+
+def test_an_embedding_below_the_limit_is_not_known() -> None:
+    found = look(lambda b: b.add_embedding("e", np.zeros((2, 9)), None, 9, 2, False, "x", "y"))
+    assert found.ops[0].legal is None
+
+
+def test_a_product_over_channels_needs_shapes_in_the_file() -> None:
+    spec = network(lambda b: b.add_elementwise("m", ["x", "f"], "y", "MULTIPLY"))
+    layer = spec.neuralNetwork.layers[0]
+    assert inspect_network(spec, ANY, "").ops[0].legal is True
+    for shape in ((4, 16, 16), (4, 1, 1)):
+        layer.inputTensor.add(rank=3, dimValue=shape)
+    (finding,) = inspect_network(spec, ANY, "").ops[0].findings
+    assert (finding.rule, finding.message) == ("nn-channel-broadcast", "4x16x16 times 4x1x1")
+
+
+def test_constants_do_not_break_a_segment() -> None:
+    def build(b: Any) -> None:
+        conv(b, "first", "x", "a")
+        b.add_load_constant_nd("k", "k", np.ones((4, 16, 16)), (4, 16, 16))
+        b.add_elementwise("sum", ["a", "k"], "y", "ADD")
+
+    found = look(build, disable_rank5_shape_mapping=True)
+    assert [(s.unit, s.ops) for s in found.segments] == [("cpu", ("k",)), ("ane", ("first", "sum"))]
+    assert [r.segment for r in found.ops] == [1, 0, 1]
+    assert found.segments[1].inputs == {"x": (4, 16, 16), "k": found.segments[0].outputs["k"]}
+    (whole,) = found.findings
+    assert (whole.rule, whole.op) == ("nn-format", "")
+    assert "1 loadConstantND" in whole.message
+
+
+def test_the_first_kind_of_constant_has_no_row() -> None:
+    def build(b: Any) -> None:
+        b.add_load_constant("k", "k", np.ones(4), (4, 1, 1))
+        b.add_elementwise("sum", ["x", "k"], "y", "ADD")
+
+    assert [r.name for r in look(build).ops] == ["sum"]
+
+
+def test_nested_networks_are_walked() -> None:
+    def build(b: Any) -> None:
+        branch = b.add_branch("branch", "x")
+        inner = ct.models.neural_network.NeuralNetworkBuilder(nn_spec=branch.branch.ifBranch)
+        inner.add_activation("inner", "RELU", "x", "y")
+
+    found = look(build, disable_rank5_shape_mapping=True)
+    assert [(r.name, r.depth) for r in found.ops] == [("branch", 0), ("inner", 1)]
+    assert found.row("branch").findings[0].rule == "nn-control"
+
+
+def test_a_classifier_is_a_network_too_and_images_have_shapes() -> None:
+    spec = network(lambda b: conv(b, "c", "x", "y"), mode="classifier")
+    spec.description.input[0].type.imageType.width = 20
+    spec.description.input[0].type.imageType.height = 10
+    spec.description.input[0].type.imageType.colorSpace = 20
+    assert spec.WhichOneof("Type") == "neuralNetworkClassifier"
+    assert inspect_network(spec, ANY, "").segments[0].inputs == {"x": (3, 10, 20)}
+
+
+def test_an_empty_network_has_status_2() -> None:
+    spec = network(lambda b: None)
+    spec.neuralNetwork.SetInParent()
+    found = inspect_network(spec, ANY, "")
+    assert (found.ops, found.segments, found.status) == ((), (), 2)
+
+
+def test_rules_are_of_one_format_and_named_once() -> None:
+    assert len({r.id for r in RULES}) == len(RULES)
+    assert {r.scope.model_type for r in RULES} == {"neuralnetwork"}
+    assert all(r.source and r.because and r.ops for r in RULES)
+    named = {r.remedy for r in RULES if r.remedy is not None} | set(REMEDIES.values())
+    assert named <= set(registry.layer_pass_names())
+    assert all(r.advice for r in RULES if r.legal is False and r.id != "nn-as-in-programs")
+    allowed = [r.ops for r in RULES if r.legal]
+    flat = {op for r in RULES if r.legal is False and r.test is None for op in r.ops}
+    assert not flat & frozenset().union(*allowed)
+
+
+def test_rules_name_layers_that_exist() -> None:
+    from coremltools.proto import NeuralNetwork_pb2
+
+    known = {f.name for f in NeuralNetwork_pb2.NeuralNetworkLayer.DESCRIPTOR.oneofs_by_name["layer"].fields}
+    assert not {op for r in RULES for op in r.ops} - known
+
+
+REAL: dict[str, tuple[int, str]] = {
+    "blazeface_scaled.mlmodel": (1, "nn-rank-free"),
+    "custom_swish_mcneural.mlmodel": (1, "nn-custom"),
+    "mlc_edsr_f32b5.mlmodel": (1, "nn-broadcastable"),
+    "mlt_es2en_char_decoder16.mlmodel": (1, "nn-recurrent"),
+    "mlt_gesture_classifier.mlmodel": (1, "nn-conv-kernel"),
+    "pose_cpm.mlmodel": (1, "nn-upsample"),
+    "sinet_portrait_seg.mlmodel": (1, "nn-pool"),
+    "waifu2x_anime_noise0.mlmodel": (0, ""),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_networks(corpus: Path, name: str) -> None:
+    spec = read_spec(corpus / name)
+    status, rule = REAL[name]
+    found = inspect_network(spec, ANY, name)
+    assert spec.WhichOneof("Type") in NETWORKS
+    assert found.status == status
+    assert (rule in {f.rule for f in found.all_findings}) == bool(rule)
+    assert [r.index for r in found.ops] == list(range(len(found.ops)))
+    assert sum(len(s.ops) for s in found.segments) == len(found.ops)
+    for segment in found.segments:
+        assert {r.preferred for r in found.ops if r.segment == segment.index} == {segment.unit}
+
+
+def test_a_damaged_file_is_an_error(corpus: Path) -> None:
+    with pytest.raises(LoadError, match="is no Core ML specification, or is damaged"):
+        read_spec(corpus / "nnv2_simple_layer.mlmodel")

@@ -1,0 +1,145 @@
+"""A converted nanoGPT, in every way that it can be converted: the first and the last op become legal."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anesurgery.interpret import run
+from anesurgery.mil import Program, ct, quiet_host, walk_ops
+from anesurgery.passes.embedding_matmul import EmbeddingMatmul
+from anesurgery.passes.select_last_token import SelectLastToken
+from anesurgery.rewriting.host import pass_pipeline
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Session
+from anesurgery.testing import apply_pass, assert_same_numbers
+
+WORDS = 2500
+
+
+class Gpt(torch.nn.Module):
+    """One block: learned positions, causal attention, an MLP, a tied head."""
+
+    def __init__(self, selects: bool) -> None:
+        super().__init__()
+        self.selects = selects
+        self.wte, self.wpe = torch.nn.Embedding(WORDS, 16), torch.nn.Embedding(8, 16)
+        self.norm, self.qkv = torch.nn.LayerNorm(16), torch.nn.Linear(16, 48)
+        self.mlp, self.last_norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
+        self.register_buffer("mask", torch.tril(torch.ones(8, 8)) == 0)
+        self.register_buffer("positions", torch.arange(8))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.wte(ids) + self.wpe(self.positions)
+        q, k, v = self.qkv(self.norm(x)).split(16, dim=2)
+        scores = (q @ k.transpose(1, 2)).masked_fill(self.mask, float("-inf"))
+        x = x + torch.softmax(scores, dim=-1) @ v
+        x = self.last_norm(x + torch.nn.functional.gelu(self.mlp(x)))
+        x = x[:, [-1], :] if self.selects else x
+        return torch.nn.functional.linear(x, self.wte.weight)
+
+
+@cache
+def converted(how: str, ios: int, precision: str, selects: bool = False) -> Program:
+    torch.manual_seed(0)
+    module, ids = Gpt(selects).eval(), torch.zeros(1, 8, dtype=torch.int64)
+    traced = how == "trace"
+    with quiet_host():
+        source: Any = (
+            torch.jit.trace(module, ids)  # type: ignore[no-untyped-call]
+            if traced
+            else torch.export.export(module, (ids,)).run_decompositions({})
+        )
+        made = ct.convert(
+            source,
+            inputs=[ct.TensorType("ids", (1, 8), dtype=np.int32)] if traced else None,
+            minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
+            compute_precision=getattr(ct.precision, precision),
+            skip_model_load=True,
+        )
+    program: Program = made._mil_program
+    return program
+
+
+SPELLINGS = [
+    (how, ios, precision)
+    for how in ("trace", "export")
+    for ios in (15, 16, 17, 18)
+    for precision in ("FLOAT16", "FLOAT32")
+]
+
+
+def once(step: Pass, program: Program) -> tuple[Program, Session]:
+    """The program after one edit, which the pass then leaves alone."""
+    after, session = apply_pass(step, program)
+    assert len(session.changes) == 1, session.refusals
+    assert not apply_pass(step, after)[1].changes
+    return after, session
+
+
+def inputs_of(program: Program) -> dict[str, Any]:
+    ids = np.array([[0, WORDS - 1, 2048, 2049, 7, 64, 63, 1]], np.int32)
+    return {next(iter(program.functions["main"].inputs)): ids}
+
+
+@pytest.mark.parametrize("mode", ["matmul", "input"])
+@pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
+def test_embedding_matmul(how: str, ios: int, precision: str, mode: str) -> None:
+    program = converted(how, ios, precision)
+    after, session = once(EmbeddingMatmul(mode=mode), program)
+    for arithmetic in ("fp32", "fp16"):
+        assert_same_numbers(program, after, inputs_of(program), precision=arithmetic, session=session)
+    ops = list(walk_ops(after))
+    assert "gather" not in [op.op_type for op in ops]
+    tables = [op for op in ops if op.op_type == "const" and np.size(op.val.val) >= WORDS * 16]
+    assert len(tables) == 1
+
+
+@pytest.mark.parametrize("step", [SelectLastToken(), SelectLastToken(position="input")], ids=str)
+@pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
+def test_select_last_token(how: str, ios: int, precision: str, step: SelectLastToken) -> None:
+    program = converted(how, ios, precision)
+    after, session = once(step, program)
+    assert_same_numbers(program, after, inputs_of(program), rtol=1e-5, session=session)
+    assert norms(after) == [(1, 8, 16), (1, 1, 16)]
+    assert after.functions["main"].outputs[0].shape == (1, 1, WORDS)
+
+
+@pytest.mark.parametrize(("how", "ios"), [("trace", 15), ("trace", 18), ("export", 17)])
+def test_a_gpt_that_selects_by_itself(how: str, ios: int) -> None:
+    program = converted(how, ios, "FLOAT16", selects=True)
+    after, _ = once(SelectLastToken(), program)
+    assert_same_numbers(program, after, inputs_of(program), rtol=1e-5)
+    assert norms(after) == [(1, 8, 16), (1, 1, 16)]
+
+
+@pytest.mark.parametrize("ios", [15, 18])
+def test_both_at_conversion_time(ios: int) -> None:
+    """Inside coremltools' own pipeline, where scopes are kept by coremltools."""
+    pipeline = pass_pipeline([SelectLastToken(), EmbeddingMatmul()])
+    torch.manual_seed(0)
+    module, ids = Gpt(selects=False).eval(), torch.zeros(1, 8, dtype=torch.int64)
+    with quiet_host():
+        made = ct.convert(
+            torch.jit.trace(module, ids),  # type: ignore[no-untyped-call]
+            inputs=[ct.TensorType("ids", (1, 8), dtype=np.int32)],
+            minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
+            pass_pipeline=pipeline,
+            skip_model_load=True,
+        )
+    after = made._mil_program
+    assert norms(after) == [(1, 8, 16), (1, 1, 16)]
+    assert "gather" not in [op.op_type for op in walk_ops(after)]
+    inputs = inputs_of(converted("trace", ios, "FLOAT16"))
+    expected = run(converted("trace", ios, "FLOAT16"), inputs)
+    (found,) = run(after, inputs).values()
+    (whole,) = expected.values()
+    np.testing.assert_allclose(found, whole[:, -1:], rtol=0, atol=1e-5 * np.abs(whole).max())
+
+
+def norms(program: Program) -> list[tuple[int, ...]]:
+    return [op.outputs[0].shape for op in walk_ops(program) if op.op_type == "layer_norm"]

@@ -1,0 +1,359 @@
+"""The HTML report: what is in the file, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anesurgery.errors import SurgeryError
+from anesurgery.placement import Estimate, Finding, Grade, Inspection, Memory, OpRow, Segment, Target
+from anesurgery.show.drawing import draw
+from anesurgery.show.page import cell, page
+
+M1 = Target.parse("M1/macOS 14")
+EVIL = "</script><script>document.title='owned'</script>\"'<img src=x onerror=alert(1)>"
+VOID = {"meta", "input", "br", "img", "link", "hr"}
+
+
+def finding(rule: str = "dtype-int32", **changes: Any) -> Finding:
+    values: dict[str, Any] = {
+        "kind": "legality",
+        "message": "casts to int32",
+        "because": "int32 stays on the CPU",
+        "source": "a table of ops",
+        "grade": Grade.MEASURED,
+        "scope": "M4",
+    }
+    return Finding(rule, **(values | changes))
+
+
+def row(index: int, op_type: str, unit: str | None, legal: bool | None = True, **changes: Any) -> OpRow:
+    values: dict[str, Any] = {
+        "name": f"{op_type}_{index}",
+        "shape": "1x64x8x8",
+        "dtype": "fp16",
+        "segment": 0,
+        "flop": (index * 37) % 101 * 1000,
+        "estimate": Estimate(1.5, float(index)),
+    } | changes
+    return OpRow(index=index, op_type=op_type, legal=legal, preferred=unit, **values)
+
+
+def inspection(rows: list[OpRow], **changes: Any) -> Inspection:
+    runs = [[*g] for _, g in itertools.groupby(rows, key=lambda r: r.preferred)]
+    numbered = tuple(replace(r, segment=k) for k, run in enumerate(runs) for r in run)
+    segments = tuple(
+        Segment(
+            k,
+            run[0].preferred,
+            tuple(r.name for r in run),
+            {"x": (1, 64)},
+            {"y": (1, 64)},
+            tuple(r for r in (k + 1, k + 3) if r < len(runs)),
+        )
+        for k, run in enumerate(runs)
+    )
+    values: dict[str, Any] = {"model": "model", "target": M1, "ops": numbered, "segments": segments}
+    return Inspection(**(values | changes))
+
+
+def twenty(**changes: Any) -> Inspection:
+    rows = [row(0, "cast", "cpu", False, findings=(finding(remedy="embedding_matmul", op="cast_0"),))]
+    rows += [row(k, "conv", "ane") for k in range(1, 18)]
+    rows += [row(18, "norm", None, None), row(19, "linear", "cpu")]
+    return inspection(rows, **changes)
+
+
+def large(count: int = 2000, every: int = 60) -> Inspection:
+    def one(k: int) -> OpRow:
+        if k % every:
+            return row(k, "conv", "ane", name=f"a_rather_long_name_of_a_layer_{k}")
+        cut = finding("cut", message=f"stride -{k} on axis 3", advice="flip it before", because="slow " * 30)
+        return row(k, "slice", "cpu", False, findings=(cut,))
+
+    return inspection([one(k) for k in range(count)], memory=Memory(10**9, 10**8, 10**7, None, 1))
+
+
+ODD = {
+    "empty": Inspection("nothing", M1, ()),
+    "unknown": inspection([row(k, "x", None, None, estimate=None, flop=0) for k in range(70)]),
+    "parts": Inspection("pipeline", M1, (), parts={"embed": twenty(), 'he"ad<b>': twenty()}),
+    "evil": inspection(
+        [
+            row(
+                0,
+                EVIL,
+                "cpu",
+                False,
+                name=EVIL,
+                shape=EVIL,
+                dtype=EVIL,
+                findings=(finding(EVIL, message=EVIL, because=EVIL, source=EVIL, advice=EVIL),),
+            )
+        ],
+        model=EVIL,
+        notes=(EVIL,),
+    ),
+    "measured": inspection(
+        [row(0, "mul", "ane", measured="cpu"), row(1, "add", "ane", measured="ane")], measured=True
+    ),
+    "infinite": inspection([row(0, "x", "ane", estimate=Estimate(float("nan"), float("inf")))]),
+    "ragged": inspection([row(k, "x", "ane" if k % 2 else "cpu") for k in range(1200)]),
+    "twenty": twenty(),
+    "large": large(),
+}
+
+
+class Balance(HTMLParser):
+    """Counts tags that are not closed, and collects addresses and handlers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.handlers: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [v or "" for k, v in attrs if k in ("src", "href", "action", "xlink:href")]
+        self.handlers += [k for k, _ in attrs if k.startswith("on")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handlers += [k for k, _ in attrs if k.startswith("on")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_every_page_is_whole_and_needs_no_other_file(name: str) -> None:
+    for made in (page(ODD[name]), page(ODD[name], ODD["twenty"]), cell(ODD[name])):
+        found = Balance()
+        found.feed(made)
+        assert not found.open
+        assert not found.handlers
+        assert all(a.startswith("#") for a in found.addresses)
+        assert not re.search(r"https?:|url\((?!#)|@import", made)
+
+
+def test_what_a_model_brings_stays_text() -> None:
+    for made in (page(ODD["evil"]), cell(ODD["evil"])):
+        assert "<img" not in made
+        assert "<script>document" not in made
+        assert html.escape(EVIL, quote=False)[:20] in made
+
+
+def test_a_cell_has_neither_script_nor_style_sheet() -> None:
+    made = ODD["twenty"]._repr_html_()
+    assert "<script" not in made
+    assert "<style" not in made
+    assert "embedding_matmul" in made
+    assert "17 of 20 ops" in made
+
+
+def test_a_page_of_two_thousand_ops_is_light() -> None:
+    assert len(page(large()).encode()) < 1_000_000
+    assert len(page(large(), large(every=90)).encode()) < 2_000_000
+    assert len(cell(large())) < 60_000
+
+
+def test_the_data_of_the_table_are_all_rows() -> None:
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page(large()), re.S)
+    assert found
+    view = json.loads(found[1])["views"][0]
+    assert len(view["rows"]) == 2000
+    assert [r[0] for r in view["rows"]] == list(range(2000))
+
+
+@pytest.mark.parametrize("name", ["twenty", "unknown", "ragged", "large"])
+def test_boxes_lie_inside_and_apart(name: str) -> None:
+    for width in (580, 1180):
+        drawn = draw(ODD[name], width)
+        assert len(drawn.boxes) == min(len(ODD[name].segments), 400)
+        for a in drawn.boxes:
+            assert 0 < a.x < a.x + a.width <= width
+            assert 0 < a.y < a.y + a.height <= drawn.height
+        for a, b in itertools.combinations(drawn.boxes[:80], 2):
+            apart_x = a.x + a.width < b.x or b.x + b.width < a.x
+            assert apart_x or a.y + a.height < b.y or b.y + b.height < a.y
+
+
+def test_boxes_follow_the_flow_of_data() -> None:
+    parted = Inspection(
+        "y",
+        M1,
+        (),
+        (
+            Segment(0, "cpu", ("a",), {}, {}, (1, 2)),
+            Segment(1, "ane", ("b",), {}, {}, (3,)),
+            Segment(2, "gpu", ("c",), {}, {}, (3,)),
+            Segment(3, None, ("d",), {}, {}, (0,)),
+        ),
+    )
+    a, b, c, d = sorted(draw(parted).boxes, key=lambda box: box.segment.index)
+    assert a.x < b.x == c.x < d.x
+    assert b.y != c.y
+    assert len(draw(parted).arrows) == 4  # the one back to an earlier segment is none of data flow
+
+
+def test_what_is_not_drawn_is_said() -> None:
+    assert "800 more segments are not drawn" in draw(ODD["ragged"]).note
+    assert "800 more segments are not drawn" in page(ODD["ragged"])
+
+
+def test_saving_writes_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    assert twenty().save_html(path) == path
+    assert path.read_text(encoding="utf-8") == page(twenty())
+    twenty().save_html(str(path), after=large(100))
+    assert "What changed" in path.read_text(encoding="utf-8")
+    assert os.listdir(tmp_path) == ["report.html"]
+    with pytest.raises(SurgeryError, match=r"cannot write .*choose another place"):
+        twenty().save_html(tmp_path / "absent" / "report.html")
+
+
+Browse = Callable[..., str]
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Browse:
+    """The document that Chromium makes of a page, after its scripts; whatever it complains of is an error."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+
+    def look(made: str, address: str = "", script: str = "") -> str:
+        file = tmp_path / "page.html"
+        file.write_text(made.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+        done = subprocess.run(
+            [
+                chromium,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                "--virtual-time-budget=3000",
+                "--enable-logging=stderr",
+                "--dump-dom",
+                f"{file.as_uri()}{address}",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert "CONSOLE" not in done.stderr, done.stderr
+        return done.stdout
+
+    return look
+
+
+def column(document: str, number: int) -> list[str]:
+    """The texts of a column of the table of ops."""
+    table = document[document.index('<table id="ops">') :]
+    body = table[table.index("<tbody>") : table.index("</tbody>")]
+    lines = re.findall(r"<tr>(.*?)</tr>", body, re.S)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", line, re.S) for line in lines]
+    return [re.sub(r"<[^>]+>", "", c[number]) for c in cells]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_browser_has_nothing_to_complain_of(name: str, browse: Browse) -> None:
+    document = browse(page(ODD[name]))
+    assert "<title>owned</title>" not in document
+    rows = sum(len(p.ops) for p in [ODD[name], *ODD[name].parts.values()])
+    assert f"{rows:,} of {rows:,} ops" in document
+    assert len(column(document, 0)) == min(rows, 150)
+
+
+def test_the_address_sorts(browse: Browse) -> None:
+    document = browse(page(large()), "#sort=flop&dir=desc")
+    expected = sorted(large().ops, key=lambda r: (-r.flop, r.index))[:150]
+    assert column(document, 0) == [str(r.index) for r in expected]
+    assert 'aria-sort="descending"' in document
+
+
+def test_what_is_not_known_sorts_last_either_way(browse: Browse) -> None:
+    rows = [row(k, "x", "ane", estimate=None if k == 1 else Estimate(3.0 - k, 1.0)) for k in range(3)]
+    assert column(browse(page(inspection(rows)), "#sort=ane"), 0) == ["2", "0", "1"]
+    assert column(browse(page(inspection(rows)), "#sort=ane&dir=desc"), 0) == ["0", "2", "1"]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("#q=NORM", ["18"]),
+        ("#q=dtype-int32", ["0"]),
+        ("#unit=cpu", ["0", "19"]),
+        ("#segment=2", ["18"]),
+        ("#attention=1", ["0", "18", "19"]),
+        ("#rule=dtype-int32", ["0"]),
+        ("#type=linear", ["19"]),
+        ("#unit=unknown", ["18"]),
+        ("#q=nothing", []),
+        ("#sort=nonsense&unit=cpu", ["0", "19"]),
+    ],
+)
+def test_the_address_filters(address: str, expected: list[str], browse: Browse) -> None:
+    assert column(browse(page(twenty()), address), 0) == expected
+
+
+def test_clicks_sort_and_unfold(browse: Browse) -> None:
+    clicks = """
+      const heads = () => [...document.querySelectorAll("#ops th button")];
+      const head = (name) => heads().find((button) => button.textContent === name);
+      head("flop").click(); head("flop").click();
+      document.querySelector("#ops .more").click();
+    """
+    document = browse(page(twenty()), script=clicks)
+    flops = [str(r.index) for r in sorted(twenty().ops, key=lambda r: (r.flop, r.index))]
+    table = document[document.index('<table id="ops">') :]
+    assert re.findall(r'<tr><td class="right">(\d+)</td>', table) == flops
+    unfolded = table[table.index('class="detail"') :]
+    for words in ("int32 stays on the CPU", "a table of ops", "measured", "M4", "embedding_matmul"):
+        assert words in unfolded
+
+
+def test_a_click_on_a_box_shows_its_ops(browse: Browse) -> None:
+    document = browse(
+        page(twenty()),
+        script="location.hash = document.querySelectorAll('main a .box')[2]"
+        ".parentNode.getAttribute('href').slice(1);",
+    )
+    assert column(document, 0) == ["18"]
+
+
+def test_before_and_after_are_one_click_apart(browse: Browse) -> None:
+    both = page(twenty(), inspection([row(0, "conv", "ane")]))
+    assert "1 of 1 ops" in browse(both)
+    assert "20 of 20 ops" in browse(both, script="document.querySelector('[data-view=\"0\"]').click()")
+
+
+def test_two_thousand_rows_sort_at_once(browse: Browse) -> None:
+    """The clock of the page counts real time here: twenty sorts with drawing, on whatever machine this is."""
+    timed = """
+      const start = performance.now();
+      for (let k = 0; k < 20; k++) document.querySelectorAll("#ops th button")[k % 5].click();
+      document.title = "took " + Math.round(performance.now() - start);
+    """
+    took = re.search(r"<title>took (\d+)</title>", browse(page(large()), script=timed))
+    assert took
+    assert int(took[1]) < 20 * 250

@@ -1,0 +1,219 @@
+"""What a terminal shows of an inspection, and the groups behind all reports."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from anesurgery.placement import Estimate, Finding, Grade, Inspection, Memory, OpRow, Segment, Target
+from anesurgery.show import summary, terminal
+from anesurgery.show.surgeries import as_text
+
+M1 = Target.parse("M1/macOS 14")
+
+
+def finding(rule: str = "dtype-int32", **changes: Any) -> Finding:
+    values: dict[str, Any] = {
+        "kind": "legality",
+        "message": "casts to int32",
+        "because": "int32 stays on the CPU",
+        "source": "a table of ops; more of it",
+        "grade": Grade.MEASURED,
+        "scope": "M4",
+    }
+    return Finding(rule, **(values | changes))
+
+
+def row(index: int, op_type: str, unit: str | None, legal: bool | None = True, **changes: Any) -> OpRow:
+    values: dict[str, Any] = {
+        "name": f"{op_type}_{index}",
+        "shape": "1x64x8x8",
+        "dtype": "fp16",
+        "segment": 0,
+        "flop": 100,
+        "estimate": Estimate(1.0, 2.0),
+    } | changes
+    return OpRow(index=index, op_type=op_type, legal=legal, preferred=unit, **values)
+
+
+def inspection(rows: list[OpRow], **changes: Any) -> Inspection:
+    runs = [(u, [r.name for r in g]) for u, g in itertools.groupby(rows, key=lambda r: r.preferred)]
+    segments = tuple(
+        Segment(k, unit, tuple(names), {}, {}, (k + 1,) if k + 1 < len(runs) else ())
+        for k, (unit, names) in enumerate(runs)
+    )
+    values: dict[str, Any] = {"model": "model", "target": M1, "ops": tuple(rows), "segments": segments}
+    return Inspection(**(values | changes))
+
+
+def twenty(**changes: Any) -> Inspection:
+    rows = [row(0, "cast", "cpu", False, findings=(finding(remedy="embedding_matmul", op="cast_0"),))]
+    rows += [row(k, "conv", "ane") for k in range(1, 17)]
+    rows += [row(17, "norm", None, None), row(18, "linear", "cpu"), row(19, "linear", "cpu")]
+    rows[5] = row(5, "softmax", "ane", findings=(finding("slow-axis", kind="speed", message="axis -1"),))
+    return inspection(rows, **changes)
+
+
+def large(count: int = 2000) -> Inspection:
+    cut = finding("cut", message="stride -1", advice="flip it before")
+    return inspection(
+        [
+            row(k, "slice", "cpu", False, findings=(cut,)) if k % 400 == 7 else row(k, "conv", "ane")
+            for k in range(count)
+        ]
+    )
+
+
+def test_a_report_says_what_matters_in_its_lines() -> None:
+    said = terminal.inspection_text(
+        twenty(
+            memory=Memory(124_000_000, 5_000_000, 1_000_000, 1 << 30, 1),
+            findings=(finding("io", kind="interface", message="output %y is fp32"),),
+            notes=("estimates are no run times",),
+        )
+    )
+    lines = said.splitlines()
+    assert lines[0] == "model on M1/macOS 14"
+    assert lines[1] == "16 of 20 ops are known to prefer the Neural Engine."
+    assert lines[3] == "█ ANE 16   ▃ CPU 3   ░ unknown 1"
+    assert lines[4] == "status 1 | on the ANE: 80.0% of ops, 80.0% of flop | 4 segments, 3 switches"
+    assert lines[5] == "weights 118 MiB of 1 GiB, 1 chunk"
+    table = lines[lines.index("ops that need attention") :]
+    assert table[1].split("  ")[0] == "op type"
+    assert table[2].split() == ["cast", "1", "cast_0", "no", "CPU", "embedding_matmul"]
+    assert table[3].strip() == "casts to int32"
+    assert table[4].strip() == "measured: a table of ops"
+    assert table[5].split() == ["norm", "1", "norm_17", "unknown", "unknown", "none"]
+    assert table[7].split() == ["linear", "2", "linear_18", "yes", "CPU", "none"]
+    assert "output %y is fp32" in said
+    assert "axis -1" in said
+    assert said.endswith("notes\n- estimates are no run times")
+
+
+def test_the_bar_shows_units_by_height_in_file_order() -> None:
+    bar = terminal.device_bar(twenty()).plain.splitlines()[0]
+    assert len(bar) == terminal.BAR
+    assert [glyph for glyph, _ in itertools.groupby(bar)] == ["▃", "█", "░", "▃"]
+
+
+@pytest.mark.parametrize("width", [11, 24, 60, 96, 590])
+def test_one_op_among_thousands_keeps_a_cell(width: int) -> None:
+    cells = summary.cells(large(), width)
+    assert len(cells) == width
+    assert [u for u, _ in itertools.groupby(cells)].count("cpu") == 5
+
+
+def test_more_runs_than_cells_show_the_most_frequent_unit() -> None:
+    rows = [row(k, "conv", "cpu" if k % 3 == 0 else "ane") for k in range(300)]
+    assert summary.cells(inspection(rows), 20) == ["ane"] * 20
+
+
+def test_two_thousand_ops_are_told_in_few_lines() -> None:
+    said = terminal.inspection_text(large())
+    assert len(said.splitlines()) < 15
+    assert "slice    5    slice_7   no     CPU        none" in said
+    assert "do: flip it before" in said
+    assert "99.8% of ops" in said
+
+
+def test_one_reason_is_said_once_for_all_op_types() -> None:
+    rows = [row(k, f"type{k}", "cpu") for k in range(5)]
+    said = terminal.inspection_text(inspection(rows))
+    assert said.count("the estimates favour another unit here") == 1
+    assert all(f"type{k}" in said for k in range(5))
+
+
+def test_what_cannot_run_comes_before_what_is_unknown_and_what_could() -> None:
+    rows = [row(0, "add", "cpu"), row(1, "norm", None, None), row(2, "cast", "cpu", False)]
+    assert [g.op_type for g in summary.attention(inspection(rows))] == ["cast", "norm", "add"]
+
+
+def test_an_op_that_two_rules_block_is_in_both_groups() -> None:
+    both = row(0, "conv", "cpu", False, findings=(finding("a"), finding("b"), finding("c", kind="speed")))
+    groups = summary.attention(inspection([both]))
+    assert [g.finding.rule for g in groups if g.finding] == ["a", "b"]
+    assert [g.finding.rule for g in summary.other_findings(inspection([both]))] == ["c"]
+
+
+def test_compute_units_without_the_ane_are_the_reason() -> None:
+    target = Target.parse("M1", "CPU_ONLY")
+    assert "the compute units leave the ANE out" in terminal.inspection_text(
+        inspection([row(0, "conv", "cpu")], target=target)
+    )
+
+
+def test_markup_and_control_characters_in_names_are_shown_as_they_are() -> None:
+    evil = row(0, "[red]cast", "cpu", False, name="x[/]\x1b[31m")
+    said = terminal.inspection_text(inspection([evil]))
+    assert "[red]cast" in said
+    assert "x[/]�[31m" in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "There are no ops to place."),
+        ([row(0, "x", None, None)], "Nothing is known about where its ops run."),
+        ([row(0, "x", "ane")], "Every op prefers the Neural Engine."),
+        ([row(0, "x", "cpu")], "No op is expected on the Neural Engine."),
+        ([row(0, "x", "cpu"), row(1, "x", None)], "No op is known to prefer the Neural Engine."),
+        ([row(0, "x", "ane"), row(1, "x", "cpu")], "1 of 2 ops are expected on the Neural Engine."),
+    ],
+)
+def test_verdicts(rows: list[OpRow], words: str) -> None:
+    assert summary.verdict(inspection(rows)) == words
+    assert words in terminal.inspection_text(inspection(rows))
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(1.0, "100.0%"), (0.9999, "99.9%"), (0.0, "0.0%"), (1e-5, "<0.1%")]
+)
+def test_a_rounded_share_is_never_called_all_or_nothing(share: float, words: str) -> None:
+    assert summary.percent(share) == words
+
+
+def test_a_pipeline_has_a_section_for_each_part() -> None:
+    parts = {"embed": inspection([row(0, "gather", "cpu", False)]), "head": twenty()}
+    whole = Inspection("pipeline", M1, (), findings=(finding("io", kind="interface"),), parts=parts)
+    said = terminal.inspection_text(whole)
+    assert said.index("embed ──") < said.index("gather_0") < said.index("head ──")
+    assert "█ ANE 16   ▃ CPU 4   ░ unknown 1" in said
+    assert "16 of 21 ops" in said
+    nested = Inspection("outer", M1, (), parts={"a": whole})
+    assert [name for name, _ in summary.sections(nested)] == ["a / embed", "a / head"]
+
+
+def test_measured_units_stand_beside_the_predicted_ones_disagreements_first() -> None:
+    rows = [row(k, "conv", "ane", measured="ane") for k in range(8)]
+    rows += [row(8, "mul", "ane", measured="cpu"), row(9, "add", "cpu", measured="cpu")]
+    said = terminal.inspection_text(inspection(rows, measured=True))
+    assert "predicted beside measured: 9 of 10 ops as predicted (90.0%)" in said
+    assert said.index("differs") < said.index("as predicted  conv")
+    assert "predicted beside measured" not in terminal.inspection_text(inspection(rows))
+
+
+def test_a_difference_tells_numbers_and_findings() -> None:
+    before = twenty()
+    after = inspection(
+        [row(k, "conv", "ane", findings=(finding("new-rule", kind="speed"),) * (k == 3)) for k in range(18)]
+    )
+    said = as_text(terminal.difference_group(before, after))
+    numbers = {line.split("  ")[0].strip(): line.split()[-3:] for line in said.splitlines() if "  " in line}
+    assert numbers["segments"] == ["4", "1", "better"]
+    assert numbers["ops on the ANE"] == ["80.0%", "100.0%", "better"]
+    assert "- 1 gone: dtype-int32: casts to int32" in said
+    assert "+ 1 new: new-rule: casts to int32" in said
+    same = as_text(terminal.difference_group(before, before))
+    assert "the findings are the same" in same
+    assert "better" not in same
+    assert "worse" not in same
+
+
+def test_printing_and_repr() -> None:
+    assert str(twenty()) == terminal.inspection_text(twenty())
+    assert repr(twenty()) == (
+        "<Inspection of 'model' on M1/macOS 14: status 1, 80.0% of 20 ops on the ANE, 3 switches>"
+    )

@@ -1,0 +1,231 @@
+"""apply and Surgery: the model given stays, the interface is kept, wrong passes are caught, reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery import registry
+from anesurgery.errors import InterfaceError, PassError, ProofError, Refusal, SurgeryError, UnknownName
+from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.loading import interface
+from anesurgery.mil import Program, Var, ct, mb
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.surgery import Recipe
+from anesurgery.text import to_text
+
+PACKAGES = [
+    "anemll_multifunction",
+    "basic_pitch_nmp",
+    "dtln_aec_128_part1_fp16",
+    "silero_unified",
+    "silero_unified_palette_4bit",
+]
+
+
+def squares() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.add(x=mb.square(x=x, name="square"), y=np.float32(1), name="y")
+
+    return program
+
+
+@dataclass(frozen=True)
+class SquareToMul(ane.Rewrite):
+    """A user's own pass; `factor` makes it wrong on purpose."""
+
+    name: ClassVar[str] = "square_to_mul"
+    factor: float = 1.0
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.square(x=var("x"))
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        y = mb.mul(x=m.x, y=m.x)
+        return y if self.factor == 1 else mb.mul(x=y, y=np.float32(self.factor))
+
+
+def test_a_users_own_pass_works_on_a_copy() -> None:
+    program = squares()
+    before = to_text(program)
+    surgery = ane.apply(program, SquareToMul(), prove="both", quiet=True)
+    assert to_text(program) == before
+    assert "%square: 2x3 = mul(x=%x, y=%x)" in to_text(surgery.program)
+    (change,) = surgery.changes
+    assert change.where == "square"
+    assert change.before == ("square square",)
+    assert change.after == ("mul square",)
+    assert change.proof is not None
+    assert change.proof.max_abs == 0
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+
+
+@pytest.mark.parametrize("prove", ["sites", "model"])
+def test_a_wrong_pass_is_caught_by_either_proof(prove: str) -> None:
+    with pytest.raises(ProofError):
+        ane.apply(squares(), SquareToMul(factor=1.01), prove=prove, quiet=True)
+
+
+def test_without_proof_nothing_is_compared() -> None:
+    surgery = ane.apply(squares(), SquareToMul(factor=1.01), prove=None, quiet=True)
+    assert surgery.changes[0].proof is None
+    assert surgery.proof is None
+
+
+def test_an_undeclared_change_of_the_interface_is_an_error() -> None:
+    @dataclass(frozen=True)
+    class Rename(ane.Pass):
+        name: ClassVar[str] = "rename"
+
+        def run(self, program: Program, session: Any) -> None:
+            program.functions["main"].outputs[0].name = "z"
+
+    with pytest.raises(InterfaceError, match="output y .2x3 fp32. is gone; output z .2x3 fp32. is new"):
+        ane.apply(squares(), Rename(), quiet=True)
+
+
+def test_a_declared_change_is_compared_through_its_adapter() -> None:
+    @dataclass(frozen=True)
+    class Halve(ane.Rewrite):
+        name: ClassVar[str] = "halve"
+
+        def pattern(self, op: Ops) -> OpPattern:
+            return op.add(x=op.square(x=var("x")), y=var("one"))
+
+        def rewrite(self, mb: Builder, m: Match) -> Var:
+            words = "y holds the first row alone"
+            mb.declare(InterfaceChange(words, ("y",), outputs=lambda out, _: {"y": out["y"][:1]}))
+            row = mb.slice_by_index(x=m.x, begin=[0, 0], end=[1, 3])
+            return mb.add(x=mb.mul(x=row, y=row), y=m.one)
+
+    surgery = ane.apply(squares(), Halve(), prove="both", quiet=True)
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+    assert surgery.proof.words == ("y holds the first row alone",)
+    assert "interface: y holds the first row alone" in str(surgery)
+
+
+def test_a_pass_that_raises_is_named() -> None:
+    @dataclass(frozen=True)
+    class Broken(SquareToMul):
+        name: ClassVar[str] = "broken"
+
+        def check(self, m: Match) -> Match:
+            raise KeyError("lost")
+
+    with pytest.raises(PassError, match="pass broken.*KeyError.*lost"):
+        ane.apply(squares(), Broken(), quiet=True)
+
+
+def test_refusals_are_shown_with_reason_and_place() -> None:
+    @dataclass(frozen=True)
+    class Picky(SquareToMul):
+        name: ClassVar[str] = "picky"
+
+        def check(self, m: Match) -> Refusal:
+            return Refusal(f"%{m.x.name} is an input", m.root)
+
+    surgery = ane.apply(squares(), Picky(), quiet=True)
+    assert "left alone: picky: %x is an input (at square)" in str(surgery)
+    assert "nothing to change: no step found a site" in str(surgery)
+
+
+def test_names_passes_and_recipes_may_be_given() -> None:
+    for steps in ("negate_subtract", ["negate_subtract", SquareToMul], Recipe("own", (SquareToMul(),))):
+        assert ane.apply(squares(), steps, quiet=True).loaded is not None
+    with pytest.raises(UnknownName, match="did you mean 'negate_subtract'"):
+        ane.apply(squares(), "negate_subtrackt", quiet=True)
+    with pytest.raises(SurgeryError, match="prove='always'; it may be 'sites', 'model', 'both', None"):
+        ane.apply(squares(), "negate_subtract", prove="always")
+
+
+def test_reports_in_every_form() -> None:
+    surgery = ane.apply(squares(), SquareToMul(), target="M1/macOS 14", prove="both", quiet=True)
+    assert "1 bit-exact" in str(surgery)
+    assert "ops 2 -> 2: mul 0 -> 1, square 1 -> 0" in str(surgery)
+    assert "square_to_mul" in surgery._repr_html_()
+    plain = json.loads(json.dumps(surgery.to_json()))
+    assert plain["edits"] == {"square_to_mul": 1}
+    assert plain["target"] == "M1/macOS 14"
+    assert plain["proof"]["psnr_db"] == "inf"
+
+
+def test_a_registered_pass_is_one_of_coremltools_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+
+    monkeypatch.setattr(registry, "_OWN", {})
+    ane.register(SquareToMul)
+    ane.register(SquareToMul)
+    assert "square_to_mul" in registry.pass_names()
+    program = squares()
+    pipeline = ct.PassPipeline(["anesurgery::square_to_mul"], "own")
+    pipeline.set_options("anesurgery::square_to_mul", {"factor": 2.0})
+    PassPipelineManager.apply_pipeline(program, pipeline)
+    assert "y=2)" in to_text(program)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_an_empty_recipe_changes_nothing(corpus: Path, tmp_path: Path, name: str) -> None:
+    surgery = ane.apply(corpus / f"{name}.mlpackage", Recipe("nothing", ()), quiet=True)
+    path = surgery.save(tmp_path / "out.mlpackage")
+    before, after = ane.load(corpus / f"{name}.mlpackage"), ane.load(path)
+    assert interface(before) == interface(after)
+    for function in before.program.functions:
+        reference = ane.Predictor(before, function=function)
+        inputs = reference.sample()
+        old, new = reference(inputs), ane.run(after, inputs, function=function)
+        for output, value in old.items():
+            np.testing.assert_array_equal(new[output], value)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_pass_leaves_real_packages_whole(corpus: Path, tmp_path: Path, name: str) -> None:
+    steps = [n for n in registry.op_pass_names() if n != "select_last_token"]
+    surgery = ane.apply(corpus / f"{name}.mlpackage", steps, prove="sites", quiet=True)
+    path = surgery.save(tmp_path / "out.mlpackage")
+    for function in surgery.program.functions:
+        found = ane.compare(corpus / f"{name}.mlpackage", path, function=function, contract=surgery.contract)
+        undefined = {o.name: o.bad for o in found.outputs if o.bad}
+        assert not undefined
+        assert found.psnr >= 60
+
+
+def test_the_same_numbers_whatever_the_source(converted: Callable[..., Any], tmp_path: Path) -> None:
+    made = converted("gpt2")
+    made.model.save(str(tmp_path / "gpt2.mlpackage"))
+    texts = {
+        to_text(ane.apply(source, "gpt2_ane", prove=None, quiet=True).program)
+        for source in (made.model, tmp_path / "gpt2.mlpackage", str(tmp_path / "gpt2.mlpackage"))
+    }
+    assert len(texts) == 1
+
+
+def test_the_model_leaves_nothing_behind(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from anesurgery.mil import Program, ct, mb\n"
+        "import anesurgery as ane\n"
+        "@mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)\n"
+        "def program(x): return mb.sub(x=x, y=2.0)\n"
+        "model = ane.apply(program, 'negate_subtract', quiet=True).model\n"
+        "model.save(sys.argv[1])\n"
+    )
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    words = [sys.executable, "-c", script, str(tmp_path / "out.mlpackage")]
+    subprocess.run(words, check=True, env={**os.environ, "TMPDIR": str(scratch)})
+    assert list(scratch.iterdir()) == []
+    assert (tmp_path / "out.mlpackage").is_dir()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anesurgery.checking.comparison import Comparison, compare
     from anesurgery.checking.divergence import first_divergence
     from anesurgery.checking.ranges import ranges
+    from anesurgery.checking.site import Tolerance
     from anesurgery.errors import Refusal, SurgeryError
     from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from anesurgery.placement import Inspection, Target
     from anesurgery.placement.inspector import inspect
     from anesurgery.registry import register
+    from anesurgery.rewriting.builder import Builder
     from anesurgery.rewriting.passes import Pass, Pipeline
+    from anesurgery.rewriting.pattern import Match, OpPattern, Ops, any_of, var
     from anesurgery.rewriting.rewrite import Rewrite
     from anesurgery.surgery import Recipe, Surgery, apply
     from anesurgery.text import to_text
@@ -38,7 +41,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "Inspection": "placement",
     "Target": "placement",
+    "Builder": "rewriting.builder",
     "Comparison": "checking.comparison",
+    "Match": "rewriting.pattern",
+    "OpPattern": "rewriting.pattern",
+    "Ops": "rewriting.pattern",
     "Pass": "rewriting.passes",
     "Pipeline": "rewriting.passes",
     "Recipe": "surgery",
@@ -47,6 +54,8 @@ _HOMES = {
     "Surgery": "surgery",
     "SurgeryError": "errors",
     "Predictor": "interpret",
+    "Tolerance": "checking.site",
+    "any_of": "rewriting.pattern",
     "apply": "surgery",
     "compare": "checking.comparison",
     "first_divergence": "checking.divergence",
@@ -58,11 +67,16 @@ _HOMES = {
     "save": "files.package",
     "to_text": "text",
     "upgrade": "neuralnetwork.upgrade",
+    "var": "rewriting.pattern",
 }
 
 __all__ = [
+    "Builder",
     "Comparison",
     "Inspection",
+    "Match",
+    "OpPattern",
+    "Ops",
     "Pass",
     "Pipeline",
     "Predictor",
@@ -72,6 +86,8 @@ __all__ = [
     "Surgery",
     "SurgeryError",
     "Target",
+    "Tolerance",
+    "any_of",
     "apply",
     "compare",
     "first_divergence",
@@ -85,6 +101,7 @@ __all__ = [
     "save",
     "to_text",
     "upgrade",
+    "var",
 ]
 
 

@@ -40,15 +40,21 @@ class UnknownName(SurgeryError):  # noqa: N818 - reads as a statement, like KeyE
     """A pass, recipe, option or input that does not exist; lists near matches."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = (
-            f"did you mean {' or '.join(repr(n) for n in near)}?"
-            if near
-            else (f"known: {', '.join(known)}" if known else "there are none")
-        )
-        super().__init__(f"unknown {kind} {name!r}; {hint}")
-        self.kind, self.name, self.near = kind, name, tuple(near)
+        known = list(known)
+        super().__init__(f"unknown {kind} {name!r}; {near_matches(name, known)}")
+        self.kind, self.name, self.near = kind, name, tuple(_near(name, known))
+
+
+def near_matches(name: str, known: Iterable[str]) -> str:
+    """What an error about an unknown name ends with: the near matches, else all names."""
+    known = sorted(known)
+    if near := _near(name, known):
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    return f"known: {', '.join(known)}" if known else "there are none"
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
 
 
 class Named(Protocol):

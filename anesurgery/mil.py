@@ -43,6 +43,7 @@ with quiet_host():
     from coremltools.converters.mil import mil as _mil
     from coremltools.converters.mil.mil import types
     from coremltools.converters.mil.mil.block import curr_block
+    from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
     from coremltools.converters.mil.mil.scope import VALID_OPS_TO_COPY_SCOPE_INFO
     from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
@@ -139,6 +140,8 @@ __all__ = [
     "mb",
     "next_op",
     "np_dtype",
+    "op_parameters",
+    "op_types",
     "operands",
     "producer",
     "quiet_host",
@@ -237,6 +240,19 @@ def _described(sym_type: Any) -> tuple[str, Any]:
             return kind, object
     element = held.get_primitive() if types.is_tensor(held) else held
     return str(types.builtin_to_string(element)), types.nptype_from_builtin(element)
+
+
+def op_types() -> frozenset[str]:
+    """Every op type that coremltools knows, of any opset."""
+    known = (SSAOpRegistry.core_ops, SSAOpRegistry.dialect_ops, SSAOpRegistry.custom_ops)
+    return frozenset(name for table in known for name in table)
+
+
+def op_parameters(op_type: str) -> frozenset[str]:
+    """The parameters of an op type, of all opsets taken together."""
+    core = SSAOpRegistry.core_ops.get(op_type, {}).values()
+    others = [t[op_type] for t in (SSAOpRegistry.dialect_ops, SSAOpRegistry.custom_ops) if op_type in t]
+    return frozenset(name for cls in (*core, *others) for name in cls.input_spec.input_types)
 
 
 def add_input(function: Function, name: str, shape: Sequence[int], dtype: Any) -> Var:

@@ -5,27 +5,31 @@ A pattern is built from `op`, `var` and `any_of`::
     op.mul(x=op.reduce_sum(x=var("x"), as_="sum"), y=var("factor"), commutes=True)
 
 In MIL every value has exactly one producer, so matching backward needs no search; only `any_of` and
-`commutes` (an op whose `x` and `y` may be exchanged) branch.
+`commutes` (an op whose `x` and `y` may be exchanged) branch. A pattern that no program can match is an error
+as soon as it is written: an op type or a parameter that does not exist, or a name that a match uses itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
-from anesurgery.errors import PatternError, Refusal
-from anesurgery.mil import Block, Operation, Var
+from anesurgery.errors import PatternError, Refusal, near_matches
+from anesurgery.mil import Block, Operation, Var, op_parameters, op_types
 
 
 @dataclass(frozen=True)
 class Match:
-    """The ops and values that a pattern was found to stand for; names of the pattern are attributes."""
+    """The ops and values that a pattern matched; the names given in the pattern are attributes.
+
+    An attribute is a `Var`, an `Operation` (of `as_=`) or whatever `check` bound, so its type is open.
+    """
 
     root: Operation
     ops: tuple[Operation, ...]
     """Every matched op, the root first. A check that finds more of them binds a longer `ops`."""
-    bindings: Mapping[str, Any] = field(default_factory=dict)
+    bindings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def block(self) -> Block:
@@ -34,8 +38,14 @@ class Match:
         assert block is not None
         return block
 
-    def bind(self, *, ops: tuple[Operation, ...] | None = None, **extra: Any) -> Match:
-        """The same match with more names (what `check` found and `rewrite` needs)."""
+    def bind(self, *, ops: tuple[Operation, ...] | None = None, **extra: object) -> Match:
+        """The same match with more names: what `check` found and `rewrite` needs.
+
+        Raises:
+            PatternError: a name that the match uses itself.
+        """
+        for name in extra:
+            _free_name(name)
         return replace(self, ops=self.ops if ops is None else ops, bindings={**self.bindings, **extra})
 
     def __getattr__(self, name: str) -> Any:
@@ -43,6 +53,23 @@ class Match:
             return self.bindings[name]
         except KeyError:
             raise AttributeError(f"the match has no {name!r}; it has {sorted(self.bindings)}") from None
+
+
+RESERVED = frozenset(
+    {f.name for f in fields(Match)} | {name for name in vars(Match) if not name.startswith("_")}
+)
+"""Names that a match uses itself, so that no value or op can bear them."""
+
+
+def _free_name(name: str) -> str:
+    """A name for a value or op.
+
+    Raises:
+        PatternError: the match uses the name itself.
+    """
+    if name in RESERVED:
+        raise PatternError(f"no value or op can be named {name!r}: a match uses {', '.join(sorted(RESERVED))}")
+    return name
 
 
 @dataclass(frozen=True)
@@ -73,8 +100,12 @@ Pattern: TypeAlias = "AnyVar | OpPattern | AnyOf"
 
 
 def var(name: str) -> AnyVar:
-    """Any value, to be known as `name` in the match."""
-    return AnyVar(name)
+    """Any value, to be known as `name` in the match.
+
+    Raises:
+        PatternError: a name that the match uses itself.
+    """
+    return AnyVar(_free_name(name))
 
 
 def any_of(*alternatives: Pattern) -> AnyOf:
@@ -83,25 +114,42 @@ def any_of(*alternatives: Pattern) -> AnyOf:
 
 
 class Ops:
-    """`op.matmul(x=..., y=..., as_="product", commutes=False)` makes a pattern; `op.any("a", "b")(...)` too."""
+    """`op.matmul(x=..., y=..., as_="product", commutes=False)` makes a pattern; `op.any("a", "b")(...)` too.
+
+    Raises:
+        PatternError: an op type or a parameter that does not exist in any opset, or a reserved name.
+    """
 
     def __getattr__(self, op_type: str) -> Callable[..., OpPattern]:
+        if op_type.startswith("__"):  # Python asks for these by itself
+            raise AttributeError(op_type)
         return self.any(op_type)
 
-    def any(self, *op_types: str) -> Callable[..., OpPattern]:
+    def any(self, *wanted: str) -> Callable[..., OpPattern]:
         """A pattern maker for several op types at once."""
+        for op_type in wanted:
+            if op_type not in op_types():
+                raise PatternError(f"there is no op {op_type!r}; {near_matches(op_type, op_types())}")
 
         def make(as_: str | None = None, commutes: bool = False, **inputs: Pattern) -> OpPattern:
-            for name, value in inputs.items():
-                if not isinstance(value, (AnyVar, OpPattern, AnyOf)):
-                    raise PatternError(
-                        f"{op_types[0]}({name}=...) needs a pattern, got {value!r}; check constants in `check`"
-                    )
+            _check_inputs(wanted, inputs)
             if commutes and set(inputs) != {"x", "y"}:
-                raise PatternError(f"{op_types[0]}: commutes=True exchanges x and y, so both must be given")
-            return OpPattern(op_types, inputs, as_, commutes)
+                raise PatternError(f"{wanted[0]}: commutes=True exchanges x and y, so both must be given")
+            return OpPattern(wanted, inputs, as_ if as_ is None else _free_name(as_), commutes)
 
         return make
+
+
+def _check_inputs(wanted: Iterable[str], inputs: Mapping[str, Pattern]) -> None:
+    """Each input is a pattern, for a parameter that every one of the op types has."""
+    for op_type in wanted:
+        for name, value in inputs.items():
+            if name not in (known := op_parameters(op_type)):
+                raise PatternError(f"{op_type} has no parameter {name!r}; {near_matches(name, known)}")
+            if not isinstance(value, (AnyVar, OpPattern, AnyOf)):
+                raise PatternError(
+                    f"{op_type}({name}=...) needs a pattern, got {value!r}; check constants in `check`"
+                )
 
 
 op = Ops()
@@ -118,13 +166,14 @@ def match(pattern: OpPattern, root: Operation) -> Match | Refusal | None:
     return Refusal(reason, root) if depth > 1 else None
 
 
-_State = tuple[dict[str, Any], tuple[Operation, ...]]
+Bindings: TypeAlias = "dict[str, Var | Operation]"
+_State: TypeAlias = "tuple[Bindings, tuple[Operation, ...]]"
 
 
 def _match_op(
     pattern: OpPattern,
     found: Operation,
-    bindings: dict[str, Any],
+    bindings: Bindings,
     ops: tuple[Operation, ...],
     trail: list[tuple[int, str]],
 ) -> Iterator[_State]:
@@ -142,7 +191,7 @@ def _match_op(
 def _match_inputs(
     wanted: list[tuple[str, Pattern]],
     found: Operation,
-    bindings: dict[str, Any],
+    bindings: Bindings,
     ops: tuple[Operation, ...],
     trail: list[tuple[int, str]],
 ) -> Iterator[_State]:
@@ -159,11 +208,7 @@ def _match_inputs(
 
 
 def _match_value(
-    pattern: Pattern,
-    value: Var,
-    bindings: dict[str, Any],
-    ops: tuple[Operation, ...],
-    trail: list[tuple[int, str]],
+    pattern: Pattern, value: Var, bindings: Bindings, ops: tuple[Operation, ...], trail: list[tuple[int, str]]
 ) -> Iterator[_State]:
     if isinstance(pattern, AnyVar):
         if bindings.get(pattern.name, value) is value:

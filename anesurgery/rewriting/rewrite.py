@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import NoneType
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -41,7 +43,7 @@ from anesurgery.text import operand_text, type_text
 EDITS_PER_OP = 4
 """A rewrite that makes more edits than this for each op of a block reaches no fixed point."""
 
-Result = Any
+Result: TypeAlias = "Var | Sequence[Var] | Mapping[Var, Var]"
 """What `rewrite` returns: a Var for the root's output, a sequence for all its outputs, or {old: new}."""
 
 
@@ -54,12 +56,19 @@ class Rewrite(Pass):
     static: ClassVar[bool] = False
     """Refuse a match in which a value has a symbolic shape?"""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Build the pattern when the class is made, so that one that cannot match is an error there."""
+        super().__init_subclass__(**options)
+        if "pattern" in vars(cls):
+            with suppress(AttributeError):  # it needs an option without default: built when the pass runs
+                cls.pattern(object.__new__(cls), op_patterns)
+
     def pattern(self, op: Ops) -> OpPattern:
         """What to look for; its outermost op is the root."""
         raise NotImplementedError
 
     def check(self, m: Match) -> Match | Refusal | None:
-        """Accept a match (perhaps with more bindings), say why not, or None: not this pass's business."""
+        """Accept a match (perhaps with more bindings), say why not, or None: does not apply."""
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Result:
@@ -132,6 +141,11 @@ class _Driver:
         if isinstance(m, Match):
             refusal = self.guard(m)
             m = self.step.check(m) if refusal is None else refusal
+        if not isinstance(m, (Match, Refusal, NoneType)):
+            raise PassError(
+                f"pass {self.step.name} at {root.name}: `check` returned {m!r}; "
+                "return the match, a Refusal with the reason, or None where the pass does not apply"
+            )
         if isinstance(m, Refusal):
             self.session.refusals.append((self.step.name, m))
             return None
@@ -177,7 +191,7 @@ class _Driver:
         if isinstance(result, Mapping):
             pairs = list(result.items())
         else:
-            news = list(result) if isinstance(result, (tuple, list)) else [result]
+            news = list(result) if isinstance(result, Sequence) else [result]
             if len(news) != len(m.root.outputs):
                 raise PassError(
                     f"pass {self.step.name} at {m.root.name}: `rewrite` returned {len(news)} values "

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from anesurgery.errors import PatternError, Refusal
 from anesurgery.mil import Operation, Program, Var, mb, walk_ops
-from anesurgery.rewriting.pattern import Match, OpPattern, any_of, match, op, var
+from anesurgery.rewriting.pattern import RESERVED, Match, OpPattern, any_of, match, op, var
 
 
 def program_of(body: Any) -> Program:
@@ -169,12 +169,38 @@ def test_an_input_that_is_a_list_or_absent() -> None:
         (lambda: op.mul(x=var("x"), y=0.5), r"mul\(y=...\) needs a pattern, got 0.5"),
         (lambda: op.mul(x=None), r"mul\(x=...\) needs a pattern, got None"),
         (lambda: op.mul(x=var("x"), commutes=True), "commutes=True exchanges x and y"),
-        (lambda: op.matmul(a=var("x"), b=var("y"), commutes=True), "both must be given"),
+        (lambda: op.select(a=var("x"), b=var("y"), commutes=True), "both must be given"),
+        (lambda: op.cumsumm(x=var("x")), "there is no op 'cumsumm'; did you mean 'cumsum'"),
+        (lambda: op.any("add", "subb")(x=var("x")), "there is no op 'subb'; did you mean 'sub'"),
+        (lambda: op.relu(data=var("x")), "relu has no parameter 'data'; known: x"),
+        (lambda: op.matmul(x=var("x"), transpose=var("t")), "did you mean 'transpose_y' or 'transpose_x'"),
+        (lambda: op.any("add", "relu")(x=var("x"), y=var("y")), "relu has no parameter 'y'; known: x"),
     ],
 )
 def test_patterns_that_cannot_be_meant(make: Any, words: str) -> None:
     with pytest.raises(PatternError, match=words):
         make()
+
+
+@pytest.mark.parametrize("name", ["bind", "bindings", "block", "ops", "root"])
+def test_names_that_a_match_uses_itself(name: str) -> None:
+    for make in (lambda: var(name), lambda: op.relu(as_=name)):
+        with pytest.raises(PatternError, match=f"can be named '{name}': a match uses bind, bindings, block, "):
+            make()
+    assert set(RESERVED) == {
+        n for n in dir(Match(last(program_of(lambda a, b: mb.add(x=a, y=b))), ())) if n[0] != "_"
+    }
+
+
+def test_bind_refuses_names_that_a_match_uses_itself() -> None:
+    m = found(op.exp(x=var("x")), lambda a, b: mb.exp(x=a))
+    with pytest.raises(PatternError, match="can be named 'root'"):
+        m.bind(root=m.root)
+
+
+def test_parameters_of_any_opset_are_known() -> None:
+    assert op.gather(validate_indices=var("v")).inputs  # from iOS 17 on
+    assert op.coreml_update_state(state=var("s")).op_types == ("coreml_update_state",)  # of a dialect
 
 
 def test_a_refusal_is_false_and_says_where() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.checking.site import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, ProofError, Refusal
+from anesurgery.errors import PassError, PatternError, ProofError, Refusal
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.negate_subtract import NegateSubtract
@@ -130,11 +130,69 @@ def test_symbolic_shapes_where_a_pass_wants_static_ones() -> None:
     assert apply_pass(DoubleRelu(), program)[1].changes
 
 
+@dataclass(frozen=True)
+class ThirdRelu(DoubleRelu):
+    """`relu(relu(relu(x)))` is `relu(x)`."""
+
+    name: ClassVar[str] = "third_relu"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.relu(x=op.relu(x=op.relu(x=var("x"))))
+
+
 def test_a_near_miss_says_what_was_found() -> None:
+    program = one_input(lambda x: mb.relu(x=mb.relu(x=mb.exp(x=x, name="e"))))
+    assert_refuses(ThirdRelu(), program, "%e comes from exp, not relu")
+
+
+def test_another_op_is_no_near_miss() -> None:
     program = one_input(lambda x: mb.relu(x=mb.exp(x=mb.relu(x=x))))
     after, session = apply_pass(DoubleRelu(), program)
     assert not session.changes
+    assert not session.refusals
     assert to_text(after) == to_text(program)
+
+
+# Passes that are written wrong
+
+
+def test_a_pattern_that_cannot_match_is_an_error_when_the_class_is_made() -> None:
+    with pytest.raises(PatternError, match="there is no op 'cumsumm'; did you mean 'cumsum'"):
+
+        @dataclass(frozen=True)
+        class Wrong(Rewrite):
+            name: ClassVar[str] = "wrong"
+
+            def pattern(self, op: Ops) -> OpPattern:
+                return op.cumsumm(x=var("x"))
+
+
+def test_a_pattern_may_depend_on_options() -> None:
+    @dataclass(frozen=True)
+    class Chosen(DoubleRelu):
+        kind: str
+        axes: tuple[int, ...] = field(default_factory=tuple)
+
+        def pattern(self, op: Ops) -> OpPattern:
+            return op.any(self.kind)(x=var("x"))
+
+    program = one_input(lambda x: mb.relu(x=x))
+    with pytest.raises(PatternError, match="there is no op 'rellu'"):
+        apply_pass(Chosen("rellu"), program)
+
+
+@pytest.mark.parametrize("answer", [True, False, "no"])
+def test_a_check_that_returns_no_answer_is_an_error(answer: Any) -> None:
+    @dataclass(frozen=True)
+    class Checked(DoubleRelu):
+        def check(self, m: Match) -> Any:
+            return answer
+
+    program = one_input(lambda x: mb.relu(x=mb.relu(x=x), name="y"))
+    with pytest.raises(
+        PassError, match=rf"pass double_relu at y: `check` returned {answer!r}; return the match"
+    ):
+        apply_pass(Checked(), program)
 
 
 # The worklist

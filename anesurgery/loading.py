@@ -11,10 +11,11 @@ from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.interface import Interface, signatures
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, read_spec
-from anesurgery.mil import Program, ct
+from anesurgery.mil import Program, ct, exclusive
 from anesurgery.neuralnetwork.importing import import_network
 
 
+@exclusive
 def load(model: Any, *, compute_units: Any = None) -> Loaded:
     """Read a model.
 
@@ -52,6 +53,7 @@ def _network(what: str, spec: Any, source: Path | None, units: Any, exact: bool 
     return import_network(spec, what, source=source, compute_units=units, keep_names=exact)
 
 
+@exclusive
 def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
     """The specification of a model on disk, and its ML Programs: one, or those of a pipeline in order.
 

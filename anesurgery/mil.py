@@ -7,11 +7,12 @@ everywhere else a `Var` is a `Var` and not `Any`.
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,18 +25,56 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
-@contextmanager
-def quiet_host() -> Iterator[None]:
-    """Silence what coremltools prints about the platform and untested versions of its neighbours."""
-    logger = logging.getLogger("coremltools")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
+HOST = threading.RLock()
+"""Held by one thread around every use of coremltools' builder, whose current block, scopes and symbols are
+global. This library's own calls take it. Code that builds programs itself in several threads (`mb.program`,
+`ct.convert`) must hold it too: `with anesurgery.mil.HOST:`. Nothing takes it while a module is imported."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def exclusive(function: Callable[P, R]) -> Callable[P, R]:
+    """Let one thread at a time into a function that uses coremltools' builder."""
+
+    @wraps(function)
+    def alone(*given: P.args, **named: P.kwargs) -> R:
+        with HOST:
+            return function(*given, **named)
+
+    return alone
+
+
+class _Silence:
+    """Off while any thread is inside: what coremltools logs, and warnings."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._restore = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside > 1:
+                return
+            logger = logging.getLogger("coremltools")
+            self._restore.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+            self._restore.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._restore.close()
+
+
+_SILENCE = _Silence()
+
+
+def quiet_host() -> _Silence:
+    """Silence what coremltools prints about the platform and untested versions of its neighbours."""
+    return _SILENCE
 
 
 with quiet_host():
@@ -117,6 +156,7 @@ mb: Any = _mil.Builder
 """coremltools' own builder, for programs written by hand (tests and `example()`)."""
 
 __all__ = [
+    "HOST",
     "Array",
     "Block",
     "Function",
@@ -132,6 +172,7 @@ __all__ = [
     "consumers",
     "ct",
     "dtype_name",
+    "exclusive",
     "function_of",
     "inside",
     "is_constant",

@@ -21,7 +21,7 @@ from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.loading import clone, interface, load
-from anesurgery.mil import Array, Program, walk_ops
+from anesurgery.mil import Array, Program, exclusive, walk_ops
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.passes import PROOFS, Pass, Pipeline, refusal_lines, run_pass
 from anesurgery.rewriting.session import Change, Session
@@ -82,6 +82,7 @@ class Surgery(Drawn):
         return str(self)
 
 
+@exclusive
 def apply(
     model: Any,
     passes: Any,

@@ -6,7 +6,6 @@ else runs on the way out: no graph pass, no renaming.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError
-from anesurgery.mil import Function, Program, Var, ct, quiet_host, types
+from anesurgery.mil import Function, Program, Var, ct, exclusive, quiet_host, types
 
 with quiet_host():
     from coremltools import _OPSET, proto
@@ -31,10 +30,10 @@ StoreWeight = Callable[[Var], int]
 """constant -> offset."""
 
 WEIGHT_FILE = "@model_path/weights/weight.bin"
-_LOCK = threading.Lock()
 _TARGETS = {name: version for version, name in _OPSET.items()}
 
 
+@exclusive
 def from_proto(spec: Any, version: int, fetch: FetchWeight) -> Program:
     """Build the program of a `Program` protobuf.
 
@@ -47,7 +46,7 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight) -> Program:
         LoadError: coremltools cannot transcribe it.
     """
     program = Program()
-    with _LOCK, quiet_host(), _reading(fetch):
+    with quiet_host(), _reading(fetch):
         for name in sorted(spec.functions, key=lambda n: (n != "main", n)):  # a map has no order
             function = spec.functions[name]
             try:
@@ -148,6 +147,7 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
         return proto.MIL_pb2.Program(version=1, functions=functions)
 
 
+@exclusive
 def to_proto(program: Program, version: int, store: StoreWeight, source: Any = None) -> Any:
     """The `Program` protobuf of a program.
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError
-from anesurgery.mil import Array, Function, Operation, Var, ct, is_symbolic
+from anesurgery.mil import Array, Function, Operation, Var, ct, exclusive, is_symbolic
 from anesurgery.neuralnetwork import ports
 from anesurgery.neuralnetwork.context import Context, Custom
 from anesurgery.neuralnetwork.layers import load_families
@@ -37,6 +37,7 @@ class Blobs:
             that depend on them.
     """
 
+    @exclusive
     def __init__(
         self, network: Any, description: Any, custom: Custom | None = None, layers: Sequence[Any] | None = None
     ) -> None:
@@ -86,6 +87,7 @@ class Blobs:
         shape = self.shape(blob)
         return None if value is None or shape is None else np.asarray(value).reshape([d or 1 for d in shape])
 
+    @exclusive
     def add(self, layers: Sequence[Any]) -> tuple[list[Operation], dict[str, Var]]:
         """Build more layers beside the old ones.
 

@@ -15,7 +15,7 @@ import numpy as np
 from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import proto
-from anesurgery.mil import Function, Program, Var, ct, mb, producer, quiet_host
+from anesurgery.mil import Function, Program, Var, ct, exclusive, mb, producer, quiet_host
 from anesurgery.neuralnetwork import ports
 from anesurgery.neuralnetwork.context import Context, Custom
 from anesurgery.neuralnetwork.layers import load_families
@@ -31,6 +31,7 @@ load_families()
 OPSET = ct.target.iOS17
 
 
+@exclusive
 def import_network(
     spec: Any,
     what: str = "the model",

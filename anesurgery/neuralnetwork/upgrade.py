@@ -9,7 +9,7 @@ from typing import Any
 
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, locate, read_spec, to_mlmodel
 from anesurgery.loading import load
-from anesurgery.mil import ct
+from anesurgery.mil import ct, exclusive
 from anesurgery.neuralnetwork.context import Custom
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.pipelines import upgrade_pipeline
@@ -18,6 +18,7 @@ NOTES = "anesurgery.notes"
 """Where the notes are in the metadata of an upgraded model."""
 
 
+@exclusive
 def upgrade(model: Any, custom: Custom | None = None) -> Any:
     """A neural network as an ML Program.
 

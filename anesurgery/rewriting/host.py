@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anesurgery.errors import PassError
-from anesurgery.mil import ct, quiet_host
+from anesurgery.mil import ct, exclusive, quiet_host
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
 
@@ -21,6 +21,7 @@ ANCHOR = "common::topological_reorder"
 """Ours run behind the last of these: the graph has its final form and dtypes there."""
 
 
+@exclusive
 def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> Any:
     """A new pipeline: `base` (coremltools' default one) with the steps behind the anchor, or at the end.
 
@@ -49,6 +50,7 @@ def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> Any:
     return pipeline
 
 
+@exclusive
 def add_pass(cls: type[Pass]) -> None:
     """Put a pass into coremltools' PASS_REGISTRY, as `anesurgery::<name>`; a second time replaces it."""
     PASS_REGISTRY.add(NAMESPACE, _graph_pass(cls), override=True, name=cls.name)

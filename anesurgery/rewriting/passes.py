@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from anesurgery.checking.site import EXACT, Tolerance
 from anesurgery.errors import PassError, Refusal, SurgeryError
-from anesurgery.mil import Program, quiet_host
+from anesurgery.mil import Program, exclusive, quiet_host
 from anesurgery.rewriting.session import Change, Session
 
 PROOFS = ("sites", "model", "both", None)
@@ -98,6 +98,7 @@ class Pipeline(Pass):
         raise PassError(f"the pipeline still changes the program after {self.limit} rounds: {', '.join(done)}")
 
 
+@exclusive
 def run_pass(step: Pass, program: Program, session: Session) -> None:
     """Check, run, validate: the contract around every pass.
 

@@ -9,7 +9,6 @@ Integers of every width run as int32.
 from __future__ import annotations
 
 import mmap
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import neural_engine
 from anesurgery.interpret.table import Meaning
-from anesurgery.mil import Operation, Var, np_dtype, types
+from anesurgery.mil import Operation, Var, np_dtype, quiet_host, types
 
 PRECISIONS = ("fp32", "fp16", "ane")
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -119,8 +118,7 @@ def as_tensor(array: Any) -> torch.Tensor:
     array = np.asarray(array)
     if array.dtype.kind == "u" and array.dtype != np.uint8:
         array = array.astype(np.int64 if array.dtype.itemsize > 2 else np.int32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the array is not writable, and nobody writes to it
+    with quiet_host():  # the array is not writable, and nobody writes to it
         tensor = torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
     if tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
         tensor = tensor.float() if tensor.dtype == torch.float64 else tensor

@@ -9,7 +9,7 @@ from anesurgery.facts.reading import shape_in_words
 from anesurgery.facts.work import kind_of, shape_of
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load
-from anesurgery.mil import any_symbolic, exclusive, dtype_name, function_of
+from anesurgery.mil import any_symbolic, dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, memory
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow

@@ -186,7 +186,6 @@ __all__ = [
     "operands",
     "producer",
     "quiet_host",
-    "remove_dead",
     "remove_input",
     "stamp",
     "static_shape",
@@ -319,29 +318,6 @@ def stamp(op: Operation, origin: Operation) -> None:
     op.scopes = dict(origin.scopes)
     for waiting in VALID_OPS_TO_COPY_SCOPE_INFO:
         waiting.discard(op)
-
-
-IMPURE = frozenset(
-    {"coreml_update_state", "write_state", "while_loop", "cond", "random_normal", "random_uniform"}
-)
-"""Ops that are never removed as dead: they act on state, or may."""
-
-
-def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
-    """Remove those of `ops` that nobody reads, then what only they read; the removed ops, in that order."""
-    queue, removed = list(ops), []
-    while queue:
-        op = queue.pop()
-        block = op.enclosing_block
-        if block is None or op.op_type in IMPURE or op.blocks:
-            continue
-        if any(v.child_ops or v.consuming_blocks for v in op.outputs):
-            continue
-        sources = [v.op for _, v in operands(op) if v.op is not None]
-        block.remove_ops([op])
-        removed.append(op)
-        queue += sources
-    return removed
 
 
 def behind(vars_: Sequence[Var], root: Operation) -> Operation:

@@ -29,11 +29,11 @@ from anesurgery.mil import (
     consumers,
     is_output,
     operands,
-    remove_dead,
     remove_input,
     static_shape,
 )
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, match
 from anesurgery.rewriting.pattern import op as op_patterns

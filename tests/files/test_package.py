@@ -297,12 +297,13 @@ def test_a_full_disk_leaves_what_was_there(
 KILLED = """
 import sys, time
 import anesurgery.files.package as p
+from anesurgery.loading import load
 writing = p.WeightWriter.finish
 def slow(self):
     print("writing", flush=True)
     time.sleep(60)
 p.WeightWriter.finish = slow
-p.save(p.load(sys.argv[1]), sys.argv[2], overwrite=True)
+p.save(load(sys.argv[1]), sys.argv[2], overwrite=True)
 """
 
 
@@ -322,9 +323,10 @@ def test_a_kill_in_mid_save_leaves_what_was_there(package: Path, tmp_path: Path)
 MEASURE = """
 import resource, sys
 import anesurgery.files.package as p
+from anesurgery.loading import load
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = peak()
-p.save(p.load(sys.argv[1]), sys.argv[2])
+p.save(load(sys.argv[1]), sys.argv[2])
 print(peak() - start)
 """
 

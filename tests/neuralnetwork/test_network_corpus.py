@@ -30,6 +30,18 @@ def swish(context: Any, params: Any, inputs: list[Var]) -> Var:
     return made
 
 
+def crop(context: Any, params: Any, inputs: list[Var]) -> Var:
+    x = inputs[0]
+    kept, cut = [True] * (x.rank - 2) + [False] * 2, [0] * (x.rank - 2)
+    made: Var = mb.slice_by_index(x=x, begin=[*cut, 2, 2], end=[*cut, -2, -2], begin_mask=kept, end_mask=kept)
+    return made
+
+
+def rescale(context: Any, params: Any, inputs: list[Var]) -> Var:
+    made: Var = mb.mul(x=mb.add(x=inputs[0], y=np.float32(1)), y=np.float32(127.5))
+    return made
+
+
 @dataclass(frozen=True)
 class Real:
     """A network of the corpus, and what its upgrade tells."""
@@ -48,6 +60,7 @@ REAL = {
     "mlt_gesture_classifier": Real(
         (FIVE, DOUBLES, "input 'hiddenIn' is optional", "input 'cellIn' is optional")
     ),
+    "packt_starrynight": Real(custom={"ResCropBlockLambda": crop, "RescaleOutputLambda": rescale}),
     "pose_cpm": Real((FIVE, DOUBLES)),
     "sinet_portrait_seg": Real(("'input.54' is called 'input_54'", "'1390' is called '_1390'")),
     "waifu2x_anime_noise0": Real((FIVE, f"{DOUBLES}: input, conv7")),
@@ -85,7 +98,17 @@ def same(a: Any, b: Any) -> None:
 
 def test_each_network_of_the_corpus_is_here(corpus: Path) -> None:
     found = {path.stem for path in corpus.glob("*.mlmodel")}
-    assert found == REAL.keys() | {"nnv2_simple_layer"}, "the last cannot be read: see bad input"
+    assert found == REAL.keys() | {"exermote", "nnv2_simple_layer"}, (
+        "what cannot be upgraded has a test of its own"
+    )
+
+
+def test_a_sequence_that_is_too_short_for_its_convolutions_is_named(corpus: Path) -> None:
+    """Its first convolution runs along the sequence, of which the file does not say how long it is."""
+    with pytest.raises(
+        LoadError, match=r"layer 'accelerations' \(convolution\): does not fit its inputs of shape"
+    ):
+        ane.upgrade(corpus / "exermote.mlmodel")
 
 
 @pytest.mark.parametrize("name", REAL)

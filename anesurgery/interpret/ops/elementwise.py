@@ -14,6 +14,21 @@ from anesurgery.interpret.table import TABLE, Meaning, impl
 Tensor = torch.Tensor
 
 
+def _steady(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same bits for the same numbers wherever they are in a tensor: computed in fp64, rounded once.
+
+    In fp32 torch takes one routine for whole vectors and another for what is left at their end, one unit of the
+    last place apart, so that a value would depend on its position, on the layout and on the processor.
+    """
+
+    def compute(*values: Tensor, **more: Any) -> Tensor:
+        wide = [v.double() if v.is_floating_point() else v for v in values]
+        made = function(*wide, **more)
+        return made.float() if made.dtype == torch.float64 else made
+
+    return compute
+
+
 def _divisor(y: Tensor) -> Tensor:
     """Integers divided by zero are undefined, not an error: 1 stands for the zero."""
     return y if y.is_floating_point() else torch.where(y == 0, 1, y)
@@ -34,7 +49,7 @@ BINARY: dict[str, Callable[..., Tensor]] = {
     "real_div": torch.true_divide,
     "floor_div": _floor_div,
     "mod": _mod,
-    "pow": torch.pow,
+    "pow": _steady(torch.pow),
     "maximum": torch.maximum,
     "minimum": torch.minimum,
     "equal": torch.eq,
@@ -54,31 +69,34 @@ UNARY: dict[str, Callable[..., Tensor]] = {
     "acos": torch.acos,
     "asin": torch.asin,
     "atan": torch.atan,
-    "atanh": torch.atanh,
+    "atanh": _steady(torch.atanh),
     "ceil": torch.ceil,
     "cos": torch.cos,
-    "cosh": torch.cosh,
+    "cosh": _steady(torch.cosh),
     "erf": torch.erf,
     "exp": torch.exp,
-    "exp2": torch.exp2,
+    "exp2": _steady(torch.exp2),
     "floor": torch.floor,
     "logical_not": torch.logical_not,
     "round": torch.round,
     "sign": torch.sign,
     "sin": torch.sin,
-    "sinh": torch.sinh,
+    "sinh": _steady(torch.sinh),
     "sqrt": torch.sqrt,
     "square": torch.square,
-    "tan": torch.tan,
+    "tan": _steady(torch.tan),
     "tanh": torch.tanh,
     "relu": torch.relu,
     "relu6": F.relu6,
-    "sigmoid": torch.sigmoid,
-    "silu": F.silu,
-    "softplus": F.softplus,
-    "softsign": F.softsign,
+    "sigmoid": _steady(torch.sigmoid),
+    "silu": _steady(F.silu),
+    "softplus": _steady(F.softplus),
+    "softsign": _steady(F.softsign),
 }
 """Op type -> function of x."""
+
+
+_SIGMOID, _GELU, _ELU, _SOFTPLUS = map(_steady, (torch.sigmoid, F.gelu, F.elu, F.softplus))
 
 
 def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -155,14 +173,14 @@ def identity(x: Any) -> Any:
 def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
     """Gaussian error linear unit, exact or in one of its two approximations."""
     if mode == "SIGMOID_APPROXIMATION":
-        return x * torch.sigmoid(1.702 * x)
-    return F.gelu(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
+        return x * _SIGMOID(1.702 * x)
+    return _GELU(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
 
 
 @impl("elu")
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """X above zero, alpha (exp(x) - 1) below."""
-    return F.elu(x, alpha)
+    return _ELU(x, alpha=alpha)
 
 
 @impl("leaky_relu")
@@ -206,7 +224,7 @@ def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     """Alpha log(1 + exp(beta x)), with one alpha and beta for each channel (axis 1)."""
     shape = (1, -1, *(1,) * (x.ndim - 2))
     a, b = (torch.as_tensor(v).float().reshape(shape) for v in (alpha, beta))
-    return a * F.softplus(b * x, threshold=math.inf)
+    return a * _SOFTPLUS(b * x, threshold=math.inf)
 
 
 @impl("thresholded_relu")

@@ -2,6 +2,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+JOBS ?= 2
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
@@ -20,7 +21,7 @@ demo: $(READY)  ## train a small GPT-2, convert it, operate on it, prove it, let
 	$(BIN)/python notebooks/demo.py
 
 test: lint types  ## what CI runs: lint, types, tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
 test-all: lint types  ## the slow tests too
 	$(BIN)/python -m pytest

@@ -96,7 +96,7 @@ UNARY: dict[str, Callable[..., Tensor]] = {
 """Op type -> function of x."""
 
 
-_SIGMOID, _GELU, _ELU, _SOFTPLUS = map(_steady, (torch.sigmoid, F.gelu, F.elu, F.softplus))
+_SIGMOID, _GELU, _ELU, _SOFTPLUS = (_steady(f) for f in (torch.sigmoid, F.gelu, F.elu, F.softplus))
 
 
 def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -136,7 +136,7 @@ def _repair(
 
 def _of_layers(model: str) -> bool:
     """Is it a neural network, or a pipeline with one?"""
-    from anesurgery.neuralnetwork.editing.operating import networks_of
+    from anesurgery.neuralnetwork.spec import networks_of
     from anesurgery.placement.models import spec_of
 
     return bool(networks_of(spec_of(model)))

@@ -6,12 +6,13 @@ The meaning of the fields is that of the comments in `NeuralNetwork.proto` of co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from anesurgery.errors import LoadError
+from anesurgery.files.package import PIPELINES
 from anesurgery.mil import Array
 
 NETWORKS = ("neuralNetwork", "neuralNetworkClassifier", "neuralNetworkRegressor")
@@ -27,6 +28,32 @@ EXACT = 1
 def network_of(spec: Any) -> Any:
     """The network in the specification of a model that is one of `NETWORKS`."""
     return getattr(spec, spec.WhichOneof("Type"))
+
+
+def networks_of(spec: Any) -> list[Any]:
+    """The specifications that hold a network: the model itself, or models of a pipeline."""
+    kind = spec.WhichOneof("Type")
+    if kind in NETWORKS:
+        return [spec]
+    if kind not in PIPELINES:
+        return []
+    return [found for part in PIPELINES[kind](spec).models for found in networks_of(part)]
+
+
+def nested_networks(layer: Any) -> list[Any]:
+    """The networks inside a layer: those of a branch or a loop."""
+    kind = layer.WhichOneof("layer")
+    if kind == "branch":
+        return [layer.branch.ifBranch, layer.branch.elseBranch]
+    return [layer.loop.conditionNetwork, layer.loop.bodyNetwork] if kind == "loop" else []
+
+
+def walk_layers(network: Any, depth: int = 0) -> Iterator[tuple[Any, int]]:
+    """The layers of a network in file order with their depth, each before those of the networks inside it."""
+    for layer in network.layers:
+        yield layer, depth
+        for inner in nested_networks(layer):
+            yield from walk_layers(inner, depth + 1)
 
 
 def is_legacy(network: Any) -> bool:
@@ -150,4 +177,15 @@ def _by_channel(values: Any, codes: Array, what: str, axis: int, name: str) -> A
     return found.reshape(shape)
 
 
-__all__ = ["DAMAGED", "EXACT", "NETWORKS", "is_legacy", "network_of", "unknown_choice", "weights"]
+__all__ = [
+    "DAMAGED",
+    "EXACT",
+    "NETWORKS",
+    "is_legacy",
+    "nested_networks",
+    "network_of",
+    "networks_of",
+    "unknown_choice",
+    "walk_layers",
+    "weights",
+]

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any
 
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.importing import import_network
-from anesurgery.neuralnetwork.spec import network_of
+from anesurgery.neuralnetwork.spec import network_of, walk_layers
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
 from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
@@ -62,7 +63,7 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
         Where no ML Program can be made of the network, a note says why.
     """
     network = getattr(spec, spec.WhichOneof("Type"))
-    layers = [found for found in walk(network) if found.kind != "loadConstant"]
+    layers = [found for found in starmap(_Layer, walk_layers(network)) if found.kind != "loadConstant"]
     shapes = _shapes(spec, layers)
     rows = [_row(index, layer, target, shapes) for index, layer in enumerate(layers)]
     numbers, segments = _segments(layers, rows, shapes, {f.name for f in spec.description.output})
@@ -76,21 +77,6 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
         None,
         (*_notes(rows, target), *_obstacle(spec)),
     )
-
-
-def walk(network: Any, depth: int = 0) -> Iterator[_Layer]:
-    """The layers of a network in file order, each followed by those of the networks nested in it."""
-    for spec in network.layers:
-        yield _Layer(spec, depth)
-        for nested in _nested(spec):
-            yield from walk(nested, depth + 1)
-
-
-def _nested(layer: Any) -> list[Any]:
-    kind = layer.WhichOneof("layer")
-    if kind == "branch":
-        return [layer.branch.ifBranch, layer.branch.elseBranch]
-    return [layer.loop.conditionNetwork, layer.loop.bodyNetwork] if kind == "loop" else []
 
 
 def _row(index: int, layer: _Layer, target: Target, shapes: dict[str, tuple[int, ...]]) -> OpRow:

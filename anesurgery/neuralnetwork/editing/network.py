@@ -8,19 +8,11 @@ from typing import Any
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.blob_shapes import Blobs
-from anesurgery.neuralnetwork.spec import is_legacy, network_of
+from anesurgery.neuralnetwork.spec import is_legacy, nested_networks, network_of, walk_layers
 
 FOURTH = 600
 """Field number of `NeuralNetworkLayer` from which on a layer type needs specification 4 (iOS 13, macOS 10.15):
 the format's definition lists the layers of its first releases below it."""
-
-
-def nested_networks(message: Any) -> list[Any]:
-    """The networks inside a layer: those of a branch or a loop."""
-    kind = message.WhichOneof("layer")
-    if kind == "branch":
-        return [message.branch.ifBranch, message.branch.elseBranch]
-    return [message.loop.conditionNetwork, message.loop.bodyNetwork] if kind == "loop" else []
 
 
 @dataclass(eq=False)
@@ -70,11 +62,12 @@ class Node:
 
 
 def blobs_inside(message: Any) -> Iterator[str]:
-    """All blobs that the networks inside a layer speak of."""
+    """All blobs that the networks inside a layer name."""
     for network in nested_networks(message):
-        for layer in network.layers:
+        for layer, _ in walk_layers(network):
             yield from [*layer.input, *layer.output]
-            yield from blobs_inside(layer)
+            if layer.WhichOneof("layer") == "loop":
+                yield layer.loop.conditionVar
     if message.WhichOneof("layer") == "loop":
         yield message.loop.conditionVar
 

@@ -14,16 +14,16 @@ from tqdm import tqdm
 
 from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.errors import LoadError, ProofError, SurgeryError
-from anesurgery.files.package import PIPELINES, Loaded, locate, read_spec
+from anesurgery.files.package import Loaded, locate, read_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.files.writing import check_target, write_whole
 from anesurgery.mil import Array, Program, ct, quiet_host
 from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
 from anesurgery.neuralnetwork.editing.network import Network
 from anesurgery.neuralnetwork.importing import import_network
-from anesurgery.neuralnetwork.spec import NETWORKS, network_of
+from anesurgery.neuralnetwork.spec import network_of, networks_of, walk_layers
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.networks import inspect_network, walk
+from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
@@ -179,16 +179,6 @@ def _read(model: Any) -> tuple[Loaded, Path | None]:
     return Loaded(Program(), read_spec(file), source.resolve()), file
 
 
-def networks_of(spec: Any) -> list[Any]:
-    """The specifications that hold a network: the model itself, or models of a pipeline."""
-    kind = spec.WhichOneof("Type")
-    if kind in NETWORKS:
-        return [spec]
-    if kind not in PIPELINES:
-        return []
-    return [found for part in PIPELINES[kind](spec).models for found in networks_of(part)]
-
-
 def _operate(spec: Any, steps: Sequence[LayerPass], session: Session, quiet: bool) -> None:
     network = Network(spec)
     for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
@@ -239,7 +229,7 @@ def _said(session: Session, steps: Sequence[LayerPass], networks: Sequence[Any])
     """What holds of passes that changed something, and which layers no pass looks at."""
     used = {change.pass_name for change in session.changes}
     yield from (f"{step.name}: {step.caveat}" for step in steps if step.caveat and step.name in used)
-    inside = sum(row.depth > 0 for spec in networks for row in walk(network_of(spec)))
+    inside = sum(depth > 0 for spec in networks for _, depth in walk_layers(network_of(spec)))
     if inside:
         yield f"{inside} layers inside branches and loops are left alone: no pass looks there"
 

@@ -18,6 +18,7 @@ from anesurgery.mil import Var, mb
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers.blob_axes import scalar, whole
 from anesurgery.neuralnetwork.layers.layer_table import layer
+from anesurgery.neuralnetwork.spec import nested_networks
 
 NEARLY_ZERO = np.float32(1e-6)
 """A condition holds if its absolute value is above this (builder of coremltools, `add_branch`)."""
@@ -80,18 +81,11 @@ def _holds(ctx: Context, x: Var) -> Var:
 # -- what a network writes ---------------------------------------------------------------------------------
 
 
-def _nested(layer: Any) -> list[Any]:
-    """The networks inside a layer."""
-    kind = layer.WhichOneof("layer")
-    names = {"branch": ("ifBranch", "elseBranch"), "loop": ("conditionNetwork", "bodyNetwork")}
-    return [getattr(getattr(layer, kind), name) for name in names.get(kind, ())]
-
-
 def _jumps(network: Any) -> set[str]:
     """The breaks and continues that a network holds, without those of loops inside it."""
     kinds = {layer.WhichOneof("layer") for layer in network.layers} & JUMPS.keys()
     inner = (layer for layer in network.layers if layer.WhichOneof("layer") == "branch")
-    return kinds.union(*(_jumps(n) for layer in inner for n in _nested(layer)))
+    return kinds.union(*(_jumps(n) for layer in inner for n in nested_networks(layer)))
 
 
 def _written(network: Any) -> Iterator[str]:
@@ -99,7 +93,7 @@ def _written(network: Any) -> Iterator[str]:
     for made in network.layers:
         yield from made.output
         yield from JUMPS.get(made.WhichOneof("layer"), ())
-        for inner in _nested(made):
+        for inner in nested_networks(made):
             yield from _written(inner)
 
 
@@ -107,7 +101,7 @@ def _read(network: Any) -> Iterator[str]:
     """Every blob that a network may read."""
     for reader in network.layers:
         yield from reader.input
-        for inner in _nested(reader):
+        for inner in nested_networks(reader):
             yield from _read(inner)
 
 
@@ -117,7 +111,7 @@ def _surely(network: Any) -> set[str]:
     for made in network.layers:
         found |= set(made.output)
         if made.WhichOneof("layer") == "branch":
-            found |= set.intersection(*(_surely(n) for n in _nested(made)))
+            found |= set.intersection(*(_surely(n) for n in nested_networks(made)))
         if _halting(made):
             break
     return found

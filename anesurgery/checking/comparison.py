@@ -32,13 +32,23 @@ class Comparison:
 
     @property
     def psnr(self) -> float:
-        """The PSNR of the worst output."""
-        return min((o.psnr for o in self.outputs), default=math.inf)
+        """The PSNR of the worst output; NaN where nothing was measured of one."""
+        found = [o.psnr for o in self.outputs]
+        return math.nan if any(map(math.isnan, found)) else min(found, default=math.inf)
 
     @property
     def ok(self) -> bool:
-        """Does every output reach the gate, with nothing undefined on one side only?"""
-        return all(o.psnr >= self.gate and o.bad == 0 for o in self.outputs)
+        """Does every output reach the gate by finite values, with nothing undefined on one side only?"""
+        return all(o.psnr >= self.gate and not o.failure for o in self.outputs)
+
+    @property
+    def verdict(self) -> str:
+        """How the numbers stand to the gate, what no number says, and where it begins; in words."""
+        failures = [o.failure for o in self.outputs if o.failure]
+        measured = [o.psnr for o in self.outputs if not o.is_vacuous]
+        worst = [f"worst PSNR {min(measured):.1f} dB, gate {self.gate:g} dB"] if measured else []
+        place = [f"first diverging op: {self.first_divergence}"] if self.first_divergence else []
+        return "; ".join([*worst, *failures, *place])
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -48,6 +58,7 @@ class Comparison:
             "precision": self.precision,
             "gate_db": self.gate,
             "psnr_db": _plain(self.psnr),
+            "verdict": self.verdict,
             "first_divergence": self.first_divergence,
             "outputs": rows,
             "interface_changes": list(self.words),

@@ -21,7 +21,8 @@ class OutputComparison:
     name: str
     shape: tuple[int, ...]
     psnr: float
-    """20 log10(largest |a| / root mean square of a - b), in dB; infinite when equal."""
+    """20 log10(largest |a| / root mean square of a - b), in dB; infinite when equal; NaN where no element is
+    finite on both sides, so that nothing was measured."""
     max_abs: float
     max_rel: float
     """`max_abs` over the largest |a|."""
@@ -30,7 +31,22 @@ class OutputComparison:
     top_k: float | None
     """Share of rows whose best entry in `a` is among the five best of `b`."""
     bad: int
-    """Elements that are NaN or infinite on one side only."""
+    """Elements that are NaN or infinite on one side only, or in different ways."""
+    compared: int
+    """Elements that are finite on both sides: all that the other numbers speak about."""
+
+    @property
+    def is_vacuous(self) -> bool:
+        """Are there elements, and none of them finite on both sides?"""
+        return self.compared == 0 and 0 not in self.shape
+
+    @property
+    def failure(self) -> str:
+        """What is wrong whatever the gate is, in words; empty if nothing is."""
+        if self.bad:
+            what = "element is" if self.bad == 1 else "elements are"
+            return f"{self.name}: {self.bad:,} {what} NaN or infinite on one side only"
+        return f"{self.name}: no finite value was compared" if self.is_vacuous else ""
 
 
 def compare_arrays(name: str, a: Array, b: Array) -> OutputComparison:
@@ -48,15 +64,18 @@ def compare_arrays(name: str, a: Array, b: Array) -> OutputComparison:
     peak = float(np.abs(np.where(np.isfinite(x), x, 0)).max(initial=0.0))
     max_abs = float(apart.max(initial=0.0))
     kl, top_k = _rows(x, y)
+    compared = int(finite.sum())
+    ratio = psnr(peak, float(np.sqrt(np.mean(apart**2))) if apart.size else 0.0)
     return OutputComparison(
         name,
         tuple(a.shape),
-        psnr(peak, float(np.sqrt(np.mean(apart**2))) if apart.size else 0.0),
+        ratio if compared or not apart.size else math.nan,
         max_abs,
         max_abs / peak if peak else max_abs,
         kl,
         top_k,
         int((~agree & ~finite).sum()),
+        compared,
     )
 
 
@@ -69,7 +88,7 @@ def psnr(peak: float, rms: float) -> float:
 
 def _rows(x: Array, y: Array) -> tuple[float | None, float | None]:
     """KL divergence and top-k containment over the last axis."""
-    if x.ndim == 0 or x.shape[-1] < 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
+    if x.ndim == 0 or x.shape[-1] < 2 or not x.size or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None, None
     a, b = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
     log_p, log_q = _log_softmax(a), _log_softmax(b)

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from anesurgery.display import Drawn
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret import Listener, Predictor
 from anesurgery.interpret.arithmetic.saturation import CEILING, SUMS, bound
-from anesurgery.mil import Operation, Var, producer
+from anesurgery.interpret.features import as_array
+from anesurgery.mil import Operation, Var, np_dtype, producer
 
 Values = Mapping[str, Any]
 
@@ -34,7 +36,7 @@ class Hazard:
     """ "fp32", "fp16" or "ane" (with its chip)."""
     kind: str
     """ "overflow" (beyond 65504), "saturates" (a sum of products reaches 32768), "may saturate" (it can, in
-    some order of its terms), "nan", "infinite" (already in fp32)."""
+    some order of its terms), "nan", "infinite"."""
     value: float
     """The magnitude that shows it, from the exact run."""
     remedy: str | None
@@ -62,7 +64,9 @@ class OpRange:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude."""
+        """The largest magnitude; NaN where there was one."""
+        if math.isnan(self.minimum):
+            return math.nan
         return max(abs(self.minimum), abs(self.maximum)) if self.minimum <= self.maximum else 0.0
 
 
@@ -73,11 +77,20 @@ class Ranges(Drawn):
     rows: tuple[OpRange, ...]
     samples: int
     arithmetic: str
+    unsound: tuple[str, ...] = ()
+    """Inputs that hold NaN or infinities: what comes of them says nothing about the model."""
 
     @property
     def ok(self) -> bool:
-        """Does nothing leave fp16 or the engine's arithmetic?"""
-        return not any(row.hazards for row in self.rows)
+        """Were finite numbers tried, and does nothing leave fp16 or the engine's arithmetic?"""
+        return not self.unsound and not any(row.hazards for row in self.rows)
+
+    @property
+    def verdict(self) -> str:
+        """What the certificate says, in words."""
+        if self.unsound:
+            return f"not checked: {', '.join(self.unsound)} holds NaN or infinities; give finite inputs"
+        return "nothing leaves fp16 or the engine's arithmetic" if self.ok else "see the hazards"
 
     @property
     def first(self) -> dict[str, OpRange]:
@@ -97,6 +110,8 @@ class Ranges(Drawn):
             "ok": self.ok,
             "samples": self.samples,
             "arithmetic": self.arithmetic,
+            "verdict": self.verdict,
+            "unsound_inputs": list(self.unsound),
             "first": first,
             "ops": rows,
         }
@@ -145,14 +160,28 @@ def ranges(
             hazard = _hazard(row, precision, nan)
             row.hazards += [] if hazard in row.hazards else [hazard]
     _add_possible(exact.rows.values(), engine)
-    return Ranges(tuple(exact.rows.values()), len(samples), engine)
+    return Ranges(tuple(exact.rows.values()), len(samples), engine, _unsound(first, samples))
+
+
+def _unsound(model: Predictor, samples: Iterable[Values]) -> tuple[str, ...]:
+    """The inputs that hold NaN or infinities in the dtype that the model takes, by name."""
+    dtypes = {n: np_dtype(v) for e in model.executables for n, v in e.function.inputs.items()}
+    found: dict[str, None] = {}
+    for name, value in (pair for values in samples for pair in values.items()):
+        array = as_array(name, value)
+        if array.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                array = array.astype(dtypes.get(name, array.dtype))
+            found |= {} if np.isfinite(array).all() else {name: None}
+    return tuple(found)
 
 
 def _hazard(row: OpRange, arithmetic: str, nan: bool) -> Hazard:
     """What broke at an op: in the exact arithmetic already, or only in the narrow one."""
     value = row.largest
     if not math.isfinite(value):
-        return Hazard("fp32", "infinite", value, _remedy(row.op_type, "infinite"))
+        kind = "nan" if math.isnan(value) else "infinite"
+        return Hazard("fp32", kind, value, _remedy(row.op_type, kind))
     if nan:
         return Hazard(arithmetic, "nan", value, _remedy(row.op_type, "nan"))
     saturates = arithmetic != "fp16" and row.op_type in SUMS and value <= 65504

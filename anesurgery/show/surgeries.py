@@ -111,12 +111,8 @@ def _comparison_table(comparison: Comparison) -> Table:
 
 def comparison_group(comparison: Comparison) -> Group:
     """A comparison as a table and a verdict."""
-    said = "ok" if comparison.ok else "FAILED"
-    verdict = f"{said}: worst PSNR {comparison.psnr:.1f} dB, gate {comparison.gate:g} dB"
-    parts: list[Any] = [_comparison_table(comparison), Text(f"{verdict} ({comparison.precision} arithmetic)")]
-    if comparison.first_divergence:
-        parts.append(Text(f"first diverging op: {comparison.first_divergence}"))
-    return Group(*parts)
+    verdict = f"{'ok' if comparison.ok else 'FAILED'}: {comparison.verdict}"
+    return Group(_comparison_table(comparison), Text(f"{verdict} ({comparison.precision} arithmetic)"))
 
 
 def surgery_group(surgery: Surgery) -> Group:
@@ -192,8 +188,8 @@ def ranges_group(ranges: Ranges) -> Group:
         Text(f"first in {arithmetic}: {row.op_type} {row.name}", style="red")
         for arithmetic, row in ranges.first.items()
     ]
-    said = "nothing leaves fp16 or the engine's arithmetic" if ranges.ok else "see the hazards"
-    words = f"{len(ranges.rows)} ops over {ranges.samples} samples, {ranges.arithmetic} is an estimate: {said}"
+    over = f"{len(ranges.rows)} ops over {ranges.samples} samples, {ranges.arithmetic} is an estimate"
+    words = f"{over}: {ranges.verdict}"
     return Group(table, *first, Text(words))
 
 

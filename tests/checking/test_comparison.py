@@ -11,9 +11,11 @@ import pytest
 
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.metrics import compare_arrays
-from anesurgery.errors import InterfaceError
+from anesurgery.errors import InterfaceError, ProofError
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.mil import Array, Program, Var, ct, mb, types
+from anesurgery.show.surgeries import as_text, comparison_group
+from anesurgery.surgery import apply
 
 A = np.random.default_rng(0).standard_normal((4, 50)).astype(np.float32)
 
@@ -58,6 +60,46 @@ def test_undefined_numbers_on_one_side_count() -> None:
     b[0, 0], b[1, 1] = np.nan, np.inf
     assert compare_arrays("y", A, b).bad == 2
     assert compare_arrays("y", b, b.copy()).bad == 0
+
+
+def undefined(value: float) -> Program:
+    """Adds NaN or an infinity to whatever comes in."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.add(x=x, y=np.float32(value), name="y")
+
+    return program
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nothing_finite_compared_is_a_failure(value: float) -> None:
+    row = compare_arrays("y", A * value, A * value)
+    assert (row.bad, row.compared, row.is_vacuous) == (0, 0, True)
+    found = compare(undefined(value), undefined(value))
+    assert not found.ok
+    assert found.verdict == "y: no finite value was compared"
+    assert math.isnan(found.psnr)
+    assert "FAILED: y: no finite value was compared" in as_text(comparison_group(found))
+    with pytest.raises(ProofError, match="no finite value was compared"):
+        apply(undefined(value), "negate_subtract", prove="both", quiet=True)
+
+
+def test_one_finite_value_is_compared() -> None:
+    a = np.array([math.nan, 2.0])
+    assert compare_arrays("y", a, a.copy()).failure == ""
+    assert compare_arrays("y", np.zeros((0, 3)), np.zeros((0, 3))).failure == ""
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(math.nan, 1), (1, math.inf), (math.nan, math.inf), (math.inf, -math.inf)]
+)
+def test_undefined_on_one_side_only_fails_and_says_so(a: float, b: float) -> None:
+    row = compare_arrays("y", np.array([1.0, a]), np.array([1.0, b]))
+    assert row.failure == "y: 1 elements are NaN or infinite on one side only"
+    found = compare(undefined(a), undefined(b))
+    assert not found.ok
+    assert "y: 6 elements are NaN or infinite on one side only" in found.verdict
 
 
 def test_other_shapes_are_an_error() -> None:

@@ -76,6 +76,20 @@ def test_a_mask_of_infinities_names_the_pass() -> None:
     assert hazard.remedy in registry.pass_names()
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
+def test_inputs_that_are_not_finite_show_nothing(value: float) -> None:
+    found = ane.ranges(program_of(scores, 1, 2), {"x": np.array([[value, 1.0]])})
+    assert not found.ok
+    assert found.unsound == ("x",)
+    assert "not checked: x holds NaN or infinities" in str(found)
+    assert "nothing leaves" not in str(found)
+
+
+def test_a_nan_in_exact_arithmetic_is_said_as_one() -> None:
+    found = ane.ranges(program_of(lambda x: mb.sqrt(x=x, name="root"), 1), {"x": np.array([-1.0])})
+    assert {(h.arithmetic, h.kind) for row in found.rows for h in row.hazards} == {("fp32", "nan")}
+
+
 def test_it_can_be_read_and_written() -> None:
     found = ane.ranges(program_of(scores, 1, 2), {"x": np.array([[150.0, 60.0]])}, chip="M1")
     text = str(found)

@@ -194,7 +194,7 @@ CONVERSIONS: dict[str, Convert] = {
     **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _logical("logical_or")),
     **dict.fromkeys(("xor", "__xor__", "ixor", "bitwise_xor"), _logical("logical_xor")),
 }
-"""Torch operation, as the front end names it -> converter; one that coremltools brings itself is left alone."""
+"""Torch operation, as the front end names it -> converter; one that coremltools has of its own is kept."""
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": _with_grouped_heads,

@@ -1,6 +1,6 @@
-"""The older `.mlmodel` format: networks of layers, read and built anew as ML Programs.
+"""The older `.mlmodel` format: networks of layers, read and rebuilt as ML Programs.
 
-`upgrade` is the way in, `context` builds the layers one after the other by the table of `layers`, whose
-functions stand in a module for each family; `ports` knows inputs and outputs, `spec` weights.
-`editing` rewrites networks.
+`upgrade` is the entry, `importing` makes the program, `context` builds layer after layer by the functions in
+`layers/` (a file for each family), `ports` knows inputs and outputs, `spec` reads weights. `editing` rewrites
+networks.
 """

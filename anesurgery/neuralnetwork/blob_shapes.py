@@ -1,6 +1,6 @@
 """Shapes and constants of the blobs of a network, found by building its layers as MIL ops.
 
-What an edit adds is built on top, so that old and new values stand side by side and can be compared.
+What an edit adds is built on top, so that old and new values exist side by side and can be compared.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Blobs:
         self.missing: dict[str, str] = {}
         """Why a blob is unknown."""
         self.errors: list[LoadError] = []
-        """Of the layers that cannot be built, but for custom ones, whose code is not in the file."""
+        """Of the layers that cannot be built, custom ones excepted: their code is not in the file."""
         inputs = {f.name: ports.placeholder(f) for f in description.input}
         self.function = Function(inputs, opset_version=OPSET)  # type: ignore[call-arg]
         with self.function:
@@ -73,7 +73,7 @@ class Blobs:
         return self.ctx.env.get(blob)
 
     def shape(self, blob: str) -> tuple[int | None, ...] | None:
-        """The shape with its true rank; None for a size known at run time only; None if nothing is known."""
+        """The shape with its true rank; None for a dynamic size; None if nothing is known."""
         var = self.var(blob)
         if var is None:
             return None

@@ -102,7 +102,7 @@ class Context:
         """The sizes of some axes (all by default), which must be known.
 
         Raises:
-            LoadError: one is known at run time only.
+            LoadError: one is dynamic.
         """
         found = [x.shape[a] for a in (range(x.rank) if axes is None else axes)]
         if any(is_symbolic(d) for d in found):
@@ -140,7 +140,7 @@ class Context:
         unknown = [i for i, d in enumerate(shape) if is_symbolic(d)]
         sizes = [-1 if is_symbolic(d) else int(d) for d in shape]
         if len(unknown) + sizes.count(-1) - len(unknown) > 1:
-            raise self.error("reshapes two axes that are known at run time only; fix the input's shape")
+            raise self.error("reshapes two dynamic axes; fix the input's shape")
         return cast(Var, mb.reshape(x=x, shape=sizes))
 
     def whole(self, x: Var) -> Var:
@@ -211,7 +211,7 @@ class Context:
         if makers:
             raise self.error(
                 f"reads the blob {name!r}, which only a later layer makes ({makers[0]!r}): a cycle, or a wrong "
-                "order; let the layers stand in the order in which they run"
+                "order; sort the layers in the order in which they run"
             )
         known = UnknownName("blob", name, self.env)
         raise self.error(f"reads the blob {name!r}, which nothing makes; {known}")

@@ -1,7 +1,7 @@
 """Make an ML Program of a neural network: its layers as ops, its interface as it was.
 
 Names, types, images, labels, defaults and metadata of the description are kept. What an ML Program cannot say
-is changed, and told in the notes of the result: 64 bit floats become 32 bit ones, arrays of five axes get the
+is changed, and listed in the notes of the result: 64 bit floats become 32 bit ones, arrays of five axes get the
 shapes that are stated, names become identifiers, an optional input without a default gets 0.
 """
 
@@ -93,7 +93,7 @@ def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program
 
 
 def _check_through(description: Any) -> None:
-    """In an ML Program no two values have one name, so no input may be handed through as an output."""
+    """In an ML Program no two values have one name, so no input may be an output as well."""
     for name in {f.name for f in description.input} & {f.name for f in description.output}:
         raise LoadError(
             f"{name!r} is an input and an output, which an ML Program cannot have; rename one of them"

@@ -1,4 +1,4 @@
-"""Names of a program made from a network: after the blobs, unique, and such as MIL takes."""
+"""Names of a program made from a network: those of the blobs, made unique and valid in MIL."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Names:
         """Those that have their name."""
 
     def fresh(self, wish: str) -> str:
-        """The wish, or the wish with a number behind it."""
+        """The wish, or the wish with a number appended."""
         name = identifier(wish)
         name = next(n for i in count() if (n := f"{name}_{i}" if i else name) not in self._taken)
         self._taken.add(name)

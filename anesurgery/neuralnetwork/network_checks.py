@@ -39,7 +39,7 @@ def check(spec: Any) -> None:
 
 
 def _check_names(description: Any) -> None:
-    """Each input has a name of its own, and each output; an output may be an input that is handed through."""
+    """Each input has a name of its own, and each output; an output may be an input as well."""
     for what, features in (("input", description.input), ("output", description.output)):
         for name, count in Counter(f.name for f in features).items():
             if not name:

@@ -30,7 +30,7 @@ def upgrade_pipeline(
         build: makes a program of a network.
 
     Returns:
-        An MLModel whose description is that of `spec`, and what changed.
+        An MLModel with the description of `spec`, and what changed.
 
     Raises:
         LoadError: a part cannot be built, a part that stays reads a name that changed, or there is one only.

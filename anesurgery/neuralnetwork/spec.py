@@ -22,7 +22,7 @@ DAMAGED = "the file is damaged, export it again"
 _LARGE = ("WeightParams", "NeuralNetwork")
 """Messages within parameters that have no choices of the layer itself."""
 EXACT = 1
-"""`EXACT_ARRAY_MAPPING`, and `RANK4_IMAGE_MAPPING` likewise: shapes are what the description says."""
+"""`EXACT_ARRAY_MAPPING`, and `RANK4_IMAGE_MAPPING`: shapes are those of the description."""
 
 
 def network_of(spec: Any) -> Any:
@@ -135,7 +135,7 @@ def _factor(quantization: Any, what: str) -> float:
 
 
 def _codes(params: Any, count: int, what: str) -> Array:
-    """The unsigned integers of a packed weight; the bits of each stand from high to low, without gaps."""
+    """The unsigned integers of a packed weight; the bits of each run from high to low, without gaps."""
     bits, raw = int(params.quantization.numberOfBits), np.frombuffer(params.rawValue, np.uint8)
     if not 1 <= bits <= 8:
         raise LoadError(f"{what} has numbers of {bits} bits, expected 1 to 8; {DAMAGED}")

@@ -28,7 +28,7 @@ def upgrade(model: Any, custom: Custom | None = None) -> Any:
             with the MIL values that it reads; it gives the MIL value of its output, or a list of values.
 
     Returns:
-        An MLModel; what changed stands in its metadata, under `NOTES`.
+        An MLModel; what changed is in its metadata, under `NOTES`.
 
     Raises:
         LoadError: it cannot be read or built; the layer is named.

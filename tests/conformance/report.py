@@ -113,6 +113,11 @@ def loose(row: Row) -> bool:
     return bool(row["outcome"] == "passed" and row["compared"] and row["predictions"] and row["error"] > gate)
 
 
+def held_to_half(row: Row) -> bool:
+    """Would a test have failed by its own tolerance, and passed as a program of half floats (`comparing`)?"""
+    return bool(row["outcome"] == "passed" and row["half"])
+
+
 def known_loose(row: Row) -> str:
     """Why a test passes only loosely, where somebody looked; "" elsewhere."""
     return _first(LOOSE, row["test"])
@@ -124,8 +129,8 @@ GROUPS = ("passed", "failed", "before a prediction", "outside", "skipped", "xfai
 def table(suites: dict[str, list[Row]]) -> str:
     """Counts by suite, as Markdown."""
     lines = [
-        f"| suite | tests | {' | '.join(GROUPS)} | share passed | predictions | loose |",
-        "|---" * 12 + "|",
+        f"| suite | tests | {' | '.join(GROUPS)} | share passed | predictions | loose | held to fp16 |",
+        "|---" * 13 + "|",
     ]
     for name, rows in suites.items():
         counts = Counter(map(group, rows))
@@ -134,7 +139,7 @@ def table(suites: dict[str, list[Row]]) -> str:
         predictions = sum(row["predictions"] for row in rows)
         lines.append(
             f"| {name} | {len(rows)} | {' | '.join(str(counts[g]) for g in GROUPS)} | {share} | {predictions} "
-            f"| {sum(map(loose, rows))} |"
+            f"| {sum(map(loose, rows))} | {sum(map(held_to_half, rows))} |"
         )
     return "\n".join(lines)
 
@@ -154,7 +159,16 @@ def listing(suites: dict[str, list[Row]]) -> str:
     for row in (r for rows in suites.values() for r in rows if loose(r)):
         size = f"{row['stored']}, relative error {row['error']:.1e}"
         wide[known_loose(row) or size].append(row["test"])
-    return "\n".join([*parts, _section("passed by a loose tolerance", wide)])
+    halves: dict[str, list[str]] = defaultdict(list)
+    for row in (r for rows in suites.values() for r in rows if held_to_half(r)):
+        halves[f"off by {row['error'] / HALF:.1f} units in the last place of fp16"].append(row["test"])
+    return "\n".join(
+        [
+            *parts,
+            _section("passed by a loose tolerance", wide),
+            _section("outside their own tolerance for fp32, within that of a program of half floats", halves),
+        ]
+    )
 
 
 def _section(title: str, found: dict[str, list[str]]) -> str:

@@ -38,6 +38,15 @@ def test_they_do_compare_numbers_and_closely(suites: Any) -> None:
     assert len(loose) <= 0.01 * len(rows), loose
 
 
+def test_what_only_passes_as_half_floats_is_counted_and_rare(suites: Any) -> None:
+    rows = [row for rows in suites.values() for row in rows if report.group(row) == "passed"]
+    held = [row["test"] for row in rows if report.held_to_half(row)]
+    assert len(held) <= 0.01 * len(rows), held
+    shown = report.listing({"held": [{**rows[0], "half": 2, "error": 2 * report.HALF}]})
+    assert "off by 2.0 units in the last place of fp16" in shown
+    assert rows[0]["test"] in shown
+
+
 def test_no_pass_of_ours_makes_a_program_wrong(suites: Any) -> None:
     rewritten = [one for rows in suites.values() for row in rows for one in row["rewriting"]]
     assert [one for one in rewritten if one["outcome"] in ("wrong", "crash")] == []

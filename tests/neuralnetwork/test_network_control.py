@@ -208,8 +208,8 @@ def test_a_loop_is_saved_and_read_again(jump: str, tmp_path: Path) -> None:
     ("fill", "words"),
     [
         (lambda b: counting(b), "layer 'l' .*never ends"),
-        (lambda b: b.add_loop_break("stop"), "layer 'stop' .*stands outside of a loop"),
-        (lambda b: b.add_loop_continue("on"), "layer 'on' .*stands outside of a loop"),
+        (lambda b: b.add_loop_break("stop"), "layer 'stop' .*is outside a loop"),
+        (lambda b: b.add_loop_continue("on"), "layer 'on' .*is outside a loop"),
     ],
 )
 def test_wrong_loops_are_explained(fill: Callable[[Any], Any], words: str) -> None:

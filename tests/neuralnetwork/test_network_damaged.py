@@ -115,7 +115,7 @@ AXES = [
     ),
     Damaged("topK", {"axis": 1, "K": 1}, {"axis": 1, "K": 0}, "takes the 0 largest, expected at least 1"),
     Damaged("squeeze", {"axes": [0]}, {"axes": [4]}, "has axis 4, expected -4 to 3"),
-    Damaged("squeeze", {"axes": [-4]}, {"axes": [1]}, "takes away axis 1, whose size is 4, not 1"),
+    Damaged("squeeze", {"axes": [-4]}, {"axes": [1]}, "removes axis 1, whose size is 4, not 1"),
     Damaged(
         "splitND",
         {"axis": 1, "numSplits": 2},
@@ -381,7 +381,7 @@ def test_parts_need_not_be_equal(spoilt: Fields) -> None:
     assert [found[name].shape[1] for name in names] == [2, 1, 1]
 
 
-def test_sizes_that_are_known_at_run_time_only_are_not_checked() -> None:
+def test_dynamic_sizes_are_not_checked() -> None:
     spec = Damaged("crop", {}, {"cropAmounts": edges(4, 4)}, "").network({"cropAmounts": edges(4, 4)})
     array = spec.description.input[0].type.multiArrayType
     for low, high in ((1, 1), (4, 4), (8, 20), (6, 6)):

@@ -241,7 +241,7 @@ def unknown_overlap(n: Any) -> None:
             unknown_overlap,
             (BOXES, SCORES, numbers(0.5)),
             NMS_OUTPUTS,
-            "layer 'l' .*takes iouThreshold from a blob that is known at run time only",
+            "layer 'l' .*takes iouThreshold from a dynamic blob",
         ),
         (
             lambda n: n.add_embedding_nd("l", "x", "y", 4, 6, floats(6, 4)),

@@ -357,7 +357,7 @@ class Again(LayerRewrite):
         return None
 
 
-def test_sizes_known_at_run_time_only() -> None:
+def test_dynamic_sizes() -> None:
     layer = make_layer("pooling", ["x"], ["y"], kernelSize=[5, 5], stride=[1, 1], valid={})
     spec = make_network({"x": (1, 3, 9, 9)}, [layer], ["y"])
     array = spec.description.input[0].type.multiArrayType

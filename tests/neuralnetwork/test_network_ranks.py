@@ -384,7 +384,7 @@ def test_a_number_without_axes_is_reduced(every: bool) -> None:
 
 
 @pytest.mark.parametrize(("place", "wanted"), [(0, 5), (1, 3), (-1, 2)])
-def test_one_of_the_sizes_known_at_run_time_only(place: int, wanted: int) -> None:
+def test_one_of_the_sizes_is_dynamic(place: int, wanted: int) -> None:
     def fill(b: Any) -> None:
         b.add_get_shape("shape", "x", "shape")
         ends = [place + 1 or 9]

@@ -290,7 +290,7 @@ FLEXIBLE: dict[str, tuple[Fill, Callable[[Array], Array]]] = {
 
 @pytest.mark.parametrize("shape", [(5, 5, 5), (1, 4, 3)])
 @pytest.mark.parametrize("name", FLEXIBLE)
-def test_shapes_may_be_known_at_run_time_only(name: str, shape: tuple[int, ...]) -> None:
+def test_shapes_may_be_dynamic(name: str, shape: tuple[int, ...]) -> None:
     fill, expected = FLEXIBLE[name]
     spec = network(fill, CUBE)
     for _ in shape:
@@ -337,7 +337,7 @@ def test_axes_of_the_rank_5_mapping_count_the_sequence(name: str) -> None:
         (lambda n: n.add_transpose("l", [0, 1], "x", "y"), r"layer 'l' \(transpose\): orders 2 axes of 3"),
         (lambda n: n.add_rank_preserving_reshape("l", "x", "y", (0, -1)), "states 2 sizes for an input of 3"),
         (lambda n: n.add_range_dynamic("l", ["x"], "y", step=1), "takes one number, but its input is of"),
-        (lambda n: n.add_squeeze("l", "x", "y", axes=[1]), "takes away axis 1, whose size is 3"),
+        (lambda n: n.add_squeeze("l", "x", "y", axes=[1]), "removes axis 1, whose size is 3"),
     ],
 )
 def test_wrong_layers_are_explained(fill: Fill, words: str) -> None:
@@ -345,12 +345,12 @@ def test_wrong_layers_are_explained(fill: Fill, words: str) -> None:
         import_network(network(fill, CUBE))
 
 
-def test_strides_known_at_run_time_only_are_explained() -> None:
+def test_dynamic_strides_are_explained() -> None:
     def fill(n: Any) -> None:
         n.add_slice_dynamic("l", ["x", "z", "z", "w"], "y")
 
     spec = network(fill, floats(5), numbers(1), numbers(1))
-    with pytest.raises(LoadError, match="layer 'l' .*takes its strides from a blob that is known at run time"):
+    with pytest.raises(LoadError, match="layer 'l' .*takes its strides from a dynamic blob"):
         import_network(spec)
 
 

@@ -60,7 +60,7 @@ def activate(ctx: Context, params: Any, x: Var) -> Var:
 def _with_channels(ctx: Context, x: Var) -> tuple[Var, Callable[[Var], Var]]:
     """A value as (batch, channel, height, width), and the way back; of two axes, the last is the channel.
 
-    The specification asks for three axes, but converters write such layers behind matrix products.
+    The specification asks for three axes, but converters write such layers after matrix products.
     """
     if x.rank > 2:
         return ctx.images(x)
@@ -69,7 +69,7 @@ def _with_channels(ctx: Context, x: Var) -> tuple[Var, Callable[[Var], Var]]:
 
 
 def _each(ctx: Context, params: Any, image: Var, name: str) -> Array:
-    """A parameter for each channel, of which the file may hold but one."""
+    """A parameter for each channel; the file may hold a single one for all."""
     (channels,) = ctx.shape(image, [1])
     bits = 8 * len(params.rawValue)
     single = (

@@ -19,7 +19,7 @@ def of_rank(x: Var, rank: int) -> Var:
     """A blob with as many axes as the parameters of its layer count: leading ones of size 1 are left out.
 
     A sequence or batch of 1 is nothing to a layer that lists three axes (`make_image_input` of coremltools
-    writes such a transpose behind an image).
+    writes such a transpose after an image).
     """
     extra = list(range(x.rank - rank))
     if extra and all(not is_symbolic(x.shape[a]) and x.shape[a] == 1 for a in extra):
@@ -86,14 +86,13 @@ def known(ctx: Context, x: Var, what: str) -> Array:
     """
     if x.val is None:
         raise ctx.error(
-            f"takes {what} from a blob that is known at run time only, which an ML Program cannot express; "
-            "make it a constant"
+            f"takes {what} from a dynamic blob, which an ML Program cannot express; make it a constant"
         )
     return np.asarray(x.val, np.float32).reshape(-1)
 
 
 def of_each(values: Sequence[Any], rank: int, absent: int) -> list[int]:
-    """A number for each axis; where none is given, what stands for that.
+    """A number for each axis; a default where none is given.
 
     coremltools' builder writes flags and strides of five axes for a blob of any rank.
     """
@@ -116,7 +115,7 @@ def lengths(x: Var, *axes: int) -> Numbers:
 
 
 def joined(*parts: Numbers) -> Numbers:
-    """Lists of numbers one behind the other; empty arrays are left out."""
+    """Lists of numbers, concatenated; empty arrays are left out."""
     parts = tuple(p for p in parts if p.shape[0])
     arrays = [p for p in parts if not isinstance(p, Var)]
     if len(arrays) == len(parts):

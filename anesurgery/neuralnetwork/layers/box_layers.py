@@ -22,7 +22,7 @@ F = np.float32
 def non_maximum_suppression(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     """Boxes [b, n, 4] and scores [b, n, classes] to those of `maxBoxes`, their indices [b, m], the counts [b].
 
-    The inputs behind the scores are the thresholds of overlap and of scores, and the number of boxes. Missing
+    The inputs after the scores are the thresholds of overlap and of scores, and the number of boxes. Missing
     boxes are 0, missing indices -1. Where no score reaches the threshold, the best box alone stays.
     """
     boxes, scores = (of_rank(x, 3) for x in inputs[:2])

@@ -2,7 +2,7 @@
 
 A nested network sees the blobs around it and writes to them by `copy`. MIL's blocks return values instead:
 those of the blobs that existed before and are written inside, and of those that both sides of a branch make. A
-break or continue sets a flag, and the layers behind it run under the condition that the flag is not set.
+break or continue sets a flag, and the layers after it run under the condition that the flag is not set.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def loop_continue(ctx: Context, params: Any, inputs: list[Var]) -> None:
 
 def _jump(ctx: Context, kind: str) -> None:
     if HALTED not in ctx.env:
-        raise ctx.error("stands outside of a loop; move it into the body of one")
+        raise ctx.error("is outside a loop; move it into the body of one")
     ctx.env.update({flag: _flag(True) for flag in JUMPS[kind]})
 
 
@@ -125,7 +125,7 @@ def _halting(layer: Any) -> bool:
 
 
 def _run(ctx: Context, network: Any) -> None:
-    """Build a network; behind a layer that may break or continue, only for the case that it did not."""
+    """Build a network; after a layer that may break or continue, only for the case that it did not."""
     layers = list(network.layers)
     at = next((i for i, each in enumerate(layers) if _halting(each)), len(layers))
     ctx.build(Part(layers[: at + 1]))
@@ -272,7 +272,7 @@ def _one_round(ctx: Context, params: Any, jumps: set[str]) -> None:
 
 
 def _condition(ctx: Context, params: Any) -> None:
-    """Build the network of the condition (anew: what it made the last time is forgotten)."""
+    """Build the network of the condition again: what it made the last time is forgotten."""
     for made in params.conditionNetwork.layers:
         if made.WhichOneof("layer") != "copy" and GO_ON in ctx.env:
             for name in made.output:

@@ -52,7 +52,7 @@ def _indices(ctx: Context, indices: Var, x: Var, axes: Sequence[int]) -> Numbers
 
 
 def _check_places(ctx: Context, places: Array, ends: Array) -> None:
-    """Refuse a constant index that lies outside its axis."""
+    """Refuse a constant index outside its axis."""
     found, sizes_ = np.broadcast_arrays(places, ends)
     outside = (found < -sizes_) | (found >= sizes_)
     if outside.any():
@@ -64,7 +64,7 @@ def _check_places(ctx: Context, places: Array, ends: Array) -> None:
 
 @layer_nd("gather", inputs=2)
 def gather(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The slices along an axis that the second input lists, whose shape takes the place of the axis."""
+    """The slices along an axis that the second input lists; its shape replaces the axis."""
     x = inputs[0]
     indices = _indices(ctx, inputs[1], x, [params.axis])
     made: Var = mb.gather(x=x, indices=indices, axis=params.axis)
@@ -73,7 +73,7 @@ def gather(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("gatherND", inputs=2)
 def gather_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The slices at indices of several axes, which stand in the last axis of the second input."""
+    """The slices at indices of several axes, given along the last axis of the second input."""
     x = inputs[0]
     (count,) = ctx.shape(inputs[1], [-1])
     made: Var = mb.gather_nd(x=x, indices=_indices(ctx, inputs[1], x, range(count)))
@@ -150,7 +150,7 @@ def one_hot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     """The K largest (or smallest) numbers along an axis, sorted, and their indices.
 
-    Where K is known at run time only, all numbers are sorted, and cut off.
+    Where K is dynamic, all numbers are sorted, and cut off.
     """
     k = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array([params.K], np.int32)
     x, axis = inputs[0], within(ctx, params.axis, inputs[0].rank)
@@ -165,11 +165,11 @@ def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
 
 def _first(x: Var, count: Var, axis: int) -> Var:
     """The first slices along an axis."""
-    before, behind = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
+    before, after = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
     made: Var = mb.slice_by_index(
         x=x,
         begin=np.zeros(x.rank, np.int32),
-        end=joined(before, count, behind),
+        end=joined(before, count, after),
         end_mask=[a != axis for a in range(x.rank)],
     )
     return made

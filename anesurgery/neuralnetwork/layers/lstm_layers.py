@@ -50,7 +50,7 @@ def uni_directional(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
 
 @layer("biDirectionalLSTM", inputs=(1, 5))
 def bi_directional(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
-    """[y, h, c, h of the way back, c of the way back]; y holds both ways, one behind the other."""
+    """[y, h, c, backward h, backward c]; y holds both directions, concatenated."""
     if len(params.weightParams) != 2:
         raise ctx.error(f"has weights for {len(params.weightParams)} directions, not 2; export the model again")
     kinds = (params.activationsForwardLSTM, params.activationsBackwardLSTM)
@@ -162,10 +162,10 @@ def _op(
     direction = "bidirectional" if two else "reverse" if backward else "forward"
     h, c = (mb.concat(values=[states[i], states[2 + i]], axis=-1) if two else states[i] for i in (0, 1))
     weights = ways[0].weights
-    behind = {}
+    reverse = {}
     if two:
         back = ways[1].weights
-        behind = {
+        reverse = {
             "weight_ih_back": back.ih,
             "weight_hh_back": back.hh,
             "bias_back": back.bias,
@@ -183,7 +183,7 @@ def _op(
         output_sequence=every,
         clip=F(bound),
         **dict(zip(ROLES, ways[0].names, strict=True)),
-        **behind,
+        **reverse,
     )
     if not two:
         return y, [h, c]

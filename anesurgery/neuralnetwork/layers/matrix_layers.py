@@ -137,7 +137,7 @@ def permute(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer("concat", inputs=(2, None))
 def concat(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The inputs one behind the other along the channels, or along the sequence."""
+    """The inputs, concatenated along the channels or along the sequence."""
     if params.sequenceConcat or len({x.rank for x in inputs}) > 1:
         inputs = [ctx.five(x) for x in inputs]
     return mb.concat(values=inputs, axis=-5 if params.sequenceConcat else -3)
@@ -154,7 +154,7 @@ def split(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
 
 @layer("sequenceRepeat")
 def sequence_repeat(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The sequence several times, one behind the other."""
+    """The sequence, repeated."""
     x = ctx.five(inputs[0])
     reps = [1] * x.rank
     reps[-5] = int(params.nRepetitions) or 1

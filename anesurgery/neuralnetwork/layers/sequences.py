@@ -78,7 +78,7 @@ def stacked(ctx: Context, params: Any, gates: Sequence[str], size: tuple[int, in
 
 
 def activations(ctx: Context, found: Any, count: int) -> list[Any]:
-    """The activations of a layer, of which there must be `count`."""
+    """The activations of a layer; there must be `count` of them."""
     if len(found) != count:
         raise ctx.error(f"has {len(found)} activations, expected {count}; export the model again")
     return [_stated(params) for params in found]

@@ -59,7 +59,7 @@ def flatten_to_2d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 
 def _up_to(ctx: Context, axis: int, rank: int) -> int:
-    """An axis, or the place behind the last one."""
+    """An axis, or the place after the last one."""
     return axis if axis == rank else within(ctx, axis, rank)
 
 
@@ -73,7 +73,7 @@ def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         axes = [a % x.rank for a in each_within(ctx, params.axes, x.rank)]
     for axis in axes:
         if not is_symbolic(x.shape[axis]) and x.shape[axis] != 1:
-            raise ctx.error(f"takes away axis {axis}, whose size is {x.shape[axis]}, not 1")
+            raise ctx.error(f"removes axis {axis}, whose size is {x.shape[axis]}, not 1")
     return mb.squeeze(x=x, axes=sorted(axes)) if axes else x
 
 
@@ -110,7 +110,7 @@ def transpose(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("concatND", inputs=MANY)
 def concat_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The inputs one behind the other along an axis, or slice by slice in turn."""
+    """The inputs, concatenated along an axis or interleaved slice by slice."""
     values = [x if x.rank else mb.expand_dims(x=x, axes=[0]) for x in inputs]
     axis = within(ctx, params.axis, values[0].rank)
     made: Var = mb.concat(values=values, axis=axis, interleave=params.interleave)
@@ -191,7 +191,7 @@ def reverse_seq(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer("matrixBandPart")
 def matrix_band_part(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The last two axes as matrices, of which the diagonals near the main one stay; -1 lets all stay."""
+    """The last two axes as matrices; only the diagonals near the main one are kept, all of them at -1."""
     made: Var = mb.band_part(x=inputs[0], lower=params.numLower, upper=params.numUpper)
     return made
 

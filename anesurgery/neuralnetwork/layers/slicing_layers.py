@@ -22,7 +22,7 @@ def _slice(ctx: Context, x: Var, begin: Numbers, end: Numbers, stride: Sequence[
     _check_parts(ctx, x, begin, end, stride, flags)
     no_begin, no_end, drop = (np.array(f, bool) for f in flags)
     last = drop & no_begin & (np.array(stride) < 0)
-    if last.any():  # the first of a way back; MIL's op, told to take one element, has it begin at 0
+    if last.any():  # the first element, backwards: MIL's op with one element begins at 0
         no_begin = no_begin & ~last
         back = np.full(last.shape, -1, np.int32)
         begin = mb.select(cond=last, a=back, b=begin) if isinstance(begin, Var) else np.where(last, back, begin)
@@ -43,7 +43,7 @@ def _slice(ctx: Context, x: Var, begin: Numbers, end: Numbers, stride: Sequence[
 def _check_parts(
     ctx: Context, x: Var, begin: Numbers, end: Numbers, stride: Sequence[int], flags: Flags
 ) -> None:
-    """Refuse a slice that steps nowhere, or takes nothing of an axis whose size and ends are known."""
+    """Refuse a slice with stride 0, or one that is empty where size and ends are static."""
     if 0 in stride:
         raise ctx.error(f"has the strides {list(stride)}, expected none that is 0; {DAMAGED}")
     ends = [[None] * x.rank if isinstance(v, Var) else [int(n) for n in v] for v in (begin, end)]
@@ -71,7 +71,7 @@ def _check_parts(
 
 
 def _element(x: Var, place: Array) -> Var:
-    """One number, without axes, of sizes that are known at run time only.
+    """One number, without axes, of dynamic sizes.
 
     Of such numbers MIL's slice cannot take away all axes: coremltools keeps a symbol as the result's value, and
     then asks it for an array.
@@ -115,10 +115,10 @@ def slice_by_size(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     axis = within(ctx, params.axis, x.rank) % x.rank
     begin = sizes(ctx, inputs[1])
     _check_run(ctx, begin, int(params.size), x.shape[axis])
-    before, behind = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
+    before, after = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
     size = [-1 if is_symbolic(d) else int(d) for d in x.shape]
     size[axis] = int(params.size)
-    made: Var = mb.slice_by_size(x=x, begin=joined(before, begin, behind), size=size)
+    made: Var = mb.slice_by_size(x=x, begin=joined(before, begin, after), size=size)
     return made
 
 
@@ -137,7 +137,7 @@ def _check_run(ctx: Context, begin: Numbers, count: int, size: Any) -> None:
 
 @layer_nd("slidingWindows")
 def sliding_windows(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """All windows along an axis: their number takes its place, their numbers are a new axis behind it."""
+    """All windows along an axis: their number takes its place, their numbers are a new axis after it."""
     axis, count = within(ctx, params.axis, inputs[0].rank), int(params.windowSize)
     size = inputs[0].shape[axis]
     if count < 1 or (not is_symbolic(size) and count > size):
@@ -148,7 +148,7 @@ def sliding_windows(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("constantPad", inputs=(1, 2))
 def constant_pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """A margin of one number; stated as (before, behind) of each axis, or as the sizes of the result."""
+    """A margin of one number; stated as (before, after) of each axis, or as the sizes of the result."""
     amounts = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array(params.padAmounts, np.int32)
     x = of_rank(inputs[0], int(amounts.shape[0]) // 2)
     if amounts.shape[0] != 2 * x.rank:
@@ -162,7 +162,7 @@ def constant_pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 
 def _missing(ctx: Context, x: Var, wanted: Numbers) -> Numbers:
-    """What lacks of the wanted sizes, which stand before or behind each axis; 0 asks for nothing."""
+    """What lacks of the wanted sizes, which go before or after each axis; 0 asks for nothing."""
     if isinstance(wanted, Var) or any(is_symbolic(d) for d in x.shape):
         twice = mb.concat(values=[mb.shape(x=x)] * 2, axis=0, interleave=True)
         return cast(Var, mb.maximum(x=mb.sub(x=wanted, y=twice), y=np.int32(0)))

@@ -21,7 +21,7 @@ def pairs(values: Any, default: int, length: int = 2) -> list[int]:
 
 
 def positive(ctx: Context, params: Any, field: str, default: int) -> list[int]:
-    """As `pairs`, of a field whose numbers are at least 1.
+    """Like `pairs`, for a field of numbers of at least 1.
 
     Raises:
         LoadError: one is less, or there is not one for each spatial axis.

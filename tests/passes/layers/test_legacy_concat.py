@@ -85,7 +85,7 @@ def test_channels_that_interleave(x: Shape, count: int, axis: int) -> None:
     assert kinds_after(STEP, spec) == ["concat", "convolution"]
 
 
-def test_a_batch_known_at_run_time_only() -> None:
+def test_a_dynamic_batch() -> None:
     spec = with_any_batch(joined((1, 2, 4, 5), (1, 3, 4, 5), axis=1))
     after, session = apply_layer_pass(STEP, spec)
     assert session.changes, session.refusals

@@ -107,7 +107,7 @@ def test_channels_that_are_there_stay_whatever_they_are() -> None:
     np.testing.assert_array_equal(found, np.pad(x, [(0, 0), (0, 1), (0, 0), (0, 0)]))
 
 
-def test_a_batch_known_at_run_time_only() -> None:
+def test_a_dynamic_batch() -> None:
     spec = with_any_batch(padded((2, 3, 4, 5), [0, 0, 0, 0, 1, 1, 1, 1]))
     after, session = apply_layer_pass(STEP, spec)
     assert session.changes, session.refusals

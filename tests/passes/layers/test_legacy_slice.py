@@ -84,7 +84,7 @@ def test_nothing_sliced_is_passed_on() -> None:
     assert kinds_after(STEP, sliced(X, *[ALL] * 4, read="z")) == ["unary"]
 
 
-def test_a_batch_known_at_run_time_only() -> None:
+def test_a_dynamic_batch() -> None:
     spec = with_any_batch(sliced(X, ALL, slice(1, 3), ALL, ALL))
     after, session = apply_layer_pass(STEP, spec)
     assert session.changes, session.refusals

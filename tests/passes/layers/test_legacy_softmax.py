@@ -66,7 +66,7 @@ def test_sums_of_ones_are_exact_in_any_order(axis: int) -> None:
     assert_same_numbers(old, new, {"x": x})
 
 
-def test_a_batch_known_at_run_time_only() -> None:
+def test_a_dynamic_batch() -> None:
     after, session = apply_layer_pass(STEP, with_any_batch(over((1, 7, 4, 5), 1)))
     assert session.changes, session.refusals
     assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == ["softmax"]

@@ -77,7 +77,7 @@ def test_a_single_part_is_the_input() -> None:
     assert kinds_after(STEP, spec) == ["unary"]
 
 
-def test_a_batch_known_at_run_time_only() -> None:
+def test_a_dynamic_batch() -> None:
     after, session = apply_layer_pass(STEP, with_any_batch(parts((1, 6, 4, 5), 1, 2)))
     assert session.changes, session.refusals
     assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == ["split"]

@@ -178,7 +178,7 @@ def test_a_root_of_one_square_stays_a_root() -> None:
         assert found == kinds
 
 
-def test_sizes_known_at_run_time_only_are_refused() -> None:
+def test_dynamic_sizes_are_refused() -> None:
     spec = pooled((16, 16), (4, 4), (4, 4))
     ranges = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
     for low, high in ((1, 1), (2, 2), (16, 64), (16, 16)):

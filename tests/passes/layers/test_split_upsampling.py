@@ -161,7 +161,7 @@ def at_run_time(spec: Any, axis: int) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["NN", "BILINEAR"])
-def test_sizes_known_at_run_time_only(mode: str) -> None:
+def test_dynamic_sizes(mode: str) -> None:
     for axis, words in ((1, "the number of channels"), (2, "height or width"), (3, "height or width")):
         spec = at_run_time(upsampled((1, 2, 4, 4), (3, 3), mode=mode), axis)
         assert_refuses_layers(STEP, spec, words)

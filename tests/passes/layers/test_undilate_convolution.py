@@ -200,7 +200,7 @@ def test_plain_convolutions_stay() -> None:
     assert not session.refusals
 
 
-def test_sizes_known_at_run_time_only() -> None:
+def test_dynamic_sizes() -> None:
     for distance in (2, 4):
         spec = dilated((3, 3), (distance, distance))
         ranges = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges

@@ -23,6 +23,7 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
+from anesurgery.ops import CONTRACTIONS, NORMS
 
 SHUT = -5000.0
 """An offset at or below this shuts a score out: exp(-5000) is 0 in fp16 and in fp32."""
@@ -36,8 +37,8 @@ AFFINE = frozenset({"add", "sub", "mul", "select", "cast", "identity", "maximum"
 TAIL = frozenset({"cast", "identity", "reshape", "mul", "real_div"})
 """Ops that may stand between the last mask and the softmax; they stay."""
 
-HEAVY = frozenset({"matmul", "linear", "conv", "scaled_dot_product_attention", "layer_norm", "einsum"})
-"""Ops that make scores and never masks."""
+SCORING = CONTRACTIONS | NORMS
+"""Ops that scores are made with, and masks never."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def is_computed(var: Var, limit: int = 400) -> bool:
         op = stack.pop().op
         if op is None or op.op_type in ("const", "shape"):
             continue
-        if op.op_type in HEAVY:
+        if op.op_type in SCORING:
             return True
         fresh = [v for v in _read_values(op) if v not in seen]
         seen.update(fresh)

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from anesurgery.facts.reading import PRODUCTS, channels, flag, ints, number, weight
+from anesurgery.facts.reading import channels, flag, ints, number, weight
 from anesurgery.mil import Operation, Var, constant, dtype_name, np_dtype, producer, static_shape
-from anesurgery.ops import names
+from anesurgery.ops import MOVING, PRODUCTS, names
 
 Interval = tuple[float, float]
 
@@ -47,11 +47,9 @@ FIXED: dict[str, Interval] = {
 }
 """Ops whose results lie in a fixed interval."""
 
-SAME = names(
+SAME = MOVING | names(
     """
-    reshape transpose expand_dims squeeze identity slice_by_index slice_by_size split tile gather gather_nd
-    gather_along_axis reduce_max reduce_min reduce_mean max_pool avg_pool reverse upsample_nearest_neighbor
-    depth_to_space space_to_depth pixel_shuffle pixel_unshuffle cast
+    cast reduce_max reduce_min reduce_mean max_pool upsample_nearest_neighbor resize_nearest_neighbor
     """
 )
 """Ops whose results lie in the interval of `x`."""

@@ -18,9 +18,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.facts.attention import SHUT, Chain, is_float, runtime_inputs, shapes_read
 from anesurgery.facts.slices import slice_back
 from anesurgery.mil import Array, Var, constant, np_dtype, operands, producer, static_shape
-
-POINTWISE = frozenset({"cast", "sub", "mul", "add", "select", "logical_not", "identity", "minimum", "maximum"})
-"""Ops through which a condition is followed to the offset that it makes."""
+from anesurgery.ops import POINTWISE
 
 MOST_CONDITIONS = 3
 """Conditions of one mask that are tried in all combinations."""

@@ -16,19 +16,15 @@ import torch
 
 from anesurgery.interpret.table import TABLE
 from anesurgery.mil import Array, Maker, Operation, Var, constant
+from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY
 
-UNARY = frozenset(
-    {"abs", "atan", "cast", "ceil", "clamped_relu", "clip", "cos", "elu", "erf", "exp", "exp2"}
-    | {"floor", "gelu", "identity", "leaky_relu", "linear_activation", "relu", "relu6", "round"}
-    | {"scaled_tanh", "sigmoid", "sigmoid_hard", "sign", "silu", "sin", "softplus", "softsign"}
-    | {"sqrt", "square", "tanh", "threshold", "thresholded_relu"}
-)
-"""Elementwise ops of one value, which carry padding. (Not log, rsqrt, inverse: at 0 epsilon decides.)"""
+CARRIERS = UNARY - SINGULAR - {"logical_not"}
+"""Elementwise ops of one value, which carry padding; at 0 an epsilon decides what the singular ones make."""
 
-BINARY = frozenset({"add", "maximum", "minimum", "mul", "pow", "real_div", "sub"})
+BINARY = ARITHMETIC - {"floor_div", "mod"}
 """Elementwise ops of two values, which carry padding."""
 
-WILD = frozenset({"exp", "exp2", "pow", "real_div", "sqrt", "square"})
+WILD = OVERFLOWING | {"pow", "real_div"}
 """Carriers that may make an infinity or NaN of an ordinary number: they need a number that is known."""
 
 LARGEST = 65504.0
@@ -118,7 +114,7 @@ def lanewise(op: Operation, length: int) -> list[Var] | None:
         op: an op that is no product with a constant weight.
         length: of the last axis of its result.
     """
-    if op.op_type in UNARY:
+    if op.op_type in CARRIERS:
         return [op.x]
     if op.op_type in BINARY:
         both = [v for v in (op.x, op.y) if constant(v) is None]

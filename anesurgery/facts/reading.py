@@ -8,14 +8,7 @@ from typing import Any
 
 from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Var, constant, consumers, is_output, producer, static_shape
-
-PRODUCTS = frozenset({"conv", "linear", "matmul"})
-"""Ops that multiply with weights."""
-
-VIEWS = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "cast", "identity"})
-"""Ops that hand the numbers of `x` on, each of them once."""
-
-ATTENTION = frozenset({"matmul", "scaled_dot_product_attention", "einsum"})
+from anesurgery.ops import CARRIERS
 
 
 def weight(op: Operation) -> Var | None:
@@ -72,7 +65,7 @@ def shape_in_words(shape: Any) -> str:
     return "x".join(str(d) for d in shape)
 
 
-def behind(var: Var, through: frozenset[str] = VIEWS) -> Iterator[Operation]:
+def behind(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Operation]:
     """The readers of a value; those of a type in `through` are followed to their readers."""
     stack, seen = [var], {var}
     while stack:
@@ -98,7 +91,7 @@ def reaches_output(var: Var, through: frozenset[str]) -> bool:
     return False
 
 
-def before(var: Var, through: frozenset[str] = VIEWS) -> Operation | None:
+def before(var: Var, through: frozenset[str] = CARRIERS) -> Operation | None:
     """The op that made a value, looked for behind ops that hand it on."""
     op = producer(var)
     while op is not None and op.op_type in through:

@@ -26,20 +26,7 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
-
-UNARY = frozenset(
-    {"abs", "cast", "clip", "elu", "erf", "exp", "exp2", "gelu", "identity", "inverse", "leaky_relu"}
-    | {"log", "logical_not", "relu", "relu6", "rsqrt", "sigmoid", "sigmoid_hard", "sign", "silu"}
-    | {"softplus", "softsign", "sqrt", "square", "tanh", "threshold"}
-)
-BINARY = frozenset(
-    {"add", "sub", "mul", "real_div", "floor_div", "pow", "maximum", "minimum", "equal", "not_equal"}
-    | {"greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or", "select"}
-)
-REDUCTIONS = frozenset(
-    {"reduce_mean", "reduce_sum", "reduce_max", "reduce_min", "reduce_sum_square", "reduce_l2_norm"}
-)
-WEIGHTED = frozenset({"linear", "matmul"})
+from anesurgery.ops import POINTWISE, REDUCTIONS, WEIGHTED
 
 NORM = frozenset(
     {"abs", "add", "cast", "clip", "concat", "expand_dims", "identity", "layer_norm", "maximum", "minimum"}
@@ -157,7 +144,7 @@ def _per_axis(op: Operation, name: str, default: Any) -> list[Any]:
 
 
 RULES: dict[str, Callable[[Operation, int], Rows | None]] = {
-    **dict.fromkeys(UNARY | BINARY, _elementwise),
+    **dict.fromkeys(POINTWISE, _elementwise),
     **dict.fromkeys(REDUCTIONS | {"layer_norm"}, _over_axes),
     "concat": _concat,
     "expand_dims": _expand_dims,

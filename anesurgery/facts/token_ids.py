@@ -10,17 +10,12 @@ from collections.abc import Callable
 import numpy as np
 
 from anesurgery.mil import Operation, Var, constant, consumers, is_constant, is_output, np_dtype, producer
+from anesurgery.ops import INDEXING, MOVING
 
 DEPTH = 24
 """How far back a proof looks; further back it gives up."""
 
-MOVES = frozenset(
-    {"expand_dims", "squeeze", "reshape", "transpose", "slice_by_index", "slice_by_size", "tile", "identity"}
-    | {"reverse", "split"}
-)
-"""Ops whose result holds only values of their `x`."""
-
-COUNTS = frozenset({"abs", "argsort", "non_zero", "reduce_argmax", "reduce_argmin", "relu", "shape", "sigmoid"})
+NOT_NEGATIVE = INDEXING | {"abs", "relu", "sigmoid"}
 """Ops whose result is never negative."""
 
 
@@ -76,9 +71,9 @@ def never_negative(var: Var, depth: int = DEPTH) -> bool:
     op = var.op
     if op is None or depth == 0:
         return False
-    if op.op_type in COUNTS or (op.op_type == "topk" and var is op.outputs[1]):
+    if op.op_type in NOT_NEGATIVE or (op.op_type == "topk" and var is op.outputs[1]):
         return True
-    if op.op_type in MOVES:
+    if op.op_type in MOVING:
         return never_negative(op.x, depth - 1)
     rule = RULES.get(op.op_type)
     return rule is not None and rule(op, lambda v: never_negative(v, depth - 1))

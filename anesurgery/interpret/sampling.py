@@ -7,12 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from anesurgery.mil import Array, Function, Program, Var, consumers, function_of, is_symbolic, np_dtype, types
+from anesurgery.ops import JOINING, MOVING
 
 LOOKUPS = {"gather": ("indices", "x"), "gather_along_axis": ("indices", "x"), "gather_nd": ("indices", "x")}
-KEEPS_INDEX = frozenset(
-    {"cast", "add", "select", "reshape", "expand_dims", "squeeze", "identity", "transpose", "sub"}
-    | {"slice_by_index", "concat", "tile", "maximum", "minimum", "clip"}
-)
+KEEPS_INDEX = MOVING | JOINING | {"cast", "add", "sub", "select", "maximum", "minimum", "clip"}
 """Ops through which an id is followed to the table that it indexes (guards included)."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from anesurgery.errors import InterpretError
+from anesurgery.ops import MOVING, PADDING
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,12 +29,12 @@ class Unsupported(InterpretError):  # noqa: N818 - reads as a statement
     """An op type or a form of one that the interpreter does not know."""
 
 
-def impl(*op_types: str, moves: bool = False) -> Callable[[F], F]:
+def impl(*op_types: str) -> Callable[[F], F]:
     """Enter a function into the table for some op types."""
 
     def enter(function: F) -> F:
         for op_type in op_types:
-            TABLE[op_type] = Meaning(function, moves)
+            TABLE[op_type] = Meaning(function, op_type in MOVING | PADDING)
         return function
 
     return enter

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from anesurgery.facts.work import Work, is_stored, read_results, runtime, shape_of, size_of
 from anesurgery.mil import Operation, np_dtype
+from anesurgery.ops import names
 from anesurgery.placement.inspection import Estimate
 
 GIB, GB, T = (1 << 30) / 1e6, 1e9 / 1e6, 1e12 / 1e6
@@ -38,11 +39,7 @@ SUMS = frozenset({"conv", "conv_transpose", "linear"})
 """Not seen to leave the ANE for the GPU where the ANE is allowed."""
 
 
-def _ops(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-MEMORY_CLASS = _ops(
+MEMORY_CLASS = names(
     "abs acos asin atan atanh acosh asinh cast ceil clip cos cosh elu erf exp exp2 floor gelu inverse "
     "leaky_relu linear_activation log prelu relu6 round rsqrt scaled_tanh sigmoid sigmoid_hard sign silu sin "
     "sinh softplus softplus_parametric softsign sqrt square tan tanh thresholded_relu "

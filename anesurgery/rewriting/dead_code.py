@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anesurgery.mil import Operation, operands
-
-IMPURE = frozenset(
-    {"coreml_update_state", "write_state", "while_loop", "cond", "random_normal", "random_uniform"}
-)
-"""Ops that are never removed as dead: they act on state, or may."""
+from anesurgery.ops import IMPURE
 
 
 def remove_dead(ops: Sequence[Operation]) -> list[Operation]:

@@ -15,7 +15,7 @@ from anesurgery.interpret.table import impl, ints
 Tensor = torch.Tensor
 
 
-@impl("depth_to_space", moves=True)
+@impl("depth_to_space")
 def depth_to_space(x: Tensor, block_size: int) -> Tensor:
     """Channels spread over blocks: [n, b b c, h, w] -> [n, c, h b, w b], the block first."""
     n, c, h, w = x.shape
@@ -24,7 +24,7 @@ def depth_to_space(x: Tensor, block_size: int) -> Tensor:
     return y.reshape(n, c // (b * b), h * b, w * b)
 
 
-@impl("space_to_depth", moves=True)
+@impl("space_to_depth")
 def space_to_depth(x: Tensor, block_size: int) -> Tensor:
     """Blocks gathered into channels: [n, c, h b, w b] -> [n, b b c, h, w], the block first."""
     n, c, h, w = x.shape
@@ -33,19 +33,19 @@ def space_to_depth(x: Tensor, block_size: int) -> Tensor:
     return y.reshape(n, c * b * b, h // b, w // b)
 
 
-@impl("pixel_shuffle", moves=True)
+@impl("pixel_shuffle")
 def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
     """Channels spread over blocks: [n, c b b, h, w] -> [n, c, h b, w b], the channel first."""
     return F.pixel_shuffle(x, int(upscale_factor))
 
 
-@impl("pixel_unshuffle", moves=True)
+@impl("pixel_unshuffle")
 def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
     """Blocks gathered into channels: [n, c, h b, w b] -> [n, c b b, h, w], the channel first."""
     return F.pixel_unshuffle(x, int(downscale_factor))
 
 
-@impl("space_to_batch", moves=True)
+@impl("space_to_batch")
 def space_to_batch(x: Tensor, block_shape: Any, paddings: Any) -> Tensor:
     """Padded with zeros, then places of a block to batches: [n, c, h a, w b] -> [a b n, c, h, w]."""
     (top, bottom), (left, right) = (ints(pair) for pair in paddings)
@@ -55,7 +55,7 @@ def space_to_batch(x: Tensor, block_shape: Any, paddings: Any) -> Tensor:
     return y.reshape(a * b * n, c, h // a, w // b)
 
 
-@impl("batch_to_space", moves=True)
+@impl("batch_to_space")
 def batch_to_space(x: Tensor, block_shape: Any, crops: Any) -> Tensor:
     """Batches to places of a block, then cropped: [a b n, c, h, w] -> [n, c, h a, w b]."""
     (n, c, h, w), (a, b) = x.shape, ints(block_shape)

@@ -163,7 +163,7 @@ def select(cond: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(cond.bool(), a, b)
 
 
-@impl("identity", moves=True)
+@impl("identity")
 def identity(x: Any) -> Any:
     """X itself."""
     return x

@@ -192,7 +192,7 @@ def resize(
     return _resize(x, sizes, sampling_mode, _known(NEAREST, interpolation_mode, "interpolation_mode"))
 
 
-@impl("crop", moves=True)
+@impl("crop")
 def crop(x: Tensor, crop_height: Any, crop_width: Any) -> Tensor:
     """Rows and columns taken off at both ends."""
     (top, bottom), (left, right) = ints(crop_height), ints(crop_width)

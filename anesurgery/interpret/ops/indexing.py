@@ -38,7 +38,7 @@ def _near(indices: Any, length: int, validate: bool | None) -> Tensor:
     return _index(indices, length, validate).clamp(0, max(length - 1, 0))
 
 
-@impl("gather", moves=True)
+@impl("gather")
 def gather(
     x: Tensor, indices: Any, axis: int = 0, batch_dims: int = 0, validate_indices: bool | None = None
 ) -> Tensor:
@@ -59,14 +59,14 @@ def gather(
     return taken.permute(*range(batch), *order, *range(axis + n, taken.ndim)).reshape(shape)
 
 
-@impl("gather_along_axis", moves=True)
+@impl("gather_along_axis")
 def gather_along_axis(x: Tensor, indices: Any, axis: int = 0, validate_indices: bool | None = None) -> Tensor:
     """For each place of the indices, the element of x at that index along one axis."""
     index = _near(indices, x.shape[int(axis)], validate_indices)
     return torch.gather(x, int(axis), index)
 
 
-@impl("gather_nd", moves=True)
+@impl("gather_nd")
 def gather_nd(x: Tensor, indices: Any, batch_dims: int = 0, validate_indices: bool | None = None) -> Tensor:
     """Elements or slices of x at the coordinates that the last axis of the indices holds."""
     index, batch = torch.as_tensor(indices), int(batch_dims)

@@ -13,7 +13,7 @@ from anesurgery.interpret.table import Unsupported, impl, ints
 Tensor = torch.Tensor
 
 
-@impl("reshape", moves=True)
+@impl("reshape")
 def reshape(x: Tensor, shape: Any) -> Tensor:
     """Another shape: -1 is what is left; 0 keeps the length of x at that place, counted from the right."""
     wanted = ints(shape)
@@ -26,7 +26,7 @@ def reshape(x: Tensor, shape: Any) -> Tensor:
     return x.reshape([0 if d == -1 else d for d in kept])
 
 
-@impl("reshape_like", moves=True)
+@impl("reshape_like")
 def reshape_like(x: Tensor, ref_tensors: list[Tensor], begins: Any, ends: Any, end_masks: Any) -> Tensor:
     """The shape put together from pieces of other tensors' shapes."""
     shape: list[int] = []
@@ -35,7 +35,7 @@ def reshape_like(x: Tensor, ref_tensors: list[Tensor], begins: Any, ends: Any, e
     return x.reshape(shape)
 
 
-@impl("expand_dims", moves=True)
+@impl("expand_dims")
 def expand_dims(x: Tensor, axes: Any) -> Tensor:
     """New axes of length 1, numbered in the result."""
     chosen = ints(axes)
@@ -44,19 +44,19 @@ def expand_dims(x: Tensor, axes: Any) -> Tensor:
     return x
 
 
-@impl("squeeze", moves=True)
+@impl("squeeze")
 def squeeze(x: Tensor, axes: Any = None) -> Tensor:
     """Without some axes of length 1 (all of them by default)."""
     return x.squeeze() if axes is None else x.squeeze(tuple(ints(axes)))
 
 
-@impl("transpose", moves=True)
+@impl("transpose")
 def transpose(x: Tensor, perm: Any) -> Tensor:
     """Axes in another order."""
     return x.permute(ints(perm))
 
 
-@impl("flatten2d", moves=True)
+@impl("flatten2d")
 def flatten2d(x: Tensor, axis: int = 1) -> Tensor:
     """Two axes: those before `axis`, and the rest."""
     axis = axis + x.ndim if axis < 0 else axis
@@ -81,7 +81,7 @@ def stack(values: list[Tensor], axis: int = 0) -> Tensor:
     return torch.stack(list(values), dim=int(axis))
 
 
-@impl("split", moves=True)
+@impl("split")
 def split(x: Tensor, axis: int, num_splits: int | None = None, split_sizes: Any = None) -> Any:
     """Pieces along an axis, of equal or of given lengths."""
     sizes = (
@@ -93,19 +93,19 @@ def split(x: Tensor, axis: int, num_splits: int | None = None, split_sizes: Any 
     return parts if len(parts) > 1 else parts[0]
 
 
-@impl("tile", moves=True)
+@impl("tile")
 def tile(x: Tensor, reps: Any) -> Tensor:
     """X repeated along its axes."""
     return x.repeat(ints(reps))
 
 
-@impl("reverse", moves=True)
+@impl("reverse")
 def reverse(x: Tensor, axes: Any = None) -> Tensor:
     """X backward along some axes (all by default)."""
     return x.flip(list(range(x.ndim)) if axes is None else ints(axes))
 
 
-@impl("pad", moves=True)
+@impl("pad")
 def pad(x: Tensor, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Tensor:
     """X with more elements at the ends of its last axes: a value, a mirror, or the edge repeated.
 
@@ -131,7 +131,7 @@ def _mask(mask: Any, rank: int) -> list[bool]:
     return [bool(m) for m in mask] if mask is not None else [False] * rank
 
 
-@impl("slice_by_index", moves=True)
+@impl("slice_by_index")
 def slice_by_index(
     x: Tensor,
     begin: Any,
@@ -158,7 +158,7 @@ def slice_by_index(
     return x.squeeze(tuple(a for a in range(x.ndim) if drop[a])) if any(drop) else x
 
 
-@impl("slice_by_size", moves=True)
+@impl("slice_by_size")
 def slice_by_size(x: Tensor, begin: Any, size: Any) -> Tensor:
     """Blocks that start at `begin`; size -1 reaches to the end."""
     for axis, (b, n) in enumerate(zip(ints(begin), ints(size), strict=True)):
@@ -261,14 +261,14 @@ def non_zero(x: Tensor) -> Tensor:
     return torch.nonzero(x)
 
 
-@impl("sliding_windows", moves=True)
+@impl("sliding_windows")
 def sliding_windows(x: Tensor, axis: int, size: int, stride: int = 1) -> Tensor:
     """All windows of an axis, on a new axis behind it: [..., n, ...] -> [..., windows, size, ...]."""
     axis = int(axis) % x.ndim
     return x.unfold(axis, int(size), int(stride)).movedim(-1, axis + 1)
 
 
-@impl("reverse_sequence", moves=True)
+@impl("reverse_sequence")
 def reverse_sequence(x: Tensor, lengths: Any, seq_axis: int = 0, batch_axis: int = 0) -> Tensor:
     """X with the first `lengths[i]` elements of `seq_axis` backward, for each i of `batch_axis`."""
     seq, batch = int(seq_axis) % x.ndim, int(batch_axis) % x.ndim

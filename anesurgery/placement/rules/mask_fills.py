@@ -11,7 +11,7 @@ import numpy as np
 from anesurgery.facts import intervals as bounds
 from anesurgery.facts.attention import SHUT
 from anesurgery.facts.masks import causal
-from anesurgery.facts.reading import VIEWS, behind
+from anesurgery.facts.reading import behind
 from anesurgery.facts.work import is_stored
 from anesurgery.mil import (
     Array,
@@ -25,11 +25,12 @@ from anesurgery.mil import (
     static_shape,
     walk_ops,
 )
+from anesurgery.ops import CARRIERS, LOGICAL, ORDERINGS
 from anesurgery.placement.target import Target
 
 DEEPEST = -3.2e4
 """A mask below this is beyond what a sum of products can hold."""
-MASKING = VIEWS | {"add", "mul", "sub", "select", "maximum", "logical_and", "logical_or", "logical_not"}
+MASKING = CARRIERS | LOGICAL | {"add", "mul", "sub", "select", "maximum", "logical_not"}
 """What may stand between a mask and its softmax."""
 
 
@@ -109,7 +110,7 @@ def _from_positions(op: Operation, steps: int = 24) -> bool:
         inputs = [v for name, v in operands(found) if name in ("x", "y", "a", "b", "cond")]
         if any(_is_triangle(constant(v)) for v in inputs):
             return True
-        sided = found.op_type in ("less_equal", "greater_equal", "less", "greater")
+        sided = found.op_type in ORDERINGS
         if sided and all(v.op is not None and _unmoved(v) for v in inputs):
             return True
         stack += [v.op for v in inputs if v.op is not None and v.op.op_type != "const"]
@@ -153,7 +154,6 @@ def empty_rows(op: Operation, target: Target) -> str:
 
 JOINS = frozenset({"add", "sub", "select", "logical_and", "mul", "scaled_dot_product_attention"})
 """Ops that read a mask."""
-ORDERED = frozenset({"less_equal", "greater_equal", "less", "greater"})
 
 
 def is_decoder(function: Function) -> bool:
@@ -164,7 +164,7 @@ def is_decoder(function: Function) -> bool:
 def _looks_back(op: Operation) -> bool:
     if op.op_type == "band_part":
         return True
-    if op.op_type in ORDERED:
+    if op.op_type in ORDERINGS:
         return _is_range(op.x) and _is_range(op.y)
     return op.op_type in JOINS and any(_is_triangular(v) for _, v in operands(op))
 
@@ -190,7 +190,7 @@ def _is_range(var: Var | None, steps: int = 8) -> bool:
         if op.op_type == "const":
             given = np.asarray(constant(var)).ravel()
             return given.size > 1 and given.dtype.kind in "if" and bool((np.diff(given) > 0).all())
-        if op.op_type not in VIEWS | {"tile", "add", "sub"}:
+        if op.op_type not in CARRIERS | {"tile", "add", "sub"}:
             return False
         sides = [op.inputs.get(name) for name in ("x", "y")]
         var = next((v for v in sides if isinstance(v, Var) and v.rank > 0), None)

@@ -16,6 +16,7 @@ from anesurgery.facts.reading import behind, ints, number, weight
 from anesurgery.facts.work import is_stored
 from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import Operation, Var, constant, consumers, np_dtype, operands, producer, static_shape
+from anesurgery.ops import COMPARISONS, NORMS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.mask_fills import causal_mask, empty_rows, fill, other_mask, to_softmax
 from anesurgery.placement.target import Target
@@ -93,9 +94,8 @@ def infinite_constant(op: Operation, target: Target) -> str:
     return ""
 
 
-GUARDED = frozenset({"rsqrt", "sqrt", "log", "inverse", "real_div"})
+GUARDED = SINGULAR | {"sqrt", "real_div"}
 """Ops that need their operand kept away from 0."""
-NORMS = frozenset({"layer_norm", "batch_norm", "instance_norm", "l2_norm"})
 
 
 def _epsilon(op: Operation) -> float | None:
@@ -139,9 +139,6 @@ def subnormal_epsilon(op: Operation, target: Target) -> str:
     return f"epsilon {found:.2g} is subnormal in fp16 (below {NORMAL:.1g})"
 
 
-COMPARED = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
-
-
 def large_integers(op: Operation, target: Target) -> str:
     """Integers that fp16 does not hold."""
     if not _half(op) or np_dtype(op.x).kind not in "iu":
@@ -161,7 +158,7 @@ def large_integers(op: Operation, target: Target) -> str:
 def _reads_an_id(op: Operation) -> bool:
     """Does an op compare with a table, or multiply with frequencies (and is no mask arithmetic)?"""
     tables = [v for _, v in operands(op) if is_stored(v) and np.prod(static_shape(v) or ()) > 1]
-    if op.op_type in COMPARED or op.op_type == "gather":
+    if op.op_type in COMPARISONS or op.op_type == "gather":
         return bool(tables) or op.op_type == "gather"
     return op.op_type in ("mul", "matmul") and any(
         bounds.of_constant(v)[1] <= 1 and bounds.of_constant(v)[0] > 0 for v in tables
@@ -231,7 +228,7 @@ MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transfo
 RULES: tuple[Rule, ...] = (
     Rule(
         "num-mac-32768",
-        frozenset({"matmul", "linear", "conv"}),
+        PRODUCTS,
         "a result or partial sum of products of magnitude 32768 or more becomes infinite, even where later "
         "terms cancel it; seen on M1, M2, M4, M5 and M6 (what the accumulator is, fixed point or float, is "
         "disputed; the ceiling is not)",
@@ -307,7 +304,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num-eps",
-        frozenset({*NORMS, "add", "log", "rsqrt"}),
+        NORMS | {"add", "log", "rsqrt"},
         "an epsilon that rounds to 0 guards nothing: 1 / sqrt(0) is infinite",
         "apple/ml-ane-transformers (1e-7 in its layer norm)",
         test=lost_epsilon,
@@ -339,7 +336,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num-int-table",
-        COMPARED,
+        COMPARISONS,
         INTEGERS,
         GUIDE,
         test=compared_integers,

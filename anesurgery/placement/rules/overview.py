@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from anesurgery.facts.reading import PRODUCTS, VIEWS, before, channels, shape_in_words
+from anesurgery.facts.reading import before, channels, shape_in_words
 from anesurgery.facts.work import is_stored, is_weight, shape_of
 from anesurgery.mil import Function, Operation, Var, operands, producer, static_shape, walk_ops
+from anesurgery.ops import CARRIERS, CONTRACTIONS, PRODUCTS
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.target import Target
 
-HEAVY = PRODUCTS | {"conv_transpose", "einsum", "scaled_dot_product_attention", "lstm", "gru", "rnn"}
-"""Ops that multiply: without one of them there is little for the engine to do."""
 LONGEST = 387
 """Ops in a chain that the compiler of M6 did not survive."""
 SMALL_MAP = 64
@@ -112,7 +111,7 @@ def _scores(softmax: Operation) -> Operation | None:
     """The product of two run-time values behind a softmax's masks and scales."""
     var: Var | None = softmax.x
     for _ in range(6):
-        op = before(var, VIEWS) if var is not None else None
+        op = before(var, CARRIERS) if var is not None else None
         if op is None:
             return None
         if op.op_type in ("matmul", "einsum"):
@@ -121,13 +120,13 @@ def _scores(softmax: Operation) -> Operation | None:
             return None
         sides = [op.inputs.get(n) for n in ("x", "a", "y", "b")]
         moving = [v for v in sides if isinstance(v, Var) and not is_stored(v)]
-        made = [v for v in moving if before(v, VIEWS) is not None]
+        made = [v for v in moving if before(v, CARRIERS) is not None]
         var = next((v for v in made if _is_product(v)), made[0] if made else None)
     return None
 
 
 def _is_product(var: Var) -> bool:
-    op = before(var, VIEWS | {"mul", "real_div"})
+    op = before(var, CARRIERS | {"mul", "real_div"})
     return op is not None and op.op_type in ("matmul", "einsum")
 
 
@@ -152,6 +151,6 @@ def _chain(ops: list[Operation]) -> str:
 
 
 def _island(ops: list[Operation]) -> str:
-    if not ops or any(op.op_type in HEAVY for op in ops):
+    if not ops or any(op.op_type in CONTRACTIONS for op in ops):
         return ""
     return f"none of the {len(ops)} ops is a convolution or matrix product"

@@ -5,18 +5,10 @@ from __future__ import annotations
 import math
 
 from anesurgery.facts import intervals as bounds
-from anesurgery.facts.reading import (
-    ATTENTION,
-    PRODUCTS,
-    VIEWS,
-    behind,
-    channels,
-    in_words,
-    reaches_output,
-    shape_in_words,
-)
+from anesurgery.facts.reading import behind, channels, in_words, reaches_output, shape_in_words
 from anesurgery.facts.work import elements, is_stored, runtime, size_of
 from anesurgery.mil import Operation, is_symbolic, producer, static_shape
+from anesurgery.ops import ATTENTION, CARRIERS, PRODUCTS, WEIGHTED
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import Target
 
@@ -27,7 +19,7 @@ LATER_AXIS = 65536
 PREFERRED = 2 << 20
 """Elements of a query from which fused attention was preferred to the CPU."""
 BRANCHES = 12
-TAIL = VIEWS | {"mul", "real_div", "add", "sub", "tanh", "clip", "minimum", "maximum", "concat", "softmax"}
+TAIL = CARRIERS | {"mul", "real_div", "add", "sub", "tanh", "clip", "minimum", "maximum", "concat", "softmax"}
 """What may stand between a head and the logits."""
 POINTWISE = frozenset({"mul", "add", "sub", "select", "real_div"})
 
@@ -61,7 +53,7 @@ def long_scores(op: Operation, target: Target) -> str:
 
 
 def _to_softmax(op: Operation) -> list[Operation]:
-    return list(behind(op.outputs[0], VIEWS | POINTWISE))
+    return list(behind(op.outputs[0], CARRIERS | POINTWISE))
 
 
 def wide_head(op: Operation, target: Target) -> str:
@@ -202,7 +194,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "lmhead-last-token",
-        frozenset({"linear", "matmul"}),
+        WEIGHTED,
         "generation reads one row and throws the others away: GPT-2 medium went from 95 to 52 ms, GPT-2 XL by "
         "30 %",
         NOTES,

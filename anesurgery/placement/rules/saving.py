@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from anesurgery.facts.work import elements, is_stored
 from anesurgery.mil import Operation, Program, consumers, np_dtype, operands, walk_ops
+from anesurgery.ops import UNARY
 from anesurgery.placement.evidence import Finding, Grade, Rule
 
 GUARDED_FROM = 8
@@ -78,15 +79,14 @@ def _turned_back(op: Operation) -> bool:
             return True
         if any(is_stored(v) and v.rank > 0 for _, v in operands(readers[0])):
             return False
-        if readers[0].op_type not in POINTWISE:
+        if readers[0].op_type not in TRANSPOSABLE:
             return False
         readers = consumers(readers[0].outputs[0])
     return False
 
 
-POINTWISE = frozenset(
-    {"relu", "gelu", "sigmoid", "tanh", "silu", "cast", "exp", "sqrt", "abs", "relu6", "identity"}
-)
+TRANSPOSABLE = (UNARY - {"cast", "inverse", "silu"}) | {"pow", "softplus_parametric"}
+"""Ops that coremltools moves a transposition past."""
 
 CHANGES = (
     _Change(

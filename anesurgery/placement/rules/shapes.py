@@ -23,6 +23,7 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
+from anesurgery.ops import WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.rules import overview
 from anesurgery.placement.rules.saving import save_changes
@@ -37,7 +38,6 @@ BOTH = 64
 WORTH = 1 << 20
 """Bytes of padding, half of the smallest on-chip memory, from which a value of no product is worth a word."""
 MOST_STATES = 2
-PADDED = frozenset({"linear", "matmul"})
 """Products whose result `pad_last_axis` pads."""
 
 
@@ -82,7 +82,7 @@ def narrow_value(op: Operation, target: Target) -> str:
     """Any other op that makes a last axis of an odd length, where the padding is large."""
     for var in op.outputs:
         shape = _made_here(op, var)
-        if shape is None or (op.op_type in PADDED and narrow_product(op, target)):
+        if shape is None or (op.op_type in WEIGHTED and narrow_product(op, target)):
             continue
         waste = _padded(shape, var) - size_of(var)
         if waste >= WORTH and 4 * waste >= size_of(var):
@@ -101,7 +101,7 @@ LAST_SOURCE = (
 RULES: tuple[Rule, ...] = (
     Rule(
         "last-axis-align",
-        PADDED,
+        WEIGHTED,
         LAST,
         LAST_SOURCE,
         test=narrow_product,

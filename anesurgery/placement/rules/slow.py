@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 
-from anesurgery.facts.reading import PRODUCTS, channels, in_words, ints, number, shape_in_words, weight
+from anesurgery.facts.reading import channels, in_words, ints, number, shape_in_words, weight
 from anesurgery.facts.work import size_of
 from anesurgery.mil import Operation, Var, consumers, dtype_name, producer, static_shape
+from anesurgery.ops import PRODUCTS
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import patterns
 from anesurgery.placement.target import Target

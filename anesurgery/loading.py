@@ -11,6 +11,7 @@ from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.interface import Interface, signatures
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, read_spec
+from anesurgery.files.source import SourceFile
 from anesurgery.mil import Program, ct, exclusive
 from anesurgery.neuralnetwork.importing import import_network
 
@@ -43,10 +44,14 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
 
 def _load_path(path: Path, compute_units: Any) -> Loaded:
     file, weights = locate(path)
-    spec = read_spec(file)
+    opened = SourceFile(file)
+    spec = read_spec(opened)
     if spec.WhichOneof("Type") != PROGRAM:
         return _network(str(path), spec, path.resolve(), compute_units)
-    return from_spec(spec, path.resolve(), weights, compute_units)
+    loaded = from_spec(spec, path.resolve(), weights, compute_units)
+    opened.check_place()  # else the weights may be those of another package
+    opened.check()
+    return loaded
 
 
 def _network(what: str, spec: Any, source: Path | None, units: Any, exact: bool = False) -> Loaded:

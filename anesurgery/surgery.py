@@ -20,6 +20,7 @@ from anesurgery.files import arrays
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.files.package import Loaded, save, to_mlmodel
+from anesurgery.files.writing import check_place
 from anesurgery.loading import clone, interface, load
 from anesurgery.mil import Array, Program, exclusive, walk_ops
 from anesurgery.rewriting.host import pass_pipeline
@@ -63,14 +64,18 @@ class Surgery(Drawn):
         return to_mlmodel(self.loaded)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the package, whole or not at all, and the artifacts beside it.
+        """Write the package atomically, and the artifacts beside it.
 
         Raises:
-            LoadError: the path exists, is the input, or cannot be written.
+            LoadError: the path, or that of an artifact, exists, is the input or in it, or cannot be written.
         """
-        written = save(self.loaded, path, overwrite=overwrite)
-        for name, array in self.artifacts.items():
-            arrays.write_one(written.with_name(f"{written.stem}.{name}.npy"), array)
+        target = Path(path).expanduser().absolute()
+        beside = {target.with_name(f"{target.stem}.{name}.npy"): a for name, a in self.artifacts.items()}
+        for place in beside:
+            check_place(place, overwrite, self.loaded.source)
+        written = save(self.loaded, target, overwrite=overwrite)
+        for place, array in beside.items():
+            arrays.write_one(place, array, overwrite)
         return written
 
     def to_json(self) -> dict[str, Any]:

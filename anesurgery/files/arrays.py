@@ -1,9 +1,7 @@
-"""Arrays in files beside models: read with a clear error, written whole or not at all."""
+"""Arrays in files beside models: read with a clear error, written atomically."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -11,6 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from anesurgery.errors import SurgeryError
+from anesurgery.files.writing import check_place, write_atomically
 from anesurgery.mil import Array
 
 
@@ -23,27 +22,34 @@ def read(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise SurgeryError(f"{path} cannot be read as an .npz file: {error}") from error
+    except Exception as error:  # zipfile, zlib, struct and numpy each have their own for a damaged file
+        words = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise SurgeryError(f"{path} cannot be read as an .npz file: {words or 'it is empty'}") from error
 
 
-def write(path: Path, arrays: Mapping[str, Array]) -> None:
+def write(path: Path, arrays: Mapping[str, Array], overwrite: bool = False, source: Path | None = None) -> None:
     """Write an .npz file.
 
+    Args:
+        path: the file.
+        arrays: what is in it, by name.
+        overwrite: may an existing file be replaced?
+        source: the model that they come from, which is never written to.
+
     Raises:
-        SurgeryError: it cannot be written.
+        SurgeryError: it cannot be written, or exists.
     """
     kept: dict[str, Any] = dict(arrays)
-    write_whole(path, lambda file: np.savez(file, **kept))
+    _write(path, lambda file: np.savez(file, **kept), overwrite, source)
 
 
-def write_one(path: Path, array: Array) -> None:
+def write_one(path: Path, array: Array, overwrite: bool = False) -> None:
     """Write an .npy file.
 
     Raises:
-        SurgeryError: it cannot be written.
+        SurgeryError: it cannot be written, or exists.
     """
-    write_whole(path, lambda file: np.save(file, array))
+    _write(path, lambda file: np.save(file, array), overwrite)
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -53,31 +59,18 @@ def write_text(path: Path, text: str) -> Path:
         SurgeryError: it cannot be written.
     """
     content = text.encode("utf-8", "replace")
-    write_whole(path, lambda file: file.write(content))
+    _write(path, lambda file: file.write(content), overwrite=True)
     return path
 
 
-def write_whole(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside its place, and move it there when it is whole.
+def _write(
+    path: Path, fill: Callable[[IO[bytes]], object], overwrite: bool, source: Path | None = None
+) -> None:
+    path = path.expanduser().absolute()
+    check_place(path, overwrite, source)
 
-    Raises:
-        SurgeryError: it cannot be written.
-    """
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=path.suffix, delete=False) as file:
-            try:
-                fill(file)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-        os.chmod(file.name, _mode())
-        os.replace(file.name, path)
-    except OSError as error:
-        raise SurgeryError(f"cannot write {path}: {error.strerror}; choose another place") from error
+    def write(place: Path) -> None:
+        with place.open("wb") as file:
+            fill(file)
 
-
-def _mode() -> int:
-    """What a new file may be to others: temporary files are for their owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+    write_atomically(path, write, overwrite)

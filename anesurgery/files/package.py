@@ -1,29 +1,31 @@
 """Load, copy and save models: `.mlpackage`, MLModel or MIL program <-> `Loaded`.
 
-Loading maps the weight file and reads no weight; saving copies untouched weights file to file. A package is
-built beside its place and moved there when it is whole.
+Loading maps the weight file and reads no weight; saving copies unchanged weights file to file, from the file
+that was opened when the model was loaded. A package is put in its place atomically.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
-
-import numpy as np
 
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.description import describe, new_spec
 from anesurgery.files.protobuf import proto
+from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import WeightFile, WeightWriter
-from anesurgery.files.writing import check_target, write_whole
+from anesurgery.files.writing import check_target, scratch_folder, write_atomically
 from anesurgery.mil import Array, Program, ct, quiet_host, types
 
 MODEL = Path("com.apple.CoreML") / "model.mlmodel"
@@ -55,20 +57,25 @@ class Loaded:
 
 
 def from_spec(spec: Any, source: Path, folder: Path | None, compute_units: Any) -> Loaded:
-    """A model of a specification, its weights in a file of the folder."""
-    file = None if folder is None else folder / protobuf.weight_file_name(spec.mlProgram)
+    """A model of a specification, its weights in a file of the folder.
+
+    Raises:
+        LoadError: its program is newer than coremltools, damaged, or its weights are not there.
+    """
+    file = None if folder is None else folder / protobuf.weight_file_name(spec.mlProgram, source)
     store = WeightFile(file) if file is not None and file.is_file() else None
 
     def fetch(offset: int, element: Any, shape: tuple[int, ...]) -> Array:
         if store is None:
             raise LoadError(
-                f"{source} has no weights/weight.bin, but its program needs it; copy the package again"
+                f"{source} has no weights/{file.name if file else 'weight.bin'}, but its program needs it; "
+                "copy the package again"
             )
         if types.is_sub_byte(element):
-            return _unpack(store, offset, element, shape)
+            return store.unpacked(offset, element, shape)
         return store.array(offset, protobuf.numpy_type(element), shape)
 
-    program = protobuf.from_proto(spec.mlProgram, spec.specificationVersion, fetch)
+    program = protobuf.from_proto(spec.mlProgram, spec.specificationVersion, fetch, str(source))
     return Loaded(program, spec, source, store, compute_units)
 
 
@@ -81,25 +88,44 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
 
 
 def locate(path: Path) -> tuple[Path, Path | None]:
-    """The specification file and the folder of weights of a model on disk."""
-    if not path.exists():
-        raise LoadError(_missing(path))
-    if path.is_file():
-        return path, None
-    if path.suffix == ".mlmodelc" or (path / "coremldata.bin").exists():
-        raise LoadError(f"{path} is a compiled model; give the .mlpackage that it was compiled from")
-    if not (path / "Manifest.json").is_file():
-        raise LoadError(f"{path} is a folder without a Manifest.json; give the .mlpackage folder itself")
+    """The specification file and the folder of weights of a model on disk.
+
+    Raises:
+        LoadError: there is no model, or it is a compiled one.
+    """
     try:
-        manifest = json.loads((path / "Manifest.json").read_text(encoding="utf-8"))
+        if not path.exists():
+            raise LoadError(_missing(path))
+        if path.is_file():
+            return path, None
+        if path.suffix == ".mlmodelc" or (path / "coremldata.bin").exists():
+            raise LoadError(f"{path} is a compiled model; give the .mlpackage that it was compiled from")
+        if not (path / "Manifest.json").is_file():
+            raise LoadError(f"{path} is a folder without a Manifest.json; give the .mlpackage folder itself")
+        spec, weights = _manifest_places(path)
+        if not spec.is_file():
+            raise LoadError(f"{path} lacks its specification {spec.relative_to(path)}; copy the package again")
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror}; check the path and its rights") from error
+    return spec, weights
+
+
+def _manifest_places(package: Path) -> tuple[Path, Path | None]:
+    """The specification file and the folder of weights that a manifest names."""
+    file = package / "Manifest.json"
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
         items = manifest["itemInfoEntries"]
-        spec = path / "Data" / items[manifest["rootModelIdentifier"]]["path"]
-        folders = [path / "Data" / i["path"] for i in items.values() if i.get("name") == "weights"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadError(f"{path / 'Manifest.json'} cannot be understood: {error!r}") from error
-    if not spec.is_file():
-        raise LoadError(f"{path} lacks its specification {spec.relative_to(path)}; copy the package again")
-    return spec, folders[0] if folders else None
+        spec = items[manifest["rootModelIdentifier"]]["path"]
+        folders = [item["path"] for item in items.values() if item.get("name") == "weights"]
+        places = [PurePosixPath(place) for place in (spec, *folders[:1])]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise LoadError(f"{file} cannot be understood: {error!r}; copy the package again") from error
+    for place in places:
+        if place.is_absolute() or ".." in place.parts or "\0" in str(place):
+            raise LoadError(f"{file} names {str(place)!r}, which is outside the package; do not trust it")
+    spec, weights = (package / "Data" / places[0], package / "Data" / places[1] if folders else None)
+    return spec, weights
 
 
 def _missing(path: Path) -> str:
@@ -107,15 +133,17 @@ def _missing(path: Path) -> str:
     return f"{path} does not exist" + (f"; in its folder: {', '.join(near[:8])}" if near else "")
 
 
-def read_spec(file: Path) -> Any:
+def read_spec(file: Path | SourceFile) -> Any:
     """The specification in a file.
 
     Raises:
         LoadError: it holds none.
     """
+    opened = SourceFile(file) if isinstance(file, Path) else file
+    content, file = opened.read(), opened.path
     spec = proto.Model_pb2.Model()
     try:
-        spec.ParseFromString(file.read_bytes())
+        spec.ParseFromString(content)
         kind = spec.WhichOneof("Type")
     except Exception as error:
         raise LoadError(
@@ -129,18 +157,8 @@ def read_spec(file: Path) -> Any:
     return spec
 
 
-def _unpack(store: WeightFile, offset: int, element: Any, shape: tuple[int, ...]) -> Array:
-    """A weight of less than a byte per element, unpacked by coremltools."""
-    from coremltools.libmilstoragepython import _BlobStorageReader
-
-    store.blob(offset)
-    name = types.builtin_to_string(element)
-    values = getattr(_BlobStorageReader(str(store.path)), f"read_{name}_data")(offset)
-    return np.asarray(values).astype(protobuf.numpy_type(element)).reshape(shape)
-
-
 def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write a package: whole, or not at all.
+    """Write a package atomically.
 
     Args:
         loaded: the model.
@@ -148,11 +166,12 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
         overwrite: may an existing package be replaced?
 
     Raises:
-        LoadError: the path exists, is the input, has another suffix, or cannot be written.
+        LoadError: the path exists, is the input or in it, has another suffix, or cannot be written; or the
+            weights of the model were changed on disk after it was loaded.
     """
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite)
-    return write_whole(target, lambda package: write_package(loaded, package))
+    return write_atomically(target, lambda package: write_package(loaded, package), overwrite)
 
 
 def write_package(loaded: Loaded, package: Path) -> None:
@@ -166,7 +185,7 @@ def write_package(loaded: Loaded, package: Path) -> None:
         if field.name != "mlProgram":
             _assign(spec, field, value)
     with (weights / "weight.bin").open("w+b") as file:
-        writer = WeightWriter(file, loaded.weights, package / "scratch.bin")
+        writer = WeightWriter(file, loaded.weights)
         program = protobuf.to_proto(loaded.program, loaded.version, writer.add, loaded.spec.mlProgram)
         writer.finish()
     spec.mlProgram.CopyFrom(program)
@@ -202,17 +221,33 @@ def _manifest() -> dict[str, Any]:
 
 
 def to_mlmodel(loaded: Loaded) -> Any:
-    """The model as an MLModel in a temporary package that goes away with it."""
-    package = Path(tempfile.mkdtemp(prefix="anesurgery-", suffix=".mlpackage"))
+    """The model as an MLModel in a temporary package that goes away with the process.
+
+    Raises:
+        LoadError: the package cannot be written.
+    """
+    folder = None
     try:
+        folder = Path(tempfile.mkdtemp(dir=_temporary()))
+        package = folder / "model.mlpackage"
         write_package(loaded, package)
-    except BaseException:
-        shutil.rmtree(package, ignore_errors=True)
-        raise
+    except BaseException as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        words = f"the temporary package cannot be written into {tempfile.gettempdir()}: {error.strerror}"
+        raise LoadError(f"{words}; free some space or set TMPDIR") from error
     from coremltools.models.utils import _is_macos
 
     units = loaded.compute_units or ct.ComputeUnit.ALL
     with quiet_host():
-        return ct.models.MLModel(
-            str(package), is_temp_package=True, compute_units=units, skip_model_load=not _is_macos()
-        )
+        return ct.models.MLModel(str(package), compute_units=units, skip_model_load=not _is_macos())
+
+
+@cache
+def _temporary() -> Path:
+    """The scratch folder of this process for temporary packages; those of dead processes are removed."""
+    kept, owner = ExitStack(), os.getpid()
+    atexit.register(lambda: kept.close() if os.getpid() == owner else None)  # a fork is not the owner
+    return kept.enter_context(scratch_folder(Path(tempfile.gettempdir())))

@@ -7,68 +7,90 @@ else runs on the way out: no graph pass, no renaming.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from anesurgery.errors import LoadError
+from anesurgery.files.transcription import FetchWeight, OpError, reading, said
 from anesurgery.mil import Function, Program, Var, ct, exclusive, quiet_host, types
 
 with quiet_host():
     from coremltools import _OPSET, proto
     from coremltools.converters.mil.backend.mil import load as writer
     from coremltools.converters.mil.backend.mil.helper import create_file_value_tensor, types_to_proto_primitive
-    from coremltools.converters.mil.frontend.milproto import helper
     from coremltools.converters.mil.frontend.milproto import load as reader
-    from coremltools.converters.mil.mil.input_type import InputSpec
-    from coremltools.converters.mil.mil.program import get_new_variadic_symbol
 
-FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
-"""(offset, numpy dtype or MIL sub-byte type, shape) -> array."""
 StoreWeight = Callable[[Var], int]
 """constant -> offset."""
 
 WEIGHT_FILE = "@model_path/weights/weight.bin"
 _TARGETS = {name: version for version, name in _OPSET.items()}
+NEWEST = max(_OPSET)
+"""The newest specification version that coremltools knows."""
 
 
 @exclusive
-def from_proto(spec: Any, version: int, fetch: FetchWeight) -> Program:
+def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the program") -> Program:
     """Build the program of a `Program` protobuf.
 
     Args:
         spec: MIL_pb2.Program.
         version: the specification version of the model.
         fetch: gives the array of a weight by its offset.
+        where: what it is, for errors.
 
     Raises:
         LoadError: coremltools cannot transcribe it.
     """
+    if not spec.functions:
+        raise LoadError(f"{where} holds a program without functions; convert it again")
+    if version > NEWEST:
+        raise LoadError(
+            f"{where} is of specification {version}, this coremltools knows up to {NEWEST}; upgrade coremltools"
+        )
     program = Program()
-    with quiet_host(), _reading(fetch):
+    with quiet_host(), reading(fetch):
         for name in sorted(spec.functions, key=lambda n: (n != "main", n)):  # a map has no order
             function = spec.functions[name]
             try:
                 opset = _TARGETS.get(function.opset, version)
                 context = reader.TranscriptionContext("")
                 program.add_function(name, reader._load_function(context, _bare(function), opset))
+            except OpError as error:
+                raise LoadError(f"{where}: {error}") from error
             except LoadError:
                 raise
             except Exception as error:
-                raise LoadError(f"function {name!r} cannot be read: {type(error).__name__}: {error}") from error
+                words = f"{where}: function {name!r} cannot be read: {said(error)}"
+                raise LoadError(f"{words}; convert the model again") from error
     return program
 
 
-def weight_file_name(spec: Any) -> str:
-    """The name of the weight file that a `Program` protobuf refers to (parts of a pipeline differ)."""
-    for function in spec.functions.values():
-        for block in function.block_specializations.values():
-            for op in block.operations:
-                for value in op.attributes.values():
-                    if value.WhichOneof("value") == "blobFileValue":
-                        return str(value.blobFileValue.fileName).rsplit("/", 1)[-1]
-    return WEIGHT_FILE.rsplit("/", 1)[-1]
+def weight_file_name(spec: Any, where: object = "the program") -> str:
+    """The name of the weight file that a `Program` protobuf refers to (parts of a pipeline differ).
+
+    Raises:
+        LoadError: it refers to several.
+    """
+    blocks = (b for f in spec.functions.values() for b in f.block_specializations.values())
+    names = sorted({name.rsplit("/", 1)[-1] for block in blocks for name in _weight_files(block)})
+    if len(names) > 1:
+        raise LoadError(f"{where} has its weights in {len(names)} files, {', '.join(names)}; put them into one")
+    return names[0] if names else WEIGHT_FILE.rsplit("/", 1)[-1]
+
+
+def _weight_files(block: Any) -> Iterator[str]:
+    """The weight files that the ops of a block refer to, nested blocks included."""
+    for op in block.operations:
+        values = list(op.attributes.values())
+        if op.type.startswith("constexpr_"):
+            values += [b.value for given in op.inputs.values() for b in given.arguments if b.HasField("value")]
+        for value in values:
+            if value.WhichOneof("value") == "blobFileValue":
+                yield str(value.blobFileValue.fileName)
+        for nested in op.blocks:
+            yield from _weight_files(nested)
 
 
 def _bare(function: Any) -> Any:
@@ -79,40 +101,6 @@ def _bare(function: Any) -> Any:
     copy.CopyFrom(function)
     copy.attributes.clear()
     return copy
-
-
-@contextmanager
-def _reading(fetch: FetchWeight) -> Iterator[None]:
-    """Replace how coremltools reads a weight file; and let it read what it writes by itself.
-
-    It writes epsilons of fp32 beside inputs of fp16, and shapes of unknown rank, and refuses to read both.
-    """
-    load_value, validate, dimension = (reader._load_value, InputSpec.validate_inputs, helper.get_proto_dim)
-
-    def value(context: Any, spec: Any) -> Any:
-        if spec.WhichOneof("value") != "blobFileValue" or spec.type.WhichOneof("type") != "tensorType":
-            return load_value(context, spec)
-        tensor = spec.type.tensorType
-        shape = tuple(d.constant.size for d in tensor.dimensions)
-        return fetch(spec.blobFileValue.offset, types.PROTO_TO_BUILTIN_TYPE[tensor.dataType], shape)
-
-    def check(self: Any, *given: Any) -> None:
-        try:
-            validate(self, *given)
-        except ValueError as error:
-            if "must have the same data type" not in str(error):
-                raise
-
-    def size(spec: Any) -> Any:
-        variadic = spec.WhichOneof("dimension") == "unknown" and spec.unknown.variadic
-        return get_new_variadic_symbol() if variadic else dimension(spec)
-
-    reader._load_value, InputSpec.validate_inputs, helper.get_proto_dim = value, check, size
-    try:
-        yield
-    finally:
-        reader._load_value, InputSpec.validate_inputs = load_value, validate
-        helper.get_proto_dim = dimension
 
 
 class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]

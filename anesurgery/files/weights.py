@@ -6,9 +6,11 @@ The file: a header of 64 bytes (number of blobs, version 2), then for each blob 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from anesurgery.errors import LoadError
+from anesurgery.files import sub_byte
+from anesurgery.files.source import SourceFile
 from anesurgery.mil import Array, Var, types
 
 ALIGNMENT = 64
@@ -38,6 +42,12 @@ STORED: dict[str, int] = {
 }
 """Data type code of a blob by numpy dtype, for the types that numpy holds as they are stored."""
 
+PACKED: dict[str, int] = {"int4": 8, "uint1": 9, "uint2": 10, "uint4": 11, "uint3": 12, "uint6": 13}
+"""Data type code of a blob by MIL type, for the types of less than a byte."""
+
+NO_KERNEL_COPY = {errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+"""What a kernel says that cannot copy between these two files."""
+
 
 @dataclass(frozen=True)
 class Blob:
@@ -48,21 +58,48 @@ class Blob:
     data: int
     """Offset of the data in the file."""
     padding: int
+    place: int = 0
+    """Offset of its metadata."""
+
+
+class Mapped(np.memmap):
+    """Bytes of a file in memory; views of it lead back to the file."""
+
+    source: SourceFile
+
+
+def check_source(array: Any) -> SourceFile | None:
+    """The file that an array is a view of, if it is one, after seeing that nobody wrote to it.
+
+    Reading a mapped file that was cut short ends the process, so whoever is about to read asks first.
+
+    Raises:
+        LoadError: the file was changed.
+    """
+    while isinstance(array, np.ndarray):
+        if isinstance(array, Mapped):
+            array.source.check()
+            return array.source
+        array = array.base
+    return None
 
 
 class WeightFile:
     """A `weight.bin`, mapped into memory; its arrays are views and nothing is read before it is used."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.source = path, SourceFile(path)
         try:
-            self._map = np.memmap(path, dtype=np.uint8, mode="r")
+            with open(self.source.handle, "rb", closefd=False) as file:
+                self._map = Mapped(file, dtype=np.uint8, mode="r")
         except (OSError, ValueError) as error:
             raise LoadError(
                 f"the weight file {path} cannot be read: {error}; copy the package again"
             ) from error
+        self._map.source = self.source
         self._address = self._map.ctypes.data
         self._blobs: dict[int, Blob] = {}
+        self._unpacked: dict[int, tuple[Blob, weakref.ref[Array]]] = {}
 
     def blob(self, offset: int) -> Blob:
         """The blob whose metadata stands at `offset`.
@@ -71,7 +108,7 @@ class WeightFile:
             LoadError: the file is too short or holds something else there.
         """
         if offset + METADATA.size > self._map.size:
-            raise LoadError(self._short(offset))
+            raise LoadError(self._short(offset + METADATA.size))
         sentinel, code, size, data, padding = METADATA.unpack(
             self._map[offset : offset + METADATA.size].tobytes()
         )
@@ -81,7 +118,7 @@ class WeightFile:
             )
         if data + size > self._map.size:
             raise LoadError(self._short(data + size))
-        blob = Blob(code, size, data, padding)
+        blob = Blob(code, size, data, padding, offset)
         self._blobs[self._address + data] = blob
         return blob
 
@@ -94,24 +131,57 @@ class WeightFile:
     def array(self, offset: int, dtype: Any, shape: tuple[int, ...]) -> Array:
         """A view of a weight."""
         blob, dtype = self.blob(offset), np.dtype(dtype)
-        if blob.size != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
-            raise LoadError(
-                f"{self.path}: the weight at {offset} has {blob.size} bytes, expected {shape} {dtype}"
-            )
+        self._fits(blob, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, shape, dtype)
         raw = self._map[blob.data : blob.data + blob.size]
         return np.asarray(raw).view(dtype).reshape(shape)
 
+    def unpacked(self, offset: int, element: Any, shape: tuple[int, ...]) -> Array:
+        """A weight of less than a byte for each element, in an array of its own."""
+        blob, bits = self.blob(offset), int(element.get_bitwidth())
+        count = int(np.prod(shape, dtype=np.int64))
+        self._fits(blob, -(-count * bits // 8), shape, types.builtin_to_string(element))
+        raw = np.asarray(self._map[blob.data : blob.data + blob.size])
+        made = sub_byte.unpack(raw, bits, not element.is_unsigned(), shape)
+        made.flags.writeable = False
+        self._unpacked[made.ctypes.data] = (blob, weakref.ref(made))
+        return made
+
+    def _fits(self, blob: Blob, wanted: int, shape: tuple[int, ...], dtype: Any) -> None:
+        if blob.size != wanted:
+            raise LoadError(
+                f"{self.path}: the weight at {blob.place} has {blob.size} bytes, expected {shape} {dtype}"
+            )
+
     def holds(self, array: Array) -> Blob | None:
         """The blob that an array is an unchanged view of, if it is one."""
+        if not array.flags.c_contiguous:
+            return None
+        blob, made = self._unpacked.get(array.ctypes.data, (None, lambda: None))
+        if made() is not None and (array is made() or array.base is made()):
+            return blob
         blob = self._blobs.get(array.ctypes.data)
-        return blob if blob is not None and blob.size == array.nbytes and array.flags.c_contiguous else None
+        return blob if blob is not None and blob.size == array.nbytes else None
+
+    def check(self, blob: Blob) -> None:
+        """See that the file, and the metadata of a blob, are as they were when they were read.
+
+        Raises:
+            LoadError: they are not.
+        """
+        self.source.check()
+        try:
+            found = os.pread(self.source.handle, METADATA.size, blob.place)
+        except OSError as error:
+            raise LoadError(f"{self.path} cannot be read: {error.strerror}; copy the package again") from error
+        if found != METADATA.pack(SENTINEL, blob.code, blob.size, blob.data, blob.padding):
+            raise LoadError(f"{self.path} was changed after it was read; load it again")
 
 
 class WeightWriter:
     """Writes a new `weight.bin`, each content once."""
 
-    def __init__(self, file: BinaryIO, source: WeightFile | None, scratch: Path) -> None:
-        self._file, self._source, self._scratch = file, source, scratch
+    def __init__(self, file: BinaryIO, source: WeightFile | None) -> None:
+        self._file, self._source = file, source
         self._count, self._end = 0, ALIGNMENT
         self._known: dict[Any, int] = {}
         file.write(bytes(ALIGNMENT))
@@ -122,28 +192,32 @@ class WeightWriter:
         blob = self._source.holds(array) if self._source is not None else None
         if blob is not None and self._source is not None:
             if ("source", blob.data) not in self._known:
-                with self._source.path.open("rb") as file:
-                    self._known["source", blob.data] = self._copy(file, blob)
+                self._known["source", blob.data] = self._copy(self._source, blob)
             return self._known["source", blob.data]
-        if array.dtype.name not in STORED or _packed(var):
-            return self._by_host(var)
-        array = np.ascontiguousarray(array)
-        raw: Any = array.reshape(-1).view(np.uint8)  # numpy's buffers are not typed as such
-        key = (STORED[array.dtype.name], array.nbytes, hashlib.blake2b(raw, digest_size=16).digest())
+        check_source(array)
+        code, raw, padding = _stored(var, array)
+        key = (code, raw.nbytes, hashlib.blake2b(raw, digest_size=16).digest())
         if key not in self._known:
-            with self._entry(Blob(key[0], array.nbytes, 0, 0)) as offset:
+            with self._entry(Blob(code, raw.nbytes, 0, padding)) as offset:
                 self._file.write(raw)
             self._known[key] = offset
         return self._known[key]
 
     def finish(self) -> None:
-        """Write the header; the file is complete."""
+        """Write the header; the file is complete.
+
+        Raises:
+            LoadError: somebody wrote to the source in the meantime.
+        """
         self._file.seek(0)
         self._file.write(HEADER.pack(self._count, 2))
+        self._file.truncate(self._end)
+        if self._source is not None:
+            self._source.source.check()
 
     @contextmanager
     def _entry(self, blob: Blob) -> Iterator[int]:
-        """Place the metadata of a blob; the caller writes the data behind it."""
+        """Place the metadata of a blob; the caller writes the data after it."""
         start = self._end
         self._file.seek(start)
         meta = METADATA.pack(SENTINEL, blob.code, blob.size, start + ALIGNMENT, blob.padding)
@@ -152,49 +226,43 @@ class WeightWriter:
         self._count += 1
         self._end = start + ALIGNMENT + -(-blob.size // ALIGNMENT) * ALIGNMENT
 
-    def _copy(self, file: BinaryIO, blob: Blob) -> int:
-        """Copy a blob from another file, by the kernel where it can."""
+    def _copy(self, source: WeightFile, blob: Blob) -> int:
+        """Copy a blob from the file that was read, by the kernel where it can."""
+        source.check(blob)
         with self._entry(blob) as offset:
             self._file.flush()
             at, left = blob.data, blob.size
             target = offset + ALIGNMENT
             while left:
-                done = _copy_range(file, self._file, min(left, PIECE), at, target)
+                done = _copy_range(source.source.handle, self._file, min(left, PIECE), at, target)
+                if not done:
+                    raise LoadError(f"{source.path} was cut short after it was read; copy the package again")
                 at, target, left = at + done, target + done, left - done
             self._file.seek(target)
         return offset
 
-    def _by_host(self, var: Var) -> int:
-        """Let coremltools store a type that numpy does not have (sub-byte), and copy what it wrote."""
-        from coremltools.converters.mil.backend.mil import helper
-        from coremltools.libmilstoragepython import _BlobStorageWriter
 
-        key = ("host", id(var.val))
-        if key not in self._known:
-            self._scratch.unlink(missing_ok=True)
-            writer = _BlobStorageWriter(str(self._scratch))
-            offset = helper._get_offset_by_writing_data(var, writer)
-            del writer  # it writes when it goes
-            with self._scratch.open("rb") as file:
-                file.seek(offset)
-                _, code, size, data, padding = METADATA.unpack(file.read(METADATA.size))
-                self._known[key] = self._copy(file, Blob(code, size, data, padding))
-            self._scratch.unlink()
-        return self._known[key]
+def _stored(var: Var, array: Array) -> tuple[int, Any, int]:
+    """Data type code, bytes and padding in bits of a constant; numpy's buffers are not typed as such."""
+    if types.is_sub_byte(var.dtype):
+        bits = int(var.dtype.get_bitwidth())
+        raw = sub_byte.pack(array, bits)
+        return PACKED[types.builtin_to_string(var.dtype)], raw, 8 * raw.nbytes - array.size * bits
+    if array.dtype.name not in STORED:
+        raise LoadError(f"%{var.name}: a weight file cannot hold {array.dtype}; cast it to fp16 or fp32")
+    return STORED[array.dtype.name], np.ascontiguousarray(array).reshape(-1).view(np.uint8), 0
 
 
-def _packed(var: Var) -> bool:
-    """Is the element type smaller than a byte (numpy holds it in a wider one)?"""
-    return bool(types.is_sub_byte(var.dtype))
-
-
-def _copy_range(source: BinaryIO, target: BinaryIO, count: int, at: int, to: int) -> int:
+def _copy_range(source: int, target: BinaryIO, count: int, at: int, to: int) -> int:
+    """Copy some bytes between two places; how many were copied, 0 at the end of the source."""
     if hasattr(os, "copy_file_range"):
         try:
-            return os.copy_file_range(source.fileno(), target.fileno(), count, at, to)
+            done = os.copy_file_range(source, target.fileno(), count, at, to)
         except OSError as error:
-            if error.errno is not None and os.strerror(error.errno) == os.strerror(28):
-                raise  # no space left: a plain write would fail as well
-    source.seek(at)
+            if error.errno not in NO_KERNEL_COPY:
+                raise
+        else:
+            if done:
+                return done  # some file systems say 0 of files that they cannot copy
     target.seek(to)
-    return target.write(source.read(count))
+    return target.write(os.pread(source, count, at))

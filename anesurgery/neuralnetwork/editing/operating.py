@@ -16,7 +16,8 @@ from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.errors import LoadError, ProofError, SurgeryError
 from anesurgery.files.package import Loaded, locate, read_spec
 from anesurgery.files.protobuf import proto
-from anesurgery.files.writing import check_target, write_whole
+from anesurgery.files.source import SourceFile
+from anesurgery.files.writing import check_target, write_atomically
 from anesurgery.mil import Array, Program, ct, quiet_host
 from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
 from anesurgery.neuralnetwork.editing.network import Network
@@ -42,7 +43,7 @@ class NetworkSurgery(Surgery):
 
     original: Any = None
     """The specification as it came."""
-    file: Path | None = None
+    file: SourceFile | None = None
     """Its file, which is never written to."""
     inspected: tuple[tuple[Inspection, ...], tuple[Inspection, ...]] = ((), ())
     """What the rules of the format say of each network, before and after."""
@@ -69,7 +70,7 @@ class NetworkSurgery(Surgery):
             return ct.models.MLModel(self.spec, compute_units=units)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the `.mlmodel`, whole or not at all; byte for byte the input where nothing changed.
+        """Write the `.mlmodel` atomically; byte for byte the input where nothing changed.
 
         Raises:
             LoadError: the path exists, is the input, has another suffix, or cannot be written.
@@ -77,8 +78,8 @@ class NetworkSurgery(Surgery):
         target = Path(path).expanduser().absolute()
         check_target(self.loaded.source, target, overwrite, SUFFIX)
         same = self.file if not self.changes else None
-        content = self.spec.SerializeToString() if same is None else same.read_bytes()
-        return write_whole(target, lambda file: file.write_bytes(content))
+        content = self.spec.SerializeToString() if same is None else same.read()
+        return write_atomically(target, lambda file: file.write_bytes(content), overwrite)
 
 
 def apply_layers(
@@ -105,7 +106,7 @@ def apply_layers(
     original = proto.Model_pb2.Model()
     original.CopyFrom(loaded.spec)
     networks = networks_of(loaded.spec)
-    what = "the model" if file is None else str(file)
+    what = "the model" if file is None else str(file.path)
     for i, spec in enumerate(networks):
         _check(spec, what if spec is loaded.spec else f"{what}: network {i} of the pipeline")
     if not networks:
@@ -158,7 +159,7 @@ def _named(steps: Sequence[Pass]) -> str:
     return ", ".join(names if len(names) <= 3 else [names[0], f"{len(names) - 1} more"])
 
 
-def _read(model: Any) -> tuple[Loaded, Path | None]:
+def _read(model: Any) -> tuple[Loaded, SourceFile | None]:
     """A specification of its own, and its file."""
     if isinstance(model, ct.models.MLModel):
         spec = proto.Model_pb2.Model()
@@ -175,7 +176,7 @@ def _read(model: Any) -> tuple[Loaded, Path | None]:
             "one, or its specification"
         )
     source = Path(model).expanduser()
-    file, _ = locate(source)
+    file = SourceFile(locate(source)[0])
     return Loaded(Program(), read_spec(file), source.resolve()), file
 
 

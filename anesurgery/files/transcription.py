@@ -1,0 +1,127 @@
+"""What coremltools' reader of programs does otherwise here: weights stay in their file, errors name the op.
+
+It also reads back what coremltools itself writes and then refuses: epsilons of fp32 beside inputs of fp16,
+shapes of unknown rank, and lists whose elements have dimensions with a name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from anesurgery.errors import LoadError
+from anesurgery.mil import quiet_host, types
+
+with quiet_host():
+    from coremltools.converters.mil.frontend.milproto import helper
+    from coremltools.converters.mil.frontend.milproto import load as reader
+    from coremltools.converters.mil.mil import program as symbols
+    from coremltools.converters.mil.mil.input_type import InputSpec
+    from coremltools.converters.mil.mil.ops.defs.iOS15 import control_flow
+    from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+
+FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
+"""(offset, MIL element type, shape) -> array."""
+
+
+class OpError(LoadError):
+    """An op cannot be read; names it."""
+
+
+@contextmanager
+def reading(fetch: FetchWeight) -> Iterator[None]:
+    """Let coremltools' reader take weights from `fetch`, and read what it writes."""
+    _skip_used_symbols()
+    validate, dimension = InputSpec.validate_inputs, helper.get_proto_dim
+
+    def check(self: Any, *given: Any) -> None:
+        try:
+            validate(self, *given)
+        except ValueError as error:
+            if "must have the same data type" not in str(error):
+                raise
+
+    def size(spec: Any) -> Any:
+        variadic = spec.WhichOneof("dimension") == "unknown" and spec.unknown.variadic
+        return symbols.get_new_variadic_symbol() if variadic else dimension(spec)
+
+    with (
+        mock.patch.object(reader, "_load_value", _values(fetch)),
+        mock.patch.object(reader, "_load_operation", _operations()),
+        mock.patch.object(InputSpec, "validate_inputs", check),
+        mock.patch.object(helper, "get_proto_dim", size),
+        mock.patch.object(control_flow, "get_existing_symbol", _names()),
+    ):
+        yield
+
+
+def _values(fetch: FetchWeight) -> Callable[[Any, Any], Any]:
+    """Reads a value; a tensor in a weight file comes from `fetch`."""
+    load_value = reader._load_value
+
+    def value(context: Any, spec: Any) -> Any:
+        if spec.WhichOneof("value") != "blobFileValue" or spec.type.WhichOneof("type") != "tensorType":
+            return load_value(context, spec)
+        tensor = spec.type.tensorType
+        shape = tuple(d.constant.size for d in tensor.dimensions)
+        return fetch(spec.blobFileValue.offset, types.PROTO_TO_BUILTIN_TYPE[tensor.dataType], shape)
+
+    return value
+
+
+def _operations() -> Callable[[Any, Any], None]:
+    """Reads an op; an error names it."""
+    load_operation = reader._load_operation
+
+    def operation(context: Any, spec: Any) -> None:
+        try:
+            load_operation(context, spec)
+        except LoadError:
+            raise
+        except Exception as error:
+            raise OpError(_cannot_read(spec, error)) from error
+
+    return operation
+
+
+def _names() -> Callable[[str], Any]:
+    """Gives the dimension of a name in a list's shape; other programs may use the same names."""
+    known: dict[str, Any] = {}
+
+    def symbol(name: str) -> Any:
+        if name not in known:
+            known[name] = symbols.get_new_symbol()
+        return known[name]
+
+    return symbol
+
+
+def _skip_used_symbols() -> None:
+    """Let coremltools number new symbols after those that are taken; at one that is, it would fail for good."""
+    taken = [int(n[2:]) + 1 for n in symbols.k_used_symbols if n.startswith("is") and n[2:].isdecimal()]
+    symbols.k_num_internal_syms = max([symbols.k_num_internal_syms, *taken])
+
+
+def _cannot_read(spec: Any, error: Exception) -> str:
+    """Why an op cannot be read, in words."""
+    known = SSAOpRegistry.core_ops
+    if spec.type not in known:
+        near = difflib.get_close_matches(spec.type, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "upgrade coremltools"
+        return f"op {_op_name(spec)} is of the unknown type {spec.type!r}; {hint}"
+    return f"op {_op_name(spec)} ({spec.type}) cannot be read: {said(error)}; convert the model again"
+
+
+def _op_name(spec: Any) -> str:
+    """The name of an op in a protobuf: its attribute, else its first output."""
+    given = spec.attributes["name"].immediateValue.tensor.strings.values if "name" in spec.attributes else ()
+    return repr(str(given[0] if given else spec.outputs[0].name if spec.outputs else "without a name"))
+
+
+def said(error: Exception) -> str:
+    """An error of coremltools in words, on one line."""
+    words = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    return " ".join(words.split())

@@ -134,6 +134,7 @@ def apply(
         session.refusals.append((recipe.name, misfit))
     before, ops = interface(loaded), op_counts(loaded.program)
     for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
+        loaded.check_source()
         run_pass(step, loaded.program, session)
     check_interface(before, interface(loaded), session)
     if misfit is not None and not session.changes:

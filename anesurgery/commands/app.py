@@ -141,6 +141,7 @@ def run(
     precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
     function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace the --out file if it exists.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -148,14 +149,17 @@ def run(
     import numpy as np
 
     from anesurgery.files import arrays
+    from anesurgery.files.writing import check_place
     from anesurgery.interpret import Predictor
     from anesurgery.show import surgeries
 
+    if out is not None:
+        check_place(out.expanduser().absolute(), overwrite, Path(model).expanduser())
     predictor = Predictor(model, precision=precision, function=function)
     values = predictor.sample(seed) if inputs is None else arrays.read(inputs)
     made = {name: np.asarray(value) for name, value in predictor(values).items()}
     if out is not None:
-        arrays.write(out, made)
+        arrays.write(out, made, overwrite, Path(model))
     show(surgeries.arrays_json(made), surgeries.arrays_table(made), as_json, quiet)
 
 

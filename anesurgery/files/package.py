@@ -49,6 +49,15 @@ class Loaded:
     notes: tuple[str, ...] = ()
     """What was changed on the way in, as happens to neural networks."""
 
+    def check_source(self) -> None:
+        """See that nobody wrote to the weight file, which is read when its weights are needed.
+
+        Raises:
+            LoadError: somebody did.
+        """
+        if self.weights is not None:
+            self.weights.source.check()
+
     @property
     def version(self) -> int:
         """The specification version to write."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -63,23 +63,19 @@ class Blob:
 
 
 class Mapped(np.memmap):
-    """Bytes of a file in memory; views of it lead back to the file."""
+    """Bytes of a file in memory; `source_of` finds the file of a view."""
 
     source: SourceFile
 
 
-def check_source(array: Any) -> SourceFile | None:
-    """The file that an array is a view of, if it is one, after seeing that nobody wrote to it.
+def source_of(array: Any) -> SourceFile | None:
+    """The file that an array is a view of, if it is one.
 
-    Reading a mapped file that was cut short ends the process, so whoever is about to read asks first.
-
-    Raises:
-        LoadError: the file was changed.
+    Reading a mapped file that was cut short ends the process: check the file first.
     """
     while isinstance(array, np.ndarray):
-        if isinstance(array, Mapped):
-            array.source.check()
-            return array.source
+        if (source := getattr(array, "source", None)) is not None:
+            return cast(SourceFile, source)
         array = array.base
     return None
 
@@ -194,7 +190,8 @@ class WeightWriter:
             if ("source", blob.data) not in self._known:
                 self._known["source", blob.data] = self._copy(self._source, blob)
             return self._known["source", blob.data]
-        check_source(array)
+        if (mapped := source_of(array)) is not None:
+            mapped.check()
         code, raw, padding = _stored(var, array)
         key = (code, raw.nbytes, hashlib.blake2b(raw, digest_size=16).digest())
         if key not in self._known:

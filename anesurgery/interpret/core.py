@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from anesurgery.errors import InterpretError, SurgeryError
+from anesurgery.files.source import SourceFile
+from anesurgery.files.weights import source_of
 from anesurgery.interpret import devices, fusion, inputs, state
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.listener import Listener
@@ -59,6 +61,9 @@ class Plan:
         self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
         self.steps: list[Step] = []
         self.blocks: dict[Block, Plan] = {}
+        ops = list(ops)
+        self.sources = _sources(ops)
+        self._check_sources()
         ops = [op for op in ops if not self._constant(op)]
         self.constants |= {v: self._tensor(a) for v, a in self.decompressed.items()}
         last = _last_uses(ops, set(keep))
@@ -168,6 +173,7 @@ class Plan:
     def run(self, env: Env, listener: Listener | None) -> None:
         """Evaluate the steps; `env` holds the values and loses those that are no longer needed."""
         self.runs += 1
+        self._check_sources()
         for step in self.direct if listener is None else self.steps:
             arguments = {**step.fixed, **{k: self._read(env, v) for k, v in step.reads}}
             for name in step.stored:
@@ -208,6 +214,11 @@ class Plan:
             return [dtypes.widen(self.value(env, v)) for v in wanted]
         return env[wanted]
 
+    def _check_sources(self) -> None:
+        """See that nobody wrote to the weight files: reading one that was cut short ends the process."""
+        for source in self.sources:
+            source.check()
+
     def stored(self) -> list[Any]:
         """The constants that the steps and the nested blocks read."""
         here = [x for step in self.steps for x in step.fixed.values()] + list(self.constants.values())
@@ -231,6 +242,12 @@ def _place(value: Any) -> int | None:
 
 def _is_const(var: Any) -> bool:
     return isinstance(var, Var) and var.op is not None and var.op.op_type == "const"
+
+
+def _sources(ops: Iterable[Operation]) -> set[SourceFile]:
+    """The files that hold the constants of some ops."""
+    constants = (v.val for op in ops for _, v in operands(op) if _is_const(v))
+    return {source for value in constants if (source := source_of(value)) is not None}
 
 
 def _last_uses(ops: list[Operation], keep: set[Var]) -> dict[int, list[Var]]:

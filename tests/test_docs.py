@@ -1,0 +1,105 @@
+"""The snippets of the README and of docs/ run as written, in order, in a folder with the models they name."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from anesurgery.commands.app import app
+from anesurgery.files.package import save
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)")
+WIDTH, WORDS, LENGTH = 16, 96, 8
+BAD_INPUT = 64
+
+
+def language_model() -> Program:
+    """A causal attention with a token table, as converters write it."""
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((WORDS, WIDTH)).astype(np.float16)
+    keep = np.tril(np.ones((1, LENGTH, LENGTH), bool))
+
+    @mb.program(input_specs=[mb.TensorSpec((1, LENGTH), dtype=types.int32)], opset_version=ct.target.iOS16)
+    def program(ids: Var) -> Var:
+        x = mb.gather(x=table, indices=ids, axis=0, name="embedded")
+        scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
+        masked = mb.select(cond=keep, a=scores, b=np.float16(-np.inf), name="masked")
+        mixed = mb.matmul(x=mb.softmax(x=masked, axis=-1, name="weights"), y=x, name="mixed")
+        made: Var = mb.linear(x=mixed, weight=table, name="logits")
+        return made
+
+    function = program.functions["main"]
+    function._input_dict["ids"] = function._input_dict.pop(next(iter(function.inputs)))
+    function.inputs["ids"].name = "ids"
+    return program
+
+
+def old_network() -> Any:
+    """A network of the older format with a layer that came with iOS 13."""
+    constant = np.arange(4, dtype=np.float32)
+    layers = [
+        make_layer("loadConstantND", [], ["c"], shape=[4], data=weights(constant)),
+        make_layer("addBroadcastable", ["x", "c"], ["y"]),
+    ]
+    return make_network({"x": (2, 4)}, layers, ["y"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, but for the models and arrays that the pages name."""
+    for name in ("gpt2", "other"):
+        save(load(language_model()), tmp_path / f"{name}.mlpackage")
+    (tmp_path / "old.mlmodel").write_bytes(old_network().SerializeToString())
+    for name in ("in", "calibration"):
+        np.savez(tmp_path / f"{name}.npz", ids=np.arange(LENGTH, dtype=np.int32)[None])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def snippets(page: Path) -> list[tuple[str, str]]:
+    """The fenced blocks of a page: (language, text)."""
+    return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_snippets_run_in_order(page: Path, folder: Path) -> None:
+    names: dict[str, Any] = {"__name__": page.stem}
+    for language, text in snippets(page):
+        if language == "python":
+            exec(compile(text, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_run_in_order(page: Path, folder: Path) -> None:
+    """No command of a page is bad usage or names what is not there."""
+    lines = [line for language, text in snippets(page) if language == "sh" for line in text.splitlines()]
+    if page.name == "inspect.md":
+        save(load(language_model()), folder / "gpt2_ane.mlpackage")
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["anesurgery"]:
+            made = CliRunner().invoke(app, words[1:])
+            assert made.exit_code < BAD_INPUT, f"{line}\n{made.output}"
+            assert made.exception is None or isinstance(made.exception, SystemExit), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_first_page_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150

@@ -35,6 +35,7 @@ ROOMS = tuple(
         passes
         surgery
         testing
+        neuralnetwork.upgrade
         neuralnetwork.editing
         registry
         rewriting
@@ -42,7 +43,6 @@ ROOMS = tuple(
         checking
         facts
         interpret
-        neuralnetwork.upgrade
         loading
         neuralnetwork
         files

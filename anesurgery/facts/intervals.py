@@ -247,6 +247,15 @@ def _square(op: Operation, look: _Look) -> Interval:
     return 0.0, max(low * low, high * high)
 
 
+def _pow(op: Operation, look: _Look) -> Interval:
+    return _square(op, look) if squared(op) is not None else ANY
+
+
+def _sqrt(op: Operation, look: _Look) -> Interval:
+    low, high = look.at(op.x)
+    return math.sqrt(max(low, 0.0)), math.sqrt(max(high, 0.0))
+
+
 def _add(op: Operation, look: _Look) -> Interval:
     (a, b), (c, d) = look.at(op.x), look.at(op.y)
     low, high = a + c, b + d
@@ -347,6 +356,8 @@ RULES: dict[str, Callable[[Operation, _Look], Interval]] = {
     "mul": _mul,
     "real_div": _divide,
     "square": _square,
+    "pow": _pow,
+    "sqrt": _sqrt,
     "clip": _clip,
     "relu": _relu,
     "abs": _abs,

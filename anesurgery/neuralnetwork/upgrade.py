@@ -2,46 +2,65 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anesurgery import registry
+from anesurgery.checking.comparison import compare
+from anesurgery.checking.ranges import ranges
+from anesurgery.errors import SurgeryError
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, locate, read_spec, to_mlmodel
-from anesurgery.loading import load
+from anesurgery.loading import clone, load
 from anesurgery.mil import ct, exclusive
 from anesurgery.neuralnetwork.context import Custom
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.pipelines import upgrade_pipeline
+from anesurgery.rewriting.passes import run_pass
+from anesurgery.rewriting.session import Session
 
 NOTES = "anesurgery.notes"
 """Where the notes are in the metadata of an upgraded model."""
+GATE = 60.0
+"""PSNR in dB that the fp16 form of a network must keep where nobody asked for fp16."""
+STATED = 3
+"""Ops that the notes name as fp32."""
+PRECISIONS = (None, "fp16", "fp32")
 
 
 @exclusive
-def upgrade(model: Any, custom: Custom | None = None) -> Any:
+def upgrade(model: Any, custom: Custom | None = None, *, precision: str | None = None) -> Any:
     """A neural network as an ML Program.
 
     Args:
         model: path or MLModel that holds a neural network, or a pipeline with some; others of its models stay.
         custom: class name of a custom layer -> function that builds it, called as (context, params, inputs)
             with the MIL values that it reads; it gives the MIL value of its output, or a list of values.
+        precision: what the network computes in: "fp32", or "fp16" but for the ops that `compute_fp16` keeps.
+            None means fp16 if outputs keep 60 dB on a sampled input, else fp32; the notes say which, and why.
 
     Returns:
         An MLModel; what changed is in its metadata, under `NOTES`.
 
     Raises:
         LoadError: it cannot be read or built; the layer is named.
+        SurgeryError: an unknown precision.
     """
+    if precision not in PRECISIONS:
+        raise SurgeryError(f"precision={precision!r}; it may be {', '.join(map(repr, PRECISIONS))}")
     spec, source, units = _specification(model)
     kind = PROGRAM if spec is None else spec.WhichOneof("Type")
     if kind in PIPELINES:
-        return _keep_notes(*_pipeline(spec, source, units, custom))
+        return _keep_notes(*_pipeline(spec, source, units, custom, precision))
     if kind == PROGRAM:
         loaded = load(model)
     else:
         what = str(source or "this MLModel")
         loaded = import_network(spec, what, custom=custom, source=source, compute_units=units)
+        loaded = in_precision(loaded, precision)
     return _keep_notes(to_mlmodel(loaded), loaded.notes)
 
 
@@ -56,13 +75,51 @@ def _specification(model: Any) -> tuple[Any, Path | None, Any]:
     return None, None, None
 
 
-def _pipeline(spec: Any, source: Path | None, units: Any, custom: Custom | None) -> tuple[Any, Sequence[str]]:
+def _pipeline(
+    spec: Any, source: Path | None, units: Any, custom: Custom | None, precision: str | None
+) -> tuple[Any, Sequence[str]]:
     weights = None if source is None else locate(source)[1]
 
     def build(part: Any, what: str) -> Loaded:
-        return import_network(part, what, custom=custom)
+        return in_precision(import_network(part, what, custom=custom), precision)
 
     return upgrade_pipeline(spec, source, weights, units, build)
+
+
+def in_precision(loaded: Loaded, precision: str | None) -> Loaded:
+    """An imported network in fp32, or in fp16 but for some ops; its notes say which."""
+    if precision == "fp32":
+        return loaded
+    if precision == "fp16":
+        return _halved(loaded, {}, "outputs were not compared")
+    try:
+        half = _halved(loaded, {}, "")
+        if (psnr := _psnr(loaded, half)) < GATE:
+            observed = {r.name: (r.minimum, r.maximum) for r in ranges(loaded.program).rows}
+            half = _halved(loaded, observed, "ranges observed on one sampled input")
+            psnr = _psnr(loaded, half)
+    except SurgeryError as error:
+        return replace(loaded, notes=(*loaded.notes, f"it stays fp32, since it could not be run: {error}"))
+    if psnr < GATE:
+        why = f"fp16 keeps {psnr:.1f} dB of {GATE:g} on one sampled input; ask for it by precision='fp16'"
+        return replace(loaded, notes=(*loaded.notes, f"it stays fp32: {why}"))
+    return replace(half, notes=(*half.notes, f"fp16 keeps {psnr:.1f} dB on one sampled input"))
+
+
+def _halved(loaded: Loaded, observed: dict[str, tuple[float, float]], words: str) -> Loaded:
+    """The fp16 form of a copy, with what stays fp32 in its notes."""
+    half, session = clone(loaded), Session()
+    run_pass(registry.make_pass("compute_fp16", ranges=observed), half.program, session)
+    stays = [f"{r.where.name} ({r.reason})" for _, r in session.refusals if r.where is not None]
+    more = f" and {len(stays) - STATED} more" if len(stays) > STATED else ""
+    note = f"it computes in fp16{', but for ' + ', '.join(stays[:STATED]) + more if stays else ''}"
+    return replace(half, notes=(*loaded.notes, f"{note}; {words}" if words else note))
+
+
+def _psnr(before: Loaded, after: Loaded) -> float:
+    """In fp16, of the worst output; minus infinity where one side alone is undefined."""
+    found = compare(before.program, after.program, precision="fp16")
+    return found.psnr if found.ok or not any(o.bad for o in found.outputs) else -math.inf
 
 
 def _keep_notes(model: Any, notes: Sequence[str]) -> Any:

@@ -111,7 +111,7 @@ def test_a_good_network_in_a_pipeline_is_upgraded(tmp_path: Path, scratch: Path)
     path = tmp_path / "pipeline.mlmodel"
     path.write_bytes(in_pipeline(build()).SerializeToString())
     values = {"image": floats(1, 3, *SIZE), "x": floats(3)}
-    before, after = ane.run(path, values), ane.run(ane.upgrade(path), values)
+    before, after = ane.run(path, values), ane.run(ane.upgrade(path, precision="fp32"), values)
     np.testing.assert_array_equal(before["y"], after["y"])
     assert list(scratch.iterdir()), "the scratch folder is where temporary files go"
 

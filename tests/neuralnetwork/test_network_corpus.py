@@ -114,7 +114,7 @@ def test_a_sequence_that_is_too_short_for_its_convolutions_is_named(corpus: Path
 @pytest.mark.parametrize("name", REAL)
 def test_an_upgrade_keeps_numbers_and_description(name: str, corpus: Path, tmp_path: Path) -> None:
     path, out, real = corpus / f"{name}.mlmodel", tmp_path / "new.mlpackage", REAL[name]
-    ane.upgrade(path, custom=real.custom).save(str(out))
+    ane.upgrade(path, custom=real.custom, precision="fp32").save(str(out))
     with quiet_host():
         model = ct.models.MLModel(str(out), skip_model_load=True)
     old, new = read_spec(path), model.get_spec()
@@ -136,7 +136,7 @@ def test_an_upgrade_keeps_numbers_and_description(name: str, corpus: Path, tmp_p
 
 def test_optional_inputs_may_be_left_out_before_and_after(corpus: Path, tmp_path: Path) -> None:
     path, out = corpus / "mlt_es2en_char_decoder16.mlmodel", tmp_path / "new.mlpackage"
-    ane.upgrade(path).save(str(out))
+    ane.upgrade(path, precision="fp32").save(str(out))
     values = {"encodedChar": ane.Predictor(path).sample()["encodedChar"]}
     zeros = {f"decoder_lstm_{s}_in": np.zeros(256, np.float32) for s in "hc"}
     for found in (ane.run(path, values), ane.run(out, values), ane.run(out, values | zeros)):
@@ -145,7 +145,7 @@ def test_optional_inputs_may_be_left_out_before_and_after(corpus: Path, tmp_path
 
 def test_labels_are_kept_with_their_probabilities(corpus: Path, tmp_path: Path) -> None:
     path, out = corpus / "mlt_gesture_classifier.mlmodel", tmp_path / "new.mlpackage"
-    ane.upgrade(path).save(str(out))
+    ane.upgrade(path, precision="fp32").save(str(out))
     labels = list(read_spec(path).neuralNetworkClassifier.stringClassLabels.vector)
     found = ane.run(out, ane.Predictor(out).sample())
     assert list(found["activityProbability"]) == labels

@@ -72,7 +72,7 @@ def test_images_are_preprocessed(
     expected = value * 0.5 + np.reshape(biases, (-1, 1, 1))
     path = tmp_path / "image.mlmodel"
     save_spec(spec, str(path))
-    for model in (path, ane.upgrade(path)):
+    for model in (path, ane.upgrade(path, precision="fp32")):
         found = ane.run(model, {"image": image})["y"]
         np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-6)
 
@@ -108,7 +108,7 @@ def test_classifiers_keep_their_labels(labels: list[Any], tmp_path: Path) -> Non
     save_spec(classifier(labels), str(path))
     x = floats(4, seed=2)
     expected = torch.softmax(torch.from_numpy(floats(3, 4) @ x), 0).numpy()
-    for model in (path, ane.upgrade(path)):
+    for model in (path, ane.upgrade(path, precision="fp32")):
         made = ane.run(model, {"x": x})
         assert made["label"] == labels[int(expected.argmax())]
         (found,) = (v for k, v in made.items() if k != "label")
@@ -131,7 +131,7 @@ def test_a_file_stays_what_it_is_but_for_its_format(tmp_path: Path) -> None:
     path, out = tmp_path / "old.mlmodel", tmp_path / "new.mlpackage"
     save_spec(builder.spec, str(path))
     bytes_before = path.read_bytes()
-    model = ane.upgrade(path)
+    model = ane.upgrade(path, precision="fp32")
     model.save(str(out))
     assert path.read_bytes() == bytes_before
     new = load(out)
@@ -201,7 +201,7 @@ def test_flexible_sizes_stay_flexible(tmp_path: Path) -> None:
     path = tmp_path / "flexible.mlmodel"
     save_spec(spec, str(path))
     x = floats(1, 3, 7, 30)
-    for model in (path, ane.upgrade(path)):
+    for model in (path, ane.upgrade(path, precision="fp32")):
         np.testing.assert_allclose(ane.run(model, {"image": x})["y"], 2 * x)
 
 
@@ -238,4 +238,4 @@ def test_an_input_that_is_handed_through(tmp_path: Path) -> None:
     found = ane.run(path, {"x": x})
     np.testing.assert_array_equal(np.squeeze(found["x"]), x)
     with pytest.raises(LoadError, match="'x' is an input and an output"):
-        ane.upgrade(path)
+        ane.upgrade(path, precision="fp32")

@@ -188,6 +188,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         scope=Scope(),
         source="coremltools guide (typed execution); " + STUDY,
         grade=Grade.DOCUMENTED,
+        remedy="compute_fp16",
         advice="convert with compute_precision=FLOAT16",
     ),
     _row(

@@ -1,0 +1,299 @@
+"""Which ops must stay fp32 when a program becomes fp16, each with the reason and the value found.
+
+An op stays where a value overflows 65504, where a guard against a division by zero (or a logarithm of zero)
+becomes zero, and where an integer above 2048 would be rounded. What reads such a value stays too, until an op
+makes a number that fits again. The unknown is taken to fit: give observed or promised ranges to say otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from anesurgery.facts.intervals import LARGEST, MOST, Interval, interval, of_constant, squared
+from anesurgery.facts.reading import PRODUCTS, VIEWS, behind, number
+from anesurgery.facts.work import is_stored
+from anesurgery.mil import Operation, Var, constant, dtype_name, np_dtype, operands, static_shape
+from anesurgery.ops import names
+
+SMALLEST = 2.0**-24
+"""The smallest positive number of fp16."""
+INTEGERS = 2048.0
+"""Every integer up to here is a number of fp16."""
+FILL = 3e4
+"""What stands for a mask's infinity: far above any score, below the 32768 of the engine's sums."""
+
+UNLIMITED = 1e18
+"""Limits above this, such as the largest fp32 number or its root, clip nothing."""
+
+NORMS = names("layer_norm instance_norm l2_norm")
+"""Norms whose numerator is zero where their denominator is: a larger epsilon changes small values only."""
+GUARDED = {"log": 1e-45, "rsqrt": 1e-12, "inverse": 1e-4}
+"""Ops that fail at zero, and the epsilon that they add by default."""
+SIZED = frozenset({"add", "sub", "mul", "floor_div", "mod", "minimum", "maximum", "select", "abs"}) | VIEWS
+CARRIES = SIZED | names(
+    "concat stack split slice_by_index slice_by_size gather tile reverse reduce_sum cumsum fill"
+)
+"""Ops that make integers of integers."""
+OFFSETS = names("add sub minimum maximum equal not_equal greater greater_equal less less_equal")
+"""Ops at which a whole number is a position, and not a factor."""
+HOLDS = names("add maximum clip abs square sqrt reduce_max reduce_sum tile split slice_by_index") | VIEWS
+"""Ops that hand a guarded number on."""
+MASKS = VIEWS | names("add mul sub select logical_and logical_or logical_not")
+"""What may stand between a mask and its softmax."""
+SUMS = VIEWS | names("sqrt square mul pow reduce_sum reduce_mean add")
+"""What may stand between squares and a guard."""
+LINEAR = SUMS | PRODUCTS | names("abs transpose concat stack split slice_by_index pad reduce_l2_norm")
+"""What may stand between an input and a logarithm."""
+AS_STORED = names(
+    "while_loop cond make_list list_gather list_scatter list_read list_write list_length read_state "
+    "coreml_update_state write_state slice_update"
+)
+"""Ops whose values keep the type in which they are carried."""
+
+
+@dataclass
+class Verdicts:
+    """What stays fp32, and what is replaced."""
+
+    stays: dict[Operation, str] = field(default_factory=dict)
+    """Op -> why it stays fp32."""
+    fills: dict[Var, str] = field(default_factory=dict)
+    """Constants of masks that are limited to `FILL`."""
+    guards: set[Operation] = field(default_factory=set)
+    """Ops whose epsilon is zero in fp16."""
+    huge: set[Var] = field(default_factory=set)
+    tiny: set[Var] = field(default_factory=set)
+    whole: set[Var] = field(default_factory=set)
+
+
+def judge(ops: Iterable[Operation], ranges: Mapping[str, Interval]) -> Verdicts:
+    """Look at ops in file order; `ranges` holds what is known of values by name."""
+    found = Verdicts()
+    for op in ops:
+        if op.op_type == "const" or not _is_float(op):
+            continue
+        reason = _reason(op, ranges, found)
+        if reason:
+            found.stays[op] = reason
+        if op in found.guards:
+            found.stays = _before_guard(op) | found.stays
+    return found
+
+
+def _before_guard(op: Operation) -> dict[Operation, str]:
+    """The ops between squares and a guard, since squares underflow first; all sums that a logarithm reads."""
+    log = op.op_type == "log" or any(r.op_type == "log" for v in op.outputs for r in v.child_ops)
+    why = "the logarithm shows errors that are small against the largest term" if log else "squares underflow"
+    reason = f"{op.name} guards what it makes against 0: {why}"
+    held: dict[Operation, str] = {}
+    waiting, path = [op], dict[Operation, None]()
+    while waiting:
+        at = waiting.pop()
+        path[at] = None
+        if log or squared(at) is not None:
+            held |= dict.fromkeys(path, reason)
+        makers = [v.op for _, v in operands(at)]
+        waiting += [
+            m for m in makers if m not in path and m is not None and m.op_type in (LINEAR if log else SUMS)
+        ]
+    held.pop(op, None)
+    return held
+
+
+def _is_float(op: Operation) -> bool:
+    """Does an op read or make fp32?"""
+    return any(dtype_name(v) == "fp32" for v in [*(v for _, v in operands(op)), *op.outputs])
+
+
+def _reason(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
+    """Why an op stays; the values that its readers must know of are noted."""
+    if op.op_type in AS_STORED:
+        return f"{op.op_type} carries its values as they are stored"
+    return (
+        _no_form(op) or _overflow(op, ranges, found) or _guard(op, ranges, found) or _integer(op, ranges, found)
+    )
+
+
+def _no_form(op: Operation) -> str:
+    for name, var in operands(op):
+        domain = getattr(op.input_spec.input_types[name], "type_domain", None)
+        if dtype_name(var) == "fp32" and domain and "fp16" not in [t.__type_info__().name for t in domain]:
+            return f"{op.op_type} takes no fp16 as {name}"
+    return ""
+
+
+def known(var: Var, ranges: Mapping[str, Interval]) -> Interval:
+    """The range of a value: as given, as that of the value it views or casts, or by what makes it."""
+    at: Var | None = var
+    while at is not None:
+        if at.name in ranges:
+            return ranges[at.name]
+        at = at.op.inputs.get("x") if at.op is not None and at.op.op_type in VIEWS - {"cast"} else None
+    op = var.op
+    if op is not None and op.op_type == "cast" and isinstance(op.x, Var):
+        return known(op.x, ranges)
+    low, high = interval(var)
+    return low if low > -UNLIMITED else -math.inf, high if high < UNLIMITED else math.inf
+
+
+def _overflow(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
+    """Constants and results beyond fp16, and what reads them."""
+    if op.op_type == "cast":
+        return ""
+    for name, var in operands(op):
+        large = 0.0 if _never_cuts(op, name, var) else _too_large(var)
+        if large and _is_fill(op, name, var, ranges):
+            found.fills[var] = (
+                f"%{var.name} masks scores with {large:.4g}; {math.copysign(FILL, large):g} in fp16"
+            )
+        elif large:
+            return _note(
+                op, found.huge, ranges, f"the constant %{var.name} holds {large:.4g}, above {LARGEST:g}"
+            )
+    for _, var in operands(op):
+        if var in found.huge:
+            return _note(op, found.huge, ranges, f"%{var.name}, which it reads, may be above {LARGEST:g}")
+    for var in op.outputs:
+        most = max(map(abs, known(var, ranges)))
+        if LARGEST < most < math.inf and not any(v in found.fills for _, v in operands(op)):
+            found.huge.add(var)
+            return f"%{var.name} can reach {most:.4g}, above {LARGEST:g}"
+    return ""
+
+
+def _never_cuts(op: Operation, name: str, var: Var) -> bool:
+    """Is it a limit beyond fp16, which becomes infinite?"""
+    low, high = of_constant(var) if op.op_type in ("clip", "minimum", "maximum") else (0.0, 0.0)
+    upper = op.op_type == "minimum" or name == "beta"
+    return name != ("alpha" if upper else "beta") and (low > LARGEST if upper else high < -LARGEST)
+
+
+def _note(op: Operation, kind: set[Var], ranges: Mapping[str, Interval], reason: str) -> str:
+    """The reason, after noting the results that are not shown to fit."""
+    kind.update(v for v in op.outputs if max(map(abs, known(v, ranges))) > LARGEST)
+    return reason
+
+
+def _too_large(var: Var) -> float:
+    """A finite number of a constant that fp16 does not hold; 0 for none."""
+    value = _numbers(var)
+    if value is None:
+        return 0.0
+    finite = value[np.isfinite(value)]
+    worst = finite[np.abs(finite).argmax()] if finite.size else np.float32(0)
+    return float(worst) if abs(worst) > LARGEST else 0.0
+
+
+def _numbers(var: Var) -> Any:
+    """The numbers of an fp32 constant; None of others, and of large ones that the fp16 form bounds anyway."""
+    if dtype_name(var) != "fp32" or math.prod(static_shape(var) or ()) > MOST:
+        return None
+    value = constant(var)
+    return None if value is None or isinstance(value, str) else np.atleast_1d(np.asarray(value))
+
+
+def _is_fill(op: Operation, name: str, var: Var, ranges: Mapping[str, Interval]) -> bool:
+    """Does a constant do nothing but mask scores of a softmax?"""
+    low, high = of_constant(var)
+    if op.op_type not in ("add", "sub", "mul", "select") or name == "cond" or max(-low, high) <= LARGEST:
+        return False
+    if min(abs(low), abs(high)) > 0 and low * high < 0:
+        return False
+    readers = list(behind(op.outputs[0], MASKS))
+    if not readers or any(r.op_type != "softmax" for r in readers):
+        return False
+    if op.op_type != "mul":
+        return True
+    return max(map(abs, known(op.y if op.x is var else op.x, ranges))) <= 1
+
+
+def _guard(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
+    """Epsilons that become zero, where something divides by them."""
+    if op.op_type in GUARDED:
+        epsilon = number(op.inputs.get("epsilon"))
+        epsilon = GUARDED[op.op_type] if epsilon is None else epsilon
+        if op.x in found.tiny or (epsilon < SMALLEST and known(op.x, ranges)[0] < SMALLEST):
+            found.guards.add(op)
+            return f"%{op.x.name} may be 0 in fp16, where the epsilon {epsilon:g} is 0 too"
+        return ""
+    if op.op_type == "batch_norm":
+        spread = _least_variance(op)
+        return f"a variance of {spread:.3g} is 0 in fp16" if spread < SMALLEST else ""
+    for name, var in operands(op):
+        least = _least_magnitude(var)
+        if op.op_type in ("add", "maximum", "clip") and name in ("x", "y", "alpha") and 0 < least < SMALLEST:
+            other = op.y if name == "x" else op.x
+            if known(other, ranges)[0] < SMALLEST:
+                found.tiny.update(op.outputs)
+                found.guards.add(op)
+                return f"the guard {least:.3g} is 0 in fp16"
+    return _reads_guard(op, ranges, found)
+
+
+def _reads_guard(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
+    divisor = op.inputs.get("y") if op.op_type in ("real_div", "floor_div", "mod", "pow") else None
+    if isinstance(divisor, Var) and 0 < known(divisor, ranges)[0] < SMALLEST and not is_stored(divisor):
+        found.tiny.add(divisor)
+    guarded = [v for _, v in operands(op) if v in found.tiny]
+    if divisor in guarded:
+        return f"it divides by %{divisor.name}, which may be 0 in fp16"
+    if guarded and op.op_type in HOLDS:
+        found.tiny.update(v for v in op.outputs if known(v, ranges)[0] < SMALLEST)
+        return f"%{guarded[0].name}, which it reads, may be 0 in fp16"
+    return ""
+
+
+def _least_magnitude(var: Var) -> float:
+    """The magnitude of a constant of one element; 0 for others."""
+    value = number(var) if dtype_name(var) == "fp32" else None
+    return 0.0 if value is None else abs(value)
+
+
+def _least_variance(op: Operation) -> float:
+    variance, epsilon = constant(op.variance), number(op.inputs.get("epsilon")) or 1e-5
+    return math.inf if variance is None else float(np.min(np.asarray(variance, np.float64))) + epsilon
+
+
+def _integer(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
+    """Integers that fp16 would round."""
+    if op.op_type == "cast":
+        if np_dtype(op.x).kind not in "iu" or dtype_name(op.outputs[0]) != "fp32":
+            return ""
+        most = max(map(abs, known(op.x, ranges)))
+        if most <= INTEGERS:
+            return ""
+        found.whole.update(op.outputs)
+        how = "of unknown range" if most == math.inf else f"up to {most:g}"
+        return f"%{op.x.name} holds integers {how}; fp16 counts to {INTEGERS:g}"
+    floats = [v for _, v in operands(op) if dtype_name(v) == "fp32"]
+    counted = [v for v in floats if v in found.whole or _rounded(v)]
+    offset = op.op_type in OFFSETS and any(_rounded(v) for v in floats)
+    if not counted or not (offset or all(v in counted or _integral(v) for v in floats)):
+        return ""
+    if op.op_type in CARRIES:
+        found.whole.update(v for v in op.outputs if max(map(abs, known(v, ranges))) > INTEGERS)
+    return f"%{counted[0].name} holds integers above {INTEGERS:g}"
+
+
+def _integral(var: Var) -> bool:
+    value = _numbers(var)
+    return value is not None and bool(np.isfinite(value).all()) and bool((value == np.rint(value)).all())
+
+
+def _rounded(var: Var) -> bool:
+    """Is it a constant of whole numbers, some of which fp16 does not hold?"""
+    return _integral(var) and bool(
+        (np.abs(value := _numbers(var)) < LARGEST).all() and (_half(value) != value).any()
+    )
+
+
+def _half(value: Any) -> Any:
+    return value.astype(np.float16).astype(np.float32)
+
+
+__all__ = ["FILL", "NORMS", "SMALLEST", "Verdicts", "judge", "known"]

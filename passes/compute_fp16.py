@@ -1,0 +1,232 @@
+"""Programs and parts of programs that compute in fp32 compute in fp16, but for the ops that fp16 would break.
+
+Before::
+
+    main(%x: 1x4) {
+      %h: 1x3 = linear(x=%x, weight=const<3x4>, bias=[0, 1, 2])
+      %s: 1x3 = abs(x=%h)
+      %q: 1x1 = reduce_sum(x=%s, axes=[1], keep_dims=True)
+      %g: 1x1 = add(x=%q, y=1e-12)
+      %n: 1x3 = real_div(x=%h, y=%g)
+      %y: 1x3 = tanh(x=%n)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x4) {
+      %x_fp16: 1x4xfp16 = cast(x=%x, dtype="fp16")
+      %h: 1x3xfp16 = linear(x=%x_fp16, weight=const<3x4xfp16>, bias=[0, 1, 2])
+      %h_fp32: 1x3 = cast(x=%h, dtype="fp32")
+      %s: 1x3xfp16 = abs(x=%h)
+      %q: 1x1xfp16 = reduce_sum(x=%s, axes=[1], keep_dims=True)
+      %q_fp32: 1x1 = cast(x=%q, dtype="fp32")
+      %g: 1x1 = add(x=%q_fp32, y=1e-12)
+      %n: 1x3 = real_div(x=%h_fp32, y=%g)
+      %n_fp16: 1x3xfp16 = cast(x=%n, dtype="fp16")
+      %y_fp16: 1x3xfp16 = tanh(x=%n_fp16)
+      %y: 1x3 = cast(x=%y_fp16, dtype="fp32")
+      return %y
+    }
+
+Inputs and outputs keep their types, with casts at the ends; constants are stored as fp16. Each op is judged
+by its constants, by intervals that hold for every input, and by `ranges`, what is known of values by name:
+promised, as `{"mask": (0, 1)}`, or observed, `{r.name: (r.minimum, r.maximum) for r in ane.ranges(m).rows}`.
+Epsilons of norms below 1e-7 become 1e-7; finite fills of masks beyond fp16 become -3e4. Nested blocks stay.
+
+Refuses when an op has a constant or a result above 65504, when a guard such as x + 1e-12 becomes zero (then
+also the squares that it guards, the division, and all sums whose logarithm is taken), when it may hold
+integers above 2048, and when the op takes no fp16. Each op that stays is reported with the value; what is
+unknown is taken to fit, so compare whole models (60 dB).
+
+Why it helps: the ANE computes in fp16 and int8; fp32 ops stay on the CPU or GPU (documented by Apple for all
+chips; "Unsupported tensor format: fp32" was measured through Core ML on M4, macOS 27, and on M1, macOS 14.6).
+Epsilons below the least fp16 number vanish (Apple's own port uses 1e-7). Intervals and promises hold for all
+inputs; observed ranges are checked on the samples they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.checking.site import Tolerance
+from anesurgery.errors import Refusal
+from anesurgery.facts.half import FILL, NORMS, Verdicts, judge
+from anesurgery.facts.reading import number
+from anesurgery.mil import Array, Function, Operation, Program, Var, constant, dtype_name, operands, producer
+from anesurgery.mil import mb as host
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Change, Session
+
+EPSILON = 1e-7
+"""The least epsilon of a norm (`num-eps`: Apple's own port)."""
+UNPROVEN = "fp16 rounds each value; compare whole models"
+
+
+@dataclass(frozen=True)
+class ComputeFp16(Pass):
+    """fp32 ops become fp16 where the range analysis allows it."""
+
+    name: ClassVar[str] = "compute_fp16"
+    tolerance: ClassVar[Tolerance] = Tolerance(5e-3)
+    ranges: Mapping[str, tuple[float, float]] | None = None
+    """What is known of values by name: (least, largest), promised or observed."""
+
+    def run(self, program: Program, session: Session) -> None:
+        """Convert each function, op by op."""
+        for function in program.functions.values():
+            verdicts = judge(mil.walk_ops(function), self.ranges or {})
+            session.refusals += [(self.name, Refusal(why, op)) for op, why in verdicts.stays.items()]
+            _Conversion(session, function, verdicts).convert()
+
+
+@dataclass
+class _Conversion:
+    """One function on its way to fp16."""
+
+    session: Session
+    function: Function
+    verdicts: Verdicts
+    half: dict[Var, Var] = field(default_factory=dict)
+    """fp32 value -> the same value in fp16."""
+    replaced: list[tuple[Operation, list[Var]]] = field(default_factory=list)
+    """Old ops, each with the values that stand for its results (none for a cast that only falls away)."""
+
+    def convert(self) -> None:
+        """Make the fp16 ops beside the old ones, then let what still reads fp32 read casts of them."""
+        with self.function:
+            for op in list(self.function.operations):
+                if op.op_type == "cast":
+                    self.cast(op)
+                elif op.op_type != "const" and not op.blocks and op not in self.verdicts.stays:
+                    self.rebuild(op)
+            for op, news in reversed(self.replaced):
+                self.retire(op, news)
+
+    def cast(self, op: Operation) -> None:
+        """A cast to fp32 of what fp16 holds is nothing but its operand, and so is a cast back."""
+        (out,) = op.outputs
+        if dtype_name(out) == "fp32" and dtype_name(op.x) == "fp16":
+            self.half[out] = op.x
+            self.replaced.append((op, []))
+        elif dtype_name(out) == "fp16" and op.x in self.half and not mil.is_output(out):
+            _substitute(out, self.half[op.x])
+            self.replaced.append((op, []))
+        elif dtype_name(out) == "fp32" and op not in self.verdicts.stays and self.wanted(out):
+            wish = self.session.fresh_name(self.function, f"{op.name}_fp16")
+            self.done(op, [host.cast(x=op.x, dtype="fp16", before_op=op, name=wish)])
+
+    def wanted(self, var: Var) -> bool:
+        """Does an op that becomes fp16 read the value?"""
+        readers = [r for r in var.child_ops if r.op_type != "cast" and not r.blocks]
+        return any(r not in self.verdicts.stays for r in readers)
+
+    def rebuild(self, op: Operation) -> None:
+        """The op with fp16 in place of every fp32 operand."""
+        if not any(dtype_name(v) == "fp32" for _, v in operands(op)):
+            return
+        inputs = {k: self.operand(op, k, v) for k, v in op.inputs.items() if v is not None}
+        wish = self.session.fresh_name(self.function, f"{op.name}_fp16")
+        made = getattr(host, op.op_type)(**inputs, before_op=op, name=wish)
+        self.done(op, list(made) if isinstance(made, (tuple, list)) else [made])
+
+    def done(self, op: Operation, news: list[Var]) -> None:
+        """Record an op that has its fp16 form."""
+        new = news[0].op
+        assert new is not None
+        mil.stamp(new, op)
+        for old, var in zip(op.outputs, news, strict=True):
+            if dtype_name(old) == dtype_name(var):
+                _substitute(old, var)
+            else:
+                self.half[old] = var
+        self.replaced.append((op, news))
+        fills = [self.verdicts.fills[v] for _, v in operands(op) if v in self.verdicts.fills]
+        before, after = (f"{op.op_type} {op.name}",), (f"{new.op_type} {new.name}",)
+        change = Change(ComputeFp16.name, op.name, before, after, "; ".join(fills), None, UNPROVEN)
+        self.session.changes.append(change)
+
+    def operand(self, op: Operation, name: str, value: Any) -> Any:
+        """What the fp16 op reads in place of an operand of the fp32 one."""
+        if isinstance(value, (list, tuple)):
+            return tuple(self.operand(op, name, v) for v in value)
+        if dtype_name(value) != "fp32":
+            return value
+        if op.op_type in NORMS and name == "epsilon":
+            return np.float16(max(number(value) or 0.0, EPSILON))
+        if value not in self.half:
+            made = producer(value, "const")
+            self.half[value] = self.beside(value, value, "fp16") if made is None else self.stored(value, made)
+        return self.half[value]
+
+    def stored(self, var: Var, maker: Operation) -> Var:
+        """A constant in fp16, in the place of the old one."""
+        value: Array = np.asarray(constant(var), np.float32)
+        if var in self.verdicts.fills:
+            value = np.where(np.isfinite(value), np.clip(value, -FILL, FILL), value)
+        wish = self.session.fresh_name(self.function, f"{var.name}_fp16")
+        with np.errstate(over="ignore"):  # a limit that never cuts becomes infinite
+            made: Var = host.const(val=value.astype(np.float16), before_op=maker, name=wish)
+        assert made.op is not None
+        mil.stamp(made.op, maker)
+        return made
+
+    def beside(self, var: Var, like: Var, dtype: str) -> Var:
+        """A cast of a value, right after what makes `like`."""
+        ops = self.function.operations
+        last = like.op is ops[-1]  # then it is appended
+        place = None if last else ops[0] if like.op is None else mil.next_op(like.op)
+        wish = self.session.fresh_name(self.function, f"{like.name}_{dtype}")
+        made: Var = host.cast(x=var, dtype=dtype, before_op=place, name=wish)
+        return made
+
+    def retire(self, op: Operation, news: list[Var]) -> None:
+        """Take an old op away; casts stand in for its results where they are still read as fp32."""
+        takes_over: list[tuple[Var, Var]] = []
+        for old, new in zip(op.outputs, news or op.outputs, strict=True):
+            read, output = bool(old.child_ops) or mil.is_output(old), mil.is_output(old)
+            if read and old is not new:
+                cast = self.beside(new, old, "fp32")
+                _substitute(old, cast)
+                new = cast if output else new
+            takes_over.append((old, new))
+        mil.remove_dead([op])
+        if op.enclosing_block is None:
+            for old, new in takes_over:
+                _rename(old, new)
+
+
+def _rename(old: Var, new: Var) -> None:
+    """Hand the name of a value and of its op on."""
+    if new is not old and new.op is not None and old.op is not None:
+        new.op.name = old.op.name if len(new.op.outputs) == len(old.op.outputs) == 1 else new.op.name
+        new.name = old.name
+
+
+def _substitute(old: Var, new: Var) -> None:
+    """Let all readers of `old` read `new`."""
+    block = old.op.enclosing_block if old.op is not None else None
+    assert block is not None
+    block.replace_uses_of_var_after_op(
+        anchor_op=old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
+    )
+
+
+def example() -> Program:
+    """A product, a division by a guarded sum, and an activation."""
+    weight = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    bias = np.arange(3, dtype=np.float32)
+
+    @host.program(input_specs=[host.TensorSpec((1, 4))])
+    def program(x: Var) -> Var:
+        h = host.linear(x=x, weight=weight, bias=bias, name="h")
+        q = host.reduce_sum(x=host.abs(x=h, name="s"), axes=[1], keep_dims=True, name="q")
+        n = host.real_div(x=h, y=host.add(x=q, y=np.float32(1e-12), name="g"), name="n")
+        return host.tanh(x=n, name="y")
+
+    return program

@@ -1,0 +1,163 @@
+"""fp32 becomes fp16, but for overflow, vanishing guards and large integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.errors import ProofError
+from anesurgery.mil import Program, Var, ct, dtype_name, mb, types, walk_ops
+from anesurgery.neuralnetwork.upgrade import NOTES
+from anesurgery.passes.compute_fp16 import ComputeFp16
+from anesurgery.testing import apply_pass, assert_same_numbers, reasons
+from anesurgery.text import to_text
+
+Body = Callable[..., Any]
+
+
+def program_of(body: Body, shape: tuple[int, ...] = (2, 4), dtype: Any = types.fp32) -> Program:
+    def one(a: Var) -> Any:
+        return body(a)
+
+    built: Program = mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS15)(
+        one
+    )
+    return built
+
+
+def types_made(program: Program) -> dict[str, str]:
+    """Op type -> element type of its result; casts and constants are left out."""
+    ops = [op for op in walk_ops(program) if op.op_type not in ("const", "cast")]
+    return {op.op_type: dtype_name(op.outputs[0]) for op in ops}
+
+
+STAYS: dict[str, tuple[Body, set[str], str]] = {
+    "a constant overflows": (
+        lambda a: mb.tanh(x=mb.relu(x=mb.mul(x=a, y=np.float32(1e5), name="large"))),
+        {"mul", "relu", "tanh"},
+        "the constant %large_y_0 holds 1e+05, above 65504",
+    ),
+    "a result overflows": (
+        lambda a: mb.softmax(x=mb.reduce_sum(x=mb.exp(x=mb.relu6(x=mb.mul(x=a, y=1.0))), axes=[0])),
+        {"reduce_sum", "softmax"},
+        "can reach 8.262e+05, above 65504",
+    ),
+    "a logarithm of zero": (
+        lambda a: mb.relu(x=mb.log(x=mb.add(x=mb.square(x=a), y=np.float32(1e-10)))),
+        {"square", "add", "log"},
+        "the logarithm shows errors",
+    ),
+    "a root of zero": (lambda a: mb.relu(x=mb.rsqrt(x=a)), {"rsqrt"}, "may be 0 in fp16"),
+    "a guarded division": (
+        lambda a: mb.relu(x=mb.real_div(x=a, y=mb.maximum(x=mb.abs(x=a), y=np.float32(1e-9), name="floor"))),
+        {"maximum", "real_div"},
+        "it divides by %floor, which may be 0 in fp16",
+    ),
+    "positions": (lambda a: mb.sin(x=mb.add(x=a, y=np.arange(4096, 4100, dtype=np.float32))), {"add", "sin"}, "above 2048"),
+    "a recurrent op": (
+        lambda a: mb.lstm(
+            x=mb.expand_dims(x=mb.relu(x=a), axes=[1]),
+            initial_h=np.zeros((1, 3), np.float32),
+            initial_c=np.zeros((1, 3), np.float32),
+            weight_ih=np.ones((12, 4), np.float32),
+            weight_hh=np.ones((12, 3), np.float32),
+        )[0],
+        {"lstm"},
+        "lstm takes no fp16 as",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_what_fp16_breaks_stays(name: str) -> None:
+    body, stays, why = STAYS[name]
+    shape = (2048, 4) if "result" in name else (2, 4)
+    program = program_of(body, shape)
+    after, session = apply_pass(ComputeFp16(), program)
+    assert {op for op, kind in types_made(after).items() if kind == "fp32"} == stays, to_text(after)
+    assert any(why in r for r in reasons(session)), reasons(session)
+    assert [v.dtype for v in after.functions["main"].outputs] == [types.fp32]
+    assert not apply_pass(ComputeFp16(), after)[1].changes
+
+
+def counted(a: Var) -> Var:
+    steps = mb.cast(x=a, dtype="fp32")
+    return mb.sigmoid(x=mb.mul(x=mb.add(x=steps, y=np.float32(1)), y=np.float32(1e-3)))
+
+
+def test_integers_stay_unless_they_are_known_to_be_small() -> None:
+    program = program_of(counted, dtype=types.int32)
+    after, session = apply_pass(ComputeFp16(), program)
+    assert types_made(after) == {"add": "fp32", "mul": "fp16", "sigmoid": "fp16"}
+    assert any("%a holds integers of unknown range; fp16 counts to 2048" in r for r in reasons(session))
+    after, session = apply_pass(ComputeFp16(ranges={"a": (0, 2000)}), program)
+    assert set(types_made(after).values()) == {"fp16"}, reasons(session)
+    values = {"a": np.arange(8, dtype=np.int32).reshape(2, 4) * 250}
+    assert_same_numbers(program, after, values, rtol=2e-3)
+
+
+def test_ranges_that_were_observed_decide() -> None:
+    program = program_of(lambda a: mb.relu(x=mb.square(x=a, name="power")))
+    after, session = apply_pass(ComputeFp16(ranges={"power": (0.0, 1e6)}), program)
+    assert types_made(after) == {"square": "fp32", "relu": "fp32"}
+    assert any("%power can reach 1e+06" in r for r in reasons(session))
+
+
+def test_fills_and_epsilons_that_fp16_cannot_hold_are_replaced() -> None:
+    keep = np.tril(np.ones((4, 4), bool))
+
+    def masked(a: Var) -> Var:
+        scores = mb.select(cond=keep, a=a, b=np.float32(np.finfo(np.float32).min))
+        return mb.layer_norm(x=mb.softmax(x=scores, axis=-1), axes=[-1], epsilon=np.float32(1e-12))
+
+    program = program_of(masked, (4, 4))
+    after, session = apply_pass(ComputeFp16(), program)
+    assert set(types_made(after).values()) == {"fp16"}, reasons(session)
+    assert "-30000" in to_text(after)
+    assert "1.19209e-07" in to_text(after)
+    assert any("masks scores with -3.403e+38" in c.bindings for c in session.changes)
+    assert_same_numbers(program, after, rtol=3e-3)
+
+
+def test_an_island_between_casts_disappears() -> None:
+    def island(a: Var) -> Var:
+        inner = mb.cast(x=mb.cast(x=a, dtype="fp16"), dtype="fp32")
+        return mb.tanh(x=mb.cast(x=mb.sigmoid(x=inner), dtype="fp16"))
+
+    after, _ = apply_pass(ComputeFp16(), program_of(island))
+    assert sum(op.op_type == "cast" for op in walk_ops(after)) == 1, to_text(after)
+
+
+def test_a_real_model_keeps_its_numbers_and_reaches_the_engine(corpus: Path) -> None:
+    path = str(corpus / "basic_pitch_nmp.mlpackage")
+    surgery = ane.apply(path, "compute_fp16", prove="model", quiet=True)
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+    before, after = (ane.inspect(m, target="M4/macOS 15") for m in (path, surgery.program))
+    legal = [sum(row.legal is True for row in found.ops) for found in (before, after)]
+    assert legal[0] == 0
+    assert legal[1] >= 50
+
+
+def test_without_its_guards_the_same_model_would_break(corpus: Path) -> None:
+    """The wrong version: told that the guarded powers are large, it converts what a logarithm reads."""
+    name = "StatefulPartitionedCall_model_1_normalized_log_1_add"
+    lie = ComputeFp16(ranges={name: (1.0, 10.0), name.replace("_add", "_Square"): (1.0, 10.0)})
+    with pytest.raises(ProofError, match="PSNR"):
+        ane.apply(str(corpus / "basic_pitch_nmp.mlpackage"), lie, prove="model", quiet=True)
+
+
+def test_an_upgrade_computes_in_fp16_where_outputs_keep_60_db(corpus: Path) -> None:
+    model = ane.upgrade(corpus / "mlt_es2en_char_decoder16.mlmodel")
+    assert "it computes in fp16" in model.user_defined_metadata[NOTES]
+    kept = ane.upgrade(corpus / "blazeface_scaled.mlmodel")
+    assert "it stays fp32: fp16 keeps 44.3 dB of 60" in kept.user_defined_metadata[NOTES]
+    asked = ane.upgrade(corpus / "blazeface_scaled.mlmodel", precision="fp16")
+    assert "it computes in fp16; outputs were not compared" in asked.user_defined_metadata[NOTES]
+    with pytest.raises(ane.SurgeryError, match="precision='fp8'; it may be None, 'fp16', 'fp32'"):
+        ane.upgrade(corpus / "blazeface_scaled.mlmodel", precision="fp8")

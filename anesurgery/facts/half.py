@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from anesurgery.facts.intervals import LARGEST, MOST, Interval, interval, of_constant, squared
-from anesurgery.facts.reading import PRODUCTS, VIEWS, behind, number
+from anesurgery.facts.reading import behind, number
 from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Var, constant, dtype_name, np_dtype, operands, static_shape
-from anesurgery.ops import names
+from anesurgery.ops import CARRIERS, PRODUCTS, names
 
 SMALLEST = 2.0**-24
 """The smallest positive number of fp16."""
@@ -34,18 +34,18 @@ NORMS = names("layer_norm instance_norm l2_norm")
 """Norms whose numerator is zero where their denominator is: a larger epsilon changes small values only."""
 GUARDED = {"log": 1e-45, "rsqrt": 1e-12, "inverse": 1e-4}
 """Ops that fail at zero, and the epsilon that they add by default."""
-SIZED = frozenset({"add", "sub", "mul", "floor_div", "mod", "minimum", "maximum", "select", "abs"}) | VIEWS
+SIZED = frozenset({"add", "sub", "mul", "floor_div", "mod", "minimum", "maximum", "select", "abs"}) | CARRIERS
 CARRIES = SIZED | names(
     "concat stack split slice_by_index slice_by_size gather tile reverse reduce_sum cumsum fill"
 )
 """Ops that make integers of integers."""
 OFFSETS = names("add sub minimum maximum equal not_equal greater greater_equal less less_equal")
 """Ops at which a whole number is a position, and not a factor."""
-HOLDS = names("add maximum clip abs square sqrt reduce_max reduce_sum tile split slice_by_index") | VIEWS
+HOLDS = names("add maximum clip abs square sqrt reduce_max reduce_sum tile split slice_by_index") | CARRIERS
 """Ops that hand a guarded number on."""
-MASKS = VIEWS | names("add mul sub select logical_and logical_or logical_not")
+MASKS = CARRIERS | names("add mul sub select logical_and logical_or logical_not")
 """What may stand between a mask and its softmax."""
-SUMS = VIEWS | names("sqrt square mul pow reduce_sum reduce_mean add")
+SUMS = CARRIERS | names("sqrt square mul pow reduce_sum reduce_mean add")
 """What may stand between squares and a guard."""
 LINEAR = SUMS | PRODUCTS | names("abs transpose concat stack split slice_by_index pad reduce_l2_norm")
 """What may stand between an input and a logarithm."""
@@ -133,7 +133,7 @@ def known(var: Var, ranges: Mapping[str, Interval]) -> Interval:
     while at is not None:
         if at.name in ranges:
             return ranges[at.name]
-        at = at.op.inputs.get("x") if at.op is not None and at.op.op_type in VIEWS - {"cast"} else None
+        at = at.op.inputs.get("x") if at.op is not None and at.op.op_type in CARRIERS - {"cast"} else None
     op = var.op
     if op is not None and op.op_type == "cast" and isinstance(op.x, Var):
         return known(op.x, ranges)

@@ -58,7 +58,11 @@ STAYS: dict[str, tuple[Body, set[str], str]] = {
         {"maximum", "real_div"},
         "it divides by %floor, which may be 0 in fp16",
     ),
-    "positions": (lambda a: mb.sin(x=mb.add(x=a, y=np.arange(4096, 4100, dtype=np.float32))), {"add", "sin"}, "above 2048"),
+    "positions": (
+        lambda a: mb.sin(x=mb.add(x=a, y=np.arange(4096, 4100, dtype=np.float32))),
+        {"add", "sin"},
+        "above 2048",
+    ),
     "a recurrent op": (
         lambda a: mb.lstm(
             x=mb.expand_dims(x=mb.relu(x=a), axes=[1]),

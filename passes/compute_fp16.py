@@ -60,6 +60,7 @@ from anesurgery.facts.half import FILL, NORMS, Verdicts, judge
 from anesurgery.facts.reading import number
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, dtype_name, operands, producer
 from anesurgery.mil import mb as host
+from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
@@ -195,7 +196,7 @@ class _Conversion:
                 _substitute(old, cast)
                 new = cast if output else new
             takes_over.append((old, new))
-        mil.remove_dead([op])
+        remove_dead([op])
         if op.enclosing_block is None:
             for old, new in takes_over:
                 _rename(old, new)

@@ -23,6 +23,7 @@ from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.files.writing import check_place
 from anesurgery.loading import clone, interface, load
 from anesurgery.mil import Array, Program, exclusive, walk_ops
+from anesurgery.rewriting.gate import passing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.passes import PROOFS, Pass, Pipeline, refusal_lines, run_pass
 from anesurgery.rewriting.session import Change, Session
@@ -133,9 +134,10 @@ def apply(
     if recipe is not None and misfit is not None:
         session.refusals.append((recipe.name, misfit))
     before, ops = interface(loaded), op_counts(loaded.program)
-    for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
-        loaded.check_source()
-        run_pass(step, loaded.program, session)
+    original = clone(loaded) if recipe is not None and target is not None else None
+    _run(steps, loaded, session, quiet)
+    if original is not None:
+        loaded, session = _gated(steps, original, loaded, session, quiet)
     check_interface(before, interface(loaded), session)
     if misfit is not None and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfit, session))
@@ -150,12 +152,33 @@ def apply(
         target,
         artifacts=session.artifacts,
         timings=session.timings,
-        notes=list(loaded.notes),
+        notes=[*loaded.notes, *session.notes],
     )
     if prove in ("model", "both"):
         gate = recipe.psnr if recipe is not None else 60.0
         surgery.proof = _prove_model(model, surgery, inputs, gate, seed)
     return surgery
+
+
+def _run(steps: Sequence[Pass], loaded: Loaded, session: Session, quiet: bool) -> None:
+    for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
+        loaded.check_source()
+        run_pass(step, loaded.program, session)
+
+
+def _gated(
+    steps: Sequence[Pass], original: Loaded, loaded: Loaded, session: Session, quiet: bool
+) -> tuple[Loaded, Session]:
+    """The model after the steps that lose nothing on the target: as it is, or made anew without the others."""
+    assert session.target is not None
+    kept, refusals = passing(steps, original.program, loaded.program, session.target)
+    if not refusals:
+        return loaded, session
+    again = dataclasses.replace(
+        Session(session.target, session.prove_sites, session.seed), proven=session.proven, refusals=refusals
+    )
+    _run(kept, original, again, quiet)
+    return original, again
 
 
 def on_layers(steps: Sequence[Pass]) -> bool:

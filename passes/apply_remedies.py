@@ -1,4 +1,4 @@
-"""Run the passes that an inspection names, as long as its own estimate gets no worse.
+"""Run the passes that an inspection names, singly and in pairs, and keep those that help.
 
 Before::
 
@@ -23,12 +23,13 @@ After::
       return %logits
     }
 
-Each round inspects all functions of the program for the target, takes the remedies of the findings in a fixed
-order, tries each on a copy, inspects that, and keeps it if the estimated cost is not higher, no more ops are
-without an estimate, and something is better: the cost, or the number of findings. A pass that changes what the
-model gives back (`select_last_token`) is kept only for a decoder, where each position sees those before it
-alone; others, such as masked language models, read every position. It ends when no remedy is kept. What is left
-is reported as refusals: findings about legality that no pass repairs, and passes that were not kept, with why.
+Candidates are the passes that findings of the inspection name, with the options that suit the target. Each is
+tried on a copy of the program, which is inspected again; where none pays by itself, pairs are tried: a step,
+and then one that is named after it. A trial is kept only if no op that was legal becomes illegal, neither the
+share of the flop nor that of the ops on the ANE falls, and something is better, in this order: less off the
+ANE, fewer switches between units, a lower estimate, fewer findings. A pass that changes what the model gives
+back (`select_last_token`) is kept only for a decoder, where each position sees those before it alone. The notes
+of the surgery say what was gained; its refusals, what was not kept, and what keeps ops off the ANE still.
 
 Refuses when the inspection names no pass.
 
@@ -38,7 +39,7 @@ found (M4, macOS 27.0.1) and no run time; a pass that only numbers or alignment 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,112 +47,70 @@ import numpy as np
 
 from anesurgery import registry
 from anesurgery.errors import Refusal
-from anesurgery.loading import clone, load
+from anesurgery.loading import clone
 from anesurgery.mil import Operation, Program, Var, mb, types, walk_ops
-from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.inspector import inspect_program
+from anesurgery.placement.evidence import Finding
 from anesurgery.placement.rules.mask_fills import is_decoder
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass, run_pass
+from anesurgery.rewriting.search import Search, State
 from anesurgery.rewriting.session import Session
 
-ORDER = (
-    "select_last_token",
-    "causal_mask_tensor",
-    "embedding_matmul",
-    "rerank",
-    "pad_last_axis",
-    "negate_subtract",
-    "explicit_broadcast",
-)
-"""Remedies in the order in which they do not stand in each other's way; others come behind them."""
+FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
+"""Remedies that make others pay, in the order in which they are tried; all others come after them, by name."""
 
 
 @dataclass(frozen=True)
 class ApplyRemedies(Pass):
-    """The remedies of an inspection, while they help."""
+    """The remedies of an inspection, one after another and in pairs, while they help."""
 
     name: ClassVar[str] = "apply_remedies"
     target: str | None = None
     """Chips and OS, as "M1/macOS 14"; that of the surgery by default, else any."""
     compute_units: str | None = None
     """CPU_AND_NE by default."""
-    rounds: int = 4
-    """Inspections after which it ends in any case."""
+    trials: int = 60
+    """Most sequences of passes that are tried."""
 
     def run(self, program: Program, session: Session) -> None:
-        """Inspect, repair, inspect again."""
+        """Search on copies, then apply what was kept."""
         target = Target.parse(self.target or session.target, self.compute_units)
-        found, costly = _inspected(program, target), dict[str, Refusal]()
-        for _ in range(self.rounds):
-            kept = False
-            for name in _remedies(found):
-                step, trial = registry.make_pass(name), clone(program).program
-                attempt = Session(target=session.target, seed=session.seed)
-                run_pass(step, trial, attempt)
-                if not attempt.changes:
-                    continue
-                after = _inspected(trial, target)
-                against = (_changes_results(attempt, program), _worse(found, after))
-                refusal = next((r for r in against if r is not None), None)
-                if refusal is not None:
-                    costly[name] = refusal
-                    continue
-                run_pass(step, program, session)
-                costly.pop(name, None)
-                found, kept = after, True
-            if not kept:
-                break
-        session.refusals += [*costly.items(), *_left(found, program)]
+        search = Search(target, session, lambda found: _remedies(found, target), _changes_results, self.trials)
+        start = State.of(clone(program).program, target)
+        end = search.improve(start)
+        for step in end.steps:
+            run_pass(step, program, session)
+        refused = [r for r in search.refused.values() if r[0] not in {step.name for step in end.steps}]
+        session.refusals += [*search.rejected.values(), *refused, *_left(start, end, program)]
+        if end.steps:
+            session.notes.append(f"before: {start.standing}")
+            session.notes += search.kept
+            session.notes.append(f"after: {end.standing}")
 
 
-def _inspected(program: Program, target: Target) -> list[Inspection]:
-    """An inspection of each function."""
-    loaded = load(program)
-    return [inspect_program(loaded, target, function=name) for name in program.functions]
+def _remedies(findings: Sequence[Finding], target: Target) -> list[Pass]:
+    """The passes over ops that findings name, with the options that suit the target."""
+    named = {f.remedy for f in findings if f.remedy} & set(registry.op_pass_names())
+    order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
+    return [step for name in order for step in registry.pass_class(name).variants(target)]
 
 
-def _remedies(found: list[Inspection]) -> list[str]:
-    named = {f.remedy for part in found for f in part.all_findings if f.remedy is not None}
-    return sorted(named, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n))
-
-
-def _changes_results(attempt: Session, program: Program) -> Refusal | None:
-    """Why a trial that changes what the model gives back is not kept."""
+def _changes_results(attempt: Session, program: Program) -> str:
+    """Why a trial that changes what the model gives back is not kept; "" where it may."""
     if not attempt.contract or all(is_decoder(f) for f in program.functions.values()):
-        return None
+        return ""
     words = "; ".join(change.words for change in attempt.contract)
-    return Refusal(f"the result would change ({words}), and no causal mask shows that it may; run it by name")
+    return f"the result would change ({words}), and no causal mask shows that it may; run it by name"
 
 
-def _worse(before: list[Inspection], after: list[Inspection]) -> Refusal | None:
-    """Why a trial is not kept."""
-    old, new = (sum(part.cost or 0.0 for part in found) for found in (before, after))
-    if new > old * (1 + 1e-9):
-        return Refusal(f"the estimate would rise from {old:.4g} to {new:.4g} microseconds")
-    if (count := _unknown(after)) > (known := _unknown(before)):
-        return Refusal(f"ops without an estimate or verdict: {count}, {known} now")
-    findings, fewer = (sum(len(part.all_findings) for part in found) for found in (before, after))
-    if new < old * (1 - 1e-9) or fewer < findings or _share(after) > _share(before):
-        return None
-    return Refusal("the inspection would find as much as before")
-
-
-def _unknown(found: list[Inspection]) -> int:
-    rows = [row for part in found for row in part.ops]
-    return sum(row.legal is None or (row.legal and row.estimate is None) for row in rows)
-
-
-def _share(found: list[Inspection]) -> float:
-    """Of the ops on the ANE, added up over functions."""
-    return sum(part.residency["ops"] for part in found)
-
-
-def _left(found: list[Inspection], program: Program) -> Iterator[tuple[str, Refusal]]:
-    """What keeps ops off the ANE now, by op."""
-    for part, function in zip(found, program.functions.values(), strict=True):
+def _left(start: State, end: State, program: Program) -> Iterator[tuple[str, Refusal]]:
+    """What kept ops of the given model off the ANE, and still does."""
+    known = {(i, row.name, row.op_type) for i, part in enumerate(start.inspections) for row in part.ops}
+    for i, (part, function) in enumerate(zip(end.inspections, program.functions.values(), strict=True)):
         ops: dict[str, Operation] = {v.name: op for op in walk_ops(function) for v in op.outputs}
-        for row in (r for r in part.ops if r.legal is False):
+        for row in part.ops:
+            if row.legal is not False or (i, row.name, row.op_type) not in known:
+                continue
             for finding in (f for f in row.findings if f.kind == "legality"):
                 help_ = finding.remedy or finding.advice or "no pass repairs it"
                 reason = f"{row.op_type} stays off the ANE: {finding.because} ({help_})"

@@ -1,15 +1,16 @@
 """GPT-2 and its relatives: one causal decoder with a vocabulary head.
 
-`gpt2_ane` runs six passes. The order matters:
+`gpt2_ane` runs seven passes. The order matters:
 
-1. `select_last_token` first: everything behind it, the padded head included, then works on one row.
-2. `causal_mask_tensor` before `negate_subtract` and `explicit_broadcast`, which would rewrite the
+1. `fold_constants` first: masks and positions that depend on no input are constants for all later passes.
+2. `select_last_token`: everything after it, the padded head included, then works on one row.
+3. `causal_mask_tensor` before `negate_subtract` and `explicit_broadcast`, which would rewrite the
    spellings of a mask that it knows.
-3. `embedding_matmul` before `pad_last_axis`: both pad the token table to a multiple of 64 rows, so a tied head
+4. `embedding_matmul` before `pad_last_axis`: both pad the token table to a multiple of 64 rows, so a tied head
    keeps sharing it.
-4. `pad_last_axis` while the subtractions and broadcasts still have the form that the front end gave them.
-5. `negate_subtract` behind the passes that may still make a subtraction.
-6. `explicit_broadcast` last: it also aligns what the others made.
+5. `pad_last_axis` while the subtractions and broadcasts still have the form that the front end gave them.
+6. `negate_subtract` after the passes that may still make a subtraction.
+7. `explicit_broadcast` last: it also aligns what the others made.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from anesurgery.mil import Operation, Program, Var, consumers, producer, walk_op
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
+from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.negate_subtract import NegateSubtract
 from anesurgery.passes.pad_last_axis import PadLastAxis
 from anesurgery.passes.select_last_token import SelectLastToken
@@ -62,6 +64,7 @@ def _leads_to_matmul(weights: Var) -> bool:
 gpt2_ane = Recipe(
     name="gpt2_ane",
     steps=(
+        FoldConstants(),
         SelectLastToken(),
         CausalMaskTensor(),
         EmbeddingMatmul(pad_tied=True),

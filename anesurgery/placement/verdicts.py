@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from anesurgery.facts.fixed_values import fixed_ops
 from anesurgery.facts.work import Work, is_weight, work_of
-from anesurgery.mil import Block, Function, Operation
+from anesurgery.mil import Block, Function, Operation, is_output
 from anesurgery.placement import cost, partition
 from anesurgery.placement.evidence import Finding, Grade, Rule
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.legal import Legality
+from anesurgery.placement.rules.slow import FIXED
 from anesurgery.placement.target import Target
 
 UNITS = {partition.CPU: "cpu", partition.ANE: "ane", partition.GPU: "gpu"}
@@ -61,6 +63,7 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
     found: list[Judged] = []
 
     def walk(block: Block, depth: int) -> None:
+        fixed = fixed_ops(block)
         for op in block.operations:
             if is_weight(op):
                 continue
@@ -68,6 +71,9 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
             if depth and legal is not False:
                 legal, why = False, _nested(op)
             findings = ((why,) if why else ()) + notes.about(op)
+            if op in fixed and not any(is_output(v) for v in op.outputs):
+                name = op.outputs[0].name
+                findings += (FIXED.finding(f"%{name} is the same in every run", name),)
             work = work_of(op)
             found.append(Judged(op, depth, legal, findings, work, cost.estimate(op, work)))
             for nested in op.blocks:

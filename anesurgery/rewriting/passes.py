@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from anesurgery.checking.site import EXACT, Tolerance
 from anesurgery.errors import PassError, Refusal, SurgeryError
 from anesurgery.mil import Program, exclusive, quiet_host
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.session import Change, Session
 
 PROOFS = ("sites", "model", "both", None)
@@ -43,6 +44,11 @@ class Pass:
     def ensures(self, program: Program) -> Refusal | None:
         """What is wrong with the program after the pass, or None."""
         return None
+
+    @classmethod
+    def variants(cls, target: Target) -> tuple[Pass, ...]:
+        """What `auto` tries for a target: the pass with its defaults, unless a pass says otherwise."""
+        return (cls(),)
 
     def options(self) -> dict[str, Any]:
         """The options by name."""

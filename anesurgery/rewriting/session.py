@@ -38,6 +38,8 @@ class Session:
     seed: int = 0
     changes: list[Change] = field(default_factory=list)
     refusals: list[tuple[str, Refusal]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What else the caller should know."""
     contract: list[InterfaceChange] = field(default_factory=list)
     artifacts: dict[str, Array] = field(default_factory=dict)
     """Arrays that left the model and are written beside it, by name."""

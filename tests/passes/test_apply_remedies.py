@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
+from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes.apply_remedies import ApplyRemedies, _worse, example
+from anesurgery.passes.apply_remedies import ApplyRemedies, example
+from anesurgery.placement.standing import stand
+from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass
 
 HALF = types.fp16
@@ -29,19 +33,28 @@ def masked(x: Var) -> Any:
     return mb.softmax(x=mb.select(cond=keep, a=mb.relu(x=x), b=np.float16(-np.inf)), axis=-1)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-@pytest.mark.parametrize("target", ["M1/macOS 14", "M4/macOS 27"])
-def test_the_estimate_never_rises(converted: Callable[..., Any], name: str, target: str) -> None:
-    model = converted(name).model
-    before = ane.inspect(model, target)
+@pytest.mark.parametrize(
+    ("name", "target"), [("gpt2", "M1/macOS 14"), ("llama", "M4/macOS 15"), ("bert", "M4+")]
+)
+def test_no_share_falls_and_a_second_run_changes_nothing(
+    converted: Callable[..., Any], name: str, target: str
+) -> None:
+    model, aim = converted(name).model, Target.parse(target)
     surgery = ane.apply(model, "auto", target=target, quiet=True)
-    after = ane.inspect(surgery.program, target)
-    assert before.cost is not None
-    assert after.cost is not None
-    assert after.cost <= before.cost
-    assert after.residency["ops"] >= before.residency["ops"] or after.cost < before.cost
+    before, after = stand(load(model).program, aim)[0], stand(surgery.program, aim)[0]
+    assert not after.loss(before)
     again = ane.apply(surgery.program, "auto", target=target, quiet=True)
     assert not again.changes
+
+
+def test_masks_without_inputs_are_folded(converted: Callable[..., Any]) -> None:
+    """The bar of Hugging Face's decoders: 15 and more ops off the ANE are constants of the program."""
+    surgery = ane.apply(converted("llama").model, "auto", target="M4/macOS 15", quiet=True)
+    assert "fold_constants" in {change.pass_name for change in surgery.changes}
+    (said,) = (note for note in surgery.notes if note.startswith("kept fold_constants"))
+    assert re.search(r"ops off the ANE \d+ -> \d+ \(share on it \d+\.\d%", said)
+    assert surgery.notes[0].startswith("before: ")
+    assert surgery.notes[-1].startswith("after: ")
 
 
 def test_a_decoder_is_repaired_and_proven(converted: Callable[..., Any]) -> None:
@@ -50,20 +63,6 @@ def test_a_decoder_is_repaired_and_proven(converted: Callable[..., Any]) -> None
     assert surgery.proof is not None
     assert surgery.proof.ok
     assert "  select_last_token" in str(surgery)
-
-
-def test_a_remedy_that_costs_more_is_reported_and_left_out() -> None:
-    program = built(masked, (1, 1, 64, 64))
-    after, session = apply_pass(ApplyRemedies(target="M4/macOS 27"), program)
-    before_cost = ane.inspect(program, "M4/macOS 27").cost
-    after_cost = ane.inspect(after, "M4/macOS 27").cost
-    assert before_cost is not None
-    assert after_cost is not None
-    assert after_cost <= before_cost
-    kept = {c.pass_name for c in session.changes}
-    said = {name for name, refusal in session.refusals if "the estimate would rise" in refusal.reason}
-    assert kept | said
-    assert not kept & said
 
 
 def test_what_no_pass_repairs_is_told_with_the_op() -> None:
@@ -101,15 +100,6 @@ def test_results_that_are_read_at_every_position_are_not_cut() -> None:
     assert "logits holds the last position alone" in said
 
 
-def test_a_pass_that_hides_the_cost_is_not_kept() -> None:
-    """An op without an estimate costs nothing in the sum."""
-    before = ane.inspect(built(lambda x: mb.relu(x=mb.exp(x=x)), (1, 4)))
-    after = ane.inspect(built(lambda x: mb.identity(x=x), (1, 4)))
-    refusal = _worse([before], [after])
-    assert refusal is not None
-    assert refusal.reason == "ops without an estimate or verdict: 1, 0 now"
-
-
 def test_every_function_counts() -> None:
     program = built(lambda x: mb.relu(x=x, name="y"), (1, 8, 4, 4))
     other = built(lambda x: mb.cumsum(x=x, axis=-1, name="sums"), (1, 8, 4, 4))
@@ -118,6 +108,6 @@ def test_every_function_counts() -> None:
     assert any("cumsum stays off the ANE" in r.reason for _, r in session.refusals)
 
 
-def test_rounds_are_limited() -> None:
-    _, session = apply_pass(ApplyRemedies(rounds=0), example())
+def test_trials_are_limited() -> None:
+    _, session = apply_pass(ApplyRemedies(trials=0), example())
     assert not session.changes

@@ -189,6 +189,18 @@ RULES_OF_APPLE = "apple/coreai-models: neural_engine_rules.md (written for Core 
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/coreml_dispatch.md"
 CONV = frozenset({"conv"})
 
+FIXED = Rule(
+    "fixed-values",
+    frozenset(),
+    "it depends on no input, and coremltools leaves it to be computed in every run",
+    "coremltools 9.0: gather_nd and what reads it is not folded (seen on converted masks of transformers 5.23)",
+    kind="speed",
+    scope=Scope(),
+    remedy="fold_constants",
+    advice="compute it before the conversion, and register it as a buffer",
+)
+"""Of ops that compute the same numbers in every run."""
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "perf-dma-notch",

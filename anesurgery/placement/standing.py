@@ -1,0 +1,137 @@
+"""How a program stands on a target: what `auto` and the gate of recipes compare, and say in words.
+
+`loss` and `gain` are the objective, in this order: no op becomes illegal that was legal; the shares of the flop
+and of the ops on the ANE; switches between units; the estimate. A share that rises because there is more on the
+ANE is no gain by itself: less must be off it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anesurgery.loading import load
+from anesurgery.mil import Program
+from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.inspector import inspect_program
+from anesurgery.placement.target import Target
+
+SAME = 1e-6
+"""Relative difference below which two estimates are one."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """All functions of a program together.
+
+    Attributes:
+        ops: number of ops, constants left out.
+        on_ops: those that prefer the ANE.
+        flop: floating point operations of all.
+        on_flop: of the ops that prefer the ANE.
+        switches: changes of the unit.
+        estimate: microseconds; no run time.
+        unknown: ops without a verdict or an estimate.
+        findings: number of findings.
+        legal: function and name of the ops that are legal on the ANE.
+        illegal: the same of those that are not.
+    """
+
+    ops: int
+    on_ops: int
+    flop: int
+    on_flop: int
+    switches: int
+    estimate: float
+    unknown: int
+    findings: int
+    legal: frozenset[tuple[int, str]]
+    illegal: frozenset[tuple[int, str]]
+
+    @classmethod
+    def of(cls, inspections: Sequence[Inspection]) -> Standing:
+        """From the inspection of each function."""
+        rows = [(i, row) for i, part in enumerate(inspections) for row in part.ops]
+        on = [row for _, row in rows if row.preferred == "ane"]
+        return cls(
+            len(rows),
+            len(on),
+            sum(row.flop for _, row in rows),
+            sum(row.flop for row in on),
+            sum(part.switches for part in inspections),
+            sum(part.cost or 0.0 for part in inspections),
+            sum(row.legal is None or (row.legal and row.estimate is None) for _, row in rows),
+            sum(len(part.all_findings) for part in inspections),
+            frozenset((i, row.name) for i, row in rows if row.legal),
+            frozenset((i, row.name) for i, row in rows if row.legal is False),
+        )
+
+    @property
+    def share(self) -> dict[str, float]:
+        """Of the flop and of the ops on the ANE; 1 where there are none."""
+        return {
+            "flop": self.on_flop / self.flop if self.flop else 1.0,
+            "ops": self.on_ops / self.ops if self.ops else 1.0,
+        }
+
+    @property
+    def off(self) -> tuple[int, int]:
+        """Flop and ops that are not on the ANE."""
+        return self.flop - self.on_flop, self.ops - self.on_ops
+
+    def loss(self, before: Standing) -> str:
+        """What is worse than before, in words; "" for nothing that counts."""
+        if lost := sorted(before.legal & self.illegal):
+            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            return f"%{lost[0][1]}{more} would no longer be legal on the ANE"
+        for what, old in before.share.items():
+            if self.share[what] < old:
+                return f"the share of {what} on the ANE would fall {_percents(old, self.share[what])}"
+        return ""
+
+    def gain(self, before: Standing) -> str:
+        """What is better than before, in words; "" for nothing."""
+        for what, old, new in zip(("flop", "ops"), before.off, self.off, strict=True):
+            if new < old:
+                rise = _percents(before.share[what], self.share[what])
+                return f"{what} off the ANE {old:,} -> {new:,} (share on it {rise})"
+        cheaper = self.estimate < before.estimate * (1 - SAME) and self.unknown <= before.unknown
+        risen = self.off > before.off
+        if not risen and self.switches != before.switches:
+            fewer = self.switches < before.switches
+            return f"switches between units {before.switches} -> {self.switches}" if fewer else ""
+        if cheaper:
+            return f"estimate {in_time(before.estimate)} -> {in_time(self.estimate)}"
+        return ""
+
+    def tidier(self, before: Standing) -> bool:
+        """Are there fewer findings, at no higher estimate?"""
+        dearer = self.estimate > before.estimate * (1 + SAME) or self.unknown > before.unknown
+        return self.findings < before.findings and not dearer and self.switches <= before.switches
+
+    def __str__(self) -> str:
+        shares, times = self.share, "switch" if self.switches == 1 else "switches"
+        ops = f"{self.on_ops} of {self.ops} ops ({shares['ops']:.1%})"
+        where = f"{ops} and {shares['flop']:.1%} of the flop on the ANE"
+        return f"{where}, {self.switches} {times}, estimate {in_time(self.estimate)}"
+
+
+def stand(program: Program, target: Target) -> tuple[Standing, list[Inspection]]:
+    """The standing of a program, and the inspection of each of its functions."""
+    loaded = load(program)
+    found = [inspect_program(loaded, target, function=name) for name in program.functions]
+    return Standing.of(found), found
+
+
+def in_time(microseconds: float) -> str:
+    """A duration with the unit that a person reads: "850 µs", "1.03 ms", "2.38 s"."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:.3g} {unit}"
+    return f"{microseconds:.3g} µs"
+
+
+def _percents(old: float, new: float) -> str:
+    """Two shares with as many digits as it takes to tell them apart."""
+    digits = next((n for n in (1, 2, 4) if f"{old:.{n}%}" != f"{new:.{n}%}"), None)
+    return f"{old:.1%}" if digits is None else f"{old:.{digits}%} -> {new:.{digits}%}"

@@ -1,0 +1,165 @@
+"""The search for steps that improve how a program stands on a target: on copies, singly and in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from anesurgery.errors import Refusal, SurgeryError
+from anesurgery.loading import clone
+from anesurgery.mil import Operation, Program
+from anesurgery.placement.evidence import Finding
+from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.standing import Standing, stand
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.passes import Pass, run_pass
+from anesurgery.rewriting.session import Session
+
+Remedies = Callable[[Sequence[Finding]], Sequence[Pass]]
+"""The passes that findings name, with their options, in the order in which they are tried."""
+
+Objection = Callable[[Session, Program], str]
+"""Why what a pass did to a program is not wanted, whatever it gains; "" where it is."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A program, how it stands, and the steps that led there."""
+
+    program: Program
+    standing: Standing
+    inspections: list[Inspection]
+    steps: tuple[Pass, ...] = ()
+
+    @classmethod
+    def of(cls, program: Program, target: Target, steps: tuple[Pass, ...] = ()) -> State:
+        """Inspect a program."""
+        return cls(program, *stand(program, target), steps)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Of all functions."""
+        return [f for part in self.inspections for f in part.all_findings]
+
+
+@dataclass
+class Search:
+    """What was tried, what was kept, and what was not, with why."""
+
+    target: Target
+    session: Session
+    remedies: Remedies
+    objection: Objection
+    trials: int
+    """Most steps that are tried."""
+    kept: list[str] = field(default_factory=list)
+    rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
+    """By the words for the step."""
+    refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
+    """By op: what a remedy says of an op that names it."""
+    dearer: list[State] = field(default_factory=list)
+    """The states after single steps that did not pay."""
+    scratch: tuple[Program, Program] | None = None
+    """A program, and a copy of it that no step has changed."""
+
+    def improve(self, state: State) -> State:
+        """The best state that single steps, and then pairs of them, lead to."""
+        better: State | None = state
+        while better is not None:
+            state = better
+            better = self.single(state) or self.pair(state)
+        return state
+
+    def single(self, state: State) -> State | None:
+        """Each remedy by itself; all that help, one after another."""
+        found, self.dearer = state, []
+        for step in self.remedies(state.findings):
+            trial = self.attempt(found, step)
+            if trial is not None and self.accept(found, trial):
+                found = trial
+            elif trial is not None:
+                self.dearer.append(trial)
+        return found if found is not state else None
+
+    def pair(self, state: State) -> State | None:
+        """A remedy that does not pay by itself, and then one that is named after it."""
+        for middle in self.dearer:
+            for step in self.remedies(middle.findings):
+                trial = self.attempt(middle, step) if step != middle.steps[-1] else None
+                if trial is not None and self.accept(state, trial):
+                    return trial
+        return None
+
+    def attempt(self, state: State, step: Pass) -> State | None:
+        """The state after a step; None where it does nothing, fails, or changes results that it must not."""
+        if self.trials <= 0:
+            return None
+        self.trials -= 1
+        program, own = self.copy(state.program), self.trial_session()
+        try:
+            run_pass(step, program, own)
+        except SurgeryError as error:
+            self.scratch = None
+            self.reject((step,), f"tried, and it failed: {error}")
+            return None
+        if not own.changes:
+            self.told(step, state, own.refusals)
+            return None
+        self.scratch = None
+        if reason := self.objection(own, state.program):
+            self.reject((step,), reason)
+            return None
+        return State.of(program, self.target, (*state.steps, step))
+
+    def copy(self, program: Program) -> Program:
+        """A copy to try a step on; the last one again while no step has changed it."""
+        if self.scratch is None or self.scratch[0] is not program:
+            self.scratch = program, clone(program).program
+        return self.scratch[1]
+
+    def told(self, step: Pass, state: State, refusals: Sequence[tuple[str, Refusal]]) -> None:
+        """Note what a step that changed nothing says of the ops at which it is named."""
+        named = {f.op for f in state.findings if f.remedy == step.name}
+        for name, refusal in refusals:
+            where = refusal.where
+            if isinstance(where, Operation) and where.outputs[0].name in named:
+                self.refused[where.outputs[0].name] = name, refusal
+
+    def trial_session(self, proven: bool = False) -> Session:
+        """A session like the real one, which knows the proofs that were made already."""
+        real = self.session
+        return Session(target=real.target, seed=real.seed, prove_sites=proven, proven=real.proven)
+
+    def accept(self, old: State, new: State) -> bool:
+        """Is it better, and do the proofs of its sites hold?"""
+        steps = new.steps[len(old.steps) :]
+        loss, gain = new.standing.loss(old.standing), new.standing.gain(old.standing)
+        if not gain and new.standing.tidier(old.standing):
+            gain = f"findings {old.standing.findings} -> {new.standing.findings}"
+        if loss or not gain:
+            self.reject(steps, f"tried and not kept: {loss or 'it gains nothing on this target'}")
+            return False
+        if failure := self.failure(old, steps):
+            self.reject(steps, f"tried, and it failed: {failure}")
+            return False
+        self.kept.append(f"kept {' and then '.join(map(str, steps))}: {gain}")
+        for step in steps:
+            self.rejected.pop(str(step), None)
+        return True
+
+    def failure(self, old: State, steps: tuple[Pass, ...]) -> str:
+        """What a proof of a site says against these steps; "" for nothing."""
+        if not self.session.prove_sites:
+            return ""
+        program, own = clone(old.program).program, self.trial_session(proven=True)
+        try:
+            for step in steps:
+                run_pass(step, program, own)
+        except SurgeryError as error:
+            return str(error)
+        return ""
+
+    def reject(self, steps: tuple[Pass, ...], reason: str) -> None:
+        """Note why a step was not kept; a pair says no more than its steps."""
+        if len(steps) == 1:
+            self.rejected[str(steps[0])] = steps[0].name, Refusal(reason)

@@ -1,0 +1,136 @@
+"""Values that depend on no input: which become constants, with which numbers, and which stay computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.facts.fixed_values import fixed_ops
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.fold_constants import FoldConstants
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+
+def built(build: Callable[[Var], Any], dtype: Any = types.fp16) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=dtype)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        return build(x)
+
+    return program
+
+
+def kinds(program: Program) -> list[str]:
+    return [op.op_type for op in walk_ops(program) if op.op_type != "const"]
+
+
+def thirds() -> Var:
+    """A third in fp16, thrice: 0.99951171875 there and 1 in fp32."""
+    third = mb.real_div(x=np.float16(1), y=np.full(4, 3, np.float16))
+    return mb.add(x=mb.add(x=third, y=third), y=third, name="whole")
+
+
+def test_the_numbers_are_those_of_the_arithmetic_of_the_program() -> None:
+    program = built(lambda x: mb.mul(x=x, y=thirds(), name="y"))
+    after, _ = apply_pass(FoldConstants(), program)
+    assert kinds(after) == ["mul"]
+    (held,) = [v.val for op in walk_ops(after) for v in op.outputs if np.shape(v.val) == (4,)]
+    one = np.float16(1) / np.float16(3)
+    assert held.dtype == np.float16
+    np.testing.assert_array_equal(held, np.full(4, one + one + one))
+    assert_same_numbers(program, after, precision="fp16")
+
+
+def test_a_static_shape_is_known_and_a_dynamic_one_is_not() -> None:
+    def scaled(x: Var) -> Var:
+        rows = mb.gather(x=mb.shape(x=x), indices=np.int32(1), axis=0)
+        return mb.mul(x=x, y=mb.cast(x=rows, dtype="fp16"), name="y")
+
+    after, _ = apply_pass(FoldConstants(), built(scaled))
+    assert kinds(after) == ["mul"]
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, get_new_symbol()), dtype=types.fp16)], opset_version=ct.target.iOS17
+    )
+    def dynamic(x: Var) -> Any:
+        return scaled(x)
+
+    assert kinds(apply_pass(FoldConstants(), dynamic)[0]) == kinds(dynamic)
+
+
+def test_values_of_equal_content_are_stored_once() -> None:
+    def two(x: Var) -> Var:
+        a, b = (mb.exp(x=np.arange(4, dtype=np.float16), name=n) for n in "ab")
+        return mb.add(x=mb.mul(x=x, y=a), y=b, name="y")
+
+    after, session = apply_pass(FoldConstants(), built(two))
+    assert len(session.changes) == 2
+    made = [op.outputs[0] for op in walk_ops(after) if op.op_type == "const" and op.outputs[0].shape == (4,)]
+    assert len(made) == 1
+
+
+def test_what_is_too_large_stays_and_what_it_reads_is_folded() -> None:
+    def wide(x: Var) -> Var:
+        row = mb.exp(x=np.arange(4, dtype=np.float16).reshape(1, 4))
+        return mb.matmul(x=x, y=mb.tile(x=row, reps=[64, 1], name="wide"), transpose_y=True, name="y")
+
+    program = built(wide)
+    assert kinds(apply_pass(FoldConstants(), program)[0]) == ["matmul"]
+    after, session = apply_pass(FoldConstants(most_growth=100), program)
+    assert kinds(after) == ["tile", "matmul"]
+    (refusal,) = session.refusals
+    assert "%wide would grow the weights by 0.0 MiB" in refusal[1].reason
+    assert_same_numbers(program, after, precision="fp16")
+
+
+def test_random_numbers_are_no_constants() -> None:
+    program = built(
+        lambda x: mb.add(x=x, y=mb.random_normal(shape=[4], mean=np.float16(0), stddev=np.float16(1)))
+    )
+    assert kinds(apply_pass(FoldConstants(), program)[0]) == ["random_normal", "add"]
+
+
+def test_an_output_that_depends_on_no_input_stays() -> None:
+    program = built(lambda x: (mb.relu(x=x), mb.exp(x=np.ones(4, np.float16), name="fixed")))
+    assert_refuses(FoldConstants(), program, "the output %fixed depends on no input")
+
+
+def test_compressed_weights_stay_compressed() -> None:
+    def compressed(x: Var) -> Var:
+        table = mb.constexpr_lut_to_dense(
+            indices=np.arange(4, dtype=np.uint8),
+            lut=np.arange(256, dtype=np.float16),
+            shape=np.array([4], np.uint32),
+        )
+        return mb.add(x=x, y=mb.exp(x=table))
+
+    program = built(compressed)
+    assert not apply_pass(FoldConstants(), program)[1].changes
+
+
+def test_an_op_that_the_interpreter_does_not_know_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anesurgery.interpret import TABLE
+
+    program = built(lambda x: mb.add(x=x, y=mb.exp(x=np.ones(4, np.float16)), name="y"))
+    monkeypatch.delitem(TABLE, "exp")
+    assert_refuses(FoldConstants(), program, "not computed: ")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
+def test_converted_models_keep_their_numbers(converted: Callable[..., Any], name: str) -> None:
+    """The mask of these models is a sub-graph without inputs: folded, it is the triangle that numpy makes."""
+    program = load(converted(name).model).program
+    assert [op for f in program.functions.values() for op in fixed_ops(f)]
+    after, session = apply_pass(FoldConstants(), program)
+    assert session.changes
+    assert not [op for f in after.functions.values() for op in fixed_ops(f)]
+    masks = [v.val for op in walk_ops(after) for v in op.outputs if np.shape(v.val) == (1, 1, 16, 16)]
+    assert masks
+    for mask in masks:
+        seen = mask if mask.dtype == bool else mask == 0
+        np.testing.assert_array_equal(seen[0, 0], np.tril(np.ones((16, 16), bool)))
+    assert_same_numbers(program, after, precision="fp16")

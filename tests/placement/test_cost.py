@@ -1,0 +1,52 @@
+"""Estimates of ops that only the CPU runs: what they read, write and compute, and no artefact of a plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb, types
+
+
+def lookup(rows: int) -> Program:
+    table = np.zeros((rows, 384), np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((1,), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def program(ids: Var) -> Var:
+        return mb.gather(x=table, indices=ids, axis=0, name="row")
+
+    return program
+
+
+def recurrent(op_type: str, steps: int) -> Program:
+    rng, gates = np.random.default_rng(0), {"lstm": 4, "gru": 3}[op_type]
+    weights = {f"weight_{k}": rng.standard_normal((128 * gates, 128)).astype(np.float32) for k in ("ih", "hh")}
+
+    @mb.program(input_specs=[mb.TensorSpec((steps, 1, 128))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        start = {"initial_h": np.zeros((1, 128), np.float32)}
+        if op_type == "lstm":
+            start["initial_c"] = np.zeros((1, 128), np.float32)
+        return getattr(mb, op_type)(x=x, **start, **weights, name="made")[0]
+
+    return program
+
+
+def cpu(program: Program, name: str) -> float:
+    estimate = ane.inspect(program).row(name).estimate
+    assert estimate is not None
+    assert estimate.ane is None
+    assert estimate.cpu is not None
+    return estimate.cpu
+
+
+def test_a_row_costs_the_same_whatever_the_table() -> None:
+    assert cpu(lookup(50257), "row") == cpu(lookup(100), "row") < 1
+
+
+@pytest.mark.parametrize("op_type", ["lstm", "gru"])
+def test_a_step_costs_its_products(op_type: str) -> None:
+    one, ten = (cpu(recurrent(op_type, n), "made_0") for n in (1, 10))
+    assert ten == pytest.approx(10 * one)
+    assert 1 < one < 100

@@ -1,0 +1,56 @@
+"""The objective: what counts as a loss, what as a gain, and the words for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anesurgery.placement.standing import Standing, in_time
+
+HERE = frozenset({(0, "a"), (0, "b")})
+NOW = Standing(100, 90, 1000, 900, 4, 2000.0, 0, 7, HERE, frozenset())
+
+
+def test_an_op_that_was_legal_must_stay_so() -> None:
+    later = replace(NOW, on_ops=99, on_flop=1000, legal=frozenset({(0, "a")}), illegal=frozenset({(0, "b")}))
+    assert later.loss(NOW) == "%b would no longer be legal on the ANE"
+    assert not replace(later, illegal=frozenset({(1, "b")})).loss(NOW), "of another function"
+
+
+def test_the_share_of_flop_comes_before_that_of_ops() -> None:
+    assert replace(NOW, on_ops=80, on_flop=800).loss(NOW).startswith("the share of flop on the ANE would fall")
+    fallen = replace(NOW, on_ops=80)
+    assert fallen.loss(NOW) == "the share of ops on the ANE would fall 90.0% -> 80.0%"
+    close = replace(NOW, ops=1_000_000, on_ops=899_900)
+    assert close.loss(NOW).endswith("90.00% -> 89.99%")
+
+
+def test_less_off_the_ane_is_a_gain_and_more_on_it_is_none() -> None:
+    assert replace(NOW, ops=95).gain(NOW) == "ops off the ANE 10 -> 5 (share on it 90.0% -> 94.7%)"
+    assert replace(NOW, flop=950).gain(NOW).startswith("flop off the ANE 100 -> 50")
+    assert not replace(NOW, ops=200, on_ops=190).gain(NOW)
+
+
+def test_switches_come_before_the_estimate() -> None:
+    assert replace(NOW, switches=2, estimate=9e9).gain(NOW) == "switches between units 4 -> 2"
+    assert not replace(NOW, switches=6, estimate=1.0).gain(NOW)
+    assert replace(NOW, estimate=1500.0).gain(NOW) == "estimate 2 ms -> 1.5 ms"
+    assert not replace(NOW, estimate=1500.0, unknown=1).gain(NOW), "what has no estimate costs nothing"
+
+
+def test_fewer_findings_are_tidier_unless_they_cost() -> None:
+    assert replace(NOW, findings=3).tidier(NOW)
+    assert not replace(NOW, findings=3, estimate=2001.0).tidier(NOW)
+    assert not NOW.tidier(NOW)
+
+
+@pytest.mark.parametrize(
+    ("time", "words"), [(850.4, "850 µs"), (1026.0, "1.03 ms"), (2.38e6, "2.38 s"), (0.5, "0.5 µs")]
+)
+def test_durations_have_the_unit_that_a_person_reads(time: float, words: str) -> None:
+    assert in_time(time) == words
+
+
+def test_it_is_said_in_a_line() -> None:
+    assert str(NOW) == "90 of 100 ops (90.0%) and 90.0% of the flop on the ANE, 4 switches, estimate 2 ms"

@@ -1,0 +1,75 @@
+"""The gate of a recipe: a step that loses something on the target is undone and reported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.surgery import Recipe
+
+
+@dataclass(frozen=True)
+class TanhToSinh(Rewrite):
+    """What is legal becomes illegal."""
+
+    name: ClassVar[str] = "tanh_to_sinh"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.tanh()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.sinh(x=m.root.x)
+
+
+@dataclass(frozen=True)
+class CumsumToExp(Rewrite):
+    """What is illegal becomes legal."""
+
+    name: ClassVar[str] = "cumsum_to_exp"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.cumsum()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.exp(x=m.root.x)
+
+
+RECIPE = Recipe("two_steps", (TanhToSinh(), CumsumToExp()))
+
+
+def program() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 4), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def made(x: Var) -> Var:
+        return mb.tanh(x=mb.cumsum(x=mb.tanh(x=x), axis=-1), name="y")
+
+    return made
+
+
+def kinds(surgery: ane.Surgery) -> list[str]:
+    return [op.op_type for op in walk_ops(surgery.program) if op.op_type != "const"]
+
+
+def test_a_step_that_loses_is_undone_and_the_others_stay() -> None:
+    surgery = ane.apply(program(), RECIPE, target="M4/macOS 15", prove=None, quiet=True)
+    assert kinds(surgery) == ["tanh", "exp", "tanh"]
+    assert {change.pass_name for change in surgery.changes} == {"cumsum_to_exp"}
+    (said,) = [str(r) for name, r in surgery.refusals if name == "tanh_to_sinh"]
+    assert "undone: " in said
+    assert "would no longer be legal on the ANE" in said
+
+
+def test_without_a_target_and_for_passes_by_name_there_is_no_gate() -> None:
+    assert kinds(ane.apply(program(), RECIPE, prove=None, quiet=True)) == ["sinh", "exp", "sinh"]
+    steps = list(RECIPE.steps)
+    assert kinds(ane.apply(program(), steps, target="M4", prove=None, quiet=True)) == ["sinh", "exp", "sinh"]
+
+
+def test_a_recipe_that_loses_nothing_is_run_once() -> None:
+    surgery = ane.apply(program(), Recipe("one", (CumsumToExp(),)), target="M4", prove=None, quiet=True)
+    assert kinds(surgery) == ["tanh", "exp", "tanh"]
+    assert not surgery.refusals

@@ -55,12 +55,12 @@ from anesurgery.mil import (
     is_output,
     mb,
     np_dtype,
-    remove_dead,
     stamp,
     static_shape,
     types,
     walk_ops,
 )
+from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from anesurgery.facts.slices import reads
 from anesurgery.facts.work import is_tensor
-from anesurgery.mil import IMPURE, Block, Operation, Var, static_shape
-from anesurgery.ops import names
+from anesurgery.mil import Block, Operation, Var, static_shape
+from anesurgery.ops import IMPURE, names
 
 OF_SHAPES = names("shape fill_like")
 """Ops that depend on the shape of their first operand and not on its numbers."""
 
-RANDOM = names("random_normal random_uniform random_bernoulli random_categorical")
 COMPRESSED = names("dequantize")
 """What it makes of stored numbers is larger than they are: it stays as it is."""
 
@@ -33,7 +32,7 @@ def fixed_ops(block: Block) -> dict[Operation, None]:
 
 
 def _is_fixed(op: Operation, known: set[Var]) -> bool:
-    if op.blocks or op.op_type in IMPURE | RANDOM | COMPRESSED or op.op_type.startswith("constexpr_"):
+    if op.blocks or op.op_type in IMPURE | COMPRESSED or op.op_type.startswith("constexpr_"):
         return False
     if not all(is_tensor(v) and static_shape(v) is not None for v in op.outputs):
         return False

@@ -47,10 +47,10 @@ import numpy as np
 
 from anesurgery import registry
 from anesurgery.errors import Refusal
+from anesurgery.facts.masks import is_decoder
 from anesurgery.loading import clone
 from anesurgery.mil import Operation, Program, Var, mb, types, walk_ops
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.rules.mask_fills import is_decoder
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.search import Search, State

@@ -28,7 +28,7 @@ fp16 program; scores that are made fp32 only for the softmax are masked before t
 Rows that keep something give what they gave, since exp(fill) is 0. Rows that keep nothing (left padding) give
 finite weights: those of the scores without a mask.
 
-Refuses when an element is neither kept as it is nor shut out (a bias), when a position sees one ahead of it,
+Refuses when an element is neither kept as it is nor masked (a bias), when a position sees one ahead of it,
 when a row keeps nothing at conversion, when the number of positions is symbolic, or when what depends on an
 input is no conjunction.
 
@@ -82,24 +82,19 @@ class CausalMaskTensor(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Read the mask; None where there is none, or it has the form already."""
-        if m.root.op_type != "softmax":
-            chain = scores.fused_chain(m.root)
-        elif constant(m.root.axis) in (-1, m.root.x.rank - 1):
-            chain = scores.chain_to(m.root.x)
-        else:
-            return None
-        if chain is None or isinstance(chain, str):
-            return None if chain is None else Refusal(chain, m.root)
+        chain = scores.mask_chain(m.root)
+        if chain is None or isinstance(chain, Refusal):
+            return None if chain is None else Refusal(chain.reason, m.root)
         if self.is_constant(chain):
             return None
         chain = masks.without_leading_biases(chain)
         parts = masks.take_apart(chain)
-        if isinstance(parts, str):
-            return Refusal(parts, m.root)
+        if isinstance(parts, Refusal):
+            return Refusal(parts.reason, m.root)
         if parts.keep.all() or self.is_normal(chain, parts):
             return None
-        if reason := masks.causal(parts.keep):
-            return Refusal(reason, m.root)
+        if (refusal := masks.against_causal(parts.keep)) is not None:
+            return Refusal(refusal.reason, m.root)
         return m.bind(scores=chain.scores, chain=chain, parts=parts)
 
     def is_constant(self, chain: scores.Chain) -> bool:
@@ -113,7 +108,7 @@ class CausalMaskTensor(Rewrite):
             return False
         keep = value == 0
         made = bool((keep | (value == value.dtype.type(self.fill))).all())
-        return made and not masks.causal(keep) and masks.without_copies(keep) is keep
+        return made and masks.against_causal(keep) is None and masks.without_copies(keep) is keep
 
     def is_normal(self, chain: scores.Chain, parts: masks.Parts) -> bool:
         """Is the mask what `total` makes already?"""

@@ -25,7 +25,7 @@ and shapes. Views of views are skipped, so that the changes of rank stand at the
 each op.
 
 Refuses when a shape is symbolic, when no merge that the op allows brings the rank down, or when a slice starts
-or ends where only the run time knows. Ops of a kind that it does not know, with too many axes, are reported.
+or ends at a dynamic place. Ops of a kind that it does not know, with too many axes, are reported.
 
 Why it helps: more than five axes cannot be converted (coremltools refuses to write them: as a pass of the
 conversion this one makes such models convertible), or run on the CPU (measured, all chips).

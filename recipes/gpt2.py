@@ -16,7 +16,8 @@
 from __future__ import annotations
 
 from anesurgery.errors import Refusal
-from anesurgery.mil import Operation, Program, Var, consumers, producer, walk_ops
+from anesurgery.interpret.attentions import attentions
+from anesurgery.mil import Program
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
@@ -26,39 +27,12 @@ from anesurgery.passes.pad_last_axis import PadLastAxis
 from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.surgery import Recipe
 
-ON_SCORES = frozenset({"add", "sub", "mul", "real_div", "select", "cast", "reshape", "maximum"})
-"""Ops that may stand between the product of queries and keys and the softmax."""
-
 
 def has_attention(program: Program) -> Refusal | None:
-    """Refuse programs without attention: no fused op, and no softmax between two matmuls."""
-    for op in walk_ops(program):
-        if op.op_type == "scaled_dot_product_attention" or _is_attention(op):
-            return None
+    """Refuse programs without attention: no fused op, and no softmax between two products of dynamic values."""
+    if next(attentions(program), None) is not None:
+        return None
     return Refusal("the model has no attention (no softmax between two matrix products)")
-
-
-def _is_attention(op: Operation) -> bool:
-    if op.op_type != "softmax":
-        return False
-    return _reaches_matmul(op.x) and any(_leads_to_matmul(v) for v in op.outputs)
-
-
-def _reaches_matmul(scores: Var) -> bool:
-    op = producer(scores)
-    while op is not None and op.op_type in ON_SCORES:
-        sides = [op.inputs.get(k) for k in ("x", "a", "y", "b")]
-        inner = [v for v in sides if isinstance(v, Var) and producer(v, "matmul", *ON_SCORES)]
-        op = producer(inner[0]) if inner else None
-    return op is not None and op.op_type == "matmul"
-
-
-def _leads_to_matmul(weights: Var) -> bool:
-    return any(
-        op.op_type == "matmul"
-        or (op.op_type in ("cast", "reshape", "identity") and _leads_to_matmul(op.outputs[0]))
-        for op in consumers(weights)
-    )
 
 
 gpt2_ane = Recipe(

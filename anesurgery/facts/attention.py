@@ -5,11 +5,14 @@ Which operand carries the scores? The one that comes from a matrix product; mask
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from anesurgery.errors import Refusal
+from anesurgery.facts.reading import behind
+from anesurgery.interpret.attentions import Attention, is_computed, read_values, recognise
 from anesurgery.mil import (
     Maker,
     Operation,
@@ -21,9 +24,8 @@ from anesurgery.mil import (
     np_dtype,
     operands,
     producer,
-    static_shape,
 )
-from anesurgery.ops import CONTRACTIONS, NORMS
+from anesurgery.ops import CARRIERS, LOGICAL
 
 SHUT = -5000.0
 """An offset at or below this shuts a score out: exp(-5000) is 0 in fp16 and in fp32."""
@@ -31,14 +33,14 @@ SHUT = -5000.0
 LEAST_SCALE = 0.1
 """The smallest factor that may stand between mask and softmax: a tenth of a fill still shuts out."""
 
+MASKING = CARRIERS | LOGICAL | {"add", "mul", "sub", "select", "maximum", "real_div", "logical_not"}
+"""Ops that mask arithmetic is written with."""
+
 AFFINE = frozenset({"add", "sub", "mul", "select", "cast", "identity", "maximum"})
 """Ops that may stand between the scores and the softmax, with one operand that depends on the scores."""
 
 TAIL = frozenset({"cast", "identity", "reshape", "mul", "real_div"})
 """Ops that may stand between the last mask and the softmax; they stay."""
-
-SCORING = CONTRACTIONS | NORMS
-"""Ops that scores are made with, and masks never."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,28 @@ class Chain:
     """Queries and keys."""
 
 
-def chain_to(end: Var) -> Chain | str | None:
-    """The chain of mask ops before a softmax's operand; None without one, words if it cannot be read."""
+def softmaxes_after(var: Var) -> Iterator[Operation]:
+    """The softmaxes that read a value, or what scales and masks make of it."""
+    return (op for op in behind(var, MASKING) if op.op_type == "softmax")
+
+
+def attention_of(product: Operation) -> Attention | None:
+    """The attention whose scores a product makes."""
+    found = (recognise(op) for op in softmaxes_after(product.outputs[0]))
+    return next((a for a in found if a is not None and a.product is product), None)
+
+
+def mask_chain(op: Operation) -> Chain | Refusal | None:
+    """The mask ops of a softmax over the last axis, or of the fused op; None where nothing is masked."""
+    if op.op_type == "scaled_dot_product_attention":
+        return fused_chain(op)
+    if constant(op.axis) not in (-1, op.x.rank - 1):
+        return None
+    return chain_to(op.x)
+
+
+def chain_to(end: Var) -> Chain | Refusal | None:
+    """The chain of mask ops before a softmax's operand; None without one, a refusal if it cannot be read."""
     tail: list[Operation] = []
     while (op := producer(end, *TAIL)) is not None and _stays(op):
         tail.append(op)
@@ -77,7 +99,7 @@ def chain_to(end: Var) -> Chain | str | None:
         return None
     size = end.shape[-2:]
     if len(size) < 2 or any(is_symbolic(d) for d in size):
-        return f"the scores have the symbolic shape {tuple(map(str, end.shape))}"
+        return Refusal(f"the scores have the symbolic shape {tuple(map(str, end.shape))}", end.op)
     return Chain(
         start,
         tuple(v for others in reversed(masks) for v in others),
@@ -87,14 +109,14 @@ def chain_to(end: Var) -> Chain | str | None:
     )
 
 
-def fused_chain(op: Operation) -> Chain | str | None:
+def fused_chain(op: Operation) -> Chain | Refusal | None:
     """The mask operand of fused attention."""
     mask = op.inputs.get("attn_mask")
     if mask is None:
         return None
     size = (op.query.shape[-2], op.key.shape[-2])
     if any(is_symbolic(d) for d in size):
-        return f"the query has the symbolic shape {tuple(map(str, op.query.shape))}"
+        return Refusal(f"the query has the symbolic shape {tuple(map(str, op.query.shape))}", op)
     return Chain(fused_operands(op)["query"], (mask,), size=(int(size[0]), int(size[1])))
 
 
@@ -157,21 +179,6 @@ def _is_scalar(var: Var, most: float = np.inf) -> bool:
     return value is not None and np.size(value) == 1 and float(np.max(value)) <= most
 
 
-def is_computed(var: Var, limit: int = 400) -> bool:
-    """Does a value come from a matrix product or its like (as scores do, and masks do not)?"""
-    seen, stack = {var}, [var]
-    while stack and len(seen) < limit:
-        op = stack.pop().op
-        if op is None or op.op_type in ("const", "shape"):
-            continue
-        if op.op_type in SCORING:
-            return True
-        fresh = [v for v in _read_values(op) if v not in seen]
-        seen.update(fresh)
-        stack += fresh
-    return bool(stack)
-
-
 def runtime_inputs(vars_: Iterable[Var]) -> list[Var]:
     """The inputs of the program that some values depend on; not those of which only a fixed shape is read."""
     return [v for v in _sources(vars_) if v.op is None]
@@ -195,16 +202,10 @@ def _sources(vars_: Iterable[Var], stop: Iterable[Var] = ()) -> list[Var]:
         if var.op is None:
             found[var] = None
             continue
-        read = _read_values(var.op)
+        read = read_values(var.op)
         stack += read
         found |= {v: None for _, v in operands(var.op) if v not in read and v.op is not None}
     return list(found)
-
-
-def _read_values(op: Operation) -> list[Var]:
-    """The operands whose values an op reads, and not only their fixed shape."""
-    by_shape = {"shape": "x", "fill_like": "ref_tensor"}.get(op.op_type)
-    return [v for name, v in operands(op) if name != by_shape or static_shape(v) is None]
 
 
 def for_readers(mb: Maker, old: Var, new: Var) -> dict[Var, Var]:

@@ -14,11 +14,23 @@ from itertools import product
 import numpy as np
 import torch
 
-from anesurgery.errors import InterpretError
-from anesurgery.facts.attention import SHUT, Chain, is_float, runtime_inputs, shapes_read
+from anesurgery.errors import InterpretError, Refusal
+from anesurgery.facts.attention import SHUT, Chain, is_float, mask_chain, runtime_inputs, shapes_read
+from anesurgery.facts.reading import number
 from anesurgery.facts.slices import slice_back
-from anesurgery.mil import Array, Var, constant, np_dtype, operands, producer, static_shape
-from anesurgery.ops import POINTWISE
+from anesurgery.mil import (
+    Array,
+    Function,
+    Operation,
+    Var,
+    constant,
+    np_dtype,
+    operands,
+    producer,
+    static_shape,
+    walk_ops,
+)
+from anesurgery.ops import CARRIERS, ORDERINGS, POINTWISE
 
 MOST_CONDITIONS = 3
 """Conditions of one mask that are tried in all combinations."""
@@ -45,7 +57,7 @@ Bound = Mapping[Var, torch.Tensor]
 """Values tried for what is known only at run time."""
 
 
-def take_apart(chain: Chain) -> Parts | str:
+def take_apart(chain: Chain) -> Parts | Refusal:
     """What a mask does, or why that cannot be shown."""
     free: dict[Var, torch.Tensor] = {}
     conditions: dict[Var, None] = {}
@@ -57,19 +69,19 @@ def take_apart(chain: Chain) -> Parts | str:
         found = conditions_of(term)
         if found is None:
             names = ", ".join(f"%{v.name}" for v in runtime_inputs([term]))
-            return f"the mask depends on {names} in a way that cannot be taken apart"
+            return Refusal(f"the mask depends on {names} in a way that cannot be taken apart")
         conditions.update(dict.fromkeys(found))
     if len(conditions) > MOST_CONDITIONS:
-        return f"the mask depends on {len(conditions)} conditions; at most {MOST_CONDITIONS}"
+        return Refusal(f"the mask depends on {len(conditions)} conditions; at most {MOST_CONDITIONS}")
     literals: list[Literal] | None = None
     keep: Array = np.zeros((1, 1), bool)
     for held in _assignments(conditions):
         tried = _keep(chain, {**free, **_filled(held)})
-        if isinstance(tried, str):
+        if isinstance(tried, Refusal):
             return tried
         if tried.any() or not held:
             if literals is not None:
-                return "what the mask depends on is no conjunction"
+                return Refusal("what the mask depends on is no conjunction")
             literals, keep = list(held.items()), tried
     return _parts(chain, literals or [], keep, list(free))
 
@@ -96,14 +108,14 @@ def stands_first(var: Var | None) -> bool:
     return False
 
 
-def _parts(chain: Chain, literals: list[Literal], keep: Array, free: list[Var]) -> Parts | str:
+def _parts(chain: Chain, literals: list[Literal], keep: Array, free: list[Var]) -> Parts | Refusal:
     """The static conjuncts become part of `keep`; the others stay conditions."""
     conditions: dict[Literal, None] = {}
     for var, wanted in (leaf for literal in literals for leaf in conjuncts(*literal)):
         if runtime_inputs([var]):
             conditions[var, wanted] = None
         elif (value := evaluate_static(var)) is None:
-            return f"%{var.name} cannot be evaluated"
+            return Refusal(f"%{var.name} cannot be evaluated")
         else:
             keep = keep & (value.astype(bool) == wanted)
     keep = keep.reshape([1] * (chain.scores.rank - keep.ndim) + list(keep.shape))
@@ -185,26 +197,26 @@ def _filled(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
     return {v: torch.tensor(value).expand(static_shape(v) or ()) for v, value in held.items()}
 
 
-def _keep(chain: Chain, bound: Bound) -> Array | str:
+def _keep(chain: Chain, bound: Bound) -> Array | Refusal:
     """Which scores are kept, given what is known only at run time; or why this is no mask."""
     results = _offsets(chain, bound)
     if results is None:
-        return "the mask cannot be evaluated"
+        return Refusal("the mask cannot be evaluated")
     zero, one = results
     with np.errstate(invalid="ignore"):
         keep = (zero == 0) & (one == 1)
         shut = (zero <= SHUT) & (one <= SHUT)
         odd = ~(keep | shut)
         if np.isnan(zero).any():
-            return "the mask holds NaN"
+            return Refusal("the mask holds NaN")
         if not shut.any() and (zero != one).all():
             return np.ones_like(keep)  # scores are scaled or shifted, each in its way
         if odd.any():
             place = tuple(int(i) for i in np.argwhere(odd)[0])
             factor = one[place] - zero[place]
-            return (
+            return Refusal(
                 f"at {place} a score becomes {factor:g} * score + {zero[place]:g}: neither kept nor "
-                f"shut out (the mask holds {np.unique(zero).size} distinct values)"
+                f"masked (the mask holds {np.unique(zero).size} distinct values)"
             )
     return np.asarray(keep)
 
@@ -223,8 +235,8 @@ def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
         return total, total + 1
     probe = [1] * (chain.scores.rank - 2) + [int(d) for d in chain.scores.shape[-2:]]
     made = []
-    for number in (0.0, 1.0):
-        scores = {chain.scores: torch.tensor(number).expand(probe)}
+    for score in (0.0, 1.0):
+        scores = {chain.scores: torch.tensor(score).expand(probe)}
         value = _value(chain.ops[-1].outputs[0], {**bound, **scores})
         if value is None:
             return None
@@ -274,18 +286,64 @@ def without_copies(keep: Array) -> Array:
     return keep
 
 
-def causal(keep: Array) -> str:
-    """What is against calling a mask causal (each row keeping something); empty when nothing is."""
+def is_decoder(function: Function) -> bool:
+    """Does an attention of the function let each position see only itself and those before it?
+
+    A mask that is an input is not known. Where the number of positions is dynamic, the spelling decides.
+    """
+    return any(_looks_back(op) for op in walk_ops(function))
+
+
+def _looks_back(op: Operation) -> bool:
+    if op.op_type in ("softmax", "scaled_dot_product_attention"):
+        return against_causal_attention(op) is None
+    dynamic = any(static_shape(v) is None for v in op.outputs)
+    if dynamic and op.op_type == "band_part":
+        return number(op.inputs.get("upper")) == 0
+    return dynamic and op.op_type in ORDERINGS and _is_range(op.x) and _is_range(op.y)
+
+
+def _is_range(var: Var | None, steps: int = 8) -> bool:
+    """Are these positions: a range, or a constant one?"""
+    for _ in range(steps):
+        op = var.op if var is not None else None
+        if op is None or op.op_type == "range_1d":
+            return op is not None
+        if op.op_type == "const":
+            given = np.asarray(constant(var)).ravel()
+            return given.size > 1 and given.dtype.kind in "if" and bool((np.diff(given) > 0).all())
+        if op.op_type not in CARRIERS | {"tile", "add", "sub"}:
+            return False
+        sides = [op.inputs.get(name) for name in ("x", "y")]
+        var = next((v for v in sides if isinstance(v, Var) and v.rank > 0), None)
+    return False
+
+
+def against_causal_attention(op: Operation) -> Refusal | None:
+    """Why a softmax or a fused attention is not causal; None where it is. The one test for all who ask."""
+    chain = mask_chain(op)
+    if chain is None:
+        return Refusal("nothing is masked", op)
+    parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain))
+    return parts if isinstance(parts, Refusal) else against_causal(parts.keep)
+
+
+def against_causal(keep: Array) -> Refusal | None:
+    """Why a mask is not causal, each row keeping something; None where it is.
+
+    Args:
+        keep: which scores are kept, by queries and keys (the last two axes; the last query is at the last key).
+    """
     queries, keys = keep.shape[-2:]
     ahead = np.triu(np.ones((queries, keys), bool), max(keys - queries, 0) + 1)
     if (keep & ahead).any():
         i, j = (int(v) for v in np.argwhere(keep & ahead)[0][-2:])
-        return f"the mask is not causal: position {i} sees position {j}"
+        return Refusal(f"the mask is not causal: position {i} sees position {j}")
     if not ahead.any():
-        return f"a {queries}x{keys} mask has no position ahead of its query"
+        return Refusal(f"a {queries}x{keys} mask has no position ahead of its query")
     if not keep.any(-1).all():
-        return f"row {int(np.argwhere(~keep.any(-1))[0][-1])} of the mask keeps nothing"
-    return ""
+        return Refusal(f"row {int(np.argwhere(~keep.any(-1))[0][-1])} of the mask keeps nothing")
+    return None
 
 
 def safe_keys(keep: Array) -> list[int]:

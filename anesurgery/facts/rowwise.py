@@ -192,7 +192,7 @@ def row_tail(result: Var, axis: int, *, deep: bool = False, behind_head: bool = 
         if len(wanted) == 1 and heads[var]:
             best = Tail(var, wanted[var], tuple(reversed(taken.items())))
         step = _step(var, result, wanted[var], heads[var], taken, place, deep)
-        if isinstance(step, str) or any(wanted.get(v, at) != at for v, at in step.items()):
+        if isinstance(step, Refusal) or any(wanted.get(v, at) != at for v, at in step.items()):
             break
         op = var.op
         assert op is not None
@@ -202,7 +202,7 @@ def row_tail(result: Var, axis: int, *, deep: bool = False, behind_head: bool = 
             heads[source] = max(heads.get(source, 0), heads[var] + (op.op_type in WEIGHTED))
     if best is not None:
         return best
-    why = step if isinstance(step, str) else f"%{var.name} is read in two ways"
+    why = step.reason if isinstance(step, Refusal) else f"%{var.name} is read in two ways"
     return Refusal(f"no head leads to %{result.name}: {why}", result.op)
 
 
@@ -214,17 +214,17 @@ def _step(
     taken: Mapping[Operation, int],
     place: Mapping[Operation, int],
     deep: bool,
-) -> Rows | str:
+) -> Rows | Refusal:
     """The rows that the producer of `var` reads, or why the way ends here."""
     op = producer(var)
     if op is None or op not in place:
-        return f"%{var.name} comes from outside"
+        return Refusal(f"%{var.name} comes from outside")
     if var is not result and (is_output(var) or any(c not in taken for c in consumers(var))):
-        return f"%{var.name} is read elsewhere"
+        return Refusal(f"%{var.name} is read elsewhere")
     if heads and not deep and op.op_type not in NORM:
-        return f"{op.name} ({op.op_type}) belongs to the body"
+        return Refusal(f"{op.name} ({op.op_type}) belongs to the body")
     rows = rows_read(op, axis)
-    return rows if rows else f"{op.name} ({op.op_type}) mixes positions"
+    return rows if rows else Refusal(f"{op.name} ({op.op_type}) mixes positions")
 
 
 def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:

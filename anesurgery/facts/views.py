@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.mil import Maker, Operation, Var, constant, operands, producer, static_shape
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
 
@@ -94,8 +95,8 @@ def shape_rank(var: Var) -> int:
     return len(var.shape or ())
 
 
-def frame(op: Operation) -> Frame | str | None:
-    """The axes of an op; a string says why they are not known, None that nothing is known of such ops."""
+def frame(op: Operation) -> Frame | Refusal | None:
+    """The axes of an op; a refusal says why they are not known, None that nothing is known of such ops."""
     make = FRAMES.get(op.op_type)
     return None if make is None else make(op)
 
@@ -213,10 +214,10 @@ def _linear(op: Operation) -> Frame:
     return Frame(sizes, _alone(len(sizes), [len(sizes) - 1]), build)
 
 
-def _matmul(op: Operation) -> Frame | str:
+def _matmul(op: Operation) -> Frame | Refusal:
     rank = max(shape_rank(op.x), shape_rank(op.y))
     if min(shape_rank(op.x), shape_rank(op.y)) < 2:
-        return "one factor is a vector"
+        return Refusal("one factor is a vector")
     batch = shape_of(op.outputs[0])[:-2]
     keys = _spread([_aligned(v, rank)[:-2] for v in (op.x, op.y)], batch)
 
@@ -228,10 +229,10 @@ def _matmul(op: Operation) -> Frame | str:
     return Frame(sizes, _joins([*keys, "rows", "columns"]), build)
 
 
-def _slice(op: Operation) -> Frame | str:
+def _slice(op: Operation) -> Frame | Refusal:
     sizes = shape_of(op.x)
     if constant(op.begin) is None or constant(op.end) is None:
-        return "it starts or ends where only the run time knows"
+        return Refusal("where it starts or ends is dynamic")
     rank = len(sizes)
     begin, end = ([int(i) for i in v.val] for v in (op.begin, op.end))
     masks = {k: _per_axis(op, k, rank) for k in ("begin_mask", "end_mask", "squeeze_mask")}
@@ -314,7 +315,7 @@ def transpose_by_blocks(mb: Maker, op: Operation) -> Var:
     return x
 
 
-FRAMES: dict[str, Callable[[Operation], Frame | str]] = {
+FRAMES: dict[str, Callable[[Operation], Frame | Refusal]] = {
     **dict.fromkeys((*BROADCASTING, *UNARY), _elementwise),
     **dict.fromkeys(REDUCTIONS, _reduction),
     **dict.fromkeys(

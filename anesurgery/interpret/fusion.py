@@ -12,14 +12,14 @@ After::
 
     %result = F.scaled_dot_product_attention(%query, %key, %value, %mask, scale=0.125)
 
-Left alone when a value between is read elsewhere, and in arithmetics that round each op. A run that is listened
-to computes op by op. A row that its mask hides altogether is NaN in the written form and 0 in torch's: for such
+Not done when a value between is read elsewhere, and in arithmetics that round each op. A run that is listened
+to computes op by op. A row that is masked as a whole is NaN in the written form and 0 in torch's: for such
 a mask, found while the program runs, the written form is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +27,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.mil import Operation, Var, constant, consumers, is_output, producer, types
+from anesurgery.interpret.attentions import recognise
+from anesurgery.mil import Operation, Var, constant, is_output, types
 
 Tensor = torch.Tensor
 RANK = 4
 
 
 @dataclass
-class Attention:
-    """One attention: its ops, and what it reads."""
+class Fusible:
+    """One attention that torch can compute at once: its ops, and what it reads."""
 
     ops: list[Operation]
     reads: list[tuple[str, Var]]
@@ -68,7 +69,7 @@ def _shows(mask: Tensor) -> bool:
     return bool((mask.amax(-1) > -torch.inf).all())
 
 
-def find(ops: Sequence[Operation], keep: set[Var]) -> list[Attention]:
+def find(ops: Sequence[Operation], keep: set[Var]) -> list[Fusible]:
     """The attentions among the ops of a block, none of whose inner values are in `keep`."""
     present = set(ops)
     found = (_around(op) for op in ops if op.op_type == "softmax")
@@ -84,46 +85,50 @@ def _inner(var: Var, keep: set[Var]) -> bool:
     return var not in keep and not is_output(var) and len(var.child_ops) == 1
 
 
-def _around(softmax: Operation) -> Attention | None:
-    """The attention that a softmax is part of."""
-    readers = consumers(softmax.outputs[0])
-    last = readers[0] if readers and readers[0].op_type == "matmul" else None
+def _around(softmax: Operation) -> Fusible | None:
+    """The attention that a softmax is part of, where torch computes the same sum."""
+    found = recognise(softmax)
+    first = found.product if found is not None else None
+    if found is None or first is None or first.op_type != "matmul" or _flag(first, "transpose_x"):
+        return None
+    last = found.sums[0] if found.sums and found.sums[0].op_type == "matmul" else None
     if last is None or last.x is not softmax.outputs[0] or _flag(last, "transpose_y"):
         return None
     if _flag(last, "transpose_x") or constant(softmax.axis) not in (-1, RANK - 1):
         return None
-    for masking, scores, mask in _masked(softmax.x):
-        scaling, product, scale = _scaled(scores)
-        first = producer(product, "matmul")
-        if first is None or not _fits(first, last, softmax) or _flag(first, "transpose_x"):
-            continue
-        reads = [("query", first.x), ("key", first.y), ("value", last.y)]
-        return Attention(
-            [first, *scaling, *masking, softmax, last],
-            reads if mask is None else [*reads, ("mask", mask)],
-            {"scale": scale, "turned": _flag(first, "transpose_y")},
-        )
-    return None
+    if not _fits(first, last, softmax) or (between := _scale_and_mask(first, found.between)) is None:
+        return None
+    scale, mask = between
+    reads = [("query", first.x), ("key", first.y), ("value", last.y), *mask]
+    turned = _flag(first, "transpose_y")
+    return Fusible([first, *found.between, softmax, last], reads, {"scale": scale, "turned": turned})
 
 
-def _masked(var: Var) -> Iterator[tuple[list[Operation], Var, Var | None]]:
-    """The ways to read a value as masked scores: the op that masks, the scores, the mask."""
-    if (add := producer(var, "add")) is not None:
-        yield [add], add.x, add.y
-        yield [add], add.y, add.x
-    select = producer(var, "select")
-    if select is not None and (other := constant(select.b)) is not None and np.all(other == -np.inf):
-        yield [select], select.a, select.cond
-    yield [], var, None
+def _scale_and_mask(
+    first: Operation, between: Sequence[Operation]
+) -> tuple[float, list[tuple[str, Var]]] | None:
+    """What stands between product and softmax: one number and at most one mask; None where it is more."""
+    scores, scale, rest = first.outputs[0], 1.0, list(between)
+    if rest and rest[0].op_type == "mul":
+        found = constant(_other(rest[0], scores))
+        if found is None or np.size(found) != 1:
+            return None
+        scores, scale = rest.pop(0).outputs[0], float(np.reshape(found, ()))
+    if not rest:
+        return scale, []
+    (op, *more) = rest
+    if more:
+        return None
+    if op.op_type == "add":
+        return scale, [("mask", _other(op, scores))]
+    hides = op.op_type == "select" and op.a is scores and constant(op.b) is not None
+    return (scale, [("mask", op.cond)]) if hides and np.all(constant(op.b) == -np.inf) else None
 
 
-def _scaled(var: Var) -> tuple[list[Operation], Var, float]:
-    """A value as a product times a number: the op that multiplies, the product, the number."""
-    mul = producer(var, "mul")
-    for scores, factor in ((mul.x, mul.y), (mul.y, mul.x)) if mul is not None else ():
-        if mul is not None and (found := constant(factor)) is not None and np.size(found) == 1:
-            return [mul], scores, float(np.reshape(found, ()))
-    return [], var, 1.0
+def _other(op: Operation, var: Var) -> Var:
+    """The other operand of an op of two."""
+    other: Var = op.y if op.x is var else op.x
+    return other
 
 
 def _flag(op: Operation, name: str) -> bool:

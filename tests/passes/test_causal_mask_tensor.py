@@ -393,7 +393,7 @@ def test_fused_attention_without_a_causal_mask_is_left_alone() -> None:
     assert not session.changes
     assert not session.refusals
     biased = fused(lambda p: BIASED.astype(np.float16))
-    assert_refuses(CausalMaskTensor(), biased, "neither kept nor shut out")
+    assert_refuses(CausalMaskTensor(), biased, "neither kept nor masked")
 
 
 def test_equal_masks_share_and_different_masks_do_not() -> None:

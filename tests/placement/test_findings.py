@@ -243,7 +243,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "num-scale-after": (
         lambda: program(lambda q, k: attention(q, k, 0.125), *HEADS),
-        "multiplied by 0.125 only behind the product",
+        "multiplied by 0.125 only after the product",
         lambda: program(lambda q, k: attention(mb.mul(x=q, y=np.float16(0.125)), k), *HEADS),
     ),
     "num-mask-causal": (
@@ -258,7 +258,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
     ),
     "num-mask-rows": (
         lambda: program(lambda q, k, i: run_time_mask(q, k, i), *HEADS, (1, 1, 1, 16)),
-        "is known only at run time",
+        "is dynamic",
         lambda: program(lambda q, k: attention(q, k, mask=triangle(16, -np.inf)), *HEADS),
     ),
     "num-constant": (

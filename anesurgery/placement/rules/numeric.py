@@ -12,13 +12,14 @@ import math
 import numpy as np
 
 from anesurgery.facts import intervals as bounds
+from anesurgery.facts.attention import attention_of
 from anesurgery.facts.reading import behind, ints, number, weight
 from anesurgery.facts.work import is_stored
 from anesurgery.interpret.arithmetic.saturation import CEILING
-from anesurgery.mil import Operation, Var, constant, consumers, np_dtype, operands, producer, static_shape
+from anesurgery.mil import Operation, Var, constant, np_dtype, operands, producer, static_shape
 from anesurgery.ops import COMPARISONS, NORMS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules.mask_fills import causal_mask, empty_rows, fill, other_mask, to_softmax
+from anesurgery.placement.rules.mask_fills import causal_mask, empty_rows, fill, other_mask
 from anesurgery.placement.target import Target
 
 LEAST = 2.0**-24
@@ -63,21 +64,17 @@ def large_square(op: Operation, target: Target) -> str:
     return f"%{op.x.name} {known}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
-def scale_behind(op: Operation, target: Target) -> str:
+def scale_after(op: Operation, target: Target) -> str:
     """Scores that are scaled after the product, when its sums have already been made."""
-    if not _half(op) or is_stored(op.y) or is_stored(op.x):
+    attention = attention_of(op) if _half(op) else None
+    scale = attention.between[0] if attention is not None and attention.between else None
+    if scale is None or scale.op_type not in ("mul", "real_div"):
         return ""
-    readers = consumers(op.outputs[0])
-    if len(readers) != 1 or readers[0].op_type not in ("mul", "real_div"):
+    factor = number(scale.y) or (number(scale.x) if scale.op_type == "mul" else None)
+    factor = abs(1 / factor if scale.op_type == "real_div" else factor) if factor else 1
+    if factor >= 1:
         return ""
-    reader = readers[0]
-    factor = number(reader.y) or (number(reader.x) if reader.op_type == "mul" else None)
-    if not factor:
-        return ""
-    factor = abs(1 / factor if reader.op_type == "real_div" else factor)
-    if factor >= 1 or not any(r.op_type == "softmax" for r in to_softmax(reader.outputs[0])):
-        return ""
-    return f"the scores are multiplied by {factor:.4g} only behind the product (%{reader.outputs[0].name})"
+    return f"the scores are multiplied by {factor:.4g} only after the product (%{scale.outputs[0].name})"
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
@@ -256,7 +253,7 @@ RULES: tuple[Rule, ...] = (
         "query times key was the op that lost most to fp16 in a probe of one op kind at a time (35 dB), and "
         "its sums have a ceiling of 32768: they need not be larger than what the softmax reads",
         "smpanaro/more-ane-transformers: NOTES.md; 751K: notes/numerics.md",
-        test=scale_behind,
+        test=scale_after,
         kind="numeric",
         scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
         advice="multiply the query, or the weights that make it, instead of the scores",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from anesurgery.facts.reading import before, channels, shape_in_words
-from anesurgery.facts.work import is_stored, is_weight, shape_of
+from anesurgery.facts.reading import channels, shape_in_words
+from anesurgery.facts.work import is_weight, shape_of
+from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import Function, Operation, Var, operands, producer, static_shape, walk_ops
-from anesurgery.ops import CARRIERS, CONTRACTIONS, PRODUCTS
+from anesurgery.ops import CONTRACTIONS, PRODUCTS
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.target import Target
 
@@ -96,38 +97,13 @@ def _has_rows(var: Var) -> bool:
 
 def _heads(ops: list[Operation]) -> str:
     """Attention whose heads travel together as a batch."""
-    found = []
-    for op in ops:
-        if op.op_type == "softmax" and (scores := _scores(op)) is not None:
-            shape = static_shape(scores.outputs[0])
-            if shape is not None and len(shape) == 4 and shape[1] > 1 and scores.op_type != "einsum":
-                found.append(shape)
+    attentions = (recognise(op) for op in ops)
+    products = [a.product for a in attentions if a is not None and a.product is not None]
+    shapes = [static_shape(p.outputs[0]) for p in products if p.op_type != "einsum"]
+    found = [s for s in shapes if s is not None and len(s) == 4 and s[1] > 1]
     if not found:
         return ""
     return f"{len(found)} attentions take all heads at once, the first with scores {shape_in_words(found[0])}"
-
-
-def _scores(softmax: Operation) -> Operation | None:
-    """The product of two run-time values behind a softmax's masks and scales."""
-    var: Var | None = softmax.x
-    for _ in range(6):
-        op = before(var, CARRIERS) if var is not None else None
-        if op is None:
-            return None
-        if op.op_type in ("matmul", "einsum"):
-            return op if all(not is_stored(v) for _, v in operands(op) if v.rank > 1) else None
-        if op.op_type not in ("add", "mul", "sub", "select", "real_div"):
-            return None
-        sides = [op.inputs.get(n) for n in ("x", "a", "y", "b")]
-        moving = [v for v in sides if isinstance(v, Var) and not is_stored(v)]
-        made = [v for v in moving if before(v, CARRIERS) is not None]
-        var = next((v for v in made if _is_product(v)), made[0] if made else None)
-    return None
-
-
-def _is_product(var: Var) -> bool:
-    op = before(var, CARRIERS | {"mul", "real_div"})
-    return op is not None and op.op_type in ("matmul", "einsum")
 
 
 def _spatial(ops: list[Operation]) -> str:

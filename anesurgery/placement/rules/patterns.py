@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from anesurgery.facts import intervals as bounds
+from anesurgery.facts.attention import attention_of
 from anesurgery.facts.reading import behind, channels, in_words, reaches_output, shape_in_words
-from anesurgery.facts.work import elements, is_stored, runtime, size_of
+from anesurgery.facts.work import elements, is_stored, size_of
 from anesurgery.mil import Operation, is_symbolic, producer, static_shape
 from anesurgery.ops import ATTENTION, CARRIERS, PRODUCTS, WEIGHTED
 from anesurgery.placement.evidence import Grade, Rule, Scope
@@ -21,7 +22,6 @@ PREFERRED = 2 << 20
 BRANCHES = 12
 TAIL = CARRIERS | {"mul", "real_div", "add", "sub", "tanh", "clip", "minimum", "maximum", "concat", "softmax"}
 """What may stand between a head and the logits."""
-POINTWISE = frozenset({"mul", "add", "sub", "select", "real_div"})
 
 
 def small_fused(op: Operation, target: Target) -> str:
@@ -43,17 +43,13 @@ def fused_on_26(op: Operation, target: Target) -> str:
 
 def long_scores(op: Operation, target: Target) -> str:
     """Scores of attention that do not fit the on-chip memory."""
-    if len(runtime(op)) < 2 or not any(r.op_type == "softmax" for r in _to_softmax(op)):
+    if attention_of(op) is None:
         return ""
     room, chip = target.least("working_set")
     found = size_of(op.outputs[0])
     if found <= room:
         return ""
     return f"scores {shape_in_words(op.outputs[0].shape)} take {in_words(found)}; {chip} holds {in_words(room)}"
-
-
-def _to_softmax(op: Operation) -> list[Operation]:
-    return list(behind(op.outputs[0], CARRIERS | POINTWISE))
 
 
 def wide_head(op: Operation, target: Target) -> str:

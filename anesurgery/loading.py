@@ -9,6 +9,7 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
+from anesurgery.files.compiled import WEIGHTS, for_coremltools, is_compiled, read_compiled
 from anesurgery.files.interface import Interface, signatures
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, read_spec
 from anesurgery.files.source import SourceFile
@@ -21,8 +22,8 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     """Read a model.
 
     Args:
-        model: path of an .mlpackage or .mlmodel, MLModel, MIL program, or Loaded. A neural network is made into
-            an ML Program; `notes` says what changed.
+        model: path of an .mlpackage, .mlmodel or compiled .mlmodelc, MLModel, MIL program, or Loaded. A neural
+            network is made into an ML Program; `notes` says what changed.
         compute_units: `ct.ComputeUnit` for the MLModel that comes out; that of a given MLModel by default.
 
     Raises:
@@ -43,6 +44,8 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
 
 
 def _load_path(path: Path, compute_units: Any) -> Loaded:
+    if is_compiled(path):
+        return _compiled(path, compute_units)
     file, weights = locate(path)
     opened = SourceFile(file)
     spec = read_spec(opened)
@@ -52,6 +55,15 @@ def _load_path(path: Path, compute_units: Any) -> Loaded:
     opened.check_place()  # else the weights may be those of another package
     opened.check()
     return loaded
+
+
+def _compiled(path: Path, compute_units: Any) -> Loaded:
+    """A compiled ML Program; `notes` says what could not be recovered."""
+    found = read_compiled(path)
+    spec, left_out = for_coremltools(found.spec, str(path))
+    loaded = from_spec(spec, path.resolve(), path / WEIGHTS, compute_units)
+    found.source.check_place()  # else the weights may be those of another model
+    return replace(loaded, notes=(*found.notes, *left_out))
 
 
 def _network(what: str, spec: Any, source: Path | None, units: Any, exact: bool = False) -> Loaded:
@@ -68,6 +80,9 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
         LoadError: it cannot be read, or a part is neither an ML Program nor a neural network.
     """
     source = Path(path).expanduser()
+    if is_compiled(source):
+        loaded = _compiled(source, None)
+        return loaded.spec, [loaded]
     file, weights = locate(source)
     spec = read_spec(file)
     return spec, _parts(spec, str(path), source.resolve(), weights)

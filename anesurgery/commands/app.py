@@ -1,4 +1,4 @@
-"""The command line: list, explain, inspect, apply, run, ranges, compare, diff.
+"""The command line: list, explain, inspect, apply, decompile, run, ranges, compare, diff.
 
 Exit codes: 0 all is well; 1 a promise was not kept, or two models differ; 2 bad usage or bad input.
 `inspect --status` ends with the status of the model: 0 every op prefers the ANE, 1 some do, 2 none does.
@@ -16,6 +16,7 @@ import typer
 from rich.table import Table
 
 from anesurgery import registry
+from anesurgery.commands.decompiling import decompile
 from anesurgery.commands.inspecting import inspect
 from anesurgery.commands.options import Json, Model, Quiet, show
 from anesurgery.errors import ProofError, SurgeryError, UnknownName
@@ -91,6 +92,7 @@ def explain(
 
 
 app.command()(inspect)
+app.command()(decompile)
 
 
 @app.command()

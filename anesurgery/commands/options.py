@@ -9,7 +9,7 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Model = Annotated[str, typer.Argument(help="An .mlpackage.", show_default=False)]
+Model = Annotated[str, typer.Argument(help="An .mlpackage, or a compiled .mlmodelc.", show_default=False)]
 
 
 def show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:

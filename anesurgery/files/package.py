@@ -21,6 +21,8 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
+from anesurgery.files.compiled import PROGRAM_TEXT, is_compiled, read_compiled
+from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.description import describe, new_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
@@ -97,18 +99,18 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
 
 
 def locate(path: Path) -> tuple[Path, Path | None]:
-    """The specification file and the folder of weights of a model on disk.
+    """The specification file and the folder of weights of a model on disk; of a compiled one, its text.
 
     Raises:
-        LoadError: there is no model, or it is a compiled one.
+        LoadError: there is no model.
     """
     try:
         if not path.exists():
             raise LoadError(_missing(path))
         if path.is_file():
             return path, None
-        if path.suffix == ".mlmodelc" or (path / "coremldata.bin").exists():
-            raise LoadError(f"{path} is a compiled model; give the .mlpackage that it was compiled from")
+        if is_compiled(path):
+            return path / PROGRAM_TEXT, path / COMPILED_WEIGHTS
         if not (path / "Manifest.json").is_file():
             raise LoadError(f"{path} is a folder without a Manifest.json; give the .mlpackage folder itself")
         spec, weights = _manifest_places(path)
@@ -148,6 +150,8 @@ def read_spec(file: Path | SourceFile) -> Any:
     Raises:
         LoadError: it holds none.
     """
+    if isinstance(file, Path) and file.name == PROGRAM_TEXT:
+        return read_compiled(file.parent).spec
     opened = SourceFile(file) if isinstance(file, Path) else file
     content, file = opened.read(), opened.path
     spec = proto.Model_pb2.Model()
@@ -199,6 +203,11 @@ def write_package(loaded: Loaded, package: Path) -> None:
         writer.finish()
     spec.mlProgram.CopyFrom(program)
     describe(spec, loaded.program)
+    write_spec(spec, package)
+
+
+def write_spec(spec: Any, package: Path) -> None:
+    """Write the specification and the manifest of a package whose weights are there already."""
     (package / "Data" / MODEL).write_bytes(spec.SerializeToString())
     (package / "Manifest.json").write_text(json.dumps(_manifest(), indent=4), encoding="utf-8")
 

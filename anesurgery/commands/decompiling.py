@@ -1,0 +1,23 @@
+"""`anesurgery decompile`: the package of a compiled model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from anesurgery.commands.options import Json, Quiet, show
+
+
+def decompile(
+    source: Annotated[str, typer.Argument(metavar="MODELC", help="An .mlmodelc folder.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="The .mlpackage to write.", show_default=False)],
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the package of a compiled ML Program (.mlmodelc)."""
+    from anesurgery.files.decompiling import decompile as write
+
+    made = write(source, target, overwrite=overwrite)
+    show({"path": str(made.path), "notes": list(made.notes)}, str(made), as_json, quiet)

@@ -1,0 +1,186 @@
+"""A compiled model (`.mlmodelc`, a folder) as the specification that a package holds.
+
+=================== ======================================================================================
+`model.mil`         the program as text; becomes the protobuf of a package, op for op
+`weights/`          the weight files, unchanged: offsets in the text are offsets in the file
+`coremldata.bin`    the description of the model as a package holds it
+`metadata.json`     the same in words, for people and Xcode; used where `coremldata.bin` cannot be
+=================== ======================================================================================
+
+The compiler puts inputs in the order of their names (the description has them in the old order), and adds its
+versions to the program's `buildInfo`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anesurgery.errors import LoadError
+from anesurgery.files.compiled_interface import Described, describe_compiled, read_container
+from anesurgery.files.mil_text import read_mil
+from anesurgery.files.protobuf import proto
+from anesurgery.files.source import SourceFile
+from anesurgery.mil import ct
+
+PROGRAM_TEXT = "model.mil"
+DATA = "coremldata.bin"
+METADATA = "metadata.json"
+NETWORK = "model.espresso.net"
+SUFFIX = ".mlmodelc"
+WEIGHTS = "weights"
+ONLY = "only compiled ML Programs can be read"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiled model holds."""
+
+    spec: Any
+    """Model protobuf; its weights are in the folder `weights` of the compiled model."""
+    version: str
+    """Of the MIL text: "1.0", "1.3"."""
+    notes: tuple[str, ...]
+    """What could not be recovered, or was recovered from elsewhere."""
+    source: SourceFile
+    """The file of the text."""
+
+
+def is_compiled(path: Path) -> bool:
+    """Is a path a compiled model?"""
+    return path.is_dir() and (
+        path.suffix == SUFFIX or any((path / name).is_file() for name in (DATA, PROGRAM_TEXT, NETWORK))
+    )
+
+
+def read_compiled(folder: Path) -> Compiled:
+    """Read a compiled ML Program.
+
+    Raises:
+        LoadError: it is damaged, or holds something else.
+    """
+    file = folder / PROGRAM_TEXT
+    if not file.is_file():
+        raise LoadError(_other(folder))
+    opened = SourceFile(file)
+    try:
+        content = opened.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{file} is no text: {error}; copy the compiled model again") from error
+    text = read_mil(content, str(file))
+    described = describe_compiled(text.program, _container(folder), _metadata(folder), str(folder))
+    spec = proto.Model_pb2.Model(
+        specificationVersion=described.version, description=described.description, mlProgram=text.program
+    )
+    return Compiled(spec, text.version, described.notes, opened)
+
+
+def for_coremltools(spec: Any, where: str) -> tuple[Any, tuple[str, ...]]:
+    """The specification as far as coremltools can make a program of it, and what was left out.
+
+    Raises:
+        LoadError: it has ops that coremltools does not know, or weights in several files.
+    """
+    unknown = sorted({op.type for op in operations(spec.mlProgram)} - known_ops())
+    if unknown:
+        ops = [op for op in operations(spec.mlProgram) if op.type == unknown[0]]
+        first = ", ".join(o.name for o in ops[0].outputs) or "nothing"
+        raise LoadError(
+            f"{where}: coremltools {ct.__version__} does not know {', '.join(unknown)} ({len(ops)} op(s) of "
+            f"the type {unknown[0]}, the first gives {first}); `decompile` keeps them in a package"
+        )
+    if len(files := weight_files(spec.mlProgram)) > 1:
+        raise LoadError(f"{where} has its weights in {len(files)} files ({', '.join(files)}); one can be read")
+    made = proto.Model_pb2.Model()
+    made.CopyFrom(spec)
+    notes = []
+    for op in operations(made.mlProgram):
+        if op.type == "const" or op.type.startswith("constexpr_"):
+            continue
+        for name in sorted(set(op.attributes) - {"name"}):
+            place = ", ".join(o.name for o in op.outputs) or op.type
+            notes.append(
+                f"{place}: attribute {name!r} of {op.type} is not known to coremltools and is left out"
+            )
+            del op.attributes[name]
+    return made, tuple(notes)
+
+
+def known_ops() -> set[str]:
+    """The types of ops that coremltools can read; it reads `write_state` as an op of its own."""
+    from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+
+    return {*SSAOpRegistry.core_ops, "write_state"}
+
+
+def _container(folder: Path) -> Described | str:
+    """The description in `coremldata.bin`, or why there is none."""
+    try:
+        return read_container((folder / DATA).read_bytes())
+    except OSError as error:
+        return str(error.strerror)
+
+
+def _metadata(folder: Path) -> dict[str, Any]:
+    """The first entry of `metadata.json`; empty where it cannot be read."""
+    try:
+        entries = json.loads((folder / METADATA).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    entry = entries[0] if isinstance(entries, list) and entries else entries
+    return entry if isinstance(entry, dict) else {}
+
+
+def _other(folder: Path) -> str:
+    """What a compiled model without a MIL text is, in words."""
+    kind = _kind(folder)
+    parts = sorted(p.name for p in folder.glob("model*") if p.is_dir() and any(p.glob("*.*")))
+    parts = [name for name in parts if name.removeprefix("model").isdecimal()]
+    if parts or kind.startswith("pipeline"):
+        words = f"a compiled {kind or 'pipeline'} of {len(parts)} models ({', '.join(parts)})"
+        part = folder / (parts[0] if parts else "model0")
+        return f"{folder} is {words}; {ONLY}: give one of its parts, as {part}"
+    if (folder / NETWORK).is_file():
+        return (
+            f"{folder} is a compiled neural network ({NETWORK}); {ONLY}: give the .mlmodel it was compiled from"
+        )
+    if kind and kind != "mlProgram":
+        return f"{folder} is a compiled model of the kind {kind}; {ONLY}"
+    return f"{folder} lacks {PROGRAM_TEXT}; copy the compiled model again"
+
+
+def _kind(folder: Path) -> str:
+    """The kind of model that `coremldata.bin` or `metadata.json` names; "" where neither does."""
+    found = _container(folder)
+    if isinstance(found, Described):
+        return found.kind
+    kind = _metadata(folder).get("modelType")
+    name = kind.get("name") if isinstance(kind, dict) else None
+    return name.removeprefix("MLModelType_") if isinstance(name, str) else ""
+
+
+def weight_files(program: Any) -> list[str]:
+    """The paths of the weight files that a MIL_pb2.Program refers to, `@model_path` in front."""
+    values = (value for op in operations(program) for value in values_of(op))
+    names = (v.blobFileValue.fileName for v in values if v.WhichOneof("value") == "blobFileValue")
+    return list(dict.fromkeys(names))
+
+
+def values_of(op: Any) -> Iterator[Any]:
+    """The values that are written out at an op: attributes, and inputs without a name."""
+    yield from op.attributes.values()
+    for argument in op.inputs.values():
+        yield from (b.value for b in argument.arguments if b.WhichOneof("binding") == "value")
+
+
+def operations(program: Any) -> Iterator[Any]:
+    """Every op of a MIL_pb2.Program, those of nested blocks included."""
+    pending = [b for f in program.functions.values() for b in f.block_specializations.values()]
+    while pending:
+        block = pending.pop()
+        for op in block.operations:
+            yield op
+            pending.extend(op.blocks)

@@ -1,0 +1,302 @@
+"""The description of a compiled model: features, metadata, states and functions.
+
+`coremldata.bin` of an ML Program, as far as it is used here: the number of the model's kind in the protobuf
+`Model`, a target name with its length in front, the specification version, and the `ModelDescription` of the
+package with its length in front. Where it cannot be read, `metadata.json` and the program's types
+give a description with less in it, and the notes say what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anesurgery.errors import LoadError
+from anesurgery.files.mil_text import opset_text
+from anesurgery.files.mil_types import NAMES
+from anesurgery.files.protobuf import proto
+
+KIND = struct.Struct("<I")
+LENGTH = struct.Struct("<Q")
+TARGET = 0x1C
+"""Offset of the target name."""
+GAP = 28
+"""Bytes between the specification version and the description."""
+FLEXIBLE = "FlexibleShapeInformation"
+"""Attribute of a function in which the compiler repeats the flexible shapes of the description."""
+LOST = "default values, image types and the order of inputs may be lost"
+
+ARRAYS = {"Float16": "FLOAT16", "Float32": "FLOAT32", "Double": "DOUBLE", "Int32": "INT32", "Int8": "INT8"}
+"""Element type in `metadata.json` -> in the protobuf."""
+TENSORS = {"fp16": "FLOAT16", "fp32": "FLOAT32", "fp64": "DOUBLE", "int32": "INT32", "int8": "INT8"}
+"""Element type of MIL -> in the protobuf."""
+COLORS = {"RGB": "RGB", "BGR": "BGR", "Grayscale": "GRAYSCALE", "Grayscale16Half": "GRAYSCALE_FLOAT16"}
+SIMPLE = {"String": "stringType", "Int64": "int64Type", "Double": "doubleType"}
+IMAGE_SIZE = 16384
+"""Largest side of an image that is taken from `metadata.json`."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A description, and where it comes from."""
+
+    kind: str
+    """Kind of model, as the field of the protobuf `Model` is named."""
+    version: int
+    """Specification version."""
+    description: Any
+    """Model_pb2.ModelDescription."""
+    notes: tuple[str, ...] = ()
+
+
+def read_container(data: bytes) -> Described | str:
+    """What `coremldata.bin` says; why not, as a text, where it cannot be understood."""
+    try:
+        (code,) = KIND.unpack_from(data, 0)
+        (length,) = LENGTH.unpack_from(data, TARGET)
+        at = TARGET + LENGTH.size + length
+        (version,) = KIND.unpack_from(data, at)
+        at += KIND.size + GAP
+        (size,) = LENGTH.unpack_from(data, at)
+    except struct.error:
+        return "it is cut short"
+    field = proto.Model_pb2.Model.DESCRIPTOR.fields_by_number.get(code)
+    at += LENGTH.size
+    if field is None or at + size > len(data) or not 0 < version < 1000:
+        return "its layout is not known"
+    description = proto.Model_pb2.ModelDescription()
+    try:
+        description.ParseFromString(data[at : at + size])
+    except Exception as error:  # what protobuf raises differs between its implementations
+        return f"its description is damaged ({error})"
+    return Described(field.name, version, description)
+
+
+def describe_compiled(
+    program: Any, container: Described | str, metadata: Mapping[str, Any], where: str
+) -> Described:
+    """The description of a compiled program; the program is brought in line with it.
+
+    The inputs of every function are put in the order of the description. Flexible shapes, which the compiler
+    repeats at the functions, are left to the description.
+
+    Args:
+        program: MIL_pb2.Program; changed.
+        container: what `coremldata.bin` says, or why it says nothing.
+        metadata: of `metadata.json`; empty where there is none.
+        where: what errors call the model.
+
+    Raises:
+        LoadError: program and description do not belong together.
+    """
+    if isinstance(container, Described) and _has_features(container.description):
+        made = container
+    else:
+        reason = container if isinstance(container, str) else "it describes no features"
+        made = _from_metadata(program, metadata, reason)
+    for name, function in program.functions.items():
+        features = _features_of(made.description, name)
+        _check_names(name, function, features, where)
+        order = {f.name: at for at, f in enumerate([*features.input, *features.state])}
+        inputs = sorted(function.inputs, key=lambda value: order[value.name])
+        copied = [_copy(value) for value in inputs]
+        del function.inputs[:]
+        function.inputs.extend(copied)
+        if FLEXIBLE in function.attributes:
+            _keep_shapes(features.input, _plain(function.attributes[FLEXIBLE]))
+            del function.attributes[FLEXIBLE]
+    return made
+
+
+def _has_features(description: Any) -> bool:
+    return bool(description.output or description.functions)
+
+
+def _features_of(description: Any, function: str) -> Any:
+    """Where the features of a function are described."""
+    return next((f for f in description.functions if f.name == function), description)
+
+
+def _copy(value: Any) -> Any:
+    made = type(value)()
+    made.CopyFrom(value)
+    return made
+
+
+def _check_names(name: str, function: Any, features: Any, where: str) -> None:
+    block = function.block_specializations[function.opset]
+    pairs = (
+        ("inputs", [v.name for v in function.inputs], [f.name for f in [*features.input, *features.state]]),
+        ("outputs", list(block.outputs), [f.name for f in features.output]),
+    )
+    for word, ours, theirs in pairs:
+        if sorted(ours) != sorted(theirs):
+            raise LoadError(
+                f"{where}: function {name!r} has the {word} {', '.join(ours) or 'none'}, its description has "
+                f"{', '.join(theirs) or 'none'}; the files are of two models or damaged, copy them again"
+            )
+
+
+def _from_metadata(program: Any, metadata: Mapping[str, Any], reason: str) -> Described:
+    """A description of what `metadata.json` and the types of the program say."""
+    made = proto.Model_pb2.ModelDescription()
+    source = "metadata.json" if metadata else "the types of the program; metadata.json cannot be read either"
+    notes = [f"coremldata.bin was not used ({reason}); the interface comes from {source}: {LOST}"]
+    several = len(program.functions) > 1
+    for name in sorted(program.functions):
+        features = made.functions.add(name=name) if several else made
+        schema = _schema(metadata, name)
+        _fill_features(features, program.functions[name], schema)
+    if several:
+        made.defaultFunctionName = _text(metadata, "defaultFunctionName") or sorted(program.functions)[0]
+    _fill_about(made.metadata, metadata)
+    version = metadata.get("specificationVersion")
+    least = max(_least_version(f.opset) for f in program.functions.values())
+    return Described(
+        "mlProgram", version if isinstance(version, int) and version > 0 else least, made, tuple(notes)
+    )
+
+
+def _least_version(opset: str) -> int:
+    """The specification version that goes with an opset: 6 with ios15."""
+    digits = opset.removeprefix("CoreML")
+    return int(digits) + 1 if digits.isdecimal() and opset_text(opset) != opset else 6
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    found = entry.get(key, "")
+    return found if isinstance(found, str) else ""
+
+
+def _fill_about(about: Any, metadata: Mapping[str, Any]) -> None:
+    about.shortDescription = _text(metadata, "shortDescription")
+    about.author = _text(metadata, "author")
+    about.license = _text(metadata, "license")
+    about.versionString = _text(metadata, "version")
+    user = metadata.get("userDefinedMetadata")
+    for key, value in user.items() if isinstance(user, dict) else ():
+        about.userDefined[key] = str(value)
+
+
+def _schema(metadata: Mapping[str, Any], function: str) -> dict[str, Mapping[str, Any]]:
+    """The entries of `metadata.json` for the features of a function, by name."""
+    functions = [f for f in _entries(metadata, "functions") if f.get("name") == function]
+    entry = functions[0] if functions else metadata
+    kinds = ("inputSchema", "outputSchema", "stateSchema")
+    return {_text(e, "name"): e for kind in kinds for e in _entries(entry, kind)}
+
+
+def _entries(entry: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
+    found = entry.get(key)
+    yield from (e for e in found if isinstance(e, dict)) if isinstance(found, list) else ()
+
+
+def _fill_features(features: Any, function: Any, schema: Mapping[str, Mapping[str, Any]]) -> None:
+    for value in function.inputs:
+        entry = schema.get(value.name, {})
+        if value.type.WhichOneof("type") == "stateType":
+            feature = features.state.add(name=value.name)
+            wrapped = value.type.stateType.wrappedType
+            _array_of(feature.type.stateType.arrayType, wrapped)
+        else:
+            feature = features.input.add(name=value.name)
+            _fill_type(feature.type, entry, value.type)
+            feature.type.isOptional = str(entry.get("isOptional")) in ("1", "True")
+        feature.shortDescription = _text(entry, "shortDescription")
+    block = function.block_specializations[function.opset]
+    made = {v.name: v.type for v in function.inputs} | {
+        v.name: v.type for op in block.operations for v in op.outputs
+    }
+    for name in block.outputs:
+        feature = features.output.add(name=name)
+        _fill_type(feature.type, schema.get(name, {}), made[name])
+        feature.shortDescription = _text(schema.get(name, {}), "shortDescription")
+
+
+def _fill_type(made: Any, entry: Mapping[str, Any], value: Any) -> None:
+    """The type of a feature: image or plain value as `metadata.json` says, else an array as in the program."""
+    kind = _text(entry, "type")
+    if kind in SIMPLE:
+        getattr(made, SIMPLE[kind]).SetInParent()
+    elif kind == "Dictionary":
+        keys = "int64KeyType" if "Int64" in _text(entry, "formattedType") else "stringKeyType"
+        getattr(made.dictionaryType, keys).SetInParent()
+    elif kind == "Image" and _image(made.imageType, entry):
+        return
+    else:
+        _array_of(made.multiArrayType, value)
+        if _text(entry, "dataType") in ARRAYS:
+            made.multiArrayType.dataType = _data_type(ARRAYS[_text(entry, "dataType")])
+        if not made.multiArrayType.shape:
+            made.multiArrayType.shape.extend(_shape(entry))
+
+
+def _image(made: Any, entry: Mapping[str, Any]) -> bool:
+    sides = [str(entry.get(key, "")) for key in ("width", "height")]
+    color = COLORS.get(_text(entry, "colorspace"))
+    if color is None or not all(s.isdecimal() and 0 < int(s) <= IMAGE_SIZE for s in sides):
+        return False
+    made.width, made.height = map(int, sides)
+    made.colorSpace = proto.FeatureTypes_pb2.ImageFeatureType.ColorSpace.Value(color)
+    return True
+
+
+def _data_type(name: str) -> int:
+    return int(proto.FeatureTypes_pb2.ArrayFeatureType.ArrayDataType.Value(name))
+
+
+def _array_of(made: Any, value: Any) -> None:
+    made.SetInParent()
+    tensor = value.tensorType
+    made.dataType = _data_type(TENSORS.get(NAMES.get(tensor.dataType, ""), "FLOAT32"))
+    if all(d.WhichOneof("dimension") == "constant" for d in tensor.dimensions):
+        made.shape.extend(d.constant.size for d in tensor.dimensions)
+
+
+def _shape(entry: Mapping[str, Any]) -> list[int]:
+    """The default shape of a feature, which stands as "[1, 4]"."""
+    try:
+        found = json.loads(_text(entry, "shape") or "[]")
+    except ValueError:
+        return []
+    fits = isinstance(found, list) and all(type(d) is int and 0 <= d < 2**31 for d in found)
+    return found if fits else []
+
+
+def _plain(value: Any) -> Any:
+    """A value of dicts, lists, tuples of pairs and integers as Python's."""
+    held = value.immediateValue
+    which = held.WhichOneof("value")
+    if which == "tensor":
+        field = held.tensor.WhichOneof("value")
+        found = list(getattr(held.tensor, field).values) if field else []
+        return found if value.type.tensorType.rank else found[0]
+    if which == "dictionary":
+        return {_plain(p.key): _plain(p.value) for p in held.dictionary.values}
+    return [_plain(v) for v in getattr(held, which).values]
+
+
+def _keep_shapes(features: Any, attribute: Any) -> None:
+    """Put the flexible shapes of a function's attribute into features that have none."""
+    try:
+        named = dict(attribute)
+        for feature in features:
+            array = feature.type.multiArrayType
+            kind = feature.type.WhichOneof("Type")
+            if kind != "multiArrayType" or array.WhichOneof("ShapeFlexibility") is not None:
+                continue
+            ranges = named.get("RangeDims", {}).get(feature.name, [])
+            for low, high in ranges:
+                array.shapeRange.sizeRanges.add(lowerBound=low, upperBound=high)
+            for shapes in named.get("EnumeratedShapes", {}).values():
+                if feature.name in shapes and list(shapes[feature.name]) not in [
+                    list(s.shape) for s in array.enumeratedShapes.shapes
+                ]:
+                    array.enumeratedShapes.shapes.add(shape=shapes[feature.name])
+            if feature.name in named.get("DefaultShapes", {}):
+                array.shape[:] = named["DefaultShapes"][feature.name]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise LoadError(f"the {FLEXIBLE} of the program cannot be understood: {error}") from error

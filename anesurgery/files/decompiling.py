@@ -1,0 +1,97 @@
+"""Give back the package of a compiled model: `decompile("x.mlmodelc", "x.mlpackage")`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from anesurgery.errors import LoadError
+from anesurgery.files.compiled import is_compiled, operations, read_compiled, values_of, weight_files
+from anesurgery.files.package import WEIGHTS, write_spec
+from anesurgery.files.weights import PIECE, WeightFile
+from anesurgery.files.writing import check_target, write_atomically
+
+IN_MODEL = "@model_path/weights/"
+"""How the path of a weight file begins in the program."""
+
+
+@dataclass(frozen=True)
+class Decompiled:
+    """What `decompile` wrote."""
+
+    path: Path
+    notes: tuple[str, ...]
+    """What could not be recovered, or was recovered from elsewhere."""
+
+    def __str__(self) -> str:
+        return "\n".join([f"wrote {self.path}", *(f"note: {note}" for note in self.notes)])
+
+
+def decompile(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], *, overwrite: bool = False
+) -> Decompiled:
+    """Write the package of a compiled ML Program.
+
+    Every op and attribute is kept, also those that coremltools does not know. Weight files are copied as
+    they are.
+
+    Args:
+        source: the .mlmodelc folder, which is never written to.
+        target: ends in .mlpackage.
+        overwrite: may an existing package be replaced?
+
+    Raises:
+        LoadError: the source is no compiled ML Program or is damaged; or the target cannot be written.
+    """
+    folder, place = Path(source).expanduser(), Path(target).expanduser().absolute()
+    if not is_compiled(folder):
+        raise LoadError(f"{folder} is no compiled model; give an .mlmodelc folder")
+    check_target(folder, place, overwrite)
+    found = read_compiled(folder)
+    weights = _weights(found.spec.mlProgram, folder)
+
+    def write(package: Path) -> None:
+        (package / "Data" / WEIGHTS).mkdir(parents=True)
+        for name, file in weights.items():
+            copy = package / "Data" / WEIGHTS / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            _copy(file, copy)
+        found.source.check_place()  # else the weights may be those of another model
+        write_spec(found.spec, package)
+
+    return Decompiled(write_atomically(place, write, overwrite), found.notes)
+
+
+def _copy(weights: WeightFile, copy: Path) -> None:
+    """Copy a weight file as it was when it was opened."""
+    with open(weights.source.handle, "rb", closefd=False) as source, copy.open("wb") as target:
+        source.seek(0)
+        shutil.copyfileobj(source, target, PIECE)
+    weights.source.check()
+
+
+def _weights(program: Any, folder: Path) -> dict[str, WeightFile]:
+    """The weight files of a program by their names in the package.
+
+    Raises:
+        LoadError: one is missing, lacks a weight that the program reads, or is outside of the folder.
+    """
+    found = {}
+    for path in weight_files(program):
+        name = path.removeprefix(IN_MODEL)
+        if name == path or ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+            raise LoadError(
+                f"{folder} has weights at {path!r}, outside of its folder weights/; do not trust it"
+            )
+        file = folder / "weights" / name
+        if not file.is_file():
+            raise LoadError(f"{folder} lacks its weight file weights/{name}; copy the compiled model again")
+        found[path] = name, WeightFile(file)
+    for op in operations(program):
+        for value in values_of(op):
+            if value.WhichOneof("value") == "blobFileValue":
+                found[value.blobFileValue.fileName][1].blob(value.blobFileValue.offset)
+    return dict(found.values())

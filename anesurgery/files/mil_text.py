@@ -1,0 +1,275 @@
+"""Read the MIL text of a compiled model (`model.mil`) into the protobuf message that a package holds.
+
+::
+
+    program(1.0)
+    [buildInfo = dict<tensor<string, []>, tensor<string, []>>({{"coremltools-version", "9.0"}})]
+    {
+        func main<ios16>(tensor<fp16, [1025]> logits) {
+                tensor<int32, []> axis = const()[val = tensor<int32, []>(-1)];
+                tensor<int32, [1]> index = reduce_argmax(axis = axis, x = logits)[name = ...];
+            } -> (index);
+    }
+
+The reader is written by hand, as a recursive descent over regular expressions: a grammar library builds a
+tree of all tokens first, while a type, an argument or all numbers of a tensor are one expression here. Weights
+are not read: BLOBFILE becomes a file value with the same path and offset. Ops and attributes that coremltools
+does not know are read as all others are.
+
+How the compiler writes nested blocks (of cond and while_loop) is not documented, and no compiled model with one
+was found. They are read before or after the attributes of an op, with or without names and commas::
+
+    tensor<fp32, [2]> y = cond(pred = p)[name = string("y")]
+        yes() { ... } -> (a),
+        no() { ... } -> (b);
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from anesurgery.errors import LoadError
+from anesurgery.files.mil_tokens import NAME, VERSION, Scanner
+from anesurgery.files.mil_types import MIL, TypeReader
+from anesurgery.files.mil_values import ValueReader
+
+FIRST_OPSET = 10
+"""`CoreML5` is `ios15` in the text: the two count ten apart, up to ios18."""
+LATEST = {"ios26": "CoreML9"}
+OPSET = re.compile(r"ios1([3-8])")
+PROTO_OPSET = re.compile(r"CoreML([3-8])")
+
+PLAIN_ARGUMENT = re.compile(r"\s*([^\W\d][\w@.]*)\s*=\s*([^\W\d][\w@.]*)(?=\s*[,)])")
+CALLED = re.compile(r"\s*([^\W\d][\w@.]*)(?=\s*[(<])")
+NO_OUTPUT = re.compile(r"\s*(?:\(\s*\)\s*=\s*)?([^\W\d][\w@.]*)\s*(?=\()")
+
+
+@dataclass(frozen=True)
+class MilText:
+    """What a MIL text holds."""
+
+    program: Any
+    """MIL_pb2.Program."""
+    version: str
+    """Of the text: "1.0", "1.3"."""
+
+
+def read_mil(text: str, where: str = "the MIL text") -> MilText:
+    """Read a MIL text.
+
+    Args:
+        text: the text.
+        where: what errors call it.
+
+    Raises:
+        LoadError: it is no MIL text, or damaged; line and column are named and the line is shown.
+    """
+    reader = _Reader(Scanner(text, where))
+    try:
+        return reader.program()
+    except RecursionError:
+        raise LoadError(f"{where} nests types or blocks too deeply to be read; it is damaged") from None
+
+
+def opset_of(text: str) -> str:
+    """The opset as the protobuf names it: `ios16` is `CoreML6`; others are kept as they are."""
+    found = OPSET.fullmatch(text)
+    return LATEST.get(text, text) if found is None else f"CoreML{found[1]}"
+
+
+def opset_text(opset: str) -> str:
+    """The opset as the text names it."""
+    found = PROTO_OPSET.fullmatch(opset)
+    if found is not None:
+        return f"ios{FIRST_OPSET + int(found[1])}"
+    return {v: k for k, v in LATEST.items()}.get(opset, opset)
+
+
+class _Reader:
+    """Recursive descent: one method for one form of the grammar."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+        self._types = TypeReader(scanner)
+        self._values = ValueReader(scanner, self._types)
+        self._scopes: list[set[str]] = []
+
+    def program(self) -> MilText:
+        scanner = self._scanner
+        scanner.expect("program")
+        scanner.expect("(")
+        version = scanner.take(VERSION)
+        if version is None:
+            scanner.unexpected("the version of the text, as in program(1.0)")
+        scanner.expect(")")
+        made = MIL.Program(version=int(version[1].split(".")[0]))
+        self._attributes(made.attributes)
+        scanner.expect("{")
+        while scanner.here("func"):
+            self._function(made.functions)
+        scanner.expect("}")
+        if scanner.text[scanner.at :].strip():
+            scanner.unexpected("the end of the program")
+        if not made.functions:
+            scanner.fail("the program has no function")
+        return MilText(made, version[1])
+
+    def _function(self, functions: Any) -> None:
+        scanner = self._scanner
+        at = scanner.at
+        name = scanner.name()
+        if name in functions:
+            scanner.fail(f"function {name!r} is defined twice", at)
+        function = functions[name]
+        scanner.expect("<")
+        function.opset = opset_of(scanner.name())
+        scanner.expect(">")
+        with self._scope():
+            self._parameters(function.inputs)
+            self._attributes(function.attributes)
+            block = function.block_specializations[function.opset]
+            self._body(block)
+        scanner.here(";")
+
+    def _parameters(self, inputs: Any) -> None:
+        self._between("(", ")", lambda: self._declare(inputs.add()))
+
+    def _between(self, opening: str, closing: str, read: Callable[[], object]) -> None:
+        self._scanner.expect(opening)
+        if self._scanner.here(closing):
+            return
+        read()
+        while self._scanner.here(","):
+            read()
+        self._scanner.expect(closing)
+
+    def _declare(self, made: Any) -> None:
+        """A type and the name of a value of that type."""
+        made.type.CopyFrom(self._types.read())
+        at = self._scanner.at
+        made.name = self._scanner.name()
+        if made.name in self._scopes[-1]:
+            self._scanner.fail(f"{made.name!r} is defined twice", at)
+        self._scopes[-1].add(made.name)
+
+    @contextmanager
+    def _scope(self) -> Any:
+        self._scopes.append(set())
+        yield
+        self._scopes.pop()
+
+    def _body(self, block: Any) -> None:
+        """The ops of a block, and its outputs."""
+        scanner = self._scanner
+        scanner.expect("{")
+        while not scanner.here("}"):
+            self._operation(block.operations.add())
+        scanner.expect("->")
+        self._between("(", ")", lambda: block.outputs.append(self._used()))
+
+    def _used(self) -> str:
+        """The name of a value that was defined before."""
+        at = self._scanner.at
+        name = self._scanner.name()
+        if not any(name in scope for scope in self._scopes):
+            near = difflib.get_close_matches(name, [n for s in self._scopes for n in s], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            self._scanner.fail(f"{name!r} is not defined here{hint}", at)
+        return name
+
+    def _operation(self, op: Any) -> None:
+        scanner = self._scanner
+        outputs: list[Any] = []
+        if (bare := scanner.take(NO_OUTPUT)) is not None:
+            op.type = bare[1]
+        else:
+            op.outputs.add().type.CopyFrom(self._types.read())
+            outputs.append((scanner.at, op.outputs[0]))
+            op.outputs[0].name = scanner.name()
+            while scanner.here(","):
+                more = op.outputs.add()
+                more.type.CopyFrom(self._types.read())
+                outputs.append((scanner.at, more))
+                more.name = scanner.name()
+            scanner.expect("=")
+            op.type = scanner.name()
+        self._between("(", ")", lambda: self._argument(op.inputs))
+        self._attributes(op.attributes)
+        self._blocks(op.blocks)
+        self._attributes(op.attributes)
+        scanner.expect(";")
+        for at, made in outputs:
+            if made.name in self._scopes[-1]:
+                scanner.fail(f"{made.name!r} is defined twice", at)
+            self._scopes[-1].add(made.name)
+
+    def _argument(self, inputs: Any) -> None:
+        scanner = self._scanner
+        at = scanner.at
+        plain = scanner.take(PLAIN_ARGUMENT)
+        name = scanner.name() if plain is None else plain[1]
+        if name in inputs:
+            scanner.fail(f"input {name!r} is given twice", at)
+        made = inputs[name].arguments
+        if plain is not None:
+            scanner.at = plain.start(2)
+            made.add().name = self._used()
+            return
+        scanner.expect("=")
+        if not scanner.here("("):
+            self._binding(made.add())
+            return
+        scanner.at -= 1
+        inputs[name].SetInParent()
+        self._between("(", ")", lambda: self._binding(made.add()))
+
+    def _binding(self, made: Any) -> None:
+        """A value by its name, or written out."""
+        scanner = self._scanner
+        start = scanner.at
+        if scanner.take(CALLED) is None:
+            made.name = self._used()
+            return
+        scanner.at = start
+        made.value.CopyFrom(self._values.read())
+
+    def _attributes(self, attributes: Any) -> None:
+        if not self._scanner.here("["):
+            return
+        self._scanner.at -= 1
+        self._between("[", "]", lambda: self._attribute(attributes))
+
+    def _attribute(self, attributes: Any) -> None:
+        scanner = self._scanner
+        at = scanner.at
+        name = scanner.name()
+        if name in attributes:
+            scanner.fail(f"attribute {name!r} is given twice", at)
+        scanner.expect("=")
+        attributes[name].CopyFrom(self._values.read())
+
+    def _blocks(self, blocks: Any) -> None:
+        """The nested blocks of an op, each with its inputs and outputs."""
+        scanner = self._scanner
+        while True:
+            start = scanner.at
+            if blocks and not scanner.here(","):
+                scanner.at = start
+            scanner.take(NAME)
+            if not scanner.here("(") and not scanner.here("{"):
+                scanner.at = start
+                return
+            scanner.at -= 1
+            block = blocks.add()
+            with self._scope():
+                if not scanner.here("{"):
+                    self._parameters(block.inputs)
+                    self._attributes(block.attributes)
+                else:
+                    scanner.at -= 1
+                self._body(block)

@@ -1,0 +1,184 @@
+"""Types in the MIL text: `tensor<fp16, [1, ?]>`, `int32`, `list`, `dict`, `tuple`, `state` <-> protobuf.
+
+Two forms of the text are in use. Up to program(1.0) a scalar is a tensor without dimensions,
+`tensor<int32, []>`; from program(1.3) on it is `int32`. Both are read; the writer writes either.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from anesurgery.files.mil_tokens import NAME, Scanner
+from anesurgery.files.protobuf import proto
+
+MIL = proto.MIL_pb2
+
+ELEMENTS: dict[str, int] = {
+    name.lower().replace("bfloat", "bf").replace("float", "fp"): code
+    for name, code in MIL.DataType.items()
+    if code
+}
+"""Name of an element type in the text -> its code."""
+NAMES = {code: name for name, code in ELEMENTS.items()}
+
+TENSOR = re.compile(r"\s*tensor\s*<\s*(\w+)\s*,\s*\[([\d?,\s]*)\]\s*>")
+PLAIN = re.compile(r"\s*(" + "|".join(sorted(ELEMENTS, key=len, reverse=True)) + r")(?![\w@.<])")
+DIGITS = 18
+"""Longest size of a dimension."""
+
+
+class TypeReader:
+    """Reads types; each tensor type is built once."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+        self._known: dict[str, Any] = {}
+
+    def read(self) -> Any:
+        """The type that stands here.
+
+        Raises:
+            LoadError: there is none.
+        """
+        scanner = self._scanner
+        found = scanner.take(TENSOR) or scanner.take(PLAIN)
+        if found is None:
+            return self._compound()
+        text = found[0]
+        if text not in self._known:
+            element = ELEMENTS.get(found[1])
+            if element is None:
+                scanner.fail(f"there is no element type {found[1]!r}", found.start(1))
+            dims = found[2] if found.re is TENSOR else ""
+            self._known[text] = self._tensor(element, [d.strip() for d in dims.split(",")], found.start())
+        return self._known[text]
+
+    def _tensor(self, element: int, dims: list[str], at: int) -> Any:
+        made = MIL.ValueType(tensorType=MIL.TensorType(dataType=element))
+        for dim in dims if dims != [""] else []:
+            if dim == "?":
+                made.tensorType.dimensions.add().unknown.variadic = False
+            elif dim.isdecimal() and len(dim) <= DIGITS:
+                made.tensorType.dimensions.add().constant.size = int(dim)
+            else:
+                self._scanner.fail(f"{dim!r} is no size of a dimension", at)
+        made.tensorType.rank = len(made.tensorType.dimensions)
+        return made
+
+    def _compound(self) -> Any:
+        scanner = self._scanner
+        start = scanner.at
+        word = scanner.take(NAME)
+        if word is None:
+            scanner.unexpected("a type")
+        read = {
+            "tensor": self._odd_tensor,
+            "list": self._list,
+            "dict": self._dict,
+            "tuple": self._tuple,
+            "state": self._state,
+        }.get(word[1])
+        if read is None or not scanner.here("<"):
+            scanner.at = start
+            scanner.unexpected("a type")
+        made = read()
+        scanner.expect(">")
+        return made
+
+    def _odd_tensor(self) -> Any:
+        """A tensor of unknown rank, or with dimensions that have names."""
+        scanner = self._scanner
+        word = scanner.take(NAME)
+        if word is None or word[1] not in ELEMENTS:
+            scanner.at = scanner.at if word is None else word.start(1)
+            scanner.unexpected("an element type")
+        made = MIL.ValueType(tensorType=MIL.TensorType(dataType=ELEMENTS[word[1]], rank=-1))
+        scanner.expect(",")
+        if scanner.here("?"):
+            return made
+        scanner.expect("[")
+        while not scanner.here("]"):
+            self._dimension(made.tensorType.dimensions.add())
+            if not scanner.here(","):
+                scanner.expect("]")
+                break
+        dims = made.tensorType.dimensions
+        made.tensorType.rank = -1 if any(d.unknown.variadic for d in dims) else len(dims)
+        return made
+
+    def _dimension(self, made: Any) -> None:
+        """A size, `?`, `...` (any number of dimensions), or a symbol (a dynamic size, as `?` is)."""
+        scanner = self._scanner
+        if scanner.here("..."):
+            made.unknown.variadic = True
+        elif scanner.here("?") or scanner.take(NAME):
+            made.unknown.variadic = False
+        else:
+            made.constant.size = scanner.integer()
+
+    def _list(self) -> Any:
+        made = MIL.ValueType()
+        made.listType.type.CopyFrom(self.read())
+        self._scanner.expect(",")
+        self._dimension(made.listType.length)
+        return made
+
+    def _dict(self) -> Any:
+        made = MIL.ValueType()
+        made.dictionaryType.keyType.CopyFrom(self.read())
+        self._scanner.expect(",")
+        made.dictionaryType.valueType.CopyFrom(self.read())
+        return made
+
+    def _tuple(self) -> Any:
+        made = MIL.ValueType(tupleType=MIL.TupleType())
+        made.tupleType.types.add().CopyFrom(self.read())
+        while self._scanner.here(","):
+            made.tupleType.types.add().CopyFrom(self.read())
+        return made
+
+    def _state(self) -> Any:
+        made = MIL.ValueType()
+        made.stateType.wrappedType.CopyFrom(self.read())
+        return made
+
+
+def type_text(kind: Any, scalars: bool) -> str:
+    """A type as it stands in the text.
+
+    Args:
+        kind: MIL_pb2.ValueType.
+        scalars: is a scalar `int32`, and not `tensor<int32, []>`?
+    """
+    which = kind.WhichOneof("type")
+    if which == "tensorType":
+        tensor = kind.tensorType
+        name = NAMES[tensor.dataType]
+        if scalars and not tensor.rank:
+            return name
+        if tensor.rank < 0 and not tensor.dimensions:
+            return f"tensor<{name}, ?>"
+        return f"tensor<{name}, [{', '.join(map(_dimension_text, tensor.dimensions))}]>"
+    if which == "listType":
+        return f"list<{type_text(kind.listType.type, scalars)}, {_dimension_text(kind.listType.length)}>"
+    if which == "dictionaryType":
+        pair = kind.dictionaryType
+        return f"dict<{type_text(pair.keyType, scalars)}, {type_text(pair.valueType, scalars)}>"
+    if which == "tupleType":
+        return f"tuple<{', '.join(type_text(t, scalars) for t in kind.tupleType.types)}>"
+    return f"state<{type_text(kind.stateType.wrappedType, scalars)}>"
+
+
+def _dimension_text(dimension: Any) -> str:
+    if dimension.WhichOneof("dimension") == "constant":
+        return str(dimension.constant.size)
+    return "..." if dimension.unknown.variadic else "?"
+
+
+def shape_of(kind: Any) -> tuple[int, ...] | None:
+    """The sizes of a tensor type; None where one is dynamic."""
+    dims = kind.tensorType.dimensions
+    if kind.tensorType.rank != len(dims) or any(d.WhichOneof("dimension") != "constant" for d in dims):
+        return None
+    return tuple(int(d.constant.size) for d in dims)

@@ -14,6 +14,7 @@ versions to the program's `buildInfo`.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +52,9 @@ class Compiled:
 
 def is_compiled(path: Path) -> bool:
     """Is a path a compiled model?"""
-    return path.is_dir() and (
-        path.suffix == SUFFIX or any((path / name).is_file() for name in (DATA, PROGRAM_TEXT, NETWORK))
-    )
+    if not os.path.isdir(path):  # unlike Path's, it takes any name
+        return False
+    return path.suffix == SUFFIX or any((path / name).is_file() for name in (DATA, PROGRAM_TEXT, NETWORK))
 
 
 def read_compiled(folder: Path) -> Compiled:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anesurgery.checking.ranges import ranges
     from anesurgery.checking.site import Tolerance
     from anesurgery.errors import Refusal, SurgeryError
-    from anesurgery.files.decompiling import decompile
+    from anesurgery.files.compiled_package import decompile
     from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
     from anesurgery.loading import load
@@ -59,7 +59,7 @@ _HOMES = {
     "any_of": "rewriting.pattern",
     "apply": "surgery",
     "compare": "checking.comparison",
-    "decompile": "files.decompiling",
+    "decompile": "files.compiled_package",
     "first_divergence": "checking.divergence",
     "load": "loading",
     "inspect": "placement.inspector",

@@ -17,7 +17,7 @@ def decompile(
     quiet: Quiet = False,
 ) -> None:
     """Write the package of a compiled ML Program (.mlmodelc)."""
-    from anesurgery.files.decompiling import decompile as write
+    from anesurgery.files.compiled_package import decompile as write
 
     made = write(source, target, overwrite=overwrite)
     show({"path": str(made.path), "notes": list(made.notes)}, str(made), as_json, quiet)

@@ -105,9 +105,7 @@ class WeightFile:
         """
         if offset + METADATA.size > self._map.size:
             raise LoadError(self._short(offset + METADATA.size))
-        sentinel, code, size, data, padding = METADATA.unpack(
-            self._map[offset : offset + METADATA.size].tobytes()
-        )
+        sentinel, code, size, data, padding = METADATA.unpack(self._metadata(offset))
         if sentinel != SENTINEL:
             raise LoadError(
                 f"{self.path} holds no weight at offset {offset}; the file is damaged, copy it again"
@@ -117,6 +115,16 @@ class WeightFile:
         blob = Blob(code, size, data, padding, offset)
         self._blobs[self._address + data] = blob
         return blob
+
+    def _metadata(self, offset: int) -> bytes:
+        """The metadata at an offset, from the file: the map of one that was cut short cannot be read."""
+        try:
+            found = os.pread(self.source.handle, METADATA.size, offset)
+        except OSError as error:
+            raise LoadError(f"{self.path} cannot be read: {error.strerror}; copy the package again") from error
+        if len(found) < METADATA.size:
+            raise LoadError(f"{self.path} was cut short after it was opened; load it again")
+        return found
 
     def _short(self, wanted: int) -> str:
         return (
@@ -165,11 +173,7 @@ class WeightFile:
             LoadError: they are not.
         """
         self.source.check()
-        try:
-            found = os.pread(self.source.handle, METADATA.size, blob.place)
-        except OSError as error:
-            raise LoadError(f"{self.path} cannot be read: {error.strerror}; copy the package again") from error
-        if found != METADATA.pack(SENTINEL, blob.code, blob.size, blob.data, blob.padding):
+        if self._metadata(blob.place) != METADATA.pack(SENTINEL, blob.code, blob.size, blob.data, blob.padding):
             raise LoadError(f"{self.path} was changed after it was read; load it again")
 
 

@@ -77,7 +77,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         try:
             _retire(scratch)
         finally:
-            os.close(lock)
+            _close(lock)
 
 
 def recover(parent: Path) -> None:
@@ -93,7 +93,7 @@ def recover(parent: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _retire(scratch)
             finally:
-                os.close(lock)
+                _close(lock)
 
 
 def _retire(scratch: Path) -> None:
@@ -118,6 +118,12 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
+        _close(lock)
+
+
+def _close(lock: int) -> None:
+    """Give up a lock; nothing was written through it that could fail to arrive."""
+    with suppress(OSError):
         os.close(lock)
 
 

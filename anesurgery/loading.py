@@ -10,6 +10,7 @@ from typing import Any
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.compiled import WEIGHTS, for_coremltools, is_compiled, read_compiled
+from anesurgery.files.description import saved
 from anesurgery.files.interface import Interface, signatures
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, read_spec
 from anesurgery.files.source import SourceFile
@@ -106,7 +107,6 @@ def clone(model: Any) -> Loaded:
 
 
 def interface(model: Any) -> Interface:
-    """The interface of a model."""
+    """The interface of a model, with the description that `save` would write."""
     loaded = load(model)
-    description = b"" if loaded.spec is None else loaded.spec.description.SerializeToString(deterministic=True)
-    return Interface(signatures(loaded.program), description, loaded.version)
+    return Interface(signatures(loaded.program), saved(loaded.spec, loaded.program), loaded.version)

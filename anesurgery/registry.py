@@ -47,7 +47,7 @@ def pass_names() -> list[str]:
 
 def op_pass_names() -> list[str]:
     """The names of the passes over the ops of ML Programs, the library's first."""
-    own = [name for name, cls in _OWN.items() if not hasattr(cls, "run_network")]
+    own = [name for name, cls in _OWN.items() if cls.subject.converts]
     return [*_files("passes"), *own]
 
 

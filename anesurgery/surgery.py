@@ -5,79 +5,78 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from anesurgery import registry
-from anesurgery.checking.comparison import Comparison, compare
-from anesurgery.display import Drawn, drawn
+from anesurgery.checking.comparison import Comparison
+from anesurgery.display import drawn
 from anesurgery.errors import InterfaceError, ProofError, Refusal, SurgeryError, UnknownName
-from anesurgery.files import arrays
 from anesurgery.files.interface import Interface
-from anesurgery.files.interface_change import InterfaceChange
-from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.files.writing import check_place
-from anesurgery.loading import clone, interface, load
-from anesurgery.mil import Array, Program, exclusive, walk_ops
+from anesurgery.mil import Array, Program, exclusive
+from anesurgery.placement.inspection import Inspection
 from anesurgery.rewriting.gate import passing
 from anesurgery.rewriting.host import pass_pipeline
-from anesurgery.rewriting.passes import PROOFS, Pass, Pipeline, refusal_lines, run_pass
-from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.order import in_order
+from anesurgery.rewriting.passes import PROOFS, Pass, run_pass, subject_of
+from anesurgery.rewriting.session import Report, Session, refusal_lines
+from anesurgery.rewriting.subject import Graph, Subject
 
 OPTIONS = ("target", "prove", "inputs", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
 
 
-@dataclass
-class Surgery(Drawn):
-    """The result of `apply`: the changed program, what was done to it, and the proof."""
+@dataclass(kw_only=True)
+class Surgery(Report):
+    """The result of `apply`: the changed model, what was done to it, and the proof."""
 
-    loaded: Loaded
+    subject: Subject
+    """The model after."""
+    original: Subject
+    """The model as it came."""
     steps: tuple[Pass, ...]
-    changes: list[Change]
-    refusals: list[tuple[str, Refusal]]
-    contract: list[InterfaceChange]
+    """The passes, in the order in which they ran."""
     before: dict[str, int]
-    """Number of ops by type in the model as it came."""
+    """Number of ops (or layers) by type in the model as it came."""
     after: dict[str, int]
-    target: str | None = None
+    inspected: tuple[tuple[Inspection, ...], tuple[Inspection, ...]] = ((), ())
+    """The inspections before and after; of neural networks alone, which cost next to nothing."""
     proof: Comparison | None = None
     """The comparison of whole models, when it was asked for."""
-    artifacts: dict[str, Array] = field(default_factory=dict)
-    """Arrays that left the model and are written beside it on `save`, by file name."""
-    timings: dict[str, float] = field(default_factory=dict)
-    """Seconds by step."""
-    notes: list[str] = field(default_factory=list)
-    """What else the caller should know."""
 
     @property
     def program(self) -> Program:
-        """The changed MIL program."""
-        return self.loaded.program
-
-    @property
-    def model(self) -> Any:
-        """The changed model as a coremltools MLModel in a temporary package; made anew on each use."""
-        return to_mlmodel(self.loaded)
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the package atomically, and the artifacts beside it.
+        """The changed model as a MIL program.
 
         Raises:
-            LoadError: the path, or that of an artifact, exists, is the input or in it, or cannot be written.
+            LoadError: it is a neural network, and no program can be made of it.
+        """
+        return self.subject.program
+
+    @cached_property
+    def model(self) -> Any:
+        """The changed model as a coremltools MLModel, in a temporary package where its format asks for one."""
+        return self.subject.mlmodel()
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the model atomically, and the artifacts beside it.
+
+        Raises:
+            LoadError: the path, or that of an artifact, exists, is the input or in it, has another suffix, or
+                cannot be written.
         """
         target = Path(path).expanduser().absolute()
-        beside = {target.with_name(f"{target.stem}.{name}.npy"): a for name, a in self.artifacts.items()}
-        for place in beside:
-            check_place(place, overwrite, self.loaded.source)
-        written = save(self.loaded, target, overwrite=overwrite)
-        for place, array in beside.items():
-            arrays.write_one(place, array, overwrite)
-        return written
+        for place in self.artifact_places(target):
+            check_place(place, overwrite, self.subject.source)
+        self.subject.save(target, overwrite=overwrite, edited=bool(self.changes))
+        self.save_artifacts(target, overwrite=overwrite)
+        return target
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: what `--json` prints."""
@@ -121,86 +120,84 @@ def apply(
     if prove not in PROOFS:
         raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
     recipe = _recipe(passes)
-    steps = tuple(steps_of(recipe if recipe is not None else passes))
-    if on_layers(steps):
-        from anesurgery.neuralnetwork.editing.operating import apply_layers  # it needs this module
-
-        return apply_layers(model, steps, target=target, prove=prove, inputs=inputs, quiet=quiet, seed=seed)
+    steps = in_order(tuple(steps_of(passes)))
     started = time.perf_counter()
-    loaded = clone(load(model)) if isinstance(model, (Program, Loaded)) else load(model)
+    original = subject_of(steps).read(model)
+    edited = original.clone()
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed)
     session.timings["load"] = time.perf_counter() - started
-    misfit = recipe.applies_to(loaded.program) if recipe is not None else None
-    if recipe is not None and misfit is not None:
-        session.refusals.append((recipe.name, misfit))
-    before, ops = interface(loaded), op_counts(loaded.program)
-    original = clone(loaded) if recipe is not None and target is not None else None
-    _run(steps, loaded, session, quiet)
-    if original is not None:
-        loaded, session = _gated(steps, original, loaded, session, quiet)
-    check_interface(before, interface(loaded), session)
-    if misfit is not None and not session.changes:
-        raise SurgeryError(_nothing_applied(recipe, misfit, session))
-    surgery = Surgery(
-        loaded,
-        steps,
-        session.changes,
-        session.refusals,
-        session.contract,
-        ops,
-        op_counts(loaded.program),
-        target,
-        artifacts=session.artifacts,
-        timings=session.timings,
-        notes=[*loaded.notes, *session.notes],
-    )
+    misfits = [] if recipe is None else [r for g in edited.graphs if (r := recipe.applies_to(g)) is not None]
+    session.refusals += [(recipe.name, r) for r in misfits if recipe is not None]
+    _run(steps, edited, session, quiet)
+    if recipe is not None and target is not None:
+        edited, session = _gated(steps, original, edited, session, quiet)
+    if misfits and not session.changes:
+        raise SurgeryError(_nothing_applied(recipe, misfits, session))
+    check_interface(original.interface, edited.interface, session)
+    surgery = _surgery(original, edited, steps, session)
     if prove in ("model", "both"):
-        gate = recipe.psnr if recipe is not None else 60.0
-        surgery.proof = _prove_model(model, surgery, inputs, gate, seed)
+        _prove_model(surgery, inputs, 60.0 if recipe is None else recipe.psnr, seed)
     return surgery
 
 
-def _run(steps: Sequence[Pass], loaded: Loaded, session: Session, quiet: bool) -> None:
+def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) -> None:
     for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
-        loaded.check_source()
-        run_pass(step, loaded.program, session)
+        edited.check_source()
+        for graph in edited.graphs:
+            run_pass(step, graph, session)
+    edited.finish()
 
 
 def _gated(
-    steps: Sequence[Pass], original: Loaded, loaded: Loaded, session: Session, quiet: bool
-) -> tuple[Loaded, Session]:
+    steps: Sequence[Pass], original: Subject, edited: Subject, session: Session, quiet: bool
+) -> tuple[Subject, Session]:
     """The model after the steps that lose nothing on the target: as it is, or made anew without the others."""
     assert session.target is not None
-    kept, refusals = passing(steps, original.program, loaded.program, session.target)
+    kept, refusals = passing(steps, original, edited, session.target)
     if not refusals:
-        return loaded, session
-    again = dataclasses.replace(
-        Session(session.target, session.prove_sites, session.seed), proven=session.proven, refusals=refusals
+        return edited, session
+    again = Session(
+        target=session.target,
+        prove_sites=session.prove_sites,
+        seed=session.seed,
+        proven=session.proven,
+        refusals=refusals,
     )
-    _run(kept, original, again, quiet)
-    return original, again
+    edited = original.clone()
+    _run(kept, edited, again, quiet)
+    return edited, again
 
 
-def on_layers(steps: Sequence[Pass]) -> bool:
-    """Is one of the steps for the layers of a neural network?"""
-    from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
+def _surgery(original: Subject, edited: Subject, steps: Sequence[Pass], session: Session) -> Surgery:
+    """What was done, with what the caller should know of it."""
+    inspected = (original.inspect(session.target), edited.inspect(session.target))
+    used = {change.pass_name for change in session.changes}
+    parts = [part for step in steps for part in step.parts()]
+    caveats = [f"{part.name}: {part.caveat}" for part in parts if part.caveat and part.name in used]
+    return Surgery(
+        **{f.name: getattr(session, f.name) for f in dataclasses.fields(Report) if f.name != "notes"},
+        subject=edited,
+        original=original,
+        steps=tuple(steps),
+        before=original.op_counts,
+        after=edited.op_counts,
+        inspected=inspected,
+        notes=[*edited.notes(original), *_kept_off(*inspected), *session.notes, *caveats],
+    )
 
-    return any(isinstance(step, LayerPass) for step in steps)
+
+def _kept_off(before: Sequence[Inspection], after: Sequence[Inspection]) -> Iterator[str]:
+    """How many layers the rules of the format forbid, where they were inspected."""
+    rows = [[row for part in found for row in part.ops] for found in (before, after)]
+    if any(rows):
+        words = [f"{sum(row.legal is False for row in some)} of {len(some)}" for some in rows]
+        yield f"layers that the rules of the format keep off the ANE: {' -> '.join(words)}"
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of `apply`, and options for the steps of a recipe."""
     ours = {k: v for k, v in options.items() if k in OPTIONS}
     return ours, {k: v for k, v in options.items() if k not in OPTIONS}
-
-
-def op_counts(program: Program) -> dict[str, int]:
-    """Number of ops by type, constants left out, the most frequent first."""
-    found: dict[str, int] = {}
-    for op in walk_ops(program):
-        if op.op_type != "const":
-            found[op.op_type] = found.get(op.op_type, 0) + 1
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 def check_interface(before: Interface, after: Interface, session: Session) -> None:
@@ -220,38 +217,47 @@ def _recipe(passes: Any) -> Recipe | None:
     return passes if isinstance(passes, Recipe) else None
 
 
-def _nothing_applied(recipe: Recipe | None, misfit: Refusal, session: Session) -> str:
+def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session: Session) -> str:
     assert recipe is not None
-    reasons = refusal_lines([r for r in session.refusals if r[1] is not misfit])
-    return "; ".join([f"{recipe.name} changed nothing: {misfit}", *reasons])
+    reasons = refusal_lines([r for r in session.refusals if r[1] not in misfits])
+    return "; ".join([f"{recipe.name} changed nothing: {misfits[0]}", *reasons])
 
 
-def _prove_model(
-    model: Any, surgery: Surgery, inputs: Mapping[str, Array] | None, gate: float, seed: int
-) -> Comparison:
+def _prove_model(surgery: Surgery, inputs: Mapping[str, Array] | None, gate: float, seed: int) -> None:
+    """Compare the models as a whole; the worst comparison is the proof.
+
+    Raises:
+        ProofError: the outputs differ by more than promised.
+    """
     started = time.perf_counter()
-    result = compare(
-        model, surgery.program, inputs, precision="fp16", contract=surgery.contract, gate=gate, seed=seed
+    used = {change.pass_name for change in surgery.changes}
+    exact = all(
+        part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used
     )
-    surgery.timings["prove model"] = time.perf_counter() - started
-    if not result.ok:
+    results = surgery.subject.compare(
+        surgery.original, inputs, contract=surgery.contract, gate=gate, exact=exact, seed=seed
+    )
+    surgery.notes += [f"not compared as a whole: {r}" for r in results if isinstance(r, Refusal)]
+    compared = [r for r in results if isinstance(r, Comparison)]
+    for result in (r for r in compared if not r.ok):
         raise ProofError(f"the outputs are not shown to agree: {result.verdict}")
-    return result
+    surgery.proof = min(compared, key=lambda r: r.psnr, default=None)
+    surgery.timings["prove model"] = time.perf_counter() - started
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Steps for a family of models. Calling it on a model gives the changed model."""
+    """Steps for a family of models, sorted by what they declare. Calling it gives the changed model."""
 
     name: str
     steps: tuple[Pass, ...]
-    applies_to: Callable[[Program], Refusal | None] = lambda program: None
-    """Why the recipe is not for a program, or None."""
+    applies_to: Callable[[Graph], Refusal | None] = lambda graph: None
+    """Why the recipe is not for a graph (a MIL program, or a network of layers), or None."""
     psnr: float = 60.0
     """Promised PSNR in dB of the outputs against the unmodified model, in fp16 as stored."""
 
     def __post_init__(self) -> None:
-        Pipeline(self.steps)  # checks the order once
+        object.__setattr__(self, "steps", tuple(in_order(self.steps)))
 
     def with_options(self, **options: Any) -> Recipe:
         """The recipe with other options.

@@ -1,6 +1,7 @@
 """Helpers to test a pass three ways: the text after, the numbers before and after, the refusals.
 
-Public: users test their own passes with them.
+Public: users test their own passes with them. A model is a MIL program for passes over ops, and the
+specification of a neural network for passes over layers.
 """
 
 from __future__ import annotations
@@ -11,37 +12,61 @@ from typing import Any
 import numpy as np
 
 from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
-from anesurgery.loading import clone
+from anesurgery.loading import load
 from anesurgery.mil import Array, Program, any_symbolic, np_dtype
+from anesurgery.neuralnetwork.editing.layer_text import network_text
+from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.neuralnetwork.editing.neural_network import NeuralNetwork
+from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.text import to_text
 
 
-def apply_pass(step: Pass, program: Program, *, prove: bool = True) -> tuple[Program, Session]:
-    """A rewritten copy of `program`, and the session with its changes and refusals."""
-    after = clone(program).program
+def apply_pass(step: Pass, model: Any, *, prove: bool = True) -> tuple[Any, Session]:
+    """A rewritten copy of a program or specification, and the session with its changes and refusals."""
+    edited = (MLProgram(load(model)) if isinstance(model, Program) else NeuralNetwork(model)).clone()
     session = Session(prove_sites=prove)
-    run_pass(step, after, session)
-    return after, session
+    for graph in edited.graphs:
+        run_pass(step, graph, session)
+    edited.finish()
+    return (edited.program if isinstance(model, Program) else edited.spec), session
 
 
-def assert_rewrites(step: Pass, program: Program, after: str) -> Session:
-    """The pass turns `program` into exactly this text, each site proven, and a second run changes nothing."""
-    rewritten, session = apply_pass(step, program)
-    found = to_text(rewritten)
+def text_of(model: Any) -> str:
+    """The canonical text of a program, or of the network in a specification."""
+    return to_text(model) if isinstance(model, Program) else network_text(Network(model))
+
+
+def assert_rewrites(step: Pass, model: Any, after: str, **sampling: Any) -> Session:
+    """The pass turns `model` into exactly this text, each site is checked, and a second run changes nothing.
+
+    The network in a specification must give the same numbers too, within what the pass promises.
+
+    Args:
+        step: the pass.
+        model: a program, or a specification.
+        after: the text.
+        sampling: `inputs` of `assert_same_numbers`.
+    """
+    rewritten, session = apply_pass(step, model)
+    found = text_of(rewritten)
     assert found == after.strip("\n"), f"expected:\n{after}\nfound:\n{found}"
     assert session.changes, f"{step.name} changed nothing; refusals: {reasons(session)}"
+    if not isinstance(model, Program):
+        assert_same_numbers(model, rewritten, rtol=step.tolerance.rtol, **sampling)
     again, second = apply_pass(step, rewritten)
-    assert not second.changes, f"{step.name} is not idempotent:\n{to_text(again)}"
+    assert not second.changes, f"{step.name} is not idempotent:\n{text_of(again)}"
     return session
 
 
-def assert_refuses(step: Pass, program: Program, reason: str) -> None:
-    """The pass leaves `program` alone and says why, in words that contain `reason`."""
-    before = to_text(program)
-    rewritten, session = apply_pass(step, program)
-    assert to_text(rewritten) == before, f"{step.name} changed the program:\n{to_text(rewritten)}"
+def assert_refuses(step: Pass, model: Any, reason: str) -> None:
+    """The pass changes nothing, a specification byte for byte, and says why in words that contain `reason`."""
+    before = text_of(model)
+    rewritten, session = apply_pass(step, model)
+    same = text_of(rewritten) == before and (isinstance(model, Program) or rewritten == model)
+    assert same, f"{step.name} changed the model:\n{text_of(rewritten)}"
     found = reasons(session)
     assert any(reason in r for r in found), f"expected a refusal with {reason!r}; found {found}"
 
@@ -74,19 +99,19 @@ def random_inputs(
 
 
 def assert_same_numbers(
-    before: Program,
-    after: Program,
+    before: Any,
+    after: Any,
     inputs: Mapping[str, Array] | None = None,
     *,
     rtol: float = 0.0,
     precision: str = "fp32",
     session: Session | None = None,
 ) -> None:
-    """Both programs give the same outputs by the interpreter, within `rtol` of the largest magnitude.
+    """Both models give the same outputs by the interpreter, within `rtol` of the largest magnitude.
 
     Args:
-        before: the program as it was.
-        after: the program as it is now.
+        before: the program or specification as it was.
+        after: as it is now.
         inputs: of `before`; random ones by default.
         rtol: 0 demands equality of every element (NaN equals NaN).
         precision: the arithmetic, "fp32" or "fp16".
@@ -94,13 +119,18 @@ def assert_same_numbers(
     """
     from anesurgery.interpret import run
 
+    old, new = _program(before), _program(after)
     contract = session.contract if session is not None else []
-    inputs = dict(inputs if inputs is not None else random_inputs(before))
-    expected: Any = adapt_outputs(contract, run(before, inputs, precision=precision), inputs)
-    found = run(after, adapt_inputs(contract, inputs), precision=precision)
+    inputs = dict(inputs if inputs is not None else random_inputs(old))
+    expected: Any = adapt_outputs(contract, run(old, inputs, precision=precision), inputs)
+    found = run(new, adapt_inputs(contract, inputs), precision=precision)
     assert set(expected) == set(found), f"outputs {sorted(expected)} became {sorted(found)}"
     for name, value in expected.items():
         _assert_close(name, np.asarray(value), np.asarray(found[name]), rtol)
+
+
+def _program(model: Any) -> Program:
+    return model if isinstance(model, Program) else import_network(model, keep_names=True).program
 
 
 def _assert_close(name: str, old: Array, new: Array, rtol: float) -> None:

@@ -193,7 +193,6 @@ def test_every_file_has_a_room() -> None:
     assert not [name for name in house() if not room(name)]
 
 
-@pytest.mark.xfail(strict=True, reason="two engines do one job; they become one")
 def test_no_files_import_each_other_in_a_circle() -> None:
     assert not [sorted(c) for c in networkx.strongly_connected_components(house()) if len(c) > 1]
 
@@ -205,7 +204,6 @@ def test_a_circle_would_be_found() -> None:
     assert [c for c in networkx.strongly_connected_components(graph) if len(c) > 1]
 
 
-@pytest.mark.xfail(strict=True, reason="two engines do one job; they become one")
 def test_arrows_point_downwards() -> None:
     upward = [(a, b) for a, b in house().edges if ROOMS.index(room(a)) > ROOMS.index(room(b))]
     assert not upward

@@ -145,7 +145,7 @@ def test_refusals_are_shown_with_reason_and_place() -> None:
 
 def test_names_passes_and_recipes_may_be_given() -> None:
     for steps in ("negate_subtract", ["negate_subtract", SquareToMul], Recipe("own", (SquareToMul(),))):
-        assert ane.apply(squares(), steps, quiet=True).loaded is not None
+        assert ane.apply(squares(), steps, quiet=True).steps
     with pytest.raises(UnknownName, match="did you mean 'negate_subtract'"):
         ane.apply(squares(), "negate_subtrackt", quiet=True)
     with pytest.raises(SurgeryError, match="prove='always'; it may be 'sites', 'model', 'both', None"):

@@ -118,13 +118,13 @@ def apply(
         raise SurgeryError("OUT is missing; name the package to write, or use --dry-run")
     chosen = _steps(steps, option or [])
     from anesurgery.files.writing import check_target
+    from anesurgery.rewriting.passes import subject_of
     from anesurgery.show import surgeries
     from anesurgery.surgery import apply as operate
-    from anesurgery.surgery import on_layers, steps_of
+    from anesurgery.surgery import steps_of
 
     if target_path is not None and not dry_run:
-        suffix = ".mlmodel" if on_layers(tuple(steps_of(chosen))) else ".mlpackage"
-        check_target(Path(source), Path(target_path), overwrite, suffix)
+        check_target(Path(source), Path(target_path), overwrite, subject_of(steps_of(chosen)).suffix)
     surgery = operate(
         source, chosen, target=target, prove=None if prove == "none" else prove, quiet=quiet or as_json
     )
@@ -214,7 +214,7 @@ def compare(
 def diff(a: Model, b: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """What differs between two models: interface, number of ops, program text."""
     from anesurgery.loading import interface, load
-    from anesurgery.surgery import op_counts
+    from anesurgery.rewriting.ml_program import op_counts
     from anesurgery.text import to_text
 
     old, new = load(a), load(b)

@@ -48,6 +48,33 @@ def describe(spec: Any, program: Program) -> None:
         _features(place.output, [(v.name, v) for v in function.outputs])
 
 
+def saved(spec: Any, program: Program) -> dict[str, bytes]:
+    """The parts of the description that will be saved with a program; none for a bare program."""
+    if spec is None:
+        return {}
+    made = proto.Model_pb2.Model()
+    made.description.CopyFrom(spec.description)
+    describe(made, program)
+    return parts(made.description)
+
+
+def parts(description: Any, where: str = "") -> dict[str, bytes]:
+    """A description in parts: each input, output and state of each function, and the rest as "metadata"."""
+    rest = type(description)()
+    rest.CopyFrom(description)
+    found: dict[str, bytes] = {}
+    for kind in ("input", "output", "state"):
+        for feature in getattr(rest, kind, ()):
+            found[f"{where}{kind} {feature.name}"] = feature.SerializeToString(deterministic=True)
+        rest.ClearField(kind)
+    for function in getattr(rest, "functions", ()):
+        found |= parts(function, f"{function.name}: ")
+    if where == "":
+        rest.ClearField("functions")
+    found[f"{where}metadata"] = rest.SerializeToString(deterministic=True)
+    return found
+
+
 def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
     """Drop, change and add the entries of a list of features; those that fit stay as they are."""
     names = {name for name, _ in wanted}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from anesurgery.mil import Function, Program, Var, dtype_name, is_symbolic, types
 
@@ -36,8 +36,8 @@ class Interface:
     """Everything of a model that its callers depend on."""
 
     functions: dict[str, Signature]
-    description: bytes = b""
-    """The description of the package (feature types, metadata, labels, defaults), serialized, if any."""
+    description: Mapping[str, bytes] = field(default_factory=dict)
+    """The parts of the description that is saved with the model, as `files.description.parts` names them."""
     specification_version: int = 0
 
     def difference(self, other: Interface, ignore: Collection[str] = ()) -> str:
@@ -55,13 +55,24 @@ class Interface:
             a, b = self.functions[name], other.functions[name]
             found += _ports("input", a.inputs, b.inputs, ignore)
             found += _ports("output", a.outputs, b.outputs, ignore)
-        if self.description and other.description and self.description != other.description and not ignore:
-            found.append("the description of the package differs")
+        if self.description and other.description:
+            found += _parts(self.description, other.description, ignore)
         if self.specification_version != other.specification_version:
             found.append(
                 f"specification version {self.specification_version} became {other.specification_version}"
             )
         return "; ".join(found)
+
+
+def _parts(a: Mapping[str, bytes], b: Mapping[str, bytes], ignore: Collection[str]) -> list[str]:
+    """How two descriptions differ, part by part; the last word of a part is the name of its feature."""
+    old, new = ([part for part in parts if part.split()[-1] not in ignore] for parts in (a, b))
+    found = [f"the description of {part} is gone" for part in old if part not in b]
+    found += [f"the description of {part} is new" for part in new if part not in a]
+    found += [f"the description of {part} changed" for part in old if part in b and a[part] != b[part]]
+    if not found and old != new:
+        found.append(f"the description of {', '.join(old)} became that of {', '.join(new)}")
+    return found
 
 
 def _ports(word: str, a: tuple[Port, ...], b: tuple[Port, ...], ignore: Collection[str]) -> list[str]:

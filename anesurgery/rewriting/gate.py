@@ -1,20 +1,17 @@
-"""The gate of a recipe: a step that makes a program stand worse on its target is left out, and reported."""
+"""The gate of a recipe: a step that makes a model stand worse on its target is left out, and reported."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from anesurgery.errors import Refusal
-from anesurgery.loading import clone
-from anesurgery.mil import Program
-from anesurgery.placement.standing import Standing, stand
-from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.subject import Subject
 
 
 def passing(
-    steps: Sequence[Pass], before: Program, after: Program, target: str
+    steps: Sequence[Pass], before: Subject, after: Subject, target: str
 ) -> tuple[list[Pass], list[tuple[str, Refusal]]]:
     """The steps of a recipe that pass its gate, and why the others do not.
 
@@ -23,26 +20,22 @@ def passing(
 
     Args:
         steps: of the recipe.
-        before: the program before the first step; it is not changed.
-        after: the program after the last one.
+        before: the model before the first step; it is not changed.
+        after: the model after the last one.
         target: chips and OS.
     """
-    aim = Target.parse(target)
-    start = _standing(before, aim)
-    if not _standing(after, aim).loss(start):
+    start, end = before.standing(target), after.standing(target)
+    if start is None or end is None or not end.loss(start):
         return list(steps), []
-    program, kept, refusals = before, list[Pass](), list[tuple[str, Refusal]]()
+    model, kept, refusals = before, list[Pass](), list[tuple[str, Refusal]]()
     for step in steps:
-        trial, session = clone(program).program, Session(target=target)
-        run_pass(step, trial, session)
-        end = _standing(trial, aim) if session.changes else start
-        if loss := end.loss(start):
+        trial, session = model.clone(), Session(target=target)
+        for graph in trial.graphs:
+            run_pass(step, graph, session)
+        end = trial.standing(target) if session.changes else start
+        if end is not None and (loss := end.loss(start)):
             refusals.append((step.name, Refusal(f"undone: {loss}; run it by name to have it")))
         else:
-            program, start = trial, end
+            model, start = trial, end or start
             kept.append(step)
     return kept, refusals
-
-
-def _standing(program: Program, target: Target) -> Standing:
-    return stand(program, target)[0]

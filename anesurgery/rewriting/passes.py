@@ -1,23 +1,25 @@
-"""Passes, pipelines of passes, and what applying them gives back.
+"""Passes, and pipelines of passes.
 
-A pass edits a program in place inside a `Session`, which collects changes, refusals and declared interface
-changes. Users call `apply`, which works on a program of its own and returns a `Surgery`.
+A pass edits a graph in place inside a `Session`, which collects changes, refusals and declared interface
+changes. Users call `apply`, which works on a copy of the model and returns a `Surgery`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.checking.site import EXACT, Tolerance
-from anesurgery.errors import PassError, Refusal, SurgeryError
-from anesurgery.mil import Program, exclusive, quiet_host
+from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError
+from anesurgery.mil import exclusive, quiet_host
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.order import in_order
+from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.subject import Graph, Subject
 
 PROOFS = ("sites", "model", "both", None)
 """What `prove=` may be."""
@@ -25,24 +27,30 @@ PROOFS = ("sites", "model", "both", None)
 
 @dataclass(frozen=True)
 class Pass:
-    """A named edit of a program; the dataclass fields are its options."""
+    """A named edit of a model; the dataclass fields are its options."""
 
     name: ClassVar[str]
-    needs_after: ClassVar[tuple[str, ...]] = ()
-    """Names of passes that must come later in the same pipeline."""
+    subject: ClassVar[type[Subject]] = MLProgram
+    """The format whose graphs it edits."""
+    precedes: ClassVar[tuple[str, ...]] = ()
+    """Names of passes that must come later where both run; pipelines and recipes are sorted by it."""
+    follows: ClassVar[tuple[str, ...]] = ()
+    """Names of passes that must come earlier where both run."""
     tolerance: ClassVar[Tolerance] = EXACT
     """What holds at each of its sites in fp32."""
+    caveat: ClassVar[str] = ""
+    """What the caller should know where it changed something; a surgery notes it."""
 
-    def requires(self, program: Program) -> Refusal | None:
-        """Why the pass cannot work on this program at all, or None."""
+    def requires(self, graph: Graph) -> Refusal | None:
+        """Why the pass cannot edit this graph at all, or None."""
         return None
 
-    def run(self, program: Program, session: Session) -> None:
-        """Edit `program` in place."""
+    def run(self, graph: Graph, session: Session) -> None:
+        """Edit a graph in place: a MIL program, or the layers of a network."""
         raise NotImplementedError
 
-    def ensures(self, program: Program) -> Refusal | None:
-        """What is wrong with the program after the pass, or None."""
+    def ensures(self, graph: Graph) -> Refusal | None:
+        """What is wrong with the graph after the pass, or None."""
         return None
 
     @classmethod
@@ -54,6 +62,10 @@ class Pass:
         """The options by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
+    def parts(self) -> tuple[Pass, ...]:
+        """The passes that it consists of."""
+        return (self,)
+
     def __str__(self) -> str:
         changed = ", ".join(
             f"{f.name}={getattr(self, f.name)!r}"
@@ -63,12 +75,12 @@ class Pass:
         return f"{self.name}({changed})" if changed else self.name
 
 
-Observer = Callable[[Pass, Program], None]
+Observer = Callable[[Pass, Graph], None]
 
 
 @dataclass(frozen=True)
 class Pipeline(Pass):
-    """Several passes in a row, themselves a pass."""
+    """Several passes in a row, sorted by what they declare; themselves a pass."""
 
     name: ClassVar[str] = "pipeline"
     steps: tuple[Pass, ...] = ()
@@ -77,80 +89,78 @@ class Pipeline(Pass):
     limit: int = 10
     """Rounds after which a pipeline that never becomes stable is an error."""
     observer: Observer | None = None
-    """Called with each pass and the program after it."""
+    """Called with each pass and the graph after it."""
 
     def __post_init__(self) -> None:
-        names = [step.name for step in self.steps]
-        for i, step in enumerate(self.steps):
-            for needed in step.needs_after:
-                if needed in names[:i] and needed not in names[i + 1 :]:
-                    raise PassError(f"{needed} must run after {step.name}; move it behind step {i + 1}")
+        object.__setattr__(self, "steps", tuple(in_order(self.steps)))
 
-    def run(self, program: Program, session: Session) -> None:
-        """Run the steps in order; an error names the passes that ran before it."""
-        done: list[str] = []
+    def parts(self) -> tuple[Pass, ...]:
+        """The passes of all its steps."""
+        return tuple(part for step in self.steps for part in step.parts())
+
+    def run(self, graph: Graph, session: Session) -> None:
+        """Run the steps in order."""
         for _ in range(self.limit if self.until_stable else 1):
             edits = len(session.changes)
             for step in self.steps:
-                try:
-                    run_pass(step, program, session)
-                except PassError as error:
-                    raise PassError(f"{error} (ran before it: {', '.join(done) or 'nothing'})") from error
-                done.append(step.name)
+                run_pass(step, graph, session)
                 if self.observer is not None:
-                    self.observer(step, program)
+                    self.observer(step, graph)
             if not self.until_stable or len(session.changes) == edits:
                 return
-        raise PassError(f"the pipeline still changes the program after {self.limit} rounds: {', '.join(done)}")
+        raise PassError(f"the pipeline still changes the model after {self.limit} rounds: {_names(self.steps)}")
+
+
+def subject_of(steps: Iterable[Pass]) -> type[Subject]:
+    """The one format that all the steps edit.
+
+    Raises:
+        SurgeryError: they edit several.
+    """
+    by_subject: dict[type[Subject], list[Pass]] = {}
+    for part in (part for step in steps for part in step.parts()):
+        by_subject.setdefault(part.subject, []).append(part)
+    if len(by_subject) > 1:
+        words = ", ".join(f"{_names(found)} for {subject.words}" for subject, found in by_subject.items())
+        raise SurgeryError(
+            f"one call takes passes of one format, not {words}; apply the first, then the others to the result"
+        )
+    return next(iter(by_subject), MLProgram)
 
 
 @exclusive
-def run_pass(step: Pass, program: Program, session: Session) -> None:
+def run_pass(step: Pass, graph: Graph, session: Session) -> None:
     """Check, run, validate: the contract around every pass.
 
     Raises:
-        PassError: the pass raised, or left a program that is not valid; the cause is chained.
+        PassError: the pass raised, or left a graph that is not valid; the cause is chained.
     """
-    if (refusal := step.requires(program)) is not None:
+    if (refusal := step.requires(graph)) is not None:
         session.refusals.append((step.name, refusal))
         return
     started, edits = time.perf_counter(), len(session.changes)
+    single = not isinstance(step, Pipeline)
     try:
         with quiet_host():
-            step.run(program, session)
-            if len(session.changes) > edits and not isinstance(step, Pipeline):
-                for function in program.functions.values():
-                    function.validate(force_validate=True)
-    except SurgeryError:
+            step.run(graph, session)
+            if len(session.changes) > edits and single:
+                step.subject.validate(graph)
+        if (refusal := step.ensures(graph)) is not None:
+            raise PassError(f"pass {step.name} did not keep its promise: {refusal}")
+    except SurgeryError as error:
+        if isinstance(error, (PassError, ProofError)) and single and "(ran before it" not in str(error):
+            error.args = (f"{error} (ran before it: {', '.join(session.ran) or 'nothing'})",)
         raise
     except Exception as error:
-        raise PassError(
-            f"pass {step.name} failed: {type(error).__name__}: {error}; the model given to it is unchanged"
-        ) from error
-    if (refusal := step.ensures(program)) is not None:
-        raise PassError(f"pass {step.name} did not keep its promise: {refusal}")
+        words = f"pass {step.name} failed: {type(error).__name__}: {error}; the model given to it is unchanged"
+        raise PassError(f"{words} (ran before it: {', '.join(session.ran) or 'nothing'})") from error
     spent = time.perf_counter() - started
     session.timings[step.name] = session.timings.get(step.name, 0.0) + spent
+    if single:
+        session.ran.append(step.name)
 
 
-def counts(changes: Iterable[Change]) -> dict[str, int]:
-    """Number of edits by pass, in the order of first application."""
-    return dict(Counter(change.pass_name for change in changes))
-
-
-def grouped_refusals(refusals: Sequence[tuple[str, Refusal]]) -> list[tuple[str, str, int, str]]:
-    """Rows (pass, reason, count, name of the first op), one for each distinct reason."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for name, refusal in refusals:
-        where = refusal.where.name if refusal.where is not None else ""
-        rows.setdefault((name, refusal.reason), []).append(where)
-    return [(name, reason, len(where), where[0]) for (name, reason), where in rows.items()]
-
-
-def refusal_lines(refusals: Sequence[tuple[str, Refusal]]) -> list[str]:
-    """One line for each distinct reason: ``pass: reason (3 times, first at op)``."""
-    lines = []
-    for name, reason, times, where in grouped_refusals(refusals):
-        at = f" ({'at' if times == 1 else f'{times} times, first at'} {where})" if where else ""
-        lines.append(f"{name}: {reason}{at}")
-    return lines
+def _names(steps: Iterable[Pass]) -> str:
+    """Some steps in words."""
+    names = [step.name for step in steps]
+    return ", ".join(names if len(names) <= 3 else [names[0], f"{len(names) - 1} more"])

@@ -1,24 +1,22 @@
-"""The rewrite as a pass, and the driver that applies it.
+"""Rewrites of ops as passes: what the pass author writes, and how an op is walked to and replaced.
 
-A pass author writes `pattern`, `check` and `rewrite`. The driver owns the rest: walking (nested blocks, all
-functions), the worklist and its limit, where new ops go, names, proof, replacing, dead ops, scopes.
+A pass author writes `pattern`, `check` and `rewrite`. The engine owns the rest: walking (nested blocks, all
+functions), the worklist and its limit, where new ops go, names, comparison, replacing, dead ops, scopes.
 Work is proportional to the number of ops plus edits.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from anesurgery.checking.site import SiteProof, prove_site
-from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError
+from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import (
     Array,
     Block,
@@ -34,6 +32,7 @@ from anesurgery.mil import (
 )
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.driver import Built, Place, alike, operate
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, match
 from anesurgery.rewriting.pattern import op as op_patterns
@@ -45,6 +44,9 @@ EDITS_PER_OP = 4
 
 Result: TypeAlias = "Var | Sequence[Var] | Mapping[Var, Var]"
 """What `rewrite` returns: a Var for the root's output, a sequence for all its outputs, or {old: new}."""
+
+Pairs: TypeAlias = "list[tuple[Var, Var]]"
+"""Old values, each with the one that replaces it."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +78,21 @@ class Rewrite(Pass):
         raise NotImplementedError
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
-        """Values for a boundary var of the proof whose range matters (ids, for example); None: default."""
+        """Values for an input of the comparison whose range matters (ids, for example); None: the default."""
         return None
 
     def run(self, program: Program, session: Session) -> None:
         """Apply the rewrite to every function."""
         pattern = self.pattern(op_patterns)
         for function in program.functions.values():
-            _Driver(self, session, function, pattern).visit_block(function)
+            _Walk(self, session, function, pattern).visit(function)
         for function, name in session.dropped_inputs:
             remove_input(function, name)
         session.dropped_inputs.clear()
 
 
 @dataclass
-class _Driver:
+class _Walk:
     """One rewrite on one function."""
 
     step: Rewrite
@@ -98,8 +100,12 @@ class _Driver:
     function: Function
     pattern: OpPattern
 
-    def visit_block(self, block: Block) -> None:
-        """Visit a block's ops in order, and again what an edit may have enabled; then the nested blocks."""
+    def visit(self, block: Block) -> None:
+        """Visit a block's ops in order, and again what an edit may have enabled; then the nested blocks.
+
+        Raises:
+            PassError: there are too many edits; or a place raised.
+        """
         with block:
             ops = list(block.operations)
             queue = deque(op for op in ops if op.op_type in self.pattern.op_types)
@@ -108,47 +114,64 @@ class _Driver:
                 root = queue.popleft()
                 if root.enclosing_block is not block:
                     continue  # removed meanwhile, or in a nested block, which is visited later
-                found = self.visit(root, left)
-                left -= bool(found)
-                queue.extend(op for op in found if op.op_type in self.pattern.op_types)
+                place = _OpPlace(self.step, self.session, self.function, self.pattern, root)
+                if operate(place):
+                    if not left:
+                        raise PassError(
+                            f"pass {self.step.name} reaches no fixed point; last edit at {root.name}"
+                        )
+                    left -= 1
+                    queue.extend(op for op in place.again if op.op_type in self.pattern.op_types)
             for op in list(block.operations):
                 for nested in op.blocks:
-                    self.visit_block(nested)
+                    self.visit(nested)
 
-    def visit(self, root: Operation, left: int) -> list[Operation]:
-        """Edit at one root, if it matches; the ops that are worth another look.
 
-        Raises:
-            PassError: the pass raised (the cause is chained), or there are no edits left.
-        """
-        where = f"pass {self.step.name} at {root.name}"
-        try:
-            m = self.accept(root)
-            if m is not None and not left:
-                raise PassError(f"pass {self.step.name} reaches no fixed point; last edit at {root.name}")
-            return [] if m is None else self.edit(m)
-        except SurgeryError:
-            raise
-        except Exception as error:
-            raise PassError(
-                f"{where} ({root.op_type}) failed: {type(error).__name__}: {error}; "
-                "the model given to it is unchanged"
-            ) from error
+@dataclass
+class _OpPlace(Place):
+    """An op at which a pattern may match."""
 
-    def accept(self, root: Operation) -> Match | None:
-        """The match at one root, if every guard and the pass's own check agree; refusals are recorded."""
-        m = match(self.pattern, root)
+    step: Rewrite
+    session: Session
+    function: Function
+    pattern: OpPattern
+    root: Operation
+    again: list[Operation] = field(default_factory=list)
+    """After an edit: the ops that are worth another look."""
+
+    def __post_init__(self) -> None:
+        self.builder = Builder(self.session, self.function, self.step.name, self.root)
+        self.match: Match | None = None
+
+    def __str__(self) -> str:
+        return self.root.name
+
+    @property
+    def kind(self) -> str:
+        """The op type."""
+        return self.root.op_type
+
+    def build(self) -> Built | Refusal | None:
+        """The new ops, if every guard and the pass's own check agree."""
+        m = self.accept()
+        if not isinstance(m, Match):
+            return m
+        self.match, self.before = m, self.session.marked(self.function)
+        pairs = self.pairs(m, self.step.rewrite(self.builder, m))
+        self.refuse_loops(pairs, self.builder.made)
+        return Built(pairs, self.builder.made, m.ops)
+
+    def accept(self) -> Match | Refusal | None:
+        """The match, if there is one and every guard and the pass's own check agree."""
+        m = match(self.pattern, self.root)
         if isinstance(m, Match):
             refusal = self.guard(m)
             m = self.step.check(m) if refusal is None else refusal
         if not isinstance(m, (Match, Refusal, NoneType)):
-            raise PassError(
-                f"pass {self.step.name} at {root.name}: `check` returned {m!r}; "
+            raise self.error(
+                f"`check` returned {m!r}; "
                 "return the match, a Refusal with the reason, or None where the pass does not apply"
             )
-        if isinstance(m, Refusal):
-            self.session.refusals.append((self.step.name, m))
-            return None
         return m
 
     def guard(self, m: Match) -> Refusal | None:
@@ -166,99 +189,65 @@ class _Driver:
                     return Refusal(f"%{v.name} has the symbolic shape {tuple(v.shape)}", m.root)
         return None
 
-    def edit(self, m: Match) -> list[Operation]:
-        """Build, prove, replace, clean up; the ops that are worth another look."""
-        builder = Builder(self.session, self.function, self.step.name, m.root)
-        pairs = self.pairs(m, self.step.rewrite(builder, m))
-        self.refuse_loops(m, pairs, builder.made)
-        proof, unproven = self.prove(m, pairs, builder.made)
-        readers = [op for old, _ in pairs for op in consumers(old)]
-        for old, new in pairs:
-            self.replace(builder, old, new)
-        dead = remove_dead([*m.ops, *(old.op for old, _ in pairs if old.op is not None)])
-        unused = remove_dead(builder.made)
-        self.separate_names([old for old, _ in pairs])
-        new_ops = [op for op in builder.made if op not in unused]
-        bound = [f"{k}={operand_text(v)}" for k, v in m.bindings.items() if isinstance(v, Var)]
-        change = Change(
-            self.step.name, m.root.name, _names(dead), _names(new_ops), ", ".join(bound), proof, unproven
-        )
-        self.session.changes.append(change)
-        return [*new_ops, *(op for op in readers if op.enclosing_block is not None)]
-
-    def pairs(self, m: Match, result: Result) -> list[tuple[Var, Var]]:
+    def pairs(self, m: Match, result: Result) -> Pairs:
         """What replaces what, with shapes and dtypes checked (declared interface changes may differ)."""
         if isinstance(result, Mapping):
             pairs = list(result.items())
         else:
             news = list(result) if isinstance(result, Sequence) else [result]
             if len(news) != len(m.root.outputs):
-                raise PassError(
-                    f"pass {self.step.name} at {m.root.name}: `rewrite` returned {len(news)} values "
-                    f"for {len(m.root.outputs)}"
-                )
+                raise self.error(f"`rewrite` returned {len(news)} values for {len(m.root.outputs)}")
             pairs = list(zip(m.root.outputs, news, strict=True))
         declared = {name for change in self.session.contract for name in change.names}
         for old, new in pairs:
             if not isinstance(new, Var):
-                raise PassError(
-                    f"pass {self.step.name} at {m.root.name}: `rewrite` returned {new!r} for "
-                    f"%{old.name}, not a value"
-                )
-            same = tuple(old.shape or ()) == tuple(new.shape or ()) and old.dtype == new.dtype
+                raise self.error(f"`rewrite` returned {new!r} for %{old.name}, not a value")
+            same = alike(old, new) and old.dtype == new.dtype
             if not same and not (old.name in declared and not old.child_ops):
-                raise PassError(
-                    f"pass {self.step.name} at {m.root.name}: %{old.name} is {type_text(old)}, "
-                    f"its replacement {type_text(new)}"
-                )
+                raise self.error(f"%{old.name} is {type_text(old)}, its replacement {type_text(new)}")
         return pairs
 
-    def refuse_loops(self, m: Match, pairs: list[tuple[Var, Var]], made: list[Operation]) -> None:
+    def refuse_loops(self, pairs: Pairs, made: Sequence[Operation]) -> None:
         """All readers of an old value will read the new one: a new op must not be among them."""
         olds = {old for old, _ in pairs}
         for op in made:
             for v in (v for _, v in operands(op) if v in olds):
-                raise PassError(
-                    f"pass {self.step.name} at {m.root.name}: the new {op.op_type} reads %{v.name}, "
-                    "which it replaces"
-                )
+                raise self.error(f"the new {op.op_type} reads %{v.name}, which it replaces")
 
-    def prove(
-        self, m: Match, pairs: list[tuple[Var, Var]], made: list[Operation]
-    ) -> tuple[SiteProof | None, str]:
-        """Compare both sides while both exist.
+    def sample(self, var: Var, rng: np.random.Generator) -> Array | None:
+        """As the pass says."""
+        assert self.match is not None
+        return self.step.sample(self.match, var, rng)
 
-        Raises:
-            ProofError: they differ by more than the pass promises.
-        """
-        if not self.session.prove_sites:
-            return None, ""
-        comparable = [(old, new) for old, new in pairs if tuple(old.shape or ()) == tuple(new.shape or ())]
-        if not comparable:
-            return None, "the shape changes on purpose; the comparison of whole models covers it"
-        started = time.perf_counter()
-        known = self.session.proven.setdefault(str(self.step), {})
-        proof = prove_site(
-            comparable, made, lambda v, rng: self.step.sample(m, v, rng), self.session.rng, m.ops, known
-        )
-        self.session.proof_seconds += time.perf_counter() - started
-        if isinstance(proof, str):
-            return None, proof
-        if not proof.within(self.step.tolerance):
-            raise ProofError(
-                f"pass {self.step.name} at {m.root.name}: old and new differ by {proof.max_abs:g} "
-                f"({proof.max_rel:.2g} of the largest value); promised: {self.step.tolerance}"
-            )
-        return proof, ""
+    def undo(self) -> None:
+        """Remove the new ops and inputs, and what the pass declared."""
+        remove_dead(self.builder.made)
+        if self.match is not None:
+            self.session.reset(self.function, self.before)
 
-    def replace(self, builder: Builder, old: Var, new: Var) -> None:
+    def replace(self, built: Built) -> Change:
+        """Let the readers read the new values, and remove the ops that are dead then."""
+        assert self.match is not None
+        olds = [old for old, _ in built.pairs]
+        readers = [op for old in olds for op in consumers(old)]
+        for old, new in built.pairs:
+            self.hand_over(old, new)
+        dead = remove_dead([*self.match.ops, *(old.op for old in olds if old.op is not None)])
+        unused = remove_dead(self.builder.made)
+        self.separate_names(olds)
+        new_ops = [op for op in self.builder.made if op not in unused]
+        self.again = [*new_ops, *(op for op in readers if op.enclosing_block is not None)]
+        bound = [f"{k}={operand_text(v)}" for k, v in self.match.bindings.items() if isinstance(v, Var)]
+        return Change(self.step.name, self.root.name, _names(dead), _names(new_ops), ", ".join(bound))
+
+    def hand_over(self, old: Var, new: Var) -> None:
         """Let every reader of `old` read `new`, which takes over the name."""
-        if new.op not in builder.made or (is_output(old) and is_output(new)):
+        if new.op not in self.builder.made or (is_output(old) and is_output(new)):
             if not is_output(old):
                 self.substitute(old, new)
                 return
             assert old.op is not None
-            new = builder.before(old.op).identity(x=new)  # an output needs a name of its own
+            new = self.builder.before(old.op).identity(x=new)  # an output needs a name of its own
         self.substitute(old, new)
         if new.op is not None and len(new.op.outputs) == 1 and old.op is not None:
             new.op.name = old.op.name if len(old.op.outputs) == 1 else old.name

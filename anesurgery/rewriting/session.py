@@ -1,17 +1,23 @@
-"""What one application of passes knows and collects: changes, refusals, declared interface changes."""
+"""What passes report, and what one application of them knows: edits, refusals, declared interface changes."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import os
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from anesurgery.checking.site import SiteProof
+from anesurgery.display import Drawn
 from anesurgery.errors import Refusal
+from anesurgery.files import arrays
 from anesurgery.files.interface_change import InterfaceChange
-from anesurgery.mil import Array, Function, Operation, Var, walk_ops
+from anesurgery.files.writing import check_place
+from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_ops
 
 
 @dataclass(frozen=True)
@@ -29,22 +35,51 @@ class Change:
     """Why there is no site proof, when one was wanted."""
 
 
-@dataclass
-class Session:
-    """What one application of passes knows and collects."""
+@dataclass(kw_only=True)
+class Report(Drawn):
+    """What passes did to a model, and what they could not do."""
 
     target: str | None = None
-    prove_sites: bool = False
-    seed: int = 0
+    """Chip and OS that the model is meant for."""
     changes: list[Change] = field(default_factory=list)
     refusals: list[tuple[str, Refusal]] = field(default_factory=list)
+    """Name of the pass, and why it did not fire at a place."""
     notes: list[str] = field(default_factory=list)
     """What else the caller should know."""
     contract: list[InterfaceChange] = field(default_factory=list)
+    """The declared interface changes: what callers of the model must do otherwise."""
     artifacts: dict[str, Array] = field(default_factory=dict)
-    """Arrays that left the model and are written beside it, by name."""
+    """Arrays that left the model, by name; they are written beside it."""
     timings: dict[str, float] = field(default_factory=dict)
-    proof_seconds: float = 0.0
+    """Seconds by step."""
+
+    def artifact_places(self, package: str | os.PathLike[str]) -> dict[Path, Array]:
+        """The arrays that left the model, by where they go: `<package>.<name>.npy`."""
+        place = Path(package).expanduser().absolute()
+        return {place.with_name(f"{place.stem}.{name}.npy"): array for name, array in self.artifacts.items()}
+
+    def save_artifacts(self, package: str | os.PathLike[str], *, overwrite: bool = False) -> list[Path]:
+        """Write the arrays that left the model beside its package.
+
+        Raises:
+            LoadError: something is there already.
+        """
+        places = self.artifact_places(package)
+        for place in places:
+            check_place(place, overwrite)
+        for place, array in places.items():
+            arrays.write_one(place, array, overwrite)
+        return list(places)
+
+
+@dataclass(kw_only=True)
+class Session(Report):
+    """One application of passes: its report, and what the engine must remember meanwhile."""
+
+    prove_sites: bool = False
+    seed: int = 0
+    ran: list[str] = field(default_factory=list)
+    """Names of the passes that have run."""
     proven: dict[str, dict[Hashable, SiteProof | str]] = field(default_factory=dict)
     """Site proofs by step and fingerprint: the same computation is run once."""
     names: dict[Function, set[str]] = field(default_factory=dict)
@@ -56,6 +91,17 @@ class Session:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
+
+    def marked(self, function: Function) -> tuple[set[str], int, int, dict[str, Array]]:
+        """What `reset` needs to take back what a rewrite declares."""
+        return set(function.inputs), len(self.contract), len(self.dropped_inputs), dict(self.artifacts)
+
+    def reset(self, function: Function, mark: tuple[set[str], int, int, dict[str, Array]]) -> None:
+        """Take back the inputs, interface changes and arrays that came since `marked`."""
+        inputs, contract, dropped, self.artifacts = mark
+        for name in set(function.inputs) - inputs:
+            remove_input(function, name)
+        del self.contract[contract:], self.dropped_inputs[dropped:]
 
     def fresh_name(self, function: Function, wish: str) -> str:
         """A name that no op or value of the function bears yet."""
@@ -69,3 +115,26 @@ class Session:
             name = f"{wish}_{n}"
         taken.add(name)
         return name
+
+
+def counts(changes: Iterable[Change]) -> dict[str, int]:
+    """Number of edits by pass, in the order of first application."""
+    return dict(Counter(change.pass_name for change in changes))
+
+
+def grouped_refusals(refusals: Sequence[tuple[str, Refusal]]) -> list[tuple[str, str, int, str]]:
+    """Rows (pass, reason, count, name of the first op), one for each distinct reason."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, refusal in refusals:
+        where = refusal.where.name if refusal.where is not None else ""
+        rows.setdefault((name, refusal.reason), []).append(where)
+    return [(name, reason, len(where), where[0]) for (name, reason), where in rows.items()]
+
+
+def refusal_lines(refusals: Sequence[tuple[str, Refusal]]) -> list[str]:
+    """One line for each distinct reason: ``pass: reason (3 times, first at op)``."""
+    lines = []
+    for name, reason, times, where in grouped_refusals(refusals):
+        at = f" ({'at' if times == 1 else f'{times} times, first at'} {where})" if where else ""
+        lines.append(f"{name}: {reason}{at}")
+    return lines

@@ -16,8 +16,7 @@ from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.ranges import Ranges
 from anesurgery.display import draws
 from anesurgery.mil import Array
-from anesurgery.rewriting.passes import counts, grouped_refusals, refusal_lines
-from anesurgery.rewriting.session import Change
+from anesurgery.rewriting.session import Change, counts, grouped_refusals, refusal_lines
 from anesurgery.surgery import Surgery
 
 WIDTH = 100

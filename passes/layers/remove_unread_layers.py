@@ -43,7 +43,7 @@ class RemoveUnreadLayers(LayerPass):
 
     name: ClassVar[str] = "remove_unread_layers"
 
-    def run_network(self, network: Network, session: Session) -> None:
+    def run(self, network: Network, session: Session) -> None:
         """Remove them from the last to the first."""
         for node in network.remove_unread():
             words = "no output depends on it"

@@ -20,10 +20,11 @@ class Rewriting:
 
     def __init__(self, names: str) -> None:
         from anesurgery import registry
-        from anesurgery.surgery import find_recipe, on_layers
+        from anesurgery.rewriting.passes import subject_of
+        from anesurgery.surgery import find_recipe
 
         recipes = registry.recipe_names()
-        layered = {n for n in recipes if on_layers(find_recipe(n).steps)}
+        layered = {n for n in recipes if not subject_of(find_recipe(n).steps).converts}
         layered |= set(registry.layer_pass_names())
         known = [*registry.pass_names(), *recipes] if names == "all" else names.split(",")
         self.on_layers = [name for name in known if name in layered]

@@ -17,7 +17,6 @@ from anesurgery.files.package import read_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import ct, mb, quiet_host
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 NAME = "legacy_add_multiply"
@@ -93,7 +92,6 @@ def test_every_kind_of_network(spec: Any, kind: str, tmp_path: Path) -> None:
     path = saved(spec, tmp_path)
     before = path.read_bytes()
     done = ane.apply(path, NAME, prove="both", quiet=True)
-    assert isinstance(done, NetworkSurgery)
     assert done.proof is not None
     assert done.proof.psnr == float("inf")
     written = read_spec(done.save(tmp_path / "new.mlmodel"))
@@ -140,7 +138,6 @@ def test_nothing_to_do_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_report_says_what_the_rules_forbid_before_and_after() -> None:
     done = ane.apply(network(), NAME, quiet=True)
-    assert isinstance(done, NetworkSurgery)
     words = "layers that the rules of the format keep off the ANE: 2 of 2 -> 0 of 1"
     assert words in done.notes
     assert words in str(done)
@@ -257,7 +254,7 @@ def test_what_a_pass_has_to_say_is_noted() -> None:
     branch.branch.elseBranch.layers.extend(other)
     spec = make_network({"x": (1,)}, [make_layer("unary", ["x"], ["y"], type="ABS"), branch], ["y"])
     done = ane.apply(spec, NAME, quiet=True)
-    assert "3 layers inside branches and loops are left alone: no pass looks there" in done.notes
+    assert "3 layers inside branches and loops are skipped: no pass looks there" in done.notes
 
 
 def test_wrong_numbers_are_found_at_the_site_and_in_the_whole() -> None:
@@ -286,7 +283,7 @@ class Broken(LayerRewrite):
 def test_a_pass_that_fails_is_named_with_the_layer() -> None:
     with pytest.raises(PassError, match="pass broken at layer 'y': the shape of an output changed"):
         ane.apply(threshold(), Broken(), quiet=True)
-    with pytest.raises(PassError, match="pass broken failed at layer 'y': ValueError: no"):
+    with pytest.raises(PassError, match=r"pass broken at layer 'y' \(unary\) failed: ValueError: no"):
         ane.apply(threshold(), Broken(raises=True), quiet=True)
 
 
@@ -296,13 +293,13 @@ def program() -> Any:
 
 def test_bad_input(tmp_path: Path) -> None:
     path = saved(network(), tmp_path)
-    with pytest.raises(SurgeryError, match="negate_subtract on the ops of an ML Program"):
+    with pytest.raises(SurgeryError, match="negate_subtract for the ops of an ML Program"):
         ane.apply(path, [NAME, "negate_subtract"])
     with pytest.raises(LoadError, match="cannot read layers from a Program"):
         ane.apply(program(), NAME)
     package = tmp_path / "p.mlpackage"
     ane.apply(program(), "negate_subtract", quiet=True).save(package)
-    with pytest.raises(SurgeryError, match="it is a mlProgram, which has no layers"):
+    with pytest.raises(SurgeryError, match="is a mlProgram, which has no layers"):
         ane.apply(package, NAME)
     done = ane.apply(path, NAME, quiet=True)
     with pytest.raises(LoadError, match=r"let it end in \.mlmodel"):
@@ -364,7 +361,7 @@ def test_dynamic_sizes() -> None:
     for size in (1, 3, -1, 9):
         array.shapeRange.sizeRanges.add(lowerBound=max(size, 1), upperBound=size)
     (change,) = ane.apply(spec, Again(), quiet=True).changes
-    assert change.unproven == "cannot be computed where sizes known at run time only are 3"
+    assert change.unproven == "cannot be computed where dynamic sizes are 3"
     done = ane.apply(spec, Again(kernel=3), quiet=True)
     assert not done.changes
     ((_, refusal),) = done.refusals

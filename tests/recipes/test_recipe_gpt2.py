@@ -14,8 +14,8 @@ from anesurgery import recipes
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
-from anesurgery.rewriting.passes import counts
-from anesurgery.surgery import op_counts
+from anesurgery.rewriting.ml_program import op_counts
+from anesurgery.rewriting.session import counts
 
 FORMS = [
     ("trace", "eager", False, "iOS16", "fp16"),

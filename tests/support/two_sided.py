@@ -7,8 +7,8 @@ from typing import Any
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_same_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 Shape = tuple[int, ...]
 
@@ -38,9 +38,9 @@ def with_any_batch(spec: Any) -> Any:
 
 def layers_after(step: LayerPass, spec: Any, inputs: Mapping[str, Array] | None = None) -> list[Any]:
     """The layers after a pass, which gives the same numbers as it promises."""
-    after, session = apply_layer_pass(step, spec)
+    after, session = apply_pass(step, spec)
     assert session.changes, session.refusals
-    assert_same_network(step, spec, after, inputs=inputs)
+    assert_same_numbers(spec, after, inputs=inputs, rtol=step.tolerance.rtol)
     return list(after.neuralNetwork.layers)
 
 

@@ -1,5 +1,5 @@
 """Passes over the layers of a network, on the specification itself: an `.mlmodel` goes in and comes out.
 
-`network` is the graph, `inference` its shapes and constants, `layer_pass` what a pass is and the driver,
-`operating` applies passes to a file, `testing` helps to test them; the others hold what several passes share.
+`network` is the graph, `layer_pass` what a pass is, `neural_network` the model that passes operate on,
+`layer_text` prints it; the others hold what several passes share.
 """

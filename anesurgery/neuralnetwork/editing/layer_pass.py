@@ -1,7 +1,7 @@
-"""Passes over the layers of a neural network, and the driver that applies a rewrite to each of them.
+"""Passes over the layers of a neural network: what the pass author writes, and how a layer is replaced.
 
-A pass author names the layer types and writes `rewrite`; the driver owns the rest: walking, names, building the
-new layers as MIL ops beside the old ones, proof, replacing, layers that nobody reads any more::
+A pass author names the layer types and writes `rewrite`; the engine owns the rest: walking, names, building the
+new layers as MIL ops beside the old ones, comparison, replacing, layers that nobody reads any more::
 
     class LegacyClip(LayerRewrite):
         kinds = frozenset({"maxBroadcastable"})
@@ -19,13 +19,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import SYMBOL_LENGTH, SiteProof, prove_site
-from anesurgery.errors import InterpretError, LoadError, PassError, ProofError, Refusal, SurgeryError
-from anesurgery.mil import Array, Operation, Program, Var, any_symbolic, quiet_host
+from anesurgery.errors import LoadError, Refusal
+from anesurgery.mil import Array, Var, any_symbolic, quiet_host
 from anesurgery.neuralnetwork.editing.network import Network, Node
+from anesurgery.neuralnetwork.editing.neural_network import NeuralNetwork
 from anesurgery.neuralnetwork.making import make_layer
+from anesurgery.rewriting.driver import Built, Place, operate
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.subject import Subject
 
 Shape = tuple[int | None, ...]
 
@@ -39,7 +41,7 @@ class Site:
     new: list[Node] = field(default_factory=list)
     """The layers to come."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Outputs that go because their readers may read another blob."""
+    """Outputs that go, since their readers may read another blob."""
 
     @property
     def params(self) -> Any:
@@ -57,7 +59,7 @@ class Site:
         return self.node.outputs
 
     def shape(self, blob: str) -> Shape:
-        """The shape with its true rank; None for a size known at run time only.
+        """The shape with its true rank; None for a dynamic size.
 
         Raises:
             Unknown: nothing is known about the blob.
@@ -71,16 +73,16 @@ class Site:
         """The shape, which must be known.
 
         Raises:
-            Unknown: a size is known at run time only.
+            Unknown: a size is dynamic.
         """
         found = self.shape(blob)
         if None in found:
             words = "x".join("?" if d is None else str(d) for d in found)
-            raise Unknown(f"the shape of {blob!r} is {words}, known at run time only")
+            raise Unknown(f"the shape of {blob!r} is {words}: a size is dynamic")
         return tuple(d for d in found if d is not None)
 
     def constant(self, blob: str) -> Array | None:
-        """The value of a blob that is the same at every run, or None."""
+        """The value of a blob that is the same at every run; else None."""
         return self.network.constant(blob)
 
     def emit(
@@ -111,7 +113,7 @@ class Site:
         return self.emit("activation", [x], outputs, linear=fields)
 
     def chain(self, layers: Sequence[Callable[..., str]]) -> None:
-        """Put layers there one behind the other, of which the last makes the layer's one output.
+        """Put layers there in a row, of which the last makes the layer's one output.
 
         Args:
             layers: of each, what puts it there: of the blob that it reads, and of `outputs` as in `emit`.
@@ -170,18 +172,10 @@ class Unknown(Exception):  # noqa: N818 - becomes a refusal, never an error
 class LayerPass(Pass):
     """A pass over the layers of a neural network (`.mlmodel`), not over the ops of an ML Program."""
 
-    caveat: ClassVar[str] = ""
-    """What the caller should know where it changed something; a surgery notes it."""
+    subject: ClassVar[type[Subject]] = NeuralNetwork
 
-    def requires(self, program: Program) -> Refusal | None:
-        """ML Programs have no layers."""
-        return Refusal("it rewrites the layers of a neural network (.mlmodel), not an ML Program")
-
-    def run(self, program: Program, session: Session) -> None:
-        """Nothing: see `requires`."""
-
-    def run_network(self, network: Network, session: Session) -> None:
-        """Edit a network in place; the caller writes it into the specification (`Network.commit`)."""
+    def run(self, network: Network, session: Session) -> None:
+        """Edit a network in place."""
         raise NotImplementedError
 
 
@@ -195,116 +189,107 @@ class LayerRewrite(LayerPass):
     def rewrite(self, site: Site) -> Refusal | None:
         """Emit the layers that make the outputs of the old one, or say why not.
 
-        Nothing emitted and None: the layer is not this pass's business.
+        Nothing emitted and None: does not apply.
         """
         raise NotImplementedError
 
     def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
-        """Values for an input of the proof whose range matters (ids, for example); None: normal numbers."""
+        """Values for an input of the comparison whose range matters (ids, for example); None: the default."""
         return None
 
-    def run_network(self, network: Network, session: Session) -> None:
-        """Visit the layers in order, and those that come anew."""
+    def run(self, network: Network, session: Session) -> None:
+        """Visit the layers that are there at the start, in order."""
         network.refresh()
         for node in list(network.nodes):
-            if node.kind not in self.kinds or node not in network.nodes:
-                continue
-            if (refusal := self._visit(network, node, session)) is not None:
-                session.refusals.append((self.name, refusal))
+            if node.kind in self.kinds and node in network.nodes:
+                operate(_LayerPlace(self, session, Site(network, node)))
 
-    def _visit(self, network: Network, node: Node, session: Session) -> Refusal | None:
-        site = Site(network, node)
-        if not all(map(network.plain, node.outputs)):
-            return Refusal("it makes a blob that a loop or branch, or another layer, makes too", node)
+
+@dataclass
+class _LayerPlace(Place):
+    """A layer at which a rewrite may act."""
+
+    step: LayerRewrite
+    session: Session
+    site: Site
+
+    def __str__(self) -> str:
+        return f"layer {self.site.node.name!r}"
+
+    @property
+    def kind(self) -> str:
+        """The layer type."""
+        return self.site.node.kind
+
+    def build(self) -> Built | Refusal | None:
+        """The new layers as ops beside the old ones, if every guard and the pass itself agree."""
+        site = self.site
         try:
-            refusal = self.rewrite(site)
+            if not all(map(site.network.plain, site.outputs)):
+                return self.refusal("it makes a blob that a loop or branch, or another layer, makes too")
+            refusal = self.step.rewrite(site)
+            if refusal is not None or site.new or site.renamed:
+                barred = _barred(site)
+                refusal = refusal if barred is None else barred
+            if refusal is not None:
+                return self.refusal(refusal.reason)
+            return self.built() if site.new or site.renamed else None
         except Unknown as reason:
-            return Refusal(str(reason), node)
-        except SurgeryError:
-            raise
-        except Exception as error:
-            words = f"pass {self.name} failed at layer {node.name!r}: {type(error).__name__}: {error}"
-            raise PassError(f"{words}; the model given to it is unchanged") from error
-        if refusal is not None or site.new or site.renamed:
-            barred = _barred(site)
-            refusal = refusal if barred is None else barred
-        if refusal is not None:
-            return Refusal(refusal.reason, node)
-        if site.new or site.renamed:
-            try:
-                self._edit(site, session)
-            except Unknown as reason:
-                return Refusal(str(reason), node)
-        return None
+            return self.refusal(str(reason))
 
-    def _edit(self, site: Site, session: Session) -> None:
-        proof = self._proven(site, session)
-        for old, new in site.renamed.items():
-            site.network.forward(old, new)
-        gone = site.network.replace(site.node, site.new)
-        words = proof if isinstance(proof, str) else ""
-        session.changes.append(
-            Change(
-                self.name,
-                site.node.name,
-                tuple(map(str, gone)),
-                tuple(map(str, site.new)),
-                unproven=words,
-                proof=proof if isinstance(proof, SiteProof) else None,
-            )
-        )
+    def refusal(self, reason: str) -> Refusal:
+        """A refusal at the layer."""
+        return Refusal(reason, self.site.node)
 
-    def _proven(self, site: Site, session: Session) -> SiteProof | str | None:
-        """Build the new layers beside the old ones and, if wanted, compare what they make.
+    def built(self) -> Built:
+        """The old and new value of each output that was known, and the ops that came.
 
         Raises:
             PassError: they cannot be built, or have another shape.
-            ProofError: they make other numbers than promised.
             Unknown: a shape cannot be shown to stay.
         """
-        unknown = next((why for n in site.outputs if (why := site.network.blobs.missing.get(n))), "")
-        pairs, ops = self._built(site)
-        if not session.prove_sites:
-            return None
-        if unknown:
-            return f"not known before: {unknown}"
-
-        def sample(var: Var, rng: np.random.Generator) -> Array | None:
-            return self.sample(site, var, rng)
-
-        known = session.proven.setdefault(str(self), {})
-        try:
-            proof = prove_site(pairs, ops, sample, session.rng, proven=known)
-        except InterpretError:
-            if not any(any_symbolic(a.shape) for a, _ in pairs):
-                raise
-            return f"cannot be computed where sizes known at run time only are {SYMBOL_LENGTH}"
-        if isinstance(proof, SiteProof) and not proof.within(self.tolerance):
-            raise ProofError(
-                f"pass {self.name} at layer {site.node.name!r}: the numbers differ by {proof.max_rel:.2g} of "
-                f"the largest, promised: {self.tolerance}"
-            )
-        return proof
-
-    def _built(self, site: Site) -> tuple[list[tuple[Var, Var]], list[Operation]]:
-        """The old and new value of each output that was known, and the ops that came."""
-        blobs, where = site.network.blobs, f"pass {self.name} at layer {site.node.name!r}"
+        site, blobs = self.site, self.site.network.blobs
+        unknown = next((why for n in site.outputs if (why := blobs.missing.get(n))), "")
         old = {n: var for n in site.outputs if (var := blobs.var(n)) is not None}
         exact = [n in blobs.ctx.exact for n in old]
         try:
             with quiet_host():
                 ops, made = blobs.add([node.message for node in site.new])
         except LoadError as error:
-            raise PassError(f"{where}: the new layers do not fit: {error}") from error
+            raise self.error(f"the new layers do not fit: {error}") from error
         new = made | {n: blobs.ctx.env[name] for n, name in site.renamed.items()}
         if lost := [n for n in site.outputs if n not in new and site.network.is_read(n)]:
-            raise PassError(f"{where}: nothing makes {lost[0]!r} any more, which is read")
+            raise self.error(f"nothing makes {lost[0]!r} any more, which is read")
         pairs = [(var, new[n]) for n, var in old.items() if n in new]
-        same = all(len(a.shape) == len(b.shape) for a, b in pairs)
-        sizes = [s for a, b in pairs for s in zip(a.shape, b.shape, strict=False)]
-        same &= all(any_symbolic(s) or s[0] == s[1] for s in sizes)
-        if any(any_symbolic(s) and str(s[0]) != str(s[1]) for s in sizes):
-            raise Unknown("a size is known at run time only, and cannot be shown to stay as it is")
+        same = _same_shapes(pairs)
         if not same or exact != [site.renamed.get(n, n) in blobs.ctx.exact for n in old]:
-            raise PassError(f"{where}: the shape of an output changed")
-        return pairs, ops
+            raise self.error("the shape of an output changed")
+        return Built(pairs, ops, uncompared=self.refusal(f"not known before: {unknown}") if unknown else None)
+
+    def sample(self, var: Var, rng: np.random.Generator) -> Array | None:
+        """As the pass says."""
+        return self.step.sample(self.site, var, rng)
+
+    def undo(self) -> None:
+        """Nothing: the network has not been edited, and nobody reads the new ops."""
+
+    def replace(self, built: Built) -> Change:
+        """Put the new layers in the network, and remove those that nobody reads then."""
+        network, node = self.site.network, self.site.node
+        for old, new in self.site.renamed.items():
+            network.forward(old, new)
+        gone = network.replace(node, self.site.new)
+        return Change(self.step.name, node.name, tuple(map(str, gone)), tuple(map(str, self.site.new)))
+
+
+def _same_shapes(pairs: Sequence[tuple[Var, Var]]) -> bool:
+    """Have the two values of each pair the same shape?
+
+    Raises:
+        Unknown: a size is dynamic, and cannot be shown to stay.
+    """
+    same = all(len(a.shape) == len(b.shape) for a, b in pairs)
+    sizes = [s for a, b in pairs for s in zip(a.shape, b.shape, strict=False)]
+    if any(any_symbolic(s) and str(s[0]) != str(s[1]) for s in sizes):
+        raise Unknown("a size is dynamic, and cannot be shown to stay as it is")
+    return same and all(any_symbolic(s) or s[0] == s[1] for s in sizes)

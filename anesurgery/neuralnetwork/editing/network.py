@@ -84,7 +84,7 @@ class Network:
         self.spec = spec
         self.message = network_of(spec)
         self.nodes = [Node(layer) for layer in self.message.layers]
-        self._edited = self._outdated = False
+        self.edited = self._outdated = False
         self.blobs = blobs or Blobs(self.message, spec.description)
         self.inputs = tuple(f.name for f in spec.description.input)
         self._scores = _scores(self.message)
@@ -176,7 +176,7 @@ class Network:
         Returns:
             The layers that went, `node` first.
         """
-        self._edited = self._outdated = True
+        self.edited = self._outdated = True
         at = self.nodes.index(node)
         self.nodes[at : at + 1] = new
         self._leave(node)
@@ -199,7 +199,7 @@ class Network:
                 continue
             if any(map(self.is_read, node.outputs)):
                 continue
-            self._edited = self._outdated = True
+            self.edited = self._outdated = True
             self.nodes.remove(node)
             self._leave(node)
             gone.append(node)
@@ -208,7 +208,7 @@ class Network:
 
     def forward(self, old: str, new: str) -> None:
         """Let all who read `old` read `new`."""
-        self._edited = self._outdated = True
+        self.edited = self._outdated = True
         for node in self.readers(old):
             self._readers[old].remove(node)
             self._readers.setdefault(new, []).append(node)
@@ -229,9 +229,9 @@ class Network:
 
     def commit(self) -> None:
         """Write the layers into the specification; it copies weights, so once behind all passes."""
-        if not self._edited:
+        if not self.edited:
             return
-        self._edited = False
+        self.edited = False
         kept = [node.message for node in self.nodes]
         copies = type(self.message)()
         copies.layers.extend(kept)

@@ -10,15 +10,10 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-    assert_same_network,
-)
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.fold_batchnorm import FoldBatchnorm
-from anesurgery.testing import assert_same_numbers
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 STEP = FoldBatchnorm()
 CHANNELS = 4
@@ -62,10 +57,10 @@ def network(
 
 
 def folded(spec: Any) -> Any:
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert session.changes, session.refusals
     assert all(change.proof is not None for change in session.changes)
-    assert_same_network(STEP, spec, after)
+    assert_same_numbers(spec, after, rtol=STEP.tolerance.rtol)
     return after.neuralNetwork.layers
 
 
@@ -95,7 +90,7 @@ def test_whole_numbers_stay_the_same_bit_for_bit(
     (layer,) = folded(spec)
     assert layer.WhichOneof("layer") == kind
     assert getattr(layer, kind).hasBias
-    old, new = (import_network(s, keep_names=True).program for s in (spec, apply_layer_pass(STEP, spec)[0]))
+    old, new = (import_network(s, keep_names=True).program for s in (spec, apply_pass(STEP, spec)[0]))
     values = whole(*(shape[1:] if rank5 else shape), seed=4)
     assert_same_numbers(old, new, {"x": values}, rtol=0)
 
@@ -144,18 +139,18 @@ TRAINED: Fields = {**weights(whole(4, 4)), "isUpdatable": True}
     ],
 )
 def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses_layers(STEP, spec, words)
+    assert_refuses(STEP, spec, words)
 
 
 def test_a_normalization_of_the_input_stays() -> None:
     spec = make_network({"x": (1, 4, 2, 2)}, [make_layer("batchnorm", ["x"], ["y"], **statistics())], ["y"])
-    assert_refuses_layers(STEP, spec, "it stands behind an input")
+    assert_refuses(STEP, spec, "it stands behind an input")
 
 
 def test_what_others_read_stays() -> None:
     spec = network(convolved(4, 4, 1, 1))
     spec.description.output.add(name="a").type.multiArrayType.dataType = 65568
-    assert_refuses_layers(STEP, spec, "what the convolution makes is read elsewhere too")
+    assert_refuses(STEP, spec, "what the convolution makes is read elsewhere too")
 
 
 def test_weights_that_are_computed() -> None:
@@ -166,7 +161,7 @@ def test_weights_that_are_computed() -> None:
         make_layer("batchnorm", ["a"], ["y"], **statistics()),
     ]
     spec = make_network({"x": (1, 4, 2, 2), "w": (4, 4, 1, 1)}, layers, ["y"])
-    assert_refuses_layers(STEP, spec, "the weights of the convolution are computed")
+    assert_refuses(STEP, spec, "the weights of the convolution are computed")
 
 
 @pytest.mark.parametrize(

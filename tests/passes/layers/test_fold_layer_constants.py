@@ -10,14 +10,9 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-    assert_rewrites_layers,
-    assert_same_network,
-)
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.fold_layer_constants import FoldLayerConstants
+from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers
 
 STEP = FoldLayerConstants()
 Shape = tuple[int, ...]
@@ -43,10 +38,10 @@ def alone(kind: str, **fields: Any) -> Any:
 
 
 def kinds_after(spec: Any, step: FoldLayerConstants = STEP) -> list[str]:
-    after, session = apply_layer_pass(step, spec)
+    after, session = apply_pass(step, spec)
     assert session.changes, session.refusals
     assert all(change.proof is not None for change in session.changes)
-    assert_same_network(step, spec, after)
+    assert_same_numbers(spec, after, rtol=step.tolerance.rtol)
     return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
 
 
@@ -115,7 +110,7 @@ def test_a_layer_of_one_input_that_changes_nothing(layer: tuple[str, dict[str, A
     ],
 )
 def test_what_only_looks_so(spec: Any, words: str) -> None:
-    assert_refuses_layers(STEP, spec, words)
+    assert_refuses(STEP, spec, words)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +128,7 @@ def test_what_only_looks_so(spec: Any, words: str) -> None:
     ],
 )
 def test_not_its_business(spec: Any) -> None:
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert after == spec
     assert not session.refusals
 
@@ -141,11 +136,9 @@ def test_not_its_business(spec: Any) -> None:
 def test_the_output_is_an_input() -> None:
     layers = [constant("c", np.ones(4)), make_layer("multiply", ["x", "c"], ["y"])]
     spec = make_network({"x": (4,)}, layers, ["y"])
-    assert_rewrites_layers(
-        STEP, spec, "network(%x: 4) {\n  %y: 4 = activation(%x, linear={alpha=1})\n  return %y\n}"
-    )
-    after, _ = apply_layer_pass(STEP, spec)
-    assert_refuses_layers(STEP, after, "has to make an output of the network")
+    assert_rewrites(STEP, spec, "network(%x: 4) {\n  %y: 4 = activation(%x, linear={alpha=1})\n  return %y\n}")
+    after, _ = apply_pass(STEP, spec)
+    assert_refuses(STEP, after, "has to make an output of the network")
 
 
 def test_a_blob_that_a_loop_overwrites_is_read_where_it_was() -> None:
@@ -159,7 +152,7 @@ def test_a_blob_that_a_loop_overwrites_is_read_where_it_was() -> None:
         branch,
         make_layer("add", ["s", "z"], ["y"]),
     ]
-    assert_refuses_layers(STEP, make_network({"x": (1,)}, layers, ["y"]), "made more than once")
+    assert_refuses(STEP, make_network({"x": (1,)}, layers, ["y"]), "made more than once")
 
 
 def known(*layers: Any, value: Shape = (2, 3)) -> Any:
@@ -198,7 +191,7 @@ def test_layers_that_round_one_after_the_other() -> None:
 
 def test_the_limit() -> None:
     tile = make_layer("tile", ["a"], ["s"], reps=[1000, 1])
-    assert_refuses_layers(STEP, known(tile), "its value has 6000 numbers, more than 1024")
+    assert_refuses(STEP, known(tile), "its value has 6000 numbers, more than 1024")
     spec = known(tile)
     assert kinds_after(spec, FoldLayerConstants(limit=6000)) == ["loadConstantND", "addBroadcastable"]
     large = make_layer("transpose", ["a"], ["s"], axes=[1, 0])
@@ -207,7 +200,7 @@ def test_the_limit() -> None:
 
 def test_random_numbers_are_no_constant() -> None:
     spec = known(make_layer("randomNormalLike", ["a"], ["s"], stdDev=1.0))
-    after, _ = apply_layer_pass(STEP, spec)
+    after, _ = apply_pass(STEP, spec)
     assert after == spec
 
 
@@ -220,7 +213,7 @@ def test_a_constant_in_the_mapping_to_rank_5() -> None:
     ]
     spec = make_network({"x": (2, 3, 4)}, layers, ["y"], rank5=True)
     assert kinds_after(spec) == ["loadConstant", "add"]
-    assert apply_layer_pass(STEP, spec)[0].specificationVersion == spec.specificationVersion
+    assert apply_pass(STEP, spec)[0].specificationVersion == spec.specificationVersion
     layers[1:] = [
         make_layer("permute", ["a"], ["p"], axis=[1, 0, 2, 3]),
         make_layer("permute", ["p"], ["s"], axis=[1, 0, 2, 3]),
@@ -228,7 +221,7 @@ def test_a_constant_in_the_mapping_to_rank_5() -> None:
     ]
     spec = make_network({"x": (2, 3, 4)}, layers, ["y"], rank5=True)
     assert kinds_after(spec) == ["loadConstant", "add"]
-    _, session = apply_layer_pass(STEP, spec)
+    _, session = apply_pass(STEP, spec)
     assert [r.reason for _, r in session.refusals] == [
         "its value has the shape (2, 1, 1, 3, 4), not (1, 1, C, H, W)"
     ]

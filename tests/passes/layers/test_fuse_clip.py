@@ -11,13 +11,12 @@ import pytest
 import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_same_network, spec_text
 from anesurgery.neuralnetwork.editing.network import Network
-from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.fuse_clip import FuseClip, example
 from anesurgery.passes.layers.fuse_linear import FuseLinear
+from anesurgery.testing import apply_pass, assert_same_numbers, text_of
 
 STEP = FuseClip()
 RELU: tuple[str, dict[str, Any]] = ("activation", {"ReLU": {}})
@@ -53,12 +52,12 @@ def numbers(spec: Any) -> dict[str, Array]:
 
 
 def layers_after(spec: Any) -> list[str]:
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert session.changes, session.refusals
     assert all(change.proof is not None for change in session.changes)
-    assert_same_network(STEP, spec, after, inputs=numbers(spec))
-    assert not apply_layer_pass(STEP, after)[1].changes
-    return [line.split(" = ")[1] for line in spec_text(after).splitlines()[1:-2]]
+    assert_same_numbers(spec, after, inputs=numbers(spec), rtol=STEP.tolerance.rtol)
+    assert not apply_pass(STEP, after)[1].changes
+    return [line.split(" = ")[1] for line in text_of(after).splitlines()[1:-2]]
 
 
 RELU_LAYER = "activation(%x, ReLU={})"
@@ -138,7 +137,7 @@ def test_a_network_that_has_newer_layers_gets_a_clip(links: list[Any], expected:
     version = 4 if rank5 else 5
     spec = row(*links, rank5=rank5, version=version)
     assert layers_after(spec) == [f"clip(%x, {expected})"]
-    assert apply_layer_pass(STEP, spec)[0].specificationVersion == version
+    assert apply_pass(STEP, spec)[0].specificationVersion == version
 
 
 @pytest.mark.parametrize("rank5", [False, True])
@@ -164,7 +163,7 @@ def test_minus_infinity() -> None:
         shape = (1, 1, 4) if rank5 else (1, 1, 1, 4)
         spec.description.input[0].type.multiArrayType.ClearField("shape")
         spec.description.input[0].type.multiArrayType.shape.extend(shape)
-        after, session = apply_layer_pass(STEP, spec)
+        after, session = apply_pass(STEP, spec)
         assert session.changes
         program = import_network(after, keep_names=True).program
         (found,) = run(program, {"x": values.reshape(shape)}).values()
@@ -195,18 +194,18 @@ def test_signs_that_cancel_leave_nothing() -> None:
 )
 def test_not_its_business(links: list[Any], rank5: bool) -> None:
     spec = row(*links, rank5=rank5)
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert after == spec
     assert not session.refusals
 
 
 @pytest.mark.parametrize(("links", "bounds", "first_releases"), UPPER)
 def test_two_layers_stay_as_they_are(links: list[Any], bounds: str, first_releases: list[str]) -> None:
-    after, _ = apply_layer_pass(STEP, row(*links, rank5=True, version=1))
+    after, _ = apply_pass(STEP, row(*links, rank5=True, version=1))
     assert len(after.neuralNetwork.layers) == len(first_releases), bounds
     for step in (STEP, FuseLinear()):
-        again, session = apply_layer_pass(step, after)
-        assert again == after, spec_text(again)
+        again, session = apply_pass(step, after)
+        assert again == after, text_of(again)
         assert not session.changes
 
 
@@ -219,13 +218,9 @@ def test_in_an_exact_network_the_two_thresholds_become_a_clip() -> None:
 def test_a_blob_in_between_that_is_an_output_ends_the_row(blob: str) -> None:
     spec = example()
     spec.description.output.add(name=blob).type.multiArrayType.dataType = 65568
-    after, session = apply_layer_pass(STEP, spec)
-    assert_same_network(
-        STEP,
-        spec,
-        after,
-        inputs={"x": 4 * np.random.default_rng(0).standard_normal((2, 4, 4)).astype(np.float32)},
-    )
+    after, session = apply_pass(STEP, spec)
+    values = 4 * np.random.default_rng(0).standard_normal((2, 4, 4)).astype(np.float32)
+    assert_same_numbers(spec, after, {"x": values}, rtol=STEP.tolerance.rtol)
     assert len(Network(after).nodes) == {"above": 3, "minus": 4, "bound": 3}[blob]
     assert bool(session.changes) == (blob != "minus")
 
@@ -234,7 +229,7 @@ def test_a_blob_in_between_that_is_read_twice_ends_the_row() -> None:
     spec = example()
     spec.neuralNetwork.layers.append(make_layer("add", ["y", "minus"], ["z"]))
     spec.description.output[0].name = "z"
-    after, _ = apply_layer_pass(STEP, spec)
+    after, _ = apply_pass(STEP, spec)
     assert after == spec
 
 
@@ -245,7 +240,7 @@ def test_a_blob_in_between_that_is_read_twice_ends_the_row() -> None:
 def test_the_version_stays(version: int, rank5: bool, kinds: list[str]) -> None:
     spec = row(RELU, MINUS, above(-6), MINUS, rank5=rank5, version=version)
     assert [text.split("(")[0] for text in layers_after(spec)] == kinds
-    assert apply_layer_pass(STEP, spec)[0].specificationVersion == version
+    assert apply_pass(STEP, spec)[0].specificationVersion == version
 
 
 def test_a_row_whose_end_a_branch_overwrites_is_shorter() -> None:
@@ -256,7 +251,7 @@ def test_a_row_whose_end_a_branch_overwrites_is_shorter() -> None:
     branch = make_layer("branch", ["c"], [])
     branch.branch.ifBranch.layers.append(make_layer("activation", ["z"], ["y"], ReLU={}))
     spec.neuralNetwork.layers.append(branch)
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     kinds = [node.kind for node in Network(after).nodes]
     assert kinds == ["activation", "activation", "activation", "branch"]  # one less
     assert len(session.changes) == 1
@@ -265,7 +260,6 @@ def test_a_row_whose_end_a_branch_overwrites_is_shorter() -> None:
 def test_pose_cpm(corpus: Path) -> None:
     path = corpus / "pose_cpm.mlmodel"
     found = ane.apply(str(path), "fuse_clip", prove="both", quiet=True)
-    assert isinstance(found, NetworkSurgery)
     assert found.before == {
         "activation": 386,
         "convolution": 145,
@@ -278,10 +272,10 @@ def test_pose_cpm(corpus: Path) -> None:
     }
     # 93 rows of four layers, 52 of them with a ReLU behind, become two thresholds each.
     assert found.after == found.before | {"activation": 386 - 3 * 93 - 52, "unary": 2 * 93}
-    assert found.spec.specificationVersion == 1
+    assert found.subject.spec.specificationVersion == 1
     assert not found.refusals
     assert all(change.proof is not None and change.proof.max_abs == 0 for change in found.changes)
     assert found.proof is not None
     assert [output.max_abs for output in found.proof.outputs] == [0.0] * len(found.proof.outputs)
-    again = ane.apply(found.spec, "fuse_clip", prove=None, quiet=True)
+    again = ane.apply(found.subject.spec, "fuse_clip", prove=None, quiet=True)
     assert not again.changes

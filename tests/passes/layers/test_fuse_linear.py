@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-    assert_same_network,
-    spec_text,
-)
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.fuse_linear import FuseLinear
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, text_of
 
 STEP = FuseLinear()
 Link = tuple[str, dict[str, Any]]
@@ -44,15 +39,15 @@ def row(*links: Link, rank5: bool = False) -> Any:
 
 
 def after(spec: Any) -> Any:
-    found, session = apply_layer_pass(STEP, spec)
+    found, session = apply_pass(STEP, spec)
     assert session.changes, session.refusals
     assert all(change.proof is not None for change in session.changes)
-    assert_same_network(STEP, spec, found)
+    assert_same_numbers(spec, found, rtol=STEP.tolerance.rtol)
     return found
 
 
 def layers_after(spec: Any) -> list[str]:
-    return [text.split(" = ")[1] for text in spec_text(after(spec)).splitlines()[1:-2]]
+    return [text.split(" = ")[1] for text in text_of(after(spec)).splitlines()[1:-2]]
 
 
 @pytest.mark.parametrize("rank5", [False, True])
@@ -98,13 +93,13 @@ def test_the_row_goes_on_where_it_may() -> None:
     ],
 )
 def test_rows_that_would_round_otherwise(links: list[Link], words: str) -> None:
-    assert_refuses_layers(STEP, row(*links), words)
+    assert_refuses(STEP, row(*links), words)
 
 
 @pytest.mark.parametrize("links", [[times(2)], [times(2), ABS], [ABS, times(2)]])
 def test_not_its_business(links: list[Link]) -> None:
     spec = row(*links)
-    found, session = apply_layer_pass(STEP, spec)
+    found, session = apply_pass(STEP, spec)
     assert found == spec
     assert not session.refusals
 
@@ -112,7 +107,7 @@ def test_not_its_business(links: list[Link]) -> None:
 def test_a_blob_that_others_read_ends_the_row() -> None:
     spec = row(times(2), times(4))
     spec.description.output.add(name="b1").type.multiArrayType.dataType = 65568
-    found, session = apply_layer_pass(STEP, spec)
+    found, session = apply_pass(STEP, spec)
     assert found == spec
     assert not session.changes
 
@@ -191,7 +186,7 @@ QUANTIZED: Fields = {
     ],
 )
 def test_weights_that_stay(weighted: Link, link: Link, words: str, behind: bool) -> None:
-    assert_refuses_layers(STEP, row(*([weighted, link] if behind else [link, weighted])), words)
+    assert_refuses(STEP, row(*([weighted, link] if behind else [link, weighted])), words)
 
 
 def test_weights_that_are_computed() -> None:
@@ -202,4 +197,4 @@ def test_weights_that_are_computed() -> None:
         make_layer("activation", ["c"], ["y"], linear={"alpha": -1.0}),
     ]
     spec = make_network({"x": (1, 4, 2, 2), "w": (4, 4, 1, 1)}, layers, ["y"])
-    assert_refuses_layers(STEP, spec, "the weights of the convolution are computed")
+    assert_refuses(STEP, spec, "the weights of the convolution are computed")

@@ -12,7 +12,7 @@ from sketches import sketch
 
 from anesurgery import registry
 from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_same_network, spec_text
+from anesurgery.testing import apply_pass, assert_same_numbers, text_of
 
 NAMES = [*registry.layer_pass_names(), "_template"]
 """The template is no registered pass, but it must be as good as one."""
@@ -31,22 +31,22 @@ def step_of(name: str) -> LayerPass:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sketch_is_true_and_each_site_is_proven(name: str) -> None:
     spec: Any = module_of(name).example()
-    assert sketch(module_of(name), "Before") == spec_text(spec)
-    after, session = apply_layer_pass(step_of(name), spec)
-    assert sketch(module_of(name), "After") == spec_text(after)
+    assert sketch(module_of(name), "Before") == text_of(spec)
+    after, session = apply_pass(step_of(name), spec)
+    assert sketch(module_of(name), "After") == text_of(after)
     assert session.changes
     for change in session.changes:
         assert change.proof is not None or change.unproven, change
-    again, second = apply_layer_pass(step_of(name), after)
-    assert not second.changes, spec_text(again)
+    again, second = apply_pass(step_of(name), after)
+    assert not second.changes, text_of(again)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_example_keeps_its_numbers(name: str) -> None:
     spec: Any = module_of(name).example()
-    after, session = apply_layer_pass(step_of(name), spec)
+    after, session = apply_pass(step_of(name), spec)
     if all(change.proof is not None for change in session.changes):
-        assert_same_network(step_of(name), spec, after)
+        assert_same_numbers(spec, after, rtol=step_of(name).tolerance.rtol)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
-from anesurgery.neuralnetwork.editing.layer_testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-    assert_rewrites_layers,
-)
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.legacy_add_multiply import LegacyAddMultiply
+from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites
 
 KINDS = ("addBroadcastable", "multiplyBroadcastable")
 STEP = LegacyAddMultiply()
@@ -48,13 +44,13 @@ def test_computed_blobs(kind: str, x: Shape, z: Shape) -> None:
     ],
 )
 def test_broadcasting_that_the_plain_layers_lack(kind: str, x: Shape, z: Shape, words: str) -> None:
-    assert_refuses_layers(STEP, two(kind, x, z), words)
+    assert_refuses(STEP, two(kind, x, z), words)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_batches_that_may_differ(kind: str) -> None:
     spec = with_any_batch(two(kind, (1, 3, 4, 5), (1, 3, 4, 5)))
-    assert_refuses_layers(STEP, spec, "may differ where a size is known at run time only")
+    assert_refuses(STEP, spec, "may differ where a size is known at run time only")
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -88,7 +84,7 @@ def test_constants(kind: str, shape: Shape, expected: str, first: bool) -> None:
 )
 def test_constants_without_a_form(x: Shape, shape: Shape, words: str) -> None:
     value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    assert_refuses_layers(STEP, with_constant("addBroadcastable", x, value), words)
+    assert_refuses(STEP, with_constant("addBroadcastable", x, value), words)
 
 
 def test_a_constant_of_equal_numbers_is_a_linear_activation() -> None:
@@ -99,7 +95,7 @@ network(%x: 1x2x2x2) {
   return %y
 }
 """
-    assert_rewrites_layers(STEP, spec, after)
+    assert_rewrites(STEP, spec, after)
 
 
 def test_a_blob_with_itself_whatever_its_size() -> None:
@@ -116,12 +112,12 @@ def test_a_plain_layer_takes_its_constant() -> None:
     assert kinds_after(STEP, with_constant("multiply", (1, 3, 4, 5), value)) == ["scale"]
     assert kinds_after(STEP, with_constant("multiply", (7,), value[1:2, 0, 0])) == ["activation"]
     words = "take 3 axes"
-    assert_refuses_layers(STEP, with_constant("multiply", (7,), np.arange(7.0)), words)
+    assert_refuses(STEP, with_constant("multiply", (7,), np.arange(7.0)), words)
 
 
 def test_plain_layers_of_computed_blobs_are_no_business_of_it() -> None:
     spec = two("add", (1, 3, 4, 5), (1, 3, 4, 5))
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert after == spec
     assert not session.refusals
 

@@ -10,10 +10,9 @@ import pytest
 from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, with_constant
 
 import anesurgery as ane
-from anesurgery.neuralnetwork.editing.layer_testing import assert_refuses_layers
-from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.legacy_clip import MOST_NEGATIVE, LegacyClip
+from anesurgery.testing import assert_refuses
 
 MAX, MIN = "maxBroadcastable", "minBroadcastable"
 STEP = LegacyClip()
@@ -132,26 +131,25 @@ def test_a_constant_among_arrays_of_rank_5() -> None:
 @pytest.mark.parametrize("kind", [MAX, MIN])
 @pytest.mark.parametrize("z", [(1, 1, 4, 5), (1, 1, 1, 1), (1, 3, 4, 1), (3, 4, 5)])
 def test_broadcasting_that_the_plain_layers_lack(kind: str, z: Shape) -> None:
-    assert_refuses_layers(STEP, two(kind, SHAPE, z), "not among the shapes")
+    assert_refuses(STEP, two(kind, SHAPE, z), "not among the shapes")
 
 
 def test_numbers_and_constants_without_a_form() -> None:
     for number in (np.inf, -np.inf, MOST_NEGATIVE):
-        assert_refuses_layers(STEP, chain((MIN, number)), "bounds no finite numbers")
+        assert_refuses(STEP, chain((MIN, number)), "bounds no finite numbers")
     rows = with_constant(MAX, SHAPE, np.arange(4, dtype=np.float32).reshape(4, 1))
-    assert_refuses_layers(STEP, rows, "1x3x4x5 and 4x1 are not among")
+    assert_refuses(STEP, rows, "1x3x4x5 and 4x1 are not among")
     few = with_constant(MAX, (4, 3), np.arange(3, dtype=np.float32))
-    assert_refuses_layers(STEP, few, "4x3 and 3 are not among")
+    assert_refuses(STEP, few, "4x3 and 3 are not among")
     any_batch = with_any_batch(with_constant(MAX, SHAPE, np.arange(3, dtype=np.float32).reshape(3, 1, 1)))
-    assert_refuses_layers(STEP, any_batch, "may differ where a size is known at run time only")
+    assert_refuses(STEP, any_batch, "may differ where a size is known at run time only")
     larger = with_constant(MAX, (3, 1, 1), np.ones((2, 3, 1, 1), np.float32))
-    assert_refuses_layers(STEP, larger, "3x1x1 and 2x3x1x1 are not among")
+    assert_refuses(STEP, larger, "3x1x1 and 2x3x1x1 are not among")
 
 
 def test_a_super_resolution_network(corpus: Path) -> None:
     path = corpus / "mlc_edsr_f32b5.mlmodel"
     found = ane.apply(str(path), "legacy_clip", prove="both", quiet=True)
-    assert isinstance(found, NetworkSurgery)
-    (clip,) = [n for n in found.spec.neuralNetwork.layers if n.WhichOneof("layer") == "clip"]
+    (clip,) = [n for n in found.subject.spec.neuralNetwork.layers if n.WhichOneof("layer") == "clip"]
     assert (clip.clip.minVal, clip.clip.maxVal) == (0, 255)
     assert not {"minBroadcastable", "maxBroadcastable", "loadConstantND"} & set(found.after)

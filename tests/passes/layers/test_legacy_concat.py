@@ -11,10 +11,10 @@ from two_sided import Shape, kinds_after, layers_after, with_any_batch
 
 import anesurgery as ane
 from anesurgery.interpret import run
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.legacy_concat import LegacyConcat
+from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = LegacyConcat()
 PADDED = ["padding", "padding", "add"]
@@ -69,7 +69,7 @@ def test_many_inputs_along_columns() -> None:
 
 def test_infinite_numbers_stay_where_they_are_along_rows() -> None:
     spec = joined((1, 1, 2, 2), (1, 1, 1, 2), axis=2)
-    after, _ = apply_layer_pass(STEP, spec)
+    after, _ = apply_pass(STEP, spec)
     program = import_network(after, keep_names=True).program
     x0 = np.array([[[[np.inf, -1], [np.nan, -np.inf]]]], np.float32)
     x1 = np.array([[[[2, np.inf]]]], np.float32)
@@ -87,7 +87,7 @@ def test_channels_that_interleave(x: Shape, count: int, axis: int) -> None:
 
 def test_a_dynamic_batch() -> None:
     spec = with_any_batch(joined((1, 2, 4, 5), (1, 3, 4, 5), axis=1))
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert session.changes, session.refusals
     assert after.neuralNetwork.layers[0].WhichOneof("layer") == "concat"
 
@@ -109,12 +109,12 @@ def test_a_dynamic_batch() -> None:
     ],
 )
 def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses_layers(STEP, spec, words)
+    assert_refuses(STEP, spec, words)
 
 
 def test_rows_can_be_left_alone() -> None:
     step = LegacyConcat(spatial=False)
-    assert_refuses_layers(step, joined((1, 2, 4, 5), (1, 2, 1, 5), axis=2), "switched off")
+    assert_refuses(step, joined((1, 2, 4, 5), (1, 2, 1, 5), axis=2), "switched off")
     assert kinds_after(step, joined((1, 2, 4, 5), (1, 2, 4, 5), axis=1)) == ["concat"]
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from two_sided import Shape, kinds_after, layers_after
 
-from anesurgery.neuralnetwork.editing.layer_testing import assert_refuses_layers
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.legacy_constant import LegacyConstant
+from anesurgery.testing import assert_refuses
 
 STEP = LegacyConstant()
 
@@ -64,9 +64,9 @@ def test_two_constants() -> None:
     ],
 )
 def test_other_shapes(shape: Shape, words: str, rank5: bool) -> None:
-    assert_refuses_layers(STEP, read_by("maxBroadcastable", shape, rank5), words)
+    assert_refuses(STEP, read_by("maxBroadcastable", shape, rank5), words)
 
 
 def test_an_output_of_the_network_stays() -> None:
     spec = read_by("maxBroadcastable", (1, 1, 3, 1, 1), outputs=("y", "c"))
-    assert_refuses_layers(STEP, spec, "it is an output of the network")
+    assert_refuses(STEP, spec, "it is an output of the network")

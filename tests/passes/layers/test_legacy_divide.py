@@ -11,10 +11,10 @@ from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, wit
 from anesurgery.errors import PassError
 from anesurgery.interpret import run
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.legacy_divide import LARGEST, SMALLEST, LegacyDivide
+from anesurgery.testing import apply_pass, assert_refuses
 
 KIND = "divideBroadcastable"
 STEP = LegacyDivide()
@@ -38,7 +38,7 @@ def powers(shape: Shape) -> Array:
 def test_powers_of_two_are_exact(shape: Shape, expected: str, exact: bool) -> None:
     step = LegacyDivide(exact=exact)
     spec = with_constant(KIND, (1, 3, 4, 5), powers(shape))
-    after, session = apply_layer_pass(step, spec)
+    after, session = apply_pass(step, spec)
     assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == [expected]
     (change,) = session.changes
     assert change.proof is not None
@@ -55,14 +55,14 @@ def test_other_constants_are_rounded_once_more(shape: Shape, expected: str, rank
     x = (3, 4, 5) if rank5 else (2, 3, 4, 5)
     spec = with_constant(KIND, x, value, rank5=rank5)
     assert kinds_after(STEP, spec) == [expected]
-    assert_refuses_layers(LegacyDivide(exact=True), spec, "which is no power of two")
+    assert_refuses(LegacyDivide(exact=True), spec, "which is no power of two")
 
 
 @pytest.mark.parametrize("divisor", [0.0, 2.0**127, 1e-39, np.inf, np.nan])
 def test_divisors_without_a_reciprocal(divisor: float) -> None:
     value = np.array([2, divisor, 4], np.float32).reshape(3, 1, 1)
     words = f"holds {np.float32(divisor):g}, whose reciprocal is no normal"
-    assert_refuses_layers(STEP, with_constant(KIND, (1, 3, 4, 5), value), words)
+    assert_refuses(STEP, with_constant(KIND, (1, 3, 4, 5), value), words)
 
 
 @pytest.mark.parametrize("epsilon", [SMALLEST, 1e-12, LARGEST])
@@ -90,10 +90,10 @@ def test_an_unknown_batch_must_be_the_same() -> None:
     halved = make_layer("activation", ["x"], ["z"], linear={"alpha": 0.5})
     shape = (1, 3, 4, 5)
     same = make_network({"x": shape}, [halved, make_layer(KIND, ["x", "z"], ["y"])], ["y"])
-    after, session = apply_layer_pass(STEP, with_any_batch(same))
+    after, session = apply_pass(STEP, with_any_batch(same))
     assert [n.WhichOneof("layer") for n in after.neuralNetwork.layers][1:] == ["unary", "multiply"]
     assert session.changes[0].proof is not None
-    assert_refuses_layers(STEP, with_any_batch(two(KIND, shape, shape)), "may differ where")
+    assert_refuses(STEP, with_any_batch(two(KIND, shape, shape)), "may differ where")
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_divisors_of_any_size_keep_each_quotient() -> None:
     z = (rng.choice([-1.0, 1.0], shape) * size).astype(np.float32)
     x = rng.uniform(1, 9, shape).astype(np.float32)
     spec = two(KIND, shape, shape)
-    after, _ = apply_layer_pass(STEP, spec)
+    after, _ = apply_pass(STEP, spec)
     np.testing.assert_allclose(numbers(after, x=x, z=z), x / z, rtol=STEP.tolerance.rtol)
 
 
 def test_a_divisor_of_zero_gives_x_over_epsilon() -> None:
     shape = (1, 1, 1, 2)
-    after, _ = apply_layer_pass(STEP, two(KIND, shape, shape))
+    after, _ = apply_pass(STEP, two(KIND, shape, shape))
     x, z = np.array([3, 0], np.float32).reshape(shape), np.zeros(shape, np.float32)
     np.testing.assert_allclose(numbers(after, x=x, z=z).ravel(), [3 / SMALLEST, 0], rtol=1e-6)
 
@@ -132,16 +132,16 @@ def test_a_divisor_of_zero_gives_x_over_epsilon() -> None:
 def test_exact_leaves_computed_divisors() -> None:
     step = LegacyDivide(exact=True)
     shape = (1, 3, 4, 5)
-    assert_refuses_layers(step, two(KIND, shape, shape), "is not exact")
+    assert_refuses(step, two(KIND, shape, shape), "is not exact")
     one = with_constant(KIND, shape, np.ones(1, np.float32), first=True)
-    assert_refuses_layers(step, one, "is not exact")
+    assert_refuses(step, one, "is not exact")
 
 
 @pytest.mark.parametrize(
     ("x", "z"), [((1, 3, 4, 5), (1, 3, 4, 1)), ((1, 3, 4, 5), (3, 4, 5)), ((2, 3, 4, 5), (1, 3, 4, 5))]
 )
 def test_broadcasting_that_multiply_lacks(x: Shape, z: Shape) -> None:
-    assert_refuses_layers(STEP, two(KIND, x, z), "not among the shapes")
+    assert_refuses(STEP, two(KIND, x, z), "not among the shapes")
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -151,7 +151,7 @@ def test_broadcasting_that_multiply_lacks(x: Shape, z: Shape) -> None:
 )
 def test_constants_without_a_form(x: Shape, shape: Shape, words: str, first: bool) -> None:
     value = np.random.default_rng(0).uniform(1, 2, shape).astype(np.float32)
-    assert_refuses_layers(STEP, with_constant(KIND, x, value, first), words)
+    assert_refuses(STEP, with_constant(KIND, x, value, first), words)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1e-6, 1e-6, float("nan")])

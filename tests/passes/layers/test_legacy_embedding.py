@@ -7,13 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anesurgery.neuralnetwork.editing.layer_testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-    assert_same_network,
-)
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.legacy_embedding import LegacyEmbedding
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 STEP = LegacyEmbedding()
 ROWS, SIZE = 7, 4
@@ -38,12 +34,12 @@ def looked_up(indices: Shape, row: Row, *, bias: bool = False, rank5: bool = Fal
 
 
 def kinds_after(spec: Any, shape: Shape) -> list[str]:
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert session.changes, session.refusals
     assert all(change.proof is not None for change in session.changes)
     indices = np.random.default_rng(1).integers(0, ROWS, shape).astype(np.float32)
-    assert_same_network(STEP, spec, after, inputs={"x": indices})
-    assert not apply_layer_pass(STEP, after)[1].changes
+    assert_same_numbers(spec, after, inputs={"x": indices}, rtol=STEP.tolerance.rtol)
+    assert not apply_pass(STEP, after)[1].changes
     return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers][:-1]
 
 
@@ -90,18 +86,18 @@ def test_the_mapping_to_five_axes() -> None:
     ],
 )
 def test_refusals(indices: Shape, row: Row, words: str) -> None:
-    assert_refuses_layers(STEP, looked_up(indices, row), words)
+    assert_refuses(STEP, looked_up(indices, row), words)
 
 
 def test_vectors_that_others_read_stay_as_they_are() -> None:
     spec = looked_up((5, 1, 1, 1), [moved(0, 3, 1, 2)])
     spec.neuralNetwork.layers.append(make_layer("activation", ["rows"], ["z"], tanh={}))
     spec.description.output.add(name="z").type.multiArrayType.dataType = 65568
-    assert_refuses_layers(STEP, spec, "5x4x1x1 to 5x1x1x4")
+    assert_refuses(STEP, spec, "5x4x1x1 to 5x1x1x4")
 
 
 def test_other_moving_layers_are_not_its_business() -> None:
     layers = [make_layer("transpose", ["x"], ["y"], axes=[0, 2, 1])]
-    _, session = apply_layer_pass(STEP, make_network({"x": (1, 2, 3)}, layers, ["y"]))
+    _, session = apply_pass(STEP, make_network({"x": (1, 2, 3)}, layers, ["y"]))
     assert not session.changes
     assert not session.refusals

@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-    assert_same_network,
-)
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.legacy_gather import LegacyGather
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 STEP = LegacyGather()
 Shape = tuple[int, ...]
@@ -30,10 +26,10 @@ def gathered(x: Shape, indices: Array, axis: int, *, rank5: bool = False) -> Any
 
 
 def kinds_after(spec: Any, step: LegacyGather = STEP) -> list[str]:
-    after, session = apply_layer_pass(step, spec)
+    after, session = apply_pass(step, spec)
     assert session.changes, session.refusals
     assert all(change.proof is not None for change in session.changes)
-    assert_same_network(step, spec, after)
+    assert_same_numbers(spec, after, rtol=step.tolerance.rtol)
     return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers][:-1]
 
 
@@ -84,7 +80,7 @@ def test_the_mapping_to_five_axes(axis: int, indices: list[int], expected: list[
     ],
 )
 def test_refusals(x: Shape, axis: int, indices: list[Any], words: str) -> None:
-    assert_refuses_layers(STEP, gathered(x, np.array(indices), axis), words)
+    assert_refuses(STEP, gathered(x, np.array(indices), axis), words)
 
 
 def test_a_scalar_index_takes_the_axis_away() -> None:
@@ -92,13 +88,13 @@ def test_a_scalar_index_takes_the_axis_away() -> None:
     drop = make_layer("squeeze", ["i"], ["s"], squeezeAll=True)
     spec.neuralNetwork.layers.insert(1, drop)
     spec.neuralNetwork.layers[2].input[1] = "s"
-    assert_refuses_layers(STEP, spec, "shape (), not [n]")
+    assert_refuses(STEP, spec, "shape (), not [n]")
 
 
 def test_indices_of_the_run_time() -> None:
     layers = [make_layer("gather", ["x", "i"], ["y"], axis=1)]
     spec = make_network({"x": (1, 6, 3, 4), "i": (2,)}, layers, ["y"])
-    assert_refuses_layers(STEP, spec, "'i' are known at run time only")
+    assert_refuses(STEP, spec, "'i' are known at run time only")
 
 
 def test_options() -> None:
@@ -106,7 +102,7 @@ def test_options() -> None:
     spec = gathered((1, 6, 3, 4), indices, 1)
     assert kinds_after(spec) == ["slice", "slice", "concat"]
     assert kinds_after(spec, LegacyGather(runs=1)) == ["convolution"]
-    assert_refuses_layers(LegacyGather(runs=1, channels=5), spec, "6 channels are more than 5")
+    assert_refuses(LegacyGather(runs=1, channels=5), spec, "6 channels are more than 5")
 
 
 def test_other_axes_may_be_of_any_size_for_slices() -> None:
@@ -114,13 +110,13 @@ def test_other_axes_may_be_of_any_size_for_slices() -> None:
     sizes = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
     for low, high in ((1, 1), (6, 6), (2, 9), (4, 4)):
         sizes.add(lowerBound=low, upperBound=high)
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert session.changes[0].proof is not None
     assert after.neuralNetwork.layers[0].WhichOneof("layer") == "slice"
-    assert_refuses_layers(LegacyGather(runs=2), spec, "1x6x?x4, known at run time only")
+    assert_refuses(LegacyGather(runs=2), spec, "1x6x?x4, known at run time only")
     # The axis itself must be known.
     sizes[1].upperBound = 9
-    assert_refuses_layers(STEP, spec, "length of the axis")
+    assert_refuses(STEP, spec, "length of the axis")
 
 
 def test_random_indices() -> None:

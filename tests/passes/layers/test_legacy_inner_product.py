@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.neuralnetwork.editing.layer_testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-    assert_same_network,
-)
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.legacy_inner_product import LegacyInnerProduct
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 STEP = LegacyInnerProduct()
 Shape = tuple[int, ...]
@@ -88,12 +84,12 @@ EXPAND: Row = [("expandDims", {"axes": [2]}), ("expandDims", {"axes": [3]})]
 )
 def test_towers(shape: Shape, row: Row, expected: list[str]) -> None:
     spec = tower(shape, row)
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert session.changes, session.refusals
     assert session.changes[0].proof is not None
-    assert_same_network(STEP, spec, after)
+    assert_same_numbers(spec, after, rtol=STEP.tolerance.rtol)
     assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == expected
-    assert not apply_layer_pass(STEP, after)[1].changes
+    assert not apply_pass(STEP, after)[1].changes
 
 
 @pytest.mark.parametrize(
@@ -112,14 +108,14 @@ def test_towers(shape: Shape, row: Row, expected: list[str]) -> None:
     ],
 )
 def test_refusals(shape: Shape, row: Row, words: str) -> None:
-    assert_refuses_layers(STEP, tower(shape, row), words)
+    assert_refuses(STEP, tower(shape, row), words)
 
 
 def test_a_blob_that_others_read() -> None:
     spec = tower((2, 6, 1, 1), [to(2, 6), product(6, 4), to(2, 4, 1, 1)])
     spec.neuralNetwork.layers.append(make_layer("activation", ["b1"], ["z"], tanh={}))
     spec.description.output.add(name="z").type.multiArrayType.dataType = 65568
-    assert_refuses_layers(STEP, spec, "'b1' is read by others too")
+    assert_refuses(STEP, spec, "'b1' is read by others too")
 
 
 def test_a_product_of_two_blobs() -> None:
@@ -128,11 +124,11 @@ def test_a_product_of_two_blobs() -> None:
     z = spec.description.input.add(name="z").type.multiArrayType
     z.dataType = 65568
     z.shape.extend([6, 6])
-    assert_refuses_layers(STEP, spec, "has 2 inputs, not 1")
+    assert_refuses(STEP, spec, "has 2 inputs, not 1")
 
 
 def test_reshapes_alone_are_not_its_business() -> None:
-    _, session = apply_layer_pass(STEP, tower((2, 6, 1, 1), [to(2, 6), to(2, 6, 1, 1)]))
+    _, session = apply_pass(STEP, tower((2, 6, 1, 1), [to(2, 6), to(2, 6, 1, 1)]))
     assert not session.changes
     assert not session.refusals
 

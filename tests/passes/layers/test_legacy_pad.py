@@ -11,10 +11,10 @@ from two_sided import Shape, kinds_after, layers_after, with_any_batch
 
 import anesurgery as ane
 from anesurgery.interpret import run
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.legacy_pad import LegacyPad
+from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = LegacyPad()
 ONE = ["slice", "activation"]
@@ -55,7 +55,7 @@ def padded(
 def test_amounts(x: Shape, amounts: list[int], value: float, expected: list[str]) -> None:
     spec = padded(x, amounts, value)
     assert kinds_after(STEP, spec) == [*expected, "unary"]
-    after, _ = apply_layer_pass(STEP, spec)
+    after, _ = apply_pass(STEP, spec)
     numbers = np.random.default_rng(0).standard_normal(x).astype(np.float32)
     found = run(import_network(after, keep_names=True).program, {"x": numbers})["y"]
     margins = list(zip(amounts[::2], amounts[1::2], strict=True))
@@ -81,7 +81,7 @@ def test_the_mapping_to_five(amounts: list[int], expected: list[str]) -> None:
 def test_sizes_of_the_result(sizes: list[int], shape: Shape) -> None:
     spec = padded((2, 3, 4, 5), sizes, to_size=True)
     kinds_after(STEP, spec)
-    after, _ = apply_layer_pass(STEP, spec)
+    after, _ = apply_pass(STEP, spec)
     x = np.ones((2, 3, 4, 5), np.float32)
     found = run(import_network(after, keep_names=True).program, {"x": x})["y"]
     assert found.shape == shape
@@ -101,7 +101,7 @@ def test_nothing_padded_is_passed_on() -> None:
 
 
 def test_channels_that_are_there_stay_whatever_they_are() -> None:
-    after, _ = apply_layer_pass(STEP, padded((1, 2, 1, 2), [0, 0, 0, 1, 0, 0, 0, 0]))
+    after, _ = apply_pass(STEP, padded((1, 2, 1, 2), [0, 0, 0, 1, 0, 0, 0, 0]))
     x = np.array([[[[1, 2]], [[np.inf, np.nan]]]], np.float32)
     found = run(import_network(after, keep_names=True).program, {"x": x})["y"]
     np.testing.assert_array_equal(found, np.pad(x, [(0, 0), (0, 1), (0, 0), (0, 0)]))
@@ -109,7 +109,7 @@ def test_channels_that_are_there_stay_whatever_they_are() -> None:
 
 def test_a_dynamic_batch() -> None:
     spec = with_any_batch(padded((2, 3, 4, 5), [0, 0, 0, 0, 1, 1, 1, 1]))
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert session.changes, session.refusals
     assert after.neuralNetwork.layers[0].WhichOneof("layer") == "padding"
 
@@ -132,12 +132,12 @@ def _from_an_input() -> Any:
     ],
 )
 def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses_layers(STEP, spec, words)
+    assert_refuses(STEP, spec, words)
 
 
 def test_channels_can_be_left_alone() -> None:
     step = LegacyPad(channels=False)
-    assert_refuses_layers(step, padded((2, 3, 4, 5), [0, 0, 0, 2, 0, 0, 1, 1]), "switched off")
+    assert_refuses(step, padded((2, 3, 4, 5), [0, 0, 0, 2, 0, 0, 1, 1]), "switched off")
     layers = layers_after(step, padded((2, 3, 4, 5), [0, 0, 0, 0, 0, 0, 1, 1]))
     assert layers[0].WhichOneof("layer") == "padding"
 

@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.neuralnetwork.editing.layer_testing import (
-    apply_layer_pass,
-    assert_refuses_layers,
-    assert_rewrites_layers,
-    assert_same_network,
-)
 from anesurgery.neuralnetwork.editing.layer_text import network_text
 from anesurgery.neuralnetwork.editing.network import Network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.legacy_rearrange import LegacyRearrange
+from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers
 
 STEP = LegacyRearrange()
 Shape = tuple[int, ...]
@@ -45,11 +40,11 @@ def row_of(shape: Shape, row: Row, *, rank5: bool = False, version: int | None =
 
 def written(spec: Any, step: LegacyRearrange = STEP) -> list[str]:
     """The layers afterwards, without the last one; each with its order or mode where it has one."""
-    after, session = apply_layer_pass(step, spec)
+    after, session = apply_pass(step, spec)
     assert session.changes, session.refusals
     assert all(change.proof is not None for change in session.changes)
-    assert_same_network(step, spec, after)
-    again, second = apply_layer_pass(step, after)
+    assert_same_numbers(spec, after, rtol=step.tolerance.rtol)
+    again, second = apply_pass(step, after)
     assert not second.changes, network_text(Network(again))
     return [_word(layer) for layer in after.neuralNetwork.layers][:-1]
 
@@ -117,7 +112,7 @@ def test_rows(shape: Shape, row: Row, expected: list[str]) -> None:
 def test_a_pixel_shuffle_is_one_layer_where_the_version_has_it(version: int, expected: list[str]) -> None:
     spec = row_of((1, 8, 3, 4), PIXELS, version=version)
     assert written(spec) == expected
-    after, _ = apply_layer_pass(STEP, spec)
+    after, _ = apply_pass(STEP, spec)
     assert after.specificationVersion == version
 
 
@@ -160,12 +155,12 @@ def test_rows_in_the_mapping_to_five_axes(shape: Shape, row: Row, expected: list
 
 def test_a_sequence_that_may_be_longer_at_run_time_is_not_moved() -> None:
     row = [("permute", {"axis": [1, 0, 2, 3]}), ("permute", {"axis": [0, 1, 3, 2]})]
-    assert_refuses_layers(STEP, row_of((1, 4, 6), row, rank5=True), "more than 1 may come at run time")
+    assert_refuses(STEP, row_of((1, 4, 6), row, rank5=True), "more than 1 may come at run time")
 
 
 @pytest.mark.parametrize("row", [[("permute", {"axis": [0, 2, 3, 1]})], [("flatten", {})]])
 def test_single_layers_of_the_first_releases_stay(row: Row) -> None:
-    _, session = apply_layer_pass(STEP, row_of((3, 4, 5), row, rank5=True))
+    _, session = apply_pass(STEP, row_of((3, 4, 5), row, rank5=True))
     assert not session.changes
     assert not session.refusals
 
@@ -184,14 +179,14 @@ def test_single_layers_of_the_first_releases_stay(row: Row) -> None:
     ],
 )
 def test_refusals(shape: Shape, row: Row, words: str) -> None:
-    assert_refuses_layers(STEP, row_of(shape, row), words)
+    assert_refuses(STEP, row_of(shape, row), words)
 
 
 def test_options_bound_what_is_written() -> None:
     spec = row_of((1, 6, 2, 4), SHUFFLE)
-    assert_refuses_layers(LegacyRearrange(channels=5), spec, "moves 6 channels, more than 5")
+    assert_refuses(LegacyRearrange(channels=5), spec, "moves 6 channels, more than 5")
     spec = row_of((1, 2, 4, 6), TO_DEPTH)
-    assert_refuses_layers(LegacyRearrange(blocks=(4,)), spec, "blocks of 2x2 pixels; `blocks` lists 4")
+    assert_refuses(LegacyRearrange(blocks=(4,)), spec, "blocks of 2x2 pixels; `blocks` lists 4")
 
 
 def test_a_size_of_the_run_time_is_refused() -> None:
@@ -199,7 +194,7 @@ def test_a_size_of_the_run_time_is_refused() -> None:
     sizes = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
     for low, high in ((1, 4), (6, 6), (1, 1), (1, 1)):
         sizes.add(lowerBound=low, upperBound=high)
-    assert_refuses_layers(STEP, spec, "known at run time only")
+    assert_refuses(STEP, spec, "known at run time only")
 
 
 def test_a_blob_that_others_read_ends_a_row() -> None:
@@ -207,13 +202,13 @@ def test_a_blob_that_others_read_ends_a_row() -> None:
     spec.neuralNetwork.layers.append(make_layer("activation", ["b1"], ["z"], tanh={}))
     spec.description.output.add(name="z").type.multiArrayType.dataType = 65568
     # The first two keep five axes between them; the last one is a row of its own.
-    assert_refuses_layers(STEP, spec, "makes 5 axes of 4")
+    assert_refuses(STEP, spec, "makes 5 axes of 4")
 
 
 def test_an_output_inside_a_row_ends_it() -> None:
     spec = row_of((1, 6, 1, 1), SQUEEZED)
     spec.description.output.add(name="b0").type.multiArrayType.dataType = 65568
-    assert_refuses_layers(STEP, spec, "makes 2 axes of 4")
+    assert_refuses(STEP, spec, "makes 2 axes of 4")
 
 
 def test_the_longest_parts_of_a_row_are_written() -> None:
@@ -231,7 +226,7 @@ network(%x: 2x3) {
   return %y
 }
 """
-    assert_rewrites_layers(STEP, make_network({"x": (2, 3)}, layers, ["y"]), after)
+    assert_rewrites(STEP, make_network({"x": (2, 3)}, layers, ["y"]), after)
 
 
 def test_a_shape_from_another_blob_goes_with_it() -> None:
@@ -258,9 +253,9 @@ def test_random_rows_keep_their_numbers() -> None:
             bits = np.diff([0, *cuts, 6])
             row += [to(*(int(2**b) for b in bits)), axes(*map(int, rng.permutation(rank)))]
         spec = row_of(shape, [*row, to(*shape)])
-        after, session = apply_layer_pass(LegacyRearrange(blocks=(2, 4)), spec)
+        after, session = apply_pass(LegacyRearrange(blocks=(2, 4)), spec)
         changed += bool(session.changes)
-        assert_same_network(STEP, spec, after)
+        assert_same_numbers(spec, after, rtol=STEP.tolerance.rtol)
     assert changed > 5
 
 

@@ -11,10 +11,10 @@ from two_sided import Shape, kinds_after, layers_after, with_any_batch
 
 import anesurgery as ane
 from anesurgery.interpret import run
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.legacy_slice import LegacySlice
+from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = LegacySlice()
 X = (2, 6, 7, 8)
@@ -56,7 +56,7 @@ def test_what_stays(name: str) -> None:
     parts, expected = CASES[name]
     spec = sliced(X, *parts)
     assert kinds_after(STEP, spec) == [*expected, "unary"]
-    after, _ = apply_layer_pass(STEP, spec)
+    after, _ = apply_pass(STEP, spec)
     x = np.random.default_rng(0).standard_normal(X).astype(np.float32)
     program = import_network(after, keep_names=True).program
     np.testing.assert_array_equal(run(program, {"x": x})["y"], x[parts])
@@ -86,7 +86,7 @@ def test_nothing_sliced_is_passed_on() -> None:
 
 def test_a_dynamic_batch() -> None:
     spec = with_any_batch(sliced(X, ALL, slice(1, 3), ALL, ALL))
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert session.changes, session.refusals
     assert after.neuralNetwork.layers[0].WhichOneof("layer") == "slice"
 
@@ -119,7 +119,7 @@ def test_by_size(axis: int, begin: int) -> None:
     ],
 )
 def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses_layers(STEP, spec, words)
+    assert_refuses(STEP, spec, words)
 
 
 def test_a_detector_cuts_its_coordinates(corpus: Path) -> None:

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from two_sided import Shape, kinds_after, with_any_batch
 
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.legacy_softmax import LegacySoftmax
-from anesurgery.testing import assert_same_numbers
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 STEP = LegacySoftmax()
 
@@ -36,7 +35,7 @@ def over(x: Shape, axis: int, rank5: bool = False) -> Any:
 def test_channels_are_bit_exact(x: Shape, axis: int, rank5: bool) -> None:
     spec = over(x, axis, rank5)
     assert kinds_after(STEP, spec) == ["softmax"]
-    (change,) = apply_layer_pass(STEP, spec)[1].changes
+    (change,) = apply_pass(STEP, spec)[1].changes
     assert change.proof is not None
     assert change.proof.max_abs == 0
 
@@ -61,13 +60,13 @@ def test_sums_of_ones_are_exact_in_any_order(axis: int) -> None:
     """exp(-200) is 0 in fp32: each sum counts the zeros of x."""
     x = np.where(np.random.default_rng(0).random((3, 2, 7, 4, 5)) < 0.5, 0, -200).astype(np.float32)
     spec = over(x.shape, axis)
-    after, _ = apply_layer_pass(STEP, spec)
+    after, _ = apply_pass(STEP, spec)
     old, new = (import_network(s, keep_names=True).program for s in (spec, after))
     assert_same_numbers(old, new, {"x": x})
 
 
 def test_a_dynamic_batch() -> None:
-    after, session = apply_layer_pass(STEP, with_any_batch(over((1, 7, 4, 5), 1)))
+    after, session = apply_pass(STEP, with_any_batch(over((1, 7, 4, 5), 1)))
     assert session.changes, session.refusals
     assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == ["softmax"]
 
@@ -84,4 +83,4 @@ def test_a_dynamic_batch() -> None:
     ],
 )
 def test_refusals(x: Shape, axis: int, words: str) -> None:
-    assert_refuses_layers(STEP, over(x, axis), words)
+    assert_refuses(STEP, over(x, axis), words)

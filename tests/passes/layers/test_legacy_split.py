@@ -9,9 +9,9 @@ from two_sided import Shape, kinds_after, layers_after, with_any_batch
 
 from anesurgery.errors import PassError, Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.legacy_split import LegacySplit
+from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = LegacySplit()
 
@@ -68,7 +68,7 @@ def test_what_is_read_is_never_left_out() -> None:
             return None
 
     with pytest.raises(PassError, match="nothing makes 'y1' any more, which is read"):
-        apply_layer_pass(Forgets(), parts((1, 6, 4, 5), 1, [6, 0]))
+        apply_pass(Forgets(), parts((1, 6, 4, 5), 1, [6, 0]))
 
 
 def test_a_single_part_is_the_input() -> None:
@@ -78,7 +78,7 @@ def test_a_single_part_is_the_input() -> None:
 
 
 def test_a_dynamic_batch() -> None:
-    after, session = apply_layer_pass(STEP, with_any_batch(parts((1, 6, 4, 5), 1, 2)))
+    after, session = apply_pass(STEP, with_any_batch(parts((1, 6, 4, 5), 1, 2)))
     assert session.changes, session.refusals
     assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == ["split"]
 
@@ -92,4 +92,4 @@ def test_a_dynamic_batch() -> None:
     ],
 )
 def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses_layers(STEP, spec, words)
+    assert_refuses(STEP, spec, words)

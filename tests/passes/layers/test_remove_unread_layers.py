@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_same_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.remove_unread_layers import RemoveUnreadLayers, example
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 STEP = RemoveUnreadLayers()
 
 
 def kinds_after(spec: Any) -> list[str]:
-    after, _ = apply_layer_pass(STEP, spec)
-    assert_same_network(STEP, spec, after)
+    after, _ = apply_pass(STEP, spec)
+    assert_same_numbers(spec, after, rtol=STEP.tolerance.rtol)
     return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
 
 
 def test_each_removal_is_told() -> None:
-    after, session = apply_layer_pass(STEP, example())
-    assert_same_network(STEP, example(), after)
+    after, session = apply_pass(STEP, example())
+    assert_same_numbers(example(), after, rtol=STEP.tolerance.rtol)
     assert [change.before for change in session.changes] == [
         ("activation more",),
         ("unary abs",),
@@ -52,6 +52,6 @@ def test_the_probabilities_of_a_classifier_are_read() -> None:
     network = spec.neuralNetwork
     spec.neuralNetworkClassifier.layers.extend(network.layers)
     spec.neuralNetworkClassifier.labelProbabilityLayerName = "p"
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert [layer.output[0] for layer in after.neuralNetworkClassifier.layers] == ["p"]
     assert len(session.changes) == 1

@@ -13,12 +13,11 @@ from two_sided import with_any_batch
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
-from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.split_pooling import SplitPooling
 from anesurgery.placement.rules.layer_rules import POOL_KERNEL, POOL_STRIDE
+from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = SplitPooling()
 Pair = tuple[int, int]
@@ -41,7 +40,7 @@ def pooled(
 
 def both(spec: Any, x: Array) -> tuple[Array, Array, list[str]]:
     """The output before and after, and the kinds after; no pooling is beyond the limits."""
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert session.changes, session.refusals
     for layer in after.neuralNetwork.layers:
         p = layer.pooling
@@ -156,19 +155,19 @@ def test_means_that_steps_cannot_make(
     kind: str, size: int, kernel: int, stride: int, padding: dict[str, Any], words: str
 ) -> None:
     spec = pooled((size, size), (kernel, kernel), (stride, stride), kind, **padding)
-    assert_refuses_layers(STEP, spec, words)
+    assert_refuses(STEP, spec, words)
 
 
 def test_one_window_of_a_mean_with_its_padding_is_refused() -> None:
     spec = pooled((2, 2), (4, 4), (4, 4), "AVERAGE", **valid(1, 1, 1, 1))
-    assert_refuses_layers(STEP, spec, "it counts or leaves out padding")
+    assert_refuses(STEP, spec, "it counts or leaves out padding")
 
 
 def test_windows_of_padding_only_are_refused() -> None:
     """The second has one behind the last pixel, as the format's formula says."""
     for stride, padding in ((3, valid(3, 0, 0, 0)), (4, {"includeLastPixel": {}})):
         spec = pooled((16, 16), (3, 3), (stride, stride), **padding)
-        assert_refuses_layers(STEP, spec, "a window of 3 lies in the padding only")
+        assert_refuses(STEP, spec, "a window of 3 lies in the padding only")
 
 
 def test_a_root_of_one_square_stays_a_root() -> None:
@@ -183,7 +182,7 @@ def test_dynamic_sizes_are_refused() -> None:
     ranges = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
     for low, high in ((1, 1), (2, 2), (16, 64), (16, 16)):
         ranges.add(lowerBound=low, upperBound=high)
-    assert_refuses_layers(STEP, spec, "height or width of 'x' is known at run time only")
+    assert_refuses(STEP, spec, "height or width of 'x' is known at run time only")
 
 
 def test_any_batch() -> None:
@@ -197,7 +196,7 @@ def test_poolings_within_the_limits_stay() -> None:
         spec = make_network(
             {"x": (1, 2, 32, 32)}, [make_layer("pooling", ["x"], ["y"], valid={}, **form)], ["y"]
         )
-        after, session = apply_layer_pass(STEP, spec)
+        after, session = apply_pass(STEP, spec)
         assert after == spec
         assert not session.refusals
 
@@ -206,7 +205,6 @@ def test_poolings_within_the_limits_stay() -> None:
 def test_real_networks(corpus: Path, name: str, before: int, after: int) -> None:
     """Global means and 4x4 means; a 4x4 maximum with "same" padding that adds nothing."""
     surgery = ane.apply(str(corpus / f"{name}.mlmodel"), "split_pooling", prove="both")
-    assert isinstance(surgery, NetworkSurgery)
     assert len(surgery.changes) == before
     assert not surgery.refusals
     forbidden = [

@@ -11,12 +11,11 @@ from one_layer import floats
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
-from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.split_upsampling import SplitUpsampling
 from anesurgery.placement.rules.layer_rules import UPSAMPLE
+from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = SplitUpsampling()
 Pair = tuple[int, int]
@@ -33,7 +32,7 @@ def upsampled(size: tuple[int, ...], factors: Pairs, rank5: bool = False, **fiel
 
 def both(spec: Any, x: Array) -> tuple[Array, Array, list[str]]:
     """The output before and after, and the kinds after; kernels and factors are within the limits."""
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert session.changes, session.refusals
     for layer in after.neuralNetwork.layers:
         assert max(layer.upsample.scalingFactor, default=1) <= UPSAMPLE
@@ -150,7 +149,7 @@ def test_places_far_from_the_first_pixel() -> None:
 def test_refusals(size: tuple[int, ...], factors: Pairs, fields: dict[str, Any], words: str) -> None:
     if "fractionalScalingFactor" in fields:
         fields = fields | {"linearUpsampleMode": MODES[2]}
-    assert_refuses_layers(STEP, upsampled(size, factors, **({"mode": "BILINEAR"} | fields)), words)
+    assert_refuses(STEP, upsampled(size, factors, **({"mode": "BILINEAR"} | fields)), words)
 
 
 def at_run_time(spec: Any, axis: int) -> Any:
@@ -164,7 +163,7 @@ def at_run_time(spec: Any, axis: int) -> Any:
 def test_dynamic_sizes(mode: str) -> None:
     for axis, words in ((1, "the number of channels"), (2, "height or width"), (3, "height or width")):
         spec = at_run_time(upsampled((1, 2, 4, 4), (3, 3), mode=mode), axis)
-        assert_refuses_layers(STEP, spec, words)
+        assert_refuses(STEP, spec, words)
     spec = at_run_time(upsampled((1, 2, 4, 4), (6, 4), mode=mode), 0)
     both(spec, floats(3, 2, 4, 4))
 
@@ -172,7 +171,7 @@ def test_dynamic_sizes(mode: str) -> None:
 def test_factors_within_the_limits_stay() -> None:
     for factors, mode in (((2, 2), "NN"), ((), "NN"), ((1, 2), "BILINEAR")):
         spec = upsampled((1, 2, 4, 4), factors, mode=mode)
-        after, session = apply_layer_pass(STEP, spec)
+        after, session = apply_pass(STEP, spec)
         assert after == spec
         assert not session.refusals
 
@@ -181,7 +180,6 @@ def test_factors_within_the_limits_stay() -> None:
 def test_real_networks(corpus: Path, name: str) -> None:
     """Two upsamplings by 4 in each: from corner to corner on 10x10 pixels, and from pixel 0 on."""
     surgery = ane.apply(str(corpus / f"{name}.mlmodel"), "split_upsampling", prove="both")
-    assert isinstance(surgery, NetworkSurgery)
     assert len(surgery.changes) == 2
     assert not surgery.refusals
     rows = [row for part in surgery.inspected[1] for row in part.ops if row.op_type == "upsample"]

@@ -9,8 +9,8 @@ import pytest
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
 import anesurgery as ane
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.passes.layers.spread_channels import SpreadChannels
+from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = SpreadChannels()
 
@@ -40,19 +40,19 @@ def test_gates(x: Shape, z: Shape, rank5: bool) -> None:
 )
 def test_other_products_are_no_business_of_it(x: Shape, z: Shape) -> None:
     spec = two("multiply", x, z)
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert after == spec
     assert not session.refusals
 
 
 def test_a_constant_side_is_left_to_another_pass() -> None:
     spec = with_constant("multiply", (3, 4, 5), np.arange(3, dtype=np.float32).reshape(3, 1, 1))
-    assert apply_layer_pass(STEP, spec)[0] == spec
+    assert apply_pass(STEP, spec)[0] == spec
 
 
 def test_an_unknown_size_is_refused() -> None:
     spec = with_any_batch(two("multiply", (1, 3, 4, 5), (1, 3, 1, 1)))
-    assert_refuses_layers(STEP, spec, "known at run time only")
+    assert_refuses(STEP, spec, "known at run time only")
 
 
 def test_the_gates_of_a_real_network(corpus: Path) -> None:

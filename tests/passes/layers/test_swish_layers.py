@@ -12,11 +12,10 @@ from one_layer import floats
 import anesurgery as ane
 from anesurgery.files.package import read_spec
 from anesurgery.mil import mb
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers, spec_text
-from anesurgery.neuralnetwork.editing.operating import NetworkSurgery
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.swish_layers import SwishLayers
+from anesurgery.testing import apply_pass, assert_refuses, text_of
 
 STEP = SwishLayers()
 
@@ -50,7 +49,7 @@ def ran(spec: Any, x: Any) -> Any:
 )
 def test_numbers(parameters: dict[str, Any], kinds: list[str], rank5: bool) -> None:
     spec = swish((2, 4, 4) if rank5 else (1, 2, 4, 4), rank5, parameters=parameters)
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == kinds
     (change,) = session.changes
     assert change.proof is None
@@ -70,18 +69,18 @@ def test_numbers(parameters: dict[str, Any], kinds: list[str], rank5: bool) -> N
     ],
 )
 def test_what_the_name_does_not_say(fields: dict[str, Any], words: str) -> None:
-    assert_refuses_layers(STEP, swish(**fields), words)
+    assert_refuses(STEP, swish(**fields), words)
 
 
 def test_two_blobs_are_refused() -> None:
     layers = [make_layer("custom", ["x", "z"], ["y"], className="Swish")]
     spec = make_network({"x": (1, 2), "z": (1, 2)}, layers, ["y"])
-    assert_refuses_layers(STEP, spec, "it reads 2 blobs and makes 1")
+    assert_refuses(STEP, spec, "it reads 2 blobs and makes 1")
 
 
 def test_other_classes_stay_and_may_be_named() -> None:
     spec = swish(className="SiLU")
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert after == spec
     assert not session.refusals
     named = SwishLayers(class_names=("SiLU",))
@@ -92,13 +91,13 @@ network(%x: 1x2x4x4) {
   return %y
 }
 """
-    after, _ = apply_layer_pass(named, spec)
-    assert spec_text(after) == text.strip("\n")
+    after, _ = apply_pass(named, spec)
+    assert text_of(after) == text.strip("\n")
 
 
 def test_the_printer_shows_parameters_and_weights() -> None:
     fields: dict[str, Any] = {"parameters": {"beta": {"doubleValue": 0.5}}, "weights": [weights(np.ones(2))]}
-    text = spec_text(swish(**fields))
+    text = text_of(swish(**fields))
     assert "className=Swish, weights=[[1, 1]], parameters={beta={doubleValue=0.5}})" in text
 
 
@@ -106,9 +105,11 @@ def test_a_real_network(corpus: Path) -> None:
     """Its Swish has a beta of 0.01; the shapes behind it become known, and it runs."""
     path = corpus / "custom_swish_mcneural.mlmodel"
     surgery = ane.apply(str(path), "swish_layers", prove="both")
-    assert isinstance(surgery, NetworkSurgery)
     assert [change.where for change in surgery.changes] == ["swish_1"]
     old = import_network(read_spec(path), custom={"Swish": as_defined})
     image = np.random.default_rng(0).integers(0, 256, (1, 3, 256, 256)).astype(np.uint8)
-    found, wanted = (ane.run(import_network(surgery.spec), {"image": image}), ane.run(old, {"image": image}))
+    found, wanted = (
+        ane.run(import_network(surgery.subject.spec), {"image": image}),
+        ane.run(old, {"image": image}),
+    )
     np.testing.assert_array_equal(found["output"], wanted["output"])

@@ -11,11 +11,11 @@ from two_sided import with_any_batch
 
 import anesurgery as ane
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_testing import apply_layer_pass, assert_refuses_layers
 from anesurgery.neuralnetwork.editing.spatial_axes import borders
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.undilate_convolution import UndilateConvolution
+from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = UndilateConvolution()
 Pair = tuple[int, int]
@@ -67,7 +67,7 @@ def dilated(
 
 def both(spec: Any, step: UndilateConvolution = STEP, batch: int = 1) -> tuple[Any, list[str]]:
     """The specification after, and its kinds; the same numbers, bit for bit on whole ones."""
-    after, session = apply_layer_pass(step, spec)
+    after, session = apply_pass(step, spec)
     assert session.changes, session.refusals
     old, new = (import_network(s) for s in (spec, after))
     shape = [int(d) for d in spec.description.input[0].type.multiArrayType.shape]
@@ -177,25 +177,25 @@ def test_quantized_weights_become_fp32() -> None:
     ],
 )
 def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses_layers(STEP, spec, words)
+    assert_refuses(STEP, spec, words)
 
 
 def test_weights_that_may_be_trained() -> None:
     spec = dilated((3, 3), (2, 2))
     spec.neuralNetwork.layers[0].convolution.weights.isUpdatable = True
-    assert_refuses_layers(STEP, spec, "its weights may be trained")
+    assert_refuses(STEP, spec, "its weights may be trained")
 
 
 def test_computed_weights() -> None:
     form: dict[str, Any] = {"outputChannels": 2, "kernelChannels": 2, "dilationFactor": [2, 2], "valid": {}}
     layers = [make_layer("convolution", ["x", "w"], ["y"], **form)]
     spec = make_network({"x": (1, 2, 8, 8), "w": (2, 2, 3, 3)}, layers, ["y"])
-    assert_refuses_layers(STEP, spec, "its weights are computed")
+    assert_refuses(STEP, spec, "its weights are computed")
 
 
 def test_plain_convolutions_stay() -> None:
     spec = dilated((3, 3), (1, 1))
-    after, session = apply_layer_pass(STEP, spec)
+    after, session = apply_pass(STEP, spec)
     assert after == spec
     assert not session.refusals
 
@@ -206,4 +206,4 @@ def test_dynamic_sizes() -> None:
         ranges = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
         for low, high in ((1, 1), (4, 4), (19, 64), (22, 22)):
             ranges.add(lowerBound=low, upperBound=high)
-        assert_refuses_layers(STEP, spec, "height or width of 'x' is known at run time only")
+        assert_refuses(STEP, spec, "height or width of 'x' is known at run time only")

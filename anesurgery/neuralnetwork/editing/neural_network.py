@@ -1,0 +1,232 @@
+"""A neural network as passes operate on it: an `.mlmodel` goes in and comes out.
+
+A pipeline counts as its networks, edited one after the other; its other models stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from anesurgery.checking.comparison import Comparison, compare
+from anesurgery.errors import LoadError, Refusal, SurgeryError
+from anesurgery.files.description import parts
+from anesurgery.files.interface import Interface
+from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.package import locate, read_spec
+from anesurgery.files.protobuf import proto
+from anesurgery.files.source import SourceFile
+from anesurgery.files.writing import check_target, write_atomically
+from anesurgery.mil import Array, Program, ct, quiet_host
+from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.neuralnetwork.spec import network_of, networks_of, walk_layers
+from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.networks import inspect_network
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.subject import Subject, counted
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+EXACT, CLOSE = float("inf"), 100.0
+"""PSNR in dB of the outputs in fp32: where every pass is exact, and where one rounds otherwise."""
+RELEASES = {4: "iOS 13 or macOS 10.15"}
+"""Specification version -> the first systems that read it."""
+
+
+class NeuralNetwork(Subject):
+    """A model whose layers passes edit.
+
+    Args:
+        spec: specification of the model, which is edited.
+        file: that it came from, which is never written to.
+        place: the file or package that the user named.
+        units: compute units of the MLModel that comes out.
+    """
+
+    words: ClassVar[str] = "the layers of a neural network"
+    suffix: ClassVar[str] = ".mlmodel"
+
+    def __init__(
+        self, spec: Any, file: SourceFile | None = None, place: Path | None = None, units: Any = None
+    ) -> None:
+        self._spec, self.file, self.place, self.units = spec, file, place, units
+
+    @classmethod
+    def read(cls, model: Any) -> Self:
+        """An `.mlmodel`, an MLModel of one, or its specification.
+
+        Raises:
+            LoadError: it cannot be read, is damaged, or is updatable.
+            SurgeryError: it holds no neural network.
+        """
+        found = cls._given(model)
+        networks, what = networks_of(found.spec), "the model" if found.file is None else str(found.file.path)
+        for i, spec in enumerate(networks):
+            _check(spec, what if spec is found.spec else f"{what}: network {i} of the pipeline")
+        if not networks:
+            kind = found.spec.WhichOneof("Type")
+            place = found.source or "the model"
+            raise SurgeryError(
+                f"the passes are for neural networks (.mlmodel), but {place} is a {kind}, which has no layers"
+            )
+        return found
+
+    @classmethod
+    def _given(cls, model: Any) -> Self:
+        if isinstance(model, ct.models.MLModel):
+            place = None if model.package_path is None else Path(model.package_path)
+            return cls(model.get_spec(), None, place, model.compute_unit)
+        if isinstance(model, proto.Model_pb2.Model):
+            return cls(model)
+        if not isinstance(model, (str, os.PathLike)):
+            raise LoadError(
+                f"cannot read layers from a {type(model).__name__}; give the path of an {cls.suffix}, an "
+                "MLModel of one, or its specification"
+            )
+        source = Path(model).expanduser()
+        file = SourceFile(locate(source)[0])
+        return cls(read_spec(file), file, source.resolve())
+
+    def clone(self) -> Self:
+        """A specification of its own."""
+        spec = proto.Model_pb2.Model()
+        spec.CopyFrom(self.spec)
+        return type(self)(spec, self.file, self.place, self.units)
+
+    @property
+    def spec(self) -> Any:
+        """The specification, edits included after `finish`."""
+        return self._spec
+
+    @property
+    def source(self) -> Path | None:
+        """The file or package that the user named."""
+        return self.place
+
+    def check_source(self) -> None:
+        """Nothing: the whole specification was read."""
+
+    @cached_property
+    def graphs(self) -> Sequence[Network]:
+        """The networks."""
+        return [Network(spec) for spec in networks_of(self.spec)]
+
+    @staticmethod
+    def validate(graph: Network) -> None:
+        """Nothing: each new layer was built as ops, which fails where it is not valid."""
+
+    def finish(self) -> None:
+        """Write the layers into the specification; a pipeline is as new as the newest of its models."""
+        if any(network.edited for network in self.graphs):
+            for network in self.graphs:
+                network.commit()
+            newest = max(int(spec.specificationVersion) for spec in [self.spec, *networks_of(self.spec)])
+            self.spec.specificationVersion = newest
+
+    @property
+    def interface(self) -> Interface:
+        """The description; the version may rise, which a note says."""
+        return Interface({}, parts(self.spec.description))
+
+    @property
+    def op_counts(self) -> dict[str, int]:
+        """Number of layers by type, without those that hold constants of the first kind."""
+        kinds = (layer.WhichOneof("layer") or "unknown" for layer, _ in self._layers())
+        return counted(kind for kind in kinds if kind != "loadConstant")
+
+    def _layers(self) -> Iterator[tuple[Any, int]]:
+        for spec in networks_of(self.spec):
+            yield from walk_layers(network_of(spec))
+
+    def inspect(self, target: str | None) -> tuple[Inspection, ...]:
+        """What the rules of the format say of each network."""
+        aim = Target.parse(target, None)
+        return tuple(inspect_network(part, aim, "") for part in networks_of(self.spec))
+
+    def notes(self, before: Self) -> list[str]:
+        """What a raised version asks of the system, and which layers no pass looks at."""
+        old, new = ([int(s.specificationVersion) for s in networks_of(m.spec)] for m in (before, self))
+        raised = sorted({(a, b) for a, b in zip(old, new, strict=True) if a != b})
+        said = [f"specification version {a} became {b}, which needs {RELEASES[b]}" for a, b in raised]
+        if inside := sum(depth > 0 for _, depth in self._layers()):
+            said.append(f"{inside} layers inside branches and loops are skipped: no pass looks there")
+        return said
+
+    def compare(
+        self,
+        before: Self,
+        inputs: Mapping[str, Array] | None,
+        *,
+        contract: Sequence[InterfaceChange],
+        gate: float,
+        exact: bool,
+        seed: int,
+    ) -> list[Comparison | Refusal]:
+        """Each network with what it was, in fp32."""
+        pairs = zip(networks_of(before.spec), networks_of(self.spec), strict=True)
+        return [
+            self._compared(old, new, inputs, contract, EXACT if exact else CLOSE, seed) for old, new in pairs
+        ]
+
+    def _compared(
+        self,
+        old: Any,
+        new: Any,
+        inputs: Mapping[str, Array] | None,
+        contract: Sequence[InterfaceChange],
+        gate: float,
+        seed: int,
+    ) -> Comparison | Refusal:
+        try:
+            a = import_network(old, keep_names=True)
+        except LoadError as error:  # a custom layer: its code is not in the file
+            return Refusal(str(error))
+        b = import_network(new, keep_names=True)
+        if new is not self.spec and set(inputs or ()) != {f.name for f in old.description.input}:
+            inputs = None  # those of another network of the pipeline
+        return compare(a, b, inputs, precision="fp32", contract=contract, gate=gate, seed=seed)
+
+    @property
+    def program(self) -> Program:
+        """The network as an ML Program; made anew on each use.
+
+        Raises:
+            LoadError: it is a pipeline, or a layer cannot be built.
+        """
+        return import_network(self.spec, keep_names=True).program
+
+    def mlmodel(self) -> Any:
+        """An MLModel of the older format."""
+        with quiet_host():
+            return ct.models.MLModel(self.spec, compute_units=self.units or ct.ComputeUnit.ALL)
+
+    def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
+        """Write the `.mlmodel`; byte for byte the input where nothing was edited."""
+        target = path.expanduser().absolute()
+        check_target(self.source, target, overwrite, self.suffix)
+        same = None if edited else self.file
+        content = self.spec.SerializeToString() if same is None else same.read()
+        return write_atomically(target, lambda file: file.write_bytes(content), overwrite)
+
+
+def _check(spec: Any, what: str) -> None:
+    """Refuse a network that is damaged, or that edits would break.
+
+    Raises:
+        LoadError: it names the layer.
+    """
+    if spec.isUpdatable:
+        raise LoadError(f"{what}: the model is updatable, and its layers learn by name; switch updating off")
+    try:
+        import_network(spec, what, keep_names=True)
+    except LoadError:
+        if not any(layer.WhichOneof("layer") == "custom" for layer in network_of(spec).layers):
+            raise
+        # The code of a custom layer is not in the file; all others must be right all the same.
+        if errors := Network(spec).blobs.errors:
+            raise LoadError(f"{what}: {errors[0]}") from errors[0]

@@ -1,0 +1,134 @@
+"""The driver of rewrites, the same for both formats: build, compare, replace, record.
+
+Each format has a `Place` of its own: what can be built at an op or a layer, and how it replaces the old one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from anesurgery.checking.site import SYMBOL_LENGTH, SiteProof, prove_site
+from anesurgery.errors import InterpretError, PassError, ProofError, Refusal, SurgeryError
+from anesurgery.mil import Array, Operation, Var, any_symbolic
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Change, Session
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a rewrite made at a place, beside the old ops, which are still there."""
+
+    pairs: Sequence[tuple[Var, Var]]
+    """Old values, each with the new one."""
+    made: Sequence[Operation]
+    """The new ops, in the order in which they can run."""
+    matched: Sequence[Operation] = ()
+    """The old ops that the rewrite looked at."""
+    uncompared: Refusal | None = None
+    """Why the numbers cannot be compared at this place."""
+
+
+class Place(ABC):
+    """An op or a layer at which a rewrite may act."""
+
+    step: Pass
+    session: Session
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The op or layer by name, for errors."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The type of the op or layer."""
+
+    @abstractmethod
+    def build(self) -> Built | Refusal | None:
+        """Guard, check and build; None: the rewrite does not apply."""
+
+    @abstractmethod
+    def sample(self, var: Var, rng: np.random.Generator) -> Array | None:
+        """Values for a value that both sides read; None: the default."""
+
+    @abstractmethod
+    def replace(self, built: Built) -> Change:
+        """Let the new ops take the place of the old ones; what was done."""
+
+    @abstractmethod
+    def undo(self) -> None:
+        """Remove what was built, since it cannot take the old one's place."""
+
+    def error(self, words: str) -> PassError:
+        """An error that names the pass and the place, to be raised."""
+        return PassError(f"pass {self.step.name} at {self}: {words}")
+
+
+def operate(place: Place) -> bool:
+    """Apply the rewrite at a place if it fits; was there an edit?
+
+    Raises:
+        PassError: the pass raised; the cause is chained.
+        ProofError: the numbers differ by more than the pass promises.
+    """
+    try:
+        built = place.build()
+        if isinstance(built, Refusal):
+            place.session.refusals.append((place.step.name, built))
+        if not isinstance(built, Built):
+            return False
+        found = compared(place, built)
+    except SurgeryError:
+        place.undo()
+        raise
+    except Exception as error:
+        place.undo()
+        raise PassError(
+            f"pass {place.step.name} at {place} ({place.kind}) failed: {type(error).__name__}: {error}; "
+            "the model given to it is unchanged"
+        ) from error
+    place.session.changes.append(replace(place.replace(built), **found))
+    return True
+
+
+def compared(place: Place, built: Built) -> Mapping[str, Any]:
+    """Run both sides on the same numbers, if the session asks for it; the proof, or why there is none.
+
+    The one place from which edits are checked.
+
+    Raises:
+        ProofError: they differ by more than the pass promises.
+    """
+    session, step = place.session, place.step
+    if not session.prove_sites:
+        return {}
+    if built.uncompared is not None:
+        return {"unproven": built.uncompared.reason}
+    pairs = [(old, new) for old, new in built.pairs if alike(old, new)]
+    if not pairs:
+        return {"unproven": "the shape changes on purpose; compare whole models for it"}
+    known = session.proven.setdefault(str(step), {})
+    try:
+        proof = prove_site(pairs, built.made, place.sample, session.rng, built.matched, known)
+    except InterpretError:
+        if not any(any_symbolic(old.shape) for old, _ in pairs):
+            raise
+        return {"unproven": f"cannot be computed where dynamic sizes are {SYMBOL_LENGTH}"}
+    if not isinstance(proof, SiteProof):
+        return {"unproven": proof}
+    if not proof.within(step.tolerance):
+        raise ProofError(
+            f"pass {step.name} at {place}: old and new differ by {proof.max_abs:g} "
+            f"({proof.max_rel:.2g} of the largest value); promised: {step.tolerance}"
+        )
+    return {"proof": proof}
+
+
+def alike(old: Var, new: Var) -> bool:
+    """Have two values the same shape, dynamic sizes included?"""
+    return tuple(old.shape or ()) == tuple(new.shape or ())

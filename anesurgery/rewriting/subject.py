@@ -1,0 +1,151 @@
+"""What passes operate on: a model of one format, read, cloned, edited, compared and saved.
+
+`anesurgery.apply` knows this protocol only. `MLProgram` and `NeuralNetwork` fulfil it, and each pass names the
+one that it edits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from anesurgery.checking.comparison import Comparison
+from anesurgery.errors import Refusal
+from anesurgery.files.interface import Interface
+from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.mil import Array, Program
+from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.standing import Standing
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Graph: TypeAlias = Any
+"""What `Pass.run` edits in place: a MIL `Program`, or a `Network` of layers."""
+
+
+class Subject(ABC):
+    """A model of one format, as passes edit it."""
+
+    words: ClassVar[str]
+    """What its passes edit: "the ops of an ML Program"."""
+    suffix: ClassVar[str]
+    """Of the file that `save` writes."""
+    converts: ClassVar[bool] = False
+    """Can its passes run inside `ct.convert` too?"""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, model: Any) -> Self:
+        """A model as the user gives it; it may share memory with what was given, so clone it before editing.
+
+        Raises:
+            LoadError: it cannot be read.
+            SurgeryError: it is of another format.
+        """
+
+    @abstractmethod
+    def clone(self) -> Self:
+        """A copy that can be edited without touching the original."""
+
+    @property
+    @abstractmethod
+    def source(self) -> Path | None:
+        """The file or package that it was read from; it is never written to."""
+
+    @abstractmethod
+    def check_source(self) -> None:
+        """Raise a LoadError if the source was changed since, and is still read from."""
+
+    @property
+    @abstractmethod
+    def graphs(self) -> Sequence[Graph]:
+        """What passes edit in place, one after the other."""
+
+    @staticmethod
+    @abstractmethod
+    def validate(graph: Graph) -> None:
+        """Raise any error if a pass left a graph that is not valid."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Write the edits of the graphs into what is saved; called once, after all passes."""
+
+    @property
+    @abstractmethod
+    def interface(self) -> Interface:
+        """What a caller of the saved model will see."""
+
+    @property
+    @abstractmethod
+    def op_counts(self) -> dict[str, int]:
+        """Number of ops or layers by type, constants left out, the most frequent first."""
+
+    def inspect(self, target: str | None) -> tuple[Inspection, ...]:
+        """The inspections of its graphs, where they cost next to nothing; else ()."""
+        return ()
+
+    def standing(self, target: str) -> Standing | None:
+        """How it stands on a target, which a recipe must not lower; None where that is not estimated."""
+        return None
+
+    def notes(self, before: Self) -> list[str]:
+        """What the caller should know of the result, given the model before."""
+        return []
+
+    @abstractmethod
+    def compare(
+        self,
+        before: Self,
+        inputs: Mapping[str, Array] | None,
+        *,
+        contract: Sequence[InterfaceChange],
+        gate: float,
+        exact: bool,
+        seed: int,
+    ) -> Sequence[Comparison | Refusal]:
+        """The numbers of each graph as a whole against those before, or why they cannot be compared.
+
+        Args:
+            before: the model as it came.
+            inputs: sampled by default.
+            contract: declared interface changes.
+            gate: PSNR in dB that the recipe promises in fp16.
+            exact: did only passes edit that promise equal bits?
+            seed: of the sampled inputs.
+        """
+
+    @property
+    @abstractmethod
+    def program(self) -> Program:
+        """The model as a MIL program."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> Any:
+        """The specification that the model came with or has now; None for a bare program."""
+
+    @abstractmethod
+    def mlmodel(self) -> Any:
+        """A coremltools MLModel of the same format, made anew."""
+
+    @abstractmethod
+    def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
+        """Write the model atomically, never over what was read.
+
+        Args:
+            path: ends in `suffix`.
+            overwrite: may something that exists be replaced?
+            edited: was anything changed? If not, the file that was read may be copied.
+
+        Raises:
+            LoadError: the path exists, is the input, has another suffix, or cannot be written.
+        """
+
+
+def counted(kinds: Iterable[str]) -> dict[str, int]:
+    """How often each kind occurs, the most frequent first."""
+    return dict(sorted(Counter(kinds).items(), key=lambda item: (-item[1], item[0])))

@@ -21,7 +21,7 @@ from anesurgery.files.package import read_spec
 from anesurgery.interpret import Predictor
 from anesurgery.loading import interface, load, load_parts
 from anesurgery.mil import ct, quiet_host, walk_ops
-from anesurgery.surgery import op_counts
+from anesurgery.rewriting.ml_program import op_counts
 
 TWINS = ["silero_unified", "silero_unified_palette_4bit"]
 MODEL = "Data/com.apple.CoreML/model.mlmodel"

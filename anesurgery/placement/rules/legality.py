@@ -85,7 +85,13 @@ NEVER: tuple[tuple[str, str, str | None, str, str], ...] = (
         "slice, then resize",
         STUDY,
     ),
-    ("lstm gru rnn", "recurrent ops stay on the CPU", None, "unroll the steps into linear and sigmoid", STUDY),
+    (
+        "lstm gru rnn",
+        "recurrent ops stay on the CPU",
+        "unroll_recurrent",
+        "unroll the steps into linear and sigmoid",
+        STUDY,
+    ),
     ("cond while_loop", "control flow stays on the CPU", None, "unroll it, or use select", OLDER),
     (
         "make_list list_read list_write list_gather list_scatter list_length",

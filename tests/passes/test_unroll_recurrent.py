@@ -88,7 +88,7 @@ def test_each_kind_keeps_its_numbers(name: str) -> None:
 
 
 def test_a_state_of_zeros_costs_no_product() -> None:
-    zeros = {"steps": 1, "constant_state": True}
+    zeros: dict[str, Any] = {"steps": 1, "constant_state": True}
     with_state, without = recurrent("rnn", **zeros), recurrent("lstm", **zeros)
     counts = [
         sum(op.op_type == "linear" for op in walk_ops(apply_pass(UnrollRecurrent(), p)[0]))
@@ -142,7 +142,7 @@ def test_a_converted_lstm_agrees_with_torch() -> None:
     module = torch.nn.LSTM(6, 5, num_layers=2, bidirectional=True, batch_first=True).eval()
     x = torch.randn(1, 7, 6)
     with quiet_host(), torch.no_grad():
-        traced = torch.jit.trace(module, x)
+        traced = torch.jit.trace(module, x)  # type: ignore[no-untyped-call]
         model = ct.convert(
             traced,
             inputs=[ct.TensorType("x", x.shape)],

@@ -1,4 +1,4 @@
-"""Train a small GPT-2 for a minute, convert it, operate on it, prove it, and let it write before and after.
+"""Train a small GPT-2, convert it, rewrite it, check it, and let it write before and after.
 
 Leaves build/demo/gpt2.mlpackage, build/demo/gpt2_ane.mlpackage, surgeries.txt and surgeries.json.
 `--svg FILE` draws the report as a picture.
@@ -10,7 +10,6 @@ import argparse
 import json
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,13 @@ from anesurgery.show import surgeries
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "demo"
 LENGTH = 64
-SECONDS = 45
+STEPS = 700
+"""Training is counted in steps, so that a busy machine writes the same text as an idle one."""
+TARGET = "M4/macOS 27"
+NEXT = """
+  .venv/bin/anesurgery inspect {folder}/gpt2.mlpackage
+  .venv/bin/anesurgery explain causal_mask_tensor
+  .venv/bin/anesurgery apply gpt2_ane {folder}/gpt2.mlpackage build/mine.mlpackage --prove both"""
 PROMPT = "Redistributions of source code must retain the above copyright notice, this list of "
 
 
@@ -72,7 +77,7 @@ class Logits(torch.nn.Module):
 
 
 def trained(text: Text) -> GPT2LMHeadModel:
-    """A small GPT-2, trained for at most a minute, or as the last run left it."""
+    """A small GPT-2, trained for `STEPS` steps, or as the last run left it."""
     torch.manual_seed(0)
     config = GPT2Config(
         n_layer=3,
@@ -87,14 +92,14 @@ def trained(text: Text) -> GPT2LMHeadModel:
         attn_pdrop=0.0,
     )
     model = GPT2LMHeadModel(config)
-    cache = BUILD / f"weights-{text.size}.pt"
+    cache = BUILD / f"weights-{text.size}-{STEPS}.pt"
     if cache.exists():
         model.load_state_dict(torch.load(cache, weights_only=True))
         return model.eval()
     data = torch.tensor(text.encode(text.text))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    started, bar = time.time(), tqdm(desc="training", unit=" steps", disable=None)
-    while time.time() - started < SECONDS:
+    bar = tqdm(range(STEPS), desc="training", unit=" steps", disable=None)
+    for _ in bar:
         at = torch.randint(0, len(data) - LENGTH, (16,)).tolist()
         batch = torch.stack([data[i : i + LENGTH] for i in at])
         loss = model(batch, labels=batch).loss
@@ -102,7 +107,6 @@ def trained(text: Text) -> GPT2LMHeadModel:
         loss.backward()
         optimizer.step()
         bar.set_postfix(loss=f"{loss.item():.2f}")
-        bar.update()
     torch.save(model.state_dict(), cache)
     return model.eval()
 
@@ -134,6 +138,14 @@ def written(program: Any, text: Text, count: int = 80) -> str:
     return text.decode(numbers)
 
 
+def share(when: str, model: Path) -> str:
+    """The share of the Neural Engine that `inspect` estimates, in a line."""
+    found = ane.inspect(model, target=TARGET).residency
+    return (
+        f"{when}: an estimated {found['ops']:.1%} of ops and {found['flop']:.1%} of flop on the ANE of {TARGET}"
+    )
+
+
 def main() -> None:
     """Run the demonstration."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -152,8 +164,11 @@ def main() -> None:
     (BUILD / "report.json").write_text(json.dumps(surgery.to_json(), indent=2), encoding="utf-8")
     for name, model in (("before", before), ("after", BUILD / "gpt2_ane.mlpackage")):
         print(f"\n{name}:\n{written(ane.load(model).program, text)}")
+    print(f"\n{share('before', before)}\n{share('after', BUILD / 'gpt2_ane.mlpackage')}")
+    folder = BUILD.relative_to(ROOT)
     names = ", ".join(sorted(p.name for p in BUILD.iterdir() if p.suffix != ".pt"))
-    print(f"\nwritten to {BUILD.relative_to(ROOT)}: {names}")
+    print(f"\nwritten to {folder}: {names}")
+    print(f"to try next:{NEXT.format(folder=folder)}")
 
 
 if __name__ == "__main__":

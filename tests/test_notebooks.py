@@ -36,12 +36,13 @@ def test_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
     monkeypatch.setattr(demo, "BUILD", demo.ROOT / "build" / "test-demo")
-    monkeypatch.setattr(demo, "SECONDS", 3)
+    monkeypatch.setattr(demo, "STEPS", 20)
     monkeypatch.setattr("sys.argv", ["demo"])
     demo.main()
     out = capsys.readouterr().out
     before, after = out.split("before:\n")[1].split("\n\nafter:\n")
-    assert before == after.split("\n\nwritten to")[0]
+    assert before == after.split("\n\nbefore: an estimated")[0]
+    assert "inspect build/test-demo/gpt2.mlpackage" in out
     report = json.loads((demo.BUILD / "report.json").read_text(encoding="utf-8"))
     assert report["proof"]["ok"]
     assert report["edits"]["causal_mask_tensor"] == 3

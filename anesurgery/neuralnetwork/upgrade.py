@@ -19,6 +19,7 @@ from anesurgery.mil import ct, exclusive
 from anesurgery.neuralnetwork.context import Custom
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.pipelines import upgrade_pipeline
+from anesurgery.neuralnetwork.sequence_length import with_sequence
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 
@@ -32,7 +33,9 @@ PRECISIONS = (None, "fp16", "fp32")
 
 
 @exclusive
-def upgrade(model: Any, custom: Custom | None = None, *, precision: str | None = None) -> Any:
+def upgrade(
+    model: Any, custom: Custom | None = None, *, precision: str | None = None, sequence: int | None = None
+) -> Any:
     """A neural network as an ML Program.
 
     Args:
@@ -41,6 +44,8 @@ def upgrade(model: Any, custom: Custom | None = None, *, precision: str | None =
             with the MIL values that it reads; it gives the MIL value of its output, or a list of values.
         precision: what the network computes in: "fp32", or "fp16" but for the ops that `compute_fp16` keeps.
             None means fp16 if outputs keep 60 dB on a sampled input, else fp32; the notes say which, and why.
+        sequence: steps of the sequence that a network of the rank 5 mapping is given at once; 1 by default. The
+            inputs then have five axes (sequence, batch, channel, height, width).
 
     Returns:
         An MLModel; what changed is in its metadata, under `NOTES`.
@@ -59,6 +64,7 @@ def upgrade(model: Any, custom: Custom | None = None, *, precision: str | None =
         loaded = load(model)
     else:
         what = str(source or "this MLModel")
+        spec = spec if sequence is None else with_sequence(spec, sequence, what)
         loaded = import_network(spec, what, custom=custom, source=source, compute_units=units)
         loaded = in_precision(loaded, precision)
     return _keep_notes(to_mlmodel(loaded), loaded.notes)

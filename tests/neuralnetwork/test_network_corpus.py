@@ -111,6 +111,61 @@ def test_a_sequence_that_is_too_short_for_its_convolutions_is_named(corpus: Path
         ane.upgrade(corpus / "exermote.mlmodel")
 
 
+GATES = ("input", "forget", "output", "blockInput")
+
+
+def lstm(x: Any, params: Any) -> Any:
+    """Every output of an LSTM with hard sigmoid gates by the formulas of the format; x is (steps, size).
+
+    The file states no parameters of the hard sigmoid, which are then 0.2 and 0.5.
+    """
+    weights = params.weightParams
+
+    def gate(*fields: str) -> tuple[Any, Any, Any]:
+        w, r, b = (np.array(getattr(weights, field).floatValue) for field in fields)
+        return w.reshape(len(b), -1), r.reshape(len(b), -1), b
+
+    parts = ("WeightMatrix", "RecursionMatrix", "BiasVector")
+    gates = {n: gate(*(f"{n}{'Gate' if n != 'blockInput' else ''}{p}" for p in parts)) for n in GATES}
+    h = c = np.zeros(params.outputVectorSize)
+    made = []
+    for step in x:
+        i, f, o, z = (w @ step + r @ h + b for w, r, b in gates.values())
+        i, f, o = (np.clip(0.2 * v + 0.5, 0, 1) for v in (i, f + params.params.forgetBias, o))
+        c = f * c + i * np.tanh(z)
+        h = o * np.tanh(c)
+        made.append(h)
+    return np.array(made)
+
+
+def test_a_sequence_of_a_given_length(corpus: Path) -> None:
+    """A Keras network of convolutions and LSTMs along 40 steps, against its formulas in fp64."""
+    path = corpus / "exermote.mlmodel"
+    layers = {layer.name: layer for layer in read_spec(path).neuralNetwork.layers}
+    x = np.random.default_rng(0).standard_normal((40, 12))
+    y = x
+    for name, stride in (("accelerations", 2), ("conv1d_1", 1)):
+        params = layers[name].convolution
+        kernel = np.reshape(params.weights.floatValue, (32, -1, 3))
+        windows = np.stack([y[k : len(y) - 2 + k : stride] for k in range(3)], -1)
+        y = np.maximum(np.einsum("tck,ock->to", windows, kernel) + np.array(params.bias.floatValue), 0)
+    for name in ("lstm_1", "lstm_2"):
+        y = lstm(y, layers[name].uniDirectionalLSTM)
+    dense = layers["dense_1"].innerProduct
+    logits = np.reshape(dense.weights.floatValue, (4, 32)) @ y[-1] + np.array(dense.bias.floatValue)
+    expected = np.exp(logits) / np.exp(logits).sum()
+    model = ane.upgrade(path, sequence=40, precision="fp32")
+    found = ane.run(model, {"accelerations": x.reshape(40, 1, 12, 1, 1).astype(np.float32)})["scores"]
+    np.testing.assert_allclose(found, expected, atol=1e-5 * expected.max())
+
+
+def test_a_length_that_makes_no_sense_is_refused(corpus: Path) -> None:
+    with pytest.raises(LoadError, match="sequence=0; a sequence has at least 1 step"):
+        ane.upgrade(corpus / "exermote.mlmodel", sequence=0)
+    with pytest.raises(LoadError, match="sequence= is for the rank 5 mapping"):
+        ane.upgrade(corpus / "mlc_edsr_f32b5.mlmodel", sequence=4)
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_an_upgrade_keeps_numbers_and_description(name: str, corpus: Path, tmp_path: Path) -> None:
     path, out, real = corpus / f"{name}.mlmodel", tmp_path / "new.mlpackage", REAL[name]

@@ -124,7 +124,9 @@ def apply(
     started = time.perf_counter()
     original = subject_of(steps).read(model)
     edited = original.clone()
-    session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed)
+    session = Session(
+        target=target, prove_sites=prove in ("sites", "both"), images=original.interface.images, seed=seed
+    )
     session.timings["load"] = time.perf_counter() - started
     misfits = [] if recipe is None else [r for g in edited.graphs if (r := recipe.applies_to(g)) is not None]
     session.refusals += [(recipe.name, r) for r in misfits if recipe is not None]
@@ -159,6 +161,7 @@ def _gated(
     again = Session(
         target=session.target,
         prove_sites=session.prove_sites,
+        images=session.images,
         seed=session.seed,
         proven=session.proven,
         refusals=refusals,

@@ -10,7 +10,7 @@ from anesurgery.errors import UnknownName
 from anesurgery.files import protobuf
 from anesurgery.files.interface import port
 from anesurgery.files.protobuf import proto
-from anesurgery.mil import Program, Var, ct, quiet_host, types
+from anesurgery.mil import Program, Var, ct, dtype_name, quiet_host, types
 
 
 def new_spec(program: Program, version: int) -> Any:
@@ -89,6 +89,8 @@ def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
             known[name].type.multiArrayType.dataType = _feature_type(var)
             known[name].type.multiArrayType.shape.extend(d or 1 for d in port(name, var).shape)
         array = known[name].type.multiArrayType
+        if dtype_name(var) == "fp16":
+            array.dataType = _feature_type(var)
         shape = port(name, var).shape
         fixed = array.shape and array.WhichOneof("ShapeFlexibility") is None and None not in shape
         if fixed and list(array.shape) != list(shape):

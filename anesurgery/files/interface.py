@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from anesurgery.files.protobuf import proto
 from anesurgery.mil import Function, Program, Var, dtype_name, is_symbolic, types
 
 
@@ -39,6 +40,13 @@ class Interface:
     description: Mapping[str, bytes] = field(default_factory=dict)
     """The parts of the description that is saved with the model, as `files.description.parts` names them."""
     specification_version: int = 0
+
+    @property
+    def images(self) -> frozenset[str]:
+        """The inputs and outputs that the description calls images."""
+        kinds = {k: data for k, data in self.description.items() if k.split(" ")[0] in ("input", "output")}
+        features = [proto.Model_pb2.FeatureDescription.FromString(data) for data in kinds.values()]
+        return frozenset(f.name for f in features if f.type.WhichOneof("Type") == "imageType")
 
     def difference(self, other: Interface, ignore: Collection[str] = ()) -> str:
         """What differs in `other`, in words; "" when nothing does.

@@ -77,6 +77,8 @@ class Session(Report):
     """One application of passes: its report, and what the engine must remember meanwhile."""
 
     prove_sites: bool = False
+    images: frozenset[str] = frozenset()
+    """The inputs and outputs that are images, which keep their type."""
     seed: int = 0
     ran: list[str] = field(default_factory=list)
     """Names of the passes that have run."""

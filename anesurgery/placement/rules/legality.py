@@ -204,6 +204,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         when.fp32_cast,
         source="freedomtan/coreml_modelc_profling",
         scope=Scope(frozenset({12, 13}), "seen on M1, macOS 14.6", until=(("macOS", 14), ("iOS", 17))),
+        remedy="interface_fp16",
         advice="declare fp16 inputs and outputs (from iOS 16 on)",
     ),
     _row(

@@ -1,0 +1,167 @@
+"""Inputs and outputs that hold fp32 hold fp16: the casts at both ends of an fp16 program go away.
+
+Before::
+
+    main(%x: 1x4) {
+      %x_fp16: 1x4xfp16 = cast(x=%x, dtype="fp16")
+      %r: 1x4xfp16 = relu(x=%x_fp16)
+      %y: 1x4 = cast(x=%r, dtype="fp32")
+      return %y
+    }
+
+After::
+
+    main(%x: 1x4xfp16) {
+      %y: 1x4xfp16 = relu(x=%x)
+      return %y
+    }
+
+The change is declared: the caller gives fp16 arrays and gets them. Where ops read an input as fp32, or make an
+output in fp32, a cast stands between (`compute_fp16` before it makes most of these fp16).
+
+Refuses when the program is for iOS 15, whose interface has no fp16, when an input or output is an image, and
+when an output is an input handed through.
+
+Why it helps: on M1 with macOS 14.6 the casts at the ends ran on the CPU; on M4 with macOS 27 they are legal
+on the ANE (both measured through Core ML). Where a cast goes away, results are the same as proved by types: the
+caller rounds what the cast rounded. Where one is added, the value is rounded once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.checking.site import Tolerance
+from anesurgery.errors import Refusal
+from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Program,
+    Var,
+    add_input,
+    consumers,
+    ct,
+    dtype_name,
+    is_output,
+    mb,
+    producer,
+    types,
+)
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Change, Session
+
+UNPROVEN = "the interface changes; the comparison of whole models covers it"
+
+
+@dataclass(frozen=True)
+class InterfaceFp16(Pass):
+    """fp32 inputs and outputs become fp16, declared."""
+
+    name: ClassVar[str] = "interface_fp16"
+    tolerance: ClassVar[Tolerance] = Tolerance(2e-3)
+    follows: ClassVar[tuple[str, ...]] = ("compute_fp16",)
+
+    @classmethod
+    def variants(cls, target: Target) -> tuple[Pass, ...]:
+        """None: callers must agree to another interface."""
+        return ()
+
+    def requires(self, program: Program) -> Refusal | None:
+        """fp16 at the interface came with iOS 16."""
+        old = any(f.opset_version < ct.target.iOS16 for f in program.functions.values())
+        return Refusal("the program is for iOS 15, where inputs and outputs cannot be fp16") if old else None
+
+    def run(self, program: Program, session: Session) -> None:
+        """Each fp32 input, then each fp32 output, of each function."""
+        for function in program.functions.values():
+            with function:
+                for name, var in list(function.inputs.items()):
+                    if self.may(session, name, var):
+                        self.input(function, session, name, var)
+                for var in list(function.outputs):
+                    if self.may(session, var.name, var):
+                        self.output(function, session, var)
+
+    def may(self, session: Session, name: str, var: Var) -> bool:
+        """Is it an fp32 tensor, and no image?"""
+        if not types.is_tensor(var.sym_type) or dtype_name(var) != "fp32":
+            return False
+        if name in session.images:
+            session.refusals.append((self.name, Refusal(f"%{name} is an image")))
+            return False
+        if var.op is None and is_output(var):
+            session.refusals.append((self.name, Refusal(f"%{name} is an input and an output")))
+            return False
+        return True
+
+    def input(self, function: Function, session: Session, name: str, old: Var) -> None:
+        """The input in fp16, and a cast for what still reads fp32."""
+        new = add_input(function, name, old.shape, types.fp16)
+        gone: list[Operation] = []
+        for cast in [
+            op for op in consumers(old) if op.op_type == "cast" and dtype_name(op.outputs[0]) == "fp16"
+        ]:
+            if not is_output(cast.outputs[0]):
+                _substitute(function, cast.outputs[0], new)
+                gone.append(cast)
+        names = tuple(f"cast {op.name}" for op in remove_dead(gone))
+        if old.child_ops:
+            wish = session.fresh_name(function, f"{name}_fp32")
+            wide = mb.cast(x=new, dtype="fp32", before_op=function.operations[0], name=wish)
+            _substitute(function, old, wide)
+        words = f"give {name} as fp16"
+        session.contract.append(InterfaceChange(words, (name,), inputs=lambda values: _halved(values, name)))
+        session.changes.append(Change(self.name, name, names, (), words, None, UNPROVEN))
+
+    def output(self, function: Function, session: Session, old: Var) -> None:
+        """The output in fp16: what its last cast reads, or a cast of it."""
+        last, name = producer(old, "cast"), old.name
+        source = last.x if last is not None and dtype_name(last.x) == "fp16" else None
+        if source is None or source.op is None or is_output(source) or len(source.op.outputs) > 1:
+            wish = session.fresh_name(function, f"{name}_fp16")
+            new = (
+                mb.cast(x=old, dtype="fp16", name=wish) if source is None else mb.identity(x=source, name=wish)
+            )
+        else:
+            new = source
+        function.replace_block_output_var(old, new)
+        if last is not None:
+            remove_dead([last])
+        if old.op is not None and old.op.enclosing_block is not None:
+            old.name = session.fresh_name(function, f"{name}_fp32")
+            old.op.name = old.name if len(old.op.outputs) == 1 else old.op.name
+        new.name = new.op.name = name
+        words = f"{name} is fp16"
+        change = InterfaceChange(words, (name,), outputs=lambda found, inputs: _halved(found, name))
+        session.contract.append(change)
+        session.changes.append(Change(self.name, name, (), (), words, None, UNPROVEN))
+
+
+def _substitute(function: Function, old: Var, new: Var) -> None:
+    function.replace_uses_of_var_after_op(
+        anchor_op=old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
+    )
+
+
+def _halved(values: Values, name: str) -> Values:
+    if name not in values:
+        return values
+    with np.errstate(over="ignore"):
+        return {**values, name: np.asarray(values[name]).astype(np.float16)}
+
+
+def example() -> Program:
+    """An fp16 program with casts at its ends."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        r = mb.relu(x=mb.cast(x=x, dtype="fp16", name="x_fp16"), name="r")
+        return mb.cast(x=r, dtype="fp32", name="y")
+
+    return program

@@ -1,0 +1,89 @@
+"""fp16 at the ends: the casts go, the change is declared, the package says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
+from anesurgery.passes.interface_fp16 import InterfaceFp16
+from anesurgery.rewriting.session import Session
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.text import to_text
+
+
+def program_of(body: Any, *shapes: tuple[int, ...], opset: Any = ct.target.iOS16) -> Program:
+    specs = [mb.TensorSpec(shape) for shape in shapes]
+
+    def one(a: Var) -> Any:
+        return body(a)
+
+    built: Program = mb.program(input_specs=specs, opset_version=opset)(one)
+    return built
+
+
+def test_what_still_computes_in_fp32_gets_casts() -> None:
+    program = program_of(lambda a: (mb.relu(x=a, name="y"), mb.exp(x=a, name="z")), (2, 3))
+    after, session = apply_pass(InterfaceFp16(), program)
+    kinds = [op.op_type for op in walk_ops(after) if op.op_type != "const"]
+    assert sorted(kinds) == ["cast", "cast", "cast", "exp", "relu"], to_text(after)
+    assert [v.name for v in after.functions["main"].outputs] == ["y", "z"]
+    assert_same_numbers(program, after, rtol=1e-3, session=session)
+    assert [c.words for c in session.contract] == ["give a as fp16", "y is fp16", "z is fp16"]
+    assert not apply_pass(InterfaceFp16(), after)[1].changes
+
+
+def test_a_value_that_is_read_and_returned_gets_an_output_of_its_own() -> None:
+    def body(a: Var) -> Any:
+        r = mb.relu(x=mb.cast(x=a, dtype="fp16"))
+        return mb.cast(x=r, dtype="fp32", name="y"), mb.cast(x=r, dtype="fp32", name="z")
+
+    program = program_of(body, (2, 3))
+    after, session = apply_pass(InterfaceFp16(), program)
+    assert len({id(v) for v in after.functions["main"].outputs}) == 2
+    assert_same_numbers(program, after, rtol=1e-3, session=session)
+
+
+def test_ios_15_has_no_fp16_at_the_interface() -> None:
+    program = program_of(lambda a: mb.relu(x=a), (2, 3), opset=ct.target.iOS15)
+    assert_refuses(InterfaceFp16(), program, "the program is for iOS 15")
+
+
+def test_images_and_values_handed_through_keep_their_type() -> None:
+    program = program_of(lambda a: mb.relu(x=a, name="y"), (2, 3))
+    session = Session(images=frozenset({"a", "y"}))
+    before = to_text(program)
+    InterfaceFp16().run(program, session)
+    assert to_text(program) == before
+    assert [r.reason for _, r in session.refusals] == ["%a is an image", "%y is an image"]
+
+
+def test_the_package_says_fp16(tmp_path: Path) -> None:
+    model = program_of(lambda a: mb.relu(x=mb.cast(x=a, dtype="fp16"), name="y"), (2, 3))
+    changed = ane.apply(model, "interface_fp16", prove="model", quiet=True)
+    changed.save(tmp_path / "half.mlpackage")
+    with quiet_host():
+        spec = ct.models.MLModel(str(tmp_path / "half.mlpackage"), skip_model_load=True).get_spec()
+    half = ct.proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT16
+    features = [*spec.description.input, *spec.description.output]
+    assert [f.type.multiArrayType.dataType for f in features] == [half, half]
+
+
+def test_a_converted_image_model_keeps_its_images(tmp_path: Path) -> None:
+    import torch
+
+    module = torch.nn.Conv2d(3, 4, 3).eval()
+    with quiet_host():
+        traced = torch.jit.trace(module, torch.zeros(1, 3, 8, 8))  # type: ignore[no-untyped-call]
+        model = ct.convert(
+            traced,
+            inputs=[ct.ImageType("picture", (1, 3, 8, 8))],
+            outputs=[ct.TensorType("y")],
+            minimum_deployment_target=ct.target.iOS16,
+            skip_model_load=True,
+        )
+    surgery = ane.apply(model, "interface_fp16", prove=None, quiet=True)
+    assert any(r.reason == "%picture is an image" for _, r in surgery.refusals)
+    names = {name for change in surgery.contract for name in change.names}
+    assert "picture" not in names

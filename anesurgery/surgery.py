@@ -28,7 +28,7 @@ from anesurgery.rewriting.passes import PROOFS, Pass, run_pass, subject_of
 from anesurgery.rewriting.session import Report, Session, refusal_lines
 from anesurgery.rewriting.subject import Graph, Subject
 
-OPTIONS = ("target", "prove", "inputs", "quiet", "seed")
+OPTIONS = ("assume", "target", "prove", "inputs", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
 
 
@@ -93,6 +93,7 @@ def apply(
     passes: Any,
     *,
     target: str | None = None,
+    assume: Mapping[str, tuple[int, int]] | None = None,
     prove: str | None = "sites",
     inputs: Mapping[str, Array] | None = None,
     quiet: bool = False,
@@ -103,7 +104,10 @@ def apply(
     Args:
         model: path of a package or .mlmodel, MLModel, or MIL Program; passes over layers need a neural network.
         passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these.
-        target: chip and OS the model is meant for ("M1/macOS 14"); recorded.
+        target: chip and OS the model is meant for ("M1/macOS 14"): a step of a recipe that
+            loses something there is undone and reported.
+        assume: the least and the largest value of integer inputs, as {"input_ids": (0, 50256)}; passes may rely
+            on it (`token_id_guard`), and the notes repeat it.
         prove: "sites" runs both sides of every edit on random numbers, "model" compares whole models in the
             arithmetic as stored (fp16), "both", or None.
         inputs: for the comparison of whole models; sampled by default.
@@ -124,8 +128,13 @@ def apply(
     started = time.perf_counter()
     original = subject_of(steps).read(model)
     edited = original.clone()
+    check_assumed(assume or {}, original.graphs)
     session = Session(
-        target=target, prove_sites=prove in ("sites", "both"), images=original.interface.images, seed=seed
+        target=target,
+        prove_sites=prove in ("sites", "both"),
+        images=original.interface.images,
+        seed=seed,
+        assume=assume or {},
     )
     session.timings["load"] = time.perf_counter() - started
     misfits = [] if recipe is None else [r for g in edited.graphs if (r := recipe.applies_to(g)) is not None]
@@ -154,8 +163,7 @@ def _gated(
     steps: Sequence[Pass], original: Subject, edited: Subject, session: Session, quiet: bool
 ) -> tuple[Subject, Session]:
     """The model after the steps that lose nothing on the target: as it is, or made anew without the others."""
-    assert session.target is not None
-    kept, refusals = passing(steps, original, edited, session.target)
+    kept, refusals = passing(steps, original, edited, session)
     if not refusals:
         return edited, session
     again = Session(
@@ -163,6 +171,7 @@ def _gated(
         prove_sites=session.prove_sites,
         images=session.images,
         seed=session.seed,
+        assume=session.assume,
         proven=session.proven,
         refusals=refusals,
     )
@@ -212,6 +221,22 @@ def check_interface(before: Interface, after: Interface, session: Session) -> No
     declared = {name for change in session.contract for name in change.names}
     if difference := before.difference(after, ignore=declared):
         raise InterfaceError(f"the interface changed without being declared: {difference}")
+
+
+def check_assumed(assume: Mapping[str, tuple[int, int]], graphs: Sequence[Graph]) -> None:
+    """Refuse what is assumed of inputs that do not exist, and ranges that are none.
+
+    Raises:
+        UnknownName: no such input.
+        SurgeryError: a range that ends before it begins.
+    """
+    functions = [f for graph in graphs for f in getattr(graph, "functions", {}).values()]
+    known = {name for function in functions for name in function.inputs}
+    for name, (low, high) in assume.items():
+        if name not in known:
+            raise UnknownName("input", name, known)
+        if low > high:
+            raise SurgeryError(f"assume: the range of {name} ends at {high}, before it begins at {low}")
 
 
 def _recipe(passes: Any) -> Recipe | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,6 +104,9 @@ def apply(
         str | None, typer.Argument(metavar="OUT", help="The package to write.", show_default=False)
     ] = None,
     target: Annotated[str | None, typer.Option(help='Chip and OS, as "M1/macOS 14".')] = None,
+    assume: Annotated[
+        list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
+    ] = None,
     prove: Annotated[str, typer.Option(help="sites, model, both or none.")] = "sites",
     option: Annotated[
         list[str] | None,
@@ -126,7 +130,12 @@ def apply(
     if target_path is not None and not dry_run:
         check_target(Path(source), Path(target_path), overwrite, subject_of(steps_of(chosen)).suffix)
     surgery = operate(
-        source, chosen, target=target, prove=None if prove == "none" else prove, quiet=quiet or as_json
+        source,
+        chosen,
+        target=target,
+        assume=dict(map(_range, assume or [])),
+        prove=None if prove == "none" else prove,
+        quiet=quiet or as_json,
     )
     if target_path is not None and not dry_run:
         surgery.save(target_path, overwrite=overwrite)
@@ -268,6 +277,14 @@ def _option(text: str) -> tuple[str, Any]:
         return name.strip(), json.loads(value)
     except ValueError:
         return name.strip(), value
+
+
+def _range(text: str) -> tuple[str, tuple[int, int]]:
+    """What is assumed of an input: "input_ids=0:50256"."""
+    found = re.fullmatch(r"(.+)=(-?\d+):(-?\d+)", text.strip())
+    if found is None:
+        raise SurgeryError(f"--assume {text!r}: write it as input_ids=0:50256")
+    return found[1], (int(found[2]), int(found[3]))
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

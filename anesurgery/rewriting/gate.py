@@ -11,7 +11,7 @@ from anesurgery.rewriting.subject import Subject
 
 
 def passing(
-    steps: Sequence[Pass], before: Subject, after: Subject, target: str
+    steps: Sequence[Pass], before: Subject, after: Subject, session: Session
 ) -> tuple[list[Pass], list[tuple[str, Refusal]]]:
     """The steps of a recipe that pass its gate, and why the others do not.
 
@@ -22,17 +22,18 @@ def passing(
         steps: of the recipe.
         before: the model before the first step; it is not changed.
         after: the model after the last one.
-        target: chips and OS.
+        session: in which they were run, with a target.
     """
+    target = session.target or "any"
     start, end = before.standing(target), after.standing(target)
     if start is None or end is None or not end.loss(start):
         return list(steps), []
     model, kept, refusals = before, list[Pass](), list[tuple[str, Refusal]]()
     for step in steps:
-        trial, session = model.clone(), Session(target=target)
+        trial, own = model.clone(), Session(target=target, assume=session.assume)
         for graph in trial.graphs:
-            run_pass(step, graph, session)
-        end = trial.standing(target) if session.changes else start
+            run_pass(step, graph, own)
+        end = trial.standing(target) if own.changes else start
         if end is not None and (loss := end.loss(start)):
             refusals.append((step.name, Refusal(f"undone: {loss}; run it by name to have it")))
         else:

@@ -128,7 +128,9 @@ class Search:
     def trial_session(self, proven: bool = False) -> Session:
         """A session like the real one, which knows the proofs that were made already."""
         real = self.session
-        return Session(target=real.target, seed=real.seed, prove_sites=proven, proven=real.proven)
+        return Session(
+            target=real.target, seed=real.seed, prove_sites=proven, proven=real.proven, assume=real.assume
+        )
 
     def accept(self, old: State, new: State) -> bool:
         """Is it better, and do the proofs of its sites hold?"""

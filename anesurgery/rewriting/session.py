@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,8 @@ class Session(Report):
     images: frozenset[str] = frozenset()
     """The inputs and outputs that are images, which keep their type."""
     seed: int = 0
+    assume: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Input -> the least and the largest value that the caller will give."""
     ran: list[str] = field(default_factory=list)
     """Names of the passes that have run."""
     proven: dict[str, dict[Hashable, SiteProof | str]] = field(default_factory=dict)

@@ -161,8 +161,8 @@ FORBIDDEN: tuple[Rule, ...] = (
         " ".join(sorted(when.GUARD)),
         "integer arithmetic stays on the CPU; this makes the indices of an embedding",
         when.index_guard,
-        remedy="embedding_matmul",
-        advice="look the rows up on the host",
+        remedy="token_id_guard",
+        advice="say that the ids are never negative (assume=), or look the rows up on the host",
     ),
     _row(
         "slice-runtime",

@@ -1,0 +1,128 @@
+"""A gather at constant indices, read as moves: which rows of each axis, and where the axes go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Array, Operation, constant, static_shape
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows `start`, `start + step`, ...: `length` of them; `step` is not 0."""
+
+    start: int
+    step: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is taken of one axis of the source.
+
+    Attributes:
+        rows: indices into it, none negative.
+        to: the axes of the result along which they lie, in order; none where one row is taken.
+    """
+
+    rows: Array
+    to: tuple[int, ...]
+
+    def runs(self) -> list[Run]:
+        """The rows as arithmetic progressions, each as long as it goes."""
+        return list(_runs(self.rows.tolist()))
+
+    def is_all(self, length: int) -> bool:
+        """Is each row of the axis taken, in order?"""
+        return len(self.rows) == length and bool((self.rows == np.arange(length)).all())
+
+
+def taken(op: Operation) -> list[Taken] | str:
+    """What a gather takes of each axis of `x`; or why that cannot be told axis by axis."""
+    indices, source, result = constant(op.indices), static_shape(op.x), static_shape(op.outputs[0])
+    if indices is None:
+        return f"the indices %{op.indices.name} are dynamic"
+    if source is None or result is None:
+        return f"%{op.x.name} has a dynamic shape"
+    if batch := int(constant(op.inputs.get("batch_dims")) or 0):
+        return f"there are {batch} batch dimensions"
+    found = READERS[op.op_type](op, np.asarray(indices).astype(np.int64), source)
+    if isinstance(found, str):
+        return found
+    homes = [axis for part in found for axis in part.to]
+    if len(homes) != len(set(homes)):
+        return "two axes of the source are read along one axis of the result"
+    if repeated := [axis for axis, n in enumerate(result) if n > 1 and axis not in homes]:
+        return f"elements are repeated along axis {repeated[0]} of the result"
+    if any(
+        part.rows.min(initial=0) < 0 or part.rows.max(initial=0) >= n
+        for part, n in zip(found, source, strict=True)
+    ):
+        return "an index is outside its axis"
+    return found
+
+
+def _whole(length: int, *to: int) -> Taken:
+    return Taken(np.arange(length), to)
+
+
+def _gather(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | str:
+    axis, more = int(_number(op.axis)) % len(source), indices.ndim - 1
+    rows = np.where(indices < 0, indices + source[axis], indices).ravel()
+    found = [_whole(n, d if d < axis else d + more) for d, n in enumerate(source)]
+    found[axis] = Taken(rows, tuple(range(axis, axis + indices.ndim)))
+    return found
+
+
+def _gather_nd(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | str:
+    depth, rank = indices.shape[-1], indices.ndim - 1
+    found = []
+    for d in range(depth):
+        rows = indices[..., d]
+        rows = np.where(rows < 0, rows + source[d], rows)
+        to = tuple(a for a in range(rank) if (rows != rows.take([0], axis=a)).any())
+        found.append(Taken(_along(rows, to), to))
+    return found + [_whole(n, rank + d) for d, n in enumerate(source[depth:])]
+
+
+def _gather_along_axis(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | str:
+    axis = int(_number(op.axis)) % len(source)
+    rows = np.where(indices < 0, indices + source[axis], indices)
+    if rows.shape[:axis] != source[:axis] or rows.shape[axis + 1 :] != source[axis + 1 :]:
+        return "the indices are broadcast"
+    one = _along(rows, (axis,))
+    if (rows != one.reshape([-1 if d == axis else 1 for d in range(rows.ndim)])).any():
+        return f"the rows taken of axis {axis} differ along another axis"
+    found = [_whole(n, d) for d, n in enumerate(source)]
+    found[axis] = Taken(one, (axis,))
+    return found
+
+
+READERS: dict[str, Any] = {"gather": _gather, "gather_nd": _gather_nd, "gather_along_axis": _gather_along_axis}
+"""Op type -> how its indices are read."""
+
+
+def _number(var: Any) -> int:
+    return 0 if var is None else int(constant(var))
+
+
+def _along(rows: Array, axes: tuple[int, ...]) -> Array:
+    """The rows along some axes, at the first place of all others."""
+    picked: Array = rows[tuple(slice(None) if a in axes else 0 for a in range(rows.ndim))]
+    return np.asarray(picked).reshape(math.prod(rows.shape[a] for a in axes))
+
+
+def _runs(rows: list[int]) -> Iterator[Run]:
+    at = 0
+    while at < len(rows):
+        step = rows[at + 1] - rows[at] if at + 1 < len(rows) else 1
+        end = at + 1
+        while step and end < len(rows) and rows[end] - rows[end - 1] == step:
+            end += 1
+        yield Run(rows[at], step or 1, end - at)
+        at = end

@@ -1,0 +1,101 @@
+"""Gathers at constant indices as slices and views: every form of them, and those that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anesurgery.loading import load
+from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.gather_to_moves import GatherToMoves
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+SHAPE = (2, 5, 3)
+
+
+def built(op_type: str, indices: Any, **options: Any) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(SHAPE, dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        made = getattr(mb, op_type)(x=x, indices=np.asarray(indices, np.int32), **options)
+        return mb.add(x=made, y=np.float16(0), name="y")
+
+    return program
+
+
+def kinds(program: Program) -> list[str]:
+    return [op.op_type for op in walk_ops(program) if op.op_type not in ("const", "add")]
+
+
+CASES: dict[str, tuple[Program, list[str]]] = {
+    "all of it vanishes": (built("gather", range(5), axis=1), []),
+    "one row": (built("gather", [2], axis=1), ["slice_by_index"]),
+    "one row, without its axis": (built("gather", 2, axis=1), ["slice_by_index", "reshape"]),
+    "counted from the end": (built("gather", [-1, -2], axis=2), ["slice_by_index", "reverse"]),
+    "backwards": (built("gather", [4, 3, 2, 1, 0], axis=1), ["reverse"]),
+    "every second": (built("gather", [0, 2, 4], axis=1), ["slice_by_index"]),
+    "a roll": (built("gather", [3, 4, 0, 1, 2], axis=1), ["slice_by_index"] * 2 + ["concat"]),
+    "a row twice": (built("gather", [1, 1], axis=1), ["slice_by_index"] * 2 + ["concat"]),
+    "a table of indices": (built("gather", [[0, 1], [2, 3]], axis=1), ["slice_by_index", "reshape"]),
+    "a transpose": (built("gather_nd", [[[i, j] for i in range(2)] for j in range(5)]), ["transpose"]),
+    "a row of the first axis": (built("gather_nd", [[1]]), ["slice_by_index"]),
+    "along an axis": (
+        built("gather_along_axis", np.broadcast_to(np.arange(5)[::-1, None], SHAPE), axis=1),
+        ["reverse"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_form_becomes_moves(name: str) -> None:
+    program, expected = CASES[name]
+    after, session = apply_pass(GatherToMoves(), program)
+    assert kinds(after) == expected
+    assert all(change.proof for change in session.changes)
+    assert_same_numbers(program, after)
+
+
+@given(rows=st.lists(st.integers(-5, 4), min_size=1, max_size=6), axis=st.integers(0, 2), nested=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_any_rows_of_any_axis(rows: list[int], axis: int, nested: bool) -> None:
+    indices: Array = np.asarray(rows) % SHAPE[axis]
+    program = built("gather", indices[None] if nested else indices, axis=axis)
+    after, session = apply_pass(GatherToMoves(most_pieces=9), program)
+    assert len(session.changes) == 1
+    assert not [k for k in kinds(after) if k.startswith("gather")]
+    assert_same_numbers(program, after)
+
+
+def test_refusals_say_what_is_in_the_way() -> None:
+    scattered = np.random.default_rng(0).integers(0, 5, 40)
+    assert_refuses(
+        GatherToMoves(), built("gather", scattered, axis=1), "slices would be needed, the limit is 8"
+    )
+    shifted = np.add.outer(np.arange(2), np.arange(4))[:, :, None] * np.ones(3)
+    assert_refuses(GatherToMoves(), built("gather_along_axis", shifted, axis=1), "differ along another axis")
+    diagonal = built("gather_nd", [[i, i] for i in range(2)])
+    assert_refuses(GatherToMoves(), diagonal, "two axes of the source are read along one axis")
+    repeated = built("gather_nd", [[[0], [1]], [[0], [1]]])
+    assert_refuses(GatherToMoves(), repeated, "elements are repeated along axis 0")
+
+
+def test_dynamic_indices_are_left_to_other_passes() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((3,), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def program(i: Var) -> Var:
+        return mb.gather(x=np.ones((4, 2), np.float16), indices=i, axis=0)
+
+    _, session = apply_pass(GatherToMoves(), program)
+    assert not session.changes
+    assert not session.refusals
+
+
+def test_a_converted_mask_is_read_by_a_reshape(converted: Callable[..., Any]) -> None:
+    program = load(converted("llama", mask=True).model).program
+    assert "gather_nd" in kinds(program)
+    after, session = apply_pass(GatherToMoves(), program)
+    assert session.changes
+    assert_same_numbers(program, after, precision="fp16")

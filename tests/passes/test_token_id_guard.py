@@ -1,0 +1,79 @@
+"""The guard of ids: where it goes, and where nothing says that it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.errors import PassError, ProofError, SurgeryError, UnknownName
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+IDS = {"x": (0, 8)}
+
+
+def guarded(kept: Callable[[Var], Var] = lambda x: x, zero: int = 0) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        table = np.arange(18, dtype=np.float16).reshape(9, 2)
+        inside = mb.greater_equal(x=x, y=np.int32(zero))
+        ids = mb.select(cond=inside, a=kept(x), b=mb.add(x=x, y=np.int32(9)), name="guarded")
+        return mb.gather(x=table, indices=ids, axis=0, name="y")
+
+    return program
+
+
+def kinds(program: Program) -> list[str]:
+    return [op.op_type for op in walk_ops(program) if op.op_type != "const"]
+
+
+def test_ids_that_are_declared_need_no_guard() -> None:
+    after, session = apply_pass(TokenIdGuard(assume=IDS), guarded())
+    assert kinds(after) == ["gather"]
+    assert session.notes == ["assumed of the inputs: x in [0, 8]"]
+    assert_same_numbers(guarded(), after, {"x": np.array([[0, 8, 3, 1]], np.int32)})
+
+
+def test_undeclared_ids_keep_it_and_the_words_say_what_to_declare() -> None:
+    assert_refuses(TokenIdGuard(), guarded(), 'may be negative; say assume={"x": (0, 8)} if it never is')
+    assert_refuses(TokenIdGuard(assume={"x": (-1, 8)}), guarded(), "%x is assumed to be as low as -1")
+
+
+def test_other_selects_are_no_guards() -> None:
+    step = TokenIdGuard(assume=IDS)
+    assert not apply_pass(step, guarded(zero=1))[1].changes
+    assert not apply_pass(step, guarded(kept=lambda x: mb.mul(x=x, y=np.int32(2))))[1].changes
+
+
+def test_the_proof_catches_a_range_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: ids drawn from below 0 show the difference."""
+    low = lambda self, m, var, rng: np.full(var.shape, -1, np.int32)  # noqa: E731
+    monkeypatch.setattr(TokenIdGuard, "sample", low)
+    with pytest.raises(ProofError):
+        apply_pass(TokenIdGuard(assume=IDS), guarded())
+
+
+def test_what_is_assumed_must_make_sense() -> None:
+    with pytest.raises(PassError, match="before it begins"):
+        TokenIdGuard(assume={"x": (5, 4)})
+    with pytest.raises(UnknownName, match="unknown input 'ids'"):
+        ane.apply(guarded(), "token_id_guard", assume={"ids": (0, 8)}, quiet=True)
+    with pytest.raises(SurgeryError, match="before it begins"):
+        ane.apply(guarded(), "token_id_guard", assume={"x": (5, 4)}, quiet=True)
+
+
+def test_auto_takes_the_guard_away_where_the_caller_says_so(converted: Callable[..., Any]) -> None:
+    made = converted("gpt2")
+    plain = ane.apply(made.model, "auto", target="M4/macOS 15", quiet=True)
+    assert "greater_equal" in kinds(plain.program)
+    surgery = ane.apply(made.model, "auto", target="M4/macOS 15", assume={"input_ids": (0, 100)}, quiet=True)
+    assert "greater_equal" not in kinds(surgery.program)
+    assert any("assumed of the inputs: input_ids in [0, 100]" in note for note in surgery.notes)
+    (found,) = ane.run(surgery.program, made.inputs, precision="fp16").values()
+    (expected,) = ane.run(plain.program, made.inputs, precision="fp16").values()
+    np.testing.assert_array_equal(found, expected)

@@ -4,16 +4,16 @@ Before::
 
     main(%x: 1x4x2, %mask: 1x3) {
       %rolled: 1x4x2 = gather(x=%x, indices=[1, 2, 3, 0], axis=1)
-      %same: 1x1x1x3 = gather_nd(x=%mask, indices=const<1x1x1x3x2xint32>)
+      %same: 1x1x1x3 = gather_nd(x=%mask, indices=[[[[[0, 0], [0, 1], [0, 2]]]]])
       return %rolled, %same
     }
 
 After::
 
     main(%x: 1x4x2, %mask: 1x3) {
-      %rolled_gather_to_moves_slice_by_index: 1x3x2 = slice_by_index(x=%x, begin=[0, 1, 0], end=[1, 4, 2])
-      %rolled_gather_to_moves_slice_by_index_1: 1x1x2 = slice_by_index(x=%x, begin=[0, 0, 0], end=[1, 1, 2])
-      %rolled: 1x4x2 = concat(values=(%rolled_gather_to_moves_slice_by_index, %rolled_gather_to_moves_slice_by_index_1), axis=1)
+      %x_rows: 1x3x2 = slice_by_index(x=%x, begin=[0, 1, 0], end=[1, 4, 2])
+      %x_rows_1: 1x1x2 = slice_by_index(x=%x, begin=[0, 0, 0], end=[1, 1, 2])
+      %rolled: 1x4x2 = concat(values=(%x_rows, %x_rows_1), axis=1)
       %same: 1x1x1x3 = reshape(x=%mask, shape=[1, 1, 1, 3])
       return %rolled, %same
     }
@@ -96,7 +96,7 @@ def _slice(mb: Builder, x: Var, axis: int, run: Run) -> Var:
     if abs(run.step) > 1 and run.length > 1:
         step["stride"] = [abs(run.step) if d == axis else 1 for d in range(x.rank)]
     whole = begin[axis] == 0 and end[axis] == x.shape[axis] and not step
-    piece = x if whole else mb.slice_by_index(x=x, begin=begin, end=end, **step)
+    piece = x if whole else mb.slice_by_index(x=x, begin=begin, end=end, name=f"{x.name}_rows", **step)
     return mb.reverse(x=piece, axes=[axis]) if run.step < 0 and run.length > 1 else piece
 
 
@@ -121,7 +121,7 @@ def example() -> Program:
 
     @mb.program(input_specs=[mb.TensorSpec((1, 4, 2)), mb.TensorSpec((1, 3))])
     def program(x: Var, mask: Var) -> tuple[Var, Var]:
-        rolled = mb.gather(x=x, indices=np.int32([1, 2, 3, 0]), axis=1, name="rolled")
+        rolled = mb.gather(x=x, indices=np.array([1, 2, 3, 0], np.int32), axis=1, name="rolled")
         return rolled, mb.gather_nd(x=mask, indices=places, name="same")
 
     return program

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Array, Operation, constant, static_shape
+from anesurgery.mil import Array, Operation, constant, ct, static_shape
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,10 @@ def taken(op: Operation) -> list[Taken] | str:
         return f"%{op.x.name} has a dynamic shape"
     if batch := int(constant(op.inputs.get("batch_dims")) or 0):
         return f"there are {batch} batch dimensions"
-    found = READERS[op.op_type](op, np.asarray(indices).astype(np.int64), source)
+    indices = np.asarray(indices).astype(np.int64)
+    if op.opset_version >= ct.target.iOS17 and indices.min(initial=0) < 0:
+        return f"the index {indices.min()}: from iOS 17 on, negative ones have no meaning"
+    found = READERS[op.op_type](op, indices, source)
     if isinstance(found, str):
         return found
     homes = [axis for part in found for axis in part.to]

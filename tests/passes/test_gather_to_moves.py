@@ -35,7 +35,7 @@ CASES: dict[str, tuple[Program, list[str]]] = {
     "all of it vanishes": (built("gather", range(5), axis=1), []),
     "one row": (built("gather", [2], axis=1), ["slice_by_index"]),
     "one row, without its axis": (built("gather", 2, axis=1), ["slice_by_index", "reshape"]),
-    "counted from the end": (built("gather", [-1, -2], axis=2), ["slice_by_index", "reverse"]),
+    "two rows backwards": (built("gather", [2, 1], axis=2), ["slice_by_index", "reverse"]),
     "backwards": (built("gather", [4, 3, 2, 1, 0], axis=1), ["reverse"]),
     "every second": (built("gather", [0, 2, 4], axis=1), ["slice_by_index"]),
     "a roll": (built("gather", [3, 4, 0, 1, 2], axis=1), ["slice_by_index"] * 2 + ["concat"]),
@@ -77,10 +77,27 @@ def test_refusals_say_what_is_in_the_way() -> None:
     )
     shifted = np.add.outer(np.arange(2), np.arange(4))[:, :, None] * np.ones(3)
     assert_refuses(GatherToMoves(), built("gather_along_axis", shifted, axis=1), "differ along another axis")
+    assert_refuses(GatherToMoves(), built("gather", [-1], axis=1), "the index -1: from iOS 17 on")
     diagonal = built("gather_nd", [[i, i] for i in range(2)])
     assert_refuses(GatherToMoves(), diagonal, "two axes of the source are read along one axis")
     repeated = built("gather_nd", [[[0], [1]], [[0], [1]]])
     assert_refuses(GatherToMoves(), repeated, "elements are repeated along axis 0")
+
+
+@pytest.mark.parametrize("op_type", ["gather", "gather_nd", "gather_along_axis"])
+def test_before_ios_17_negative_indices_count_from_the_end(op_type: str) -> None:
+    indices = {"gather": [-1, -2], "gather_nd": [[-1], [-2]], "gather_along_axis": [[-1] * 3, [-2] * 3]}[
+        op_type
+    ]
+
+    @mb.program(input_specs=[mb.TensorSpec((4, 3))])
+    def program(x: Var) -> Var:
+        axis = {} if op_type == "gather_nd" else {"axis": 0}
+        return mb.relu(x=getattr(mb, op_type)(x=x, indices=np.array(indices, np.int32), **axis))
+
+    after, session = apply_pass(GatherToMoves(), program)
+    assert session.changes
+    assert_same_numbers(program, after)
 
 
 def test_dynamic_indices_are_left_to_other_passes() -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 
+from anesurgery.facts.constant_indices import taken
 from anesurgery.facts.reading import channels, in_words, ints, number, shape_in_words, weight
-from anesurgery.facts.work import size_of
-from anesurgery.mil import Operation, Var, consumers, dtype_name, producer, static_shape
-from anesurgery.ops import PRODUCTS
+from anesurgery.facts.work import is_stored, size_of
+from anesurgery.mil import Operation, Var, constant, consumers, dtype_name, producer, static_shape
+from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import patterns
 from anesurgery.placement.target import Target
@@ -184,6 +185,14 @@ def moved_last_axis(op: Operation, target: Target) -> str:
     return f"the last axis of {shape_in_words(shape)} is moved, {in_words(size_of(op.x))}"
 
 
+def constant_rows(op: Operation, target: Target) -> str:
+    """A gather at constant indices from a value of the run."""
+    if constant(op.indices) is None or is_stored(op.x):
+        return ""
+    found = taken(op)
+    return "" if isinstance(found, str) else f"%{op.outputs[0].name} takes rows at constant indices"
+
+
 KAS = "kasper0406/stablehlo-coreml: avoid_ane_dma_notch.py"
 RULES_OF_APPLE = "apple/coreai-models: neural_engine_rules.md (written for Core AI, 2026)"
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/coreml_dispatch.md"
@@ -202,6 +211,18 @@ FIXED = Rule(
 """Of ops that compute the same numbers in every run."""
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "constant-gather",
+        names("gather gather_nd gather_along_axis"),
+        "slices and views move rows that are known when the model is compiled; a gather of all in order is a "
+        "view",
+        "by the definition of the ops; what it gains in time was not measured",
+        test=constant_rows,
+        kind="speed",
+        grade=Grade.GUESS,
+        remedy="gather_to_moves",
+        advice="slice and concatenate",
+    ),
     Rule(
         "perf-dma-notch",
         PRODUCTS,

@@ -87,6 +87,8 @@ class Standing:
         for what, old in before.share.items():
             if self.share[what] < old:
                 return f"the share of {what} on the ANE would fall {_percents(old, self.share[what])}"
+        if self.off[0] > before.off[0]:
+            return f"flop off the ANE would rise {before.off[0]:,} -> {self.off[0]:,}"
         return ""
 
     def gain(self, before: Standing) -> str:

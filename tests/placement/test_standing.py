@@ -26,6 +26,12 @@ def test_the_share_of_flop_comes_before_that_of_ops() -> None:
     assert close.loss(NOW).endswith("90.00% -> 89.99%")
 
 
+def test_a_share_does_not_hide_work_off_the_ane() -> None:
+    crowded = replace(NOW, flop=10_000, on_flop=9_800)
+    assert crowded.share["flop"] > NOW.share["flop"]
+    assert crowded.loss(NOW) == "flop off the ANE would rise 100 -> 200"
+
+
 def test_less_off_the_ane_is_a_gain_and_more_on_it_is_none() -> None:
     assert replace(NOW, ops=95).gain(NOW) == "ops off the ANE 10 -> 5 (share on it 90.0% -> 94.7%)"
     assert replace(NOW, flop=950).gain(NOW).startswith("flop off the ANE 100 -> 50")

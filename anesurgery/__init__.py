@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from anesurgery.neuralnetwork.upgrade import upgrade
     from anesurgery.placement import Inspection, Target
     from anesurgery.placement.inspector import inspect
+    from anesurgery.placement.registered import register_rule
     from anesurgery.registry import register
     from anesurgery.rewriting.builder import Builder
     from anesurgery.rewriting.passes import Pass, Pipeline
@@ -65,6 +66,7 @@ _HOMES = {
     "inspect": "placement.inspector",
     "ranges": "checking.ranges",
     "register": "registry",
+    "register_rule": "placement.registered",
     "run": "interpret",
     "save": "files.package",
     "to_text": "text",
@@ -100,6 +102,7 @@ __all__ = [
     "ranges",
     "recipes",
     "register",
+    "register_rule",
     "run",
     "save",
     "to_text",

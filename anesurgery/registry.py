@@ -161,6 +161,11 @@ def register(cls: P) -> P:
     return cls
 
 
+def unregister(name: str) -> None:
+    """Forget a user's own pass; coremltools keeps its copy until the process ends."""
+    _OWN.pop(name, None)
+
+
 def register_with_coremltools() -> None:
     """Put every pass over ops into coremltools' PASS_REGISTRY, as `anesurgery::<name>`; twice is harmless."""
     from anesurgery.rewriting.host import add_pass

@@ -1,6 +1,7 @@
 """One sentence: what becomes what.
 
-(A template: copy it to passes/<name>.py, rename the class, and write tests/passes/test_<name>.py.)
+(A template: copy it to passes/<name>.py and rename the class. Its test starts as tests/passes/_template.py, and
+what `inspect` says of it as anesurgery/placement/rules/_template.py. All three are found by their names.)
 
 Before::
 
@@ -17,7 +18,7 @@ After::
       return %y
     }
 
-Refuses when ... (every guard below, in words; what else reads an inner value is the engine's guard).
+Refuses when ... (every guard below, in words; the engine refuses where an inner value is read elsewhere).
 
 Why it helps: what was measured on which chip and OS, by whom; or "not measured".
 """
@@ -27,11 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery.errors import Refusal
+from anesurgery import Builder, Match, OpPattern, Ops, Refusal, Rewrite, var
 from anesurgery.mil import Program, Var, mb, static_shape
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Template(Rewrite):
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Build the new ops, and return what stands for the root's output."""
+        """Build the new ops, and return what replaces the root's output."""
         return mb.relu(x=m.x)
 
 

@@ -78,7 +78,7 @@ def test_python_snippets_run_in_order(page: Path, folder: Path) -> None:
     names: dict[str, Any] = {"__name__": page.stem}
     for language, text in snippets(page):
         if language == "python":
-            exec(compile(text, str(page), "exec"), names)
+            exec(compile(text, str(page), "exec", dont_inherit=True), names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -14,6 +14,7 @@ from anesurgery.placement import compute_plan, memory
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
+from anesurgery.placement.registered import rules_beside
 from anesurgery.placement.rules import numeric, sampled, shapes, slow
 from anesurgery.placement.segments import segments_of
 from anesurgery.placement.target import Target
@@ -28,6 +29,7 @@ GPU = "what goes to the GPU is a guess, fitted to four models of an M4 Pro (macO
 DYNAMIC = "lengths known at run time only count as 1"
 
 RULES = (*slow.RULES, *numeric.RULES, *shapes.RULES)
+"""The tables; `rules_beside` adds the rules that passes bring, and the user's own."""
 
 
 @exclusive
@@ -68,7 +70,7 @@ def inspect_program(
 ) -> Inspection:
     """The inspection of an ML Program."""
     chosen = function_of(loaded.program, function)
-    judged = judge(chosen, target, RULES)
+    judged = judge(chosen, target, (*RULES, *rules_beside()))
     units, path = choose(judged, target)
     segments, numbers = segments_of(judged, units, chosen)
     hazards = {} if inputs is None else sampled.hazards(loaded, inputs, target, function)

@@ -18,7 +18,7 @@ After::
       return %y
     }
 
-Refuses when ... (every guard below, in words; shapes that are not known are the driver's guard).
+Refuses when ... (every guard below, in words; the driver refuses shapes that are not known).
 
 Why it helps: what was seen of such layers on which chip and OS, by whom; or "not measured".
 """
@@ -47,7 +47,7 @@ class Template(LayerRewrite):
         (x,) = site.inputs
         inner = site.network.maker(x, "activation")
         if not _is_relu(site.node) or inner is None or not _is_relu(inner):
-            return None  # not this pass's business
+            return None  # does not apply
         if len(shape := site.shape(x)) > self.most_axes:
             return Refusal(f"{x!r} has {len(shape)} axes, above {self.most_axes}")
         site.emit("activation", inner.inputs, site.outputs, ReLU={})

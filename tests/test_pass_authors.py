@@ -1,0 +1,102 @@
+"""What a pass author may rely on: one import, a page that lists every helper, rules of one's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery import facts, ops, testing
+from anesurgery.errors import SurgeryError
+from anesurgery.mil import Operation, Program, Var, mb, types
+from anesurgery.placement import Grade, Rule, Target
+from anesurgery.placement.registered import unregister_rule
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "writing-a-pass.md").read_text(encoding="utf-8")
+
+
+def public(owner: object) -> list[str]:
+    return [name for name in vars(owner) if not name.startswith("_")]
+
+
+def helpers() -> Iterator[str]:
+    """What the page must name, as it names it."""
+    yield from (f"`mb.{name}" for name in public(Builder))
+    yield from (f"m.{name}" for name in public(Match))
+    yield from (f"op.{name}(" for name in public(Ops))
+    yield from (name for name in public(Rewrite) if name != "run")
+    yield from (f"`{name}`" for name, value in vars(ops).items() if isinstance(value, frozenset))
+    yield from (f"`facts.{module.name}`" for module in pkgutil.iter_modules(facts.__path__))
+    own = (f for _, f in inspect.getmembers(testing, inspect.isfunction) if f.__module__ == testing.__name__)
+    yield from (f.__name__ for f in own if not f.__name__.startswith("_"))
+
+
+@pytest.mark.parametrize("name", list(helpers()))
+def test_the_page_names_every_helper(name: str) -> None:
+    assert name in PAGE
+
+
+def test_one_import_is_enough_and_light() -> None:
+    code = (
+        "import sys, anesurgery\n"
+        "assert 'coremltools' not in sys.modules\n"
+        "from anesurgery import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Tolerance, any_of, var\n"
+        "from anesurgery import register, register_rule\n"
+    )
+    subprocess.run([sys.executable, "-W", "error::ImportWarning", "-c", code], check=True)
+
+
+def half() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 64), types.fp16)])
+    def program(x: Var) -> Var:
+        return mb.relu(x=mb.mul(x=x, y=np.float16(0.5)), name="y")
+
+    return program
+
+
+def found(op: Operation, target: Target) -> str:
+    return f"%{op.outputs[0].name} is rectified"
+
+
+RULE = Rule("own", frozenset({"relu"}), "because", "not measured", test=found, kind="speed", grade=Grade.GUESS)
+
+
+@pytest.fixture
+def own() -> Iterator[Rule]:
+    yield ane.register_rule(dataclasses.replace(RULE, remedy="rerank"))
+    unregister_rule("own")
+
+
+def said() -> list[tuple[str, str | None]]:
+    return [(f.message, f.remedy) for f in ane.inspect(half()).all_findings if f.rule == "own"]
+
+
+def test_inspect_asks_a_rule_of_ones_own(own: Rule) -> None:
+    assert said() == [("%y is rectified", "rerank")]
+    ane.register_rule(dataclasses.replace(own, remedy=None, advice="leave it out"))
+    assert said() == [("%y is rectified", None)]  # the same id: replaced
+    unregister_rule("own")
+    assert said() == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (dataclasses.replace(RULE, test=None, advice="x"), "rule 'own' has no test"),
+        (RULE, "rule 'own' does not help: name a pass as `remedy`"),
+    ],
+)
+def test_a_rule_that_says_nothing_is_an_error(rule: Rule, words: str) -> None:
+    with pytest.raises(SurgeryError, match=words):
+        ane.register_rule(rule)

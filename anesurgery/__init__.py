@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anesurgery.files.compiled_package import decompile
     from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
-    from anesurgery.loading import load
+    from anesurgery.loading import load, to_text
     from anesurgery.neuralnetwork.upgrade import upgrade
     from anesurgery.placement import Inspection, Target
     from anesurgery.placement.inspector import inspect
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from anesurgery.rewriting.pattern import Match, OpPattern, Ops, any_of, var
     from anesurgery.rewriting.rewrite import Rewrite
     from anesurgery.surgery import Recipe, Surgery, apply
-    from anesurgery.text import to_text
 
 __version__ = "0.1.0"
 
@@ -69,7 +68,7 @@ _HOMES = {
     "register_rule": "placement.registered",
     "run": "interpret",
     "save": "files.package",
-    "to_text": "text",
+    "to_text": "loading",
     "upgrade": "neuralnetwork.upgrade",
     "var": "rewriting.pattern",
 }

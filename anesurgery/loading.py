@@ -7,15 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, UnknownName
 from anesurgery.files import protobuf
-from anesurgery.files.compiled import WEIGHTS, for_coremltools, is_compiled, read_compiled
+from anesurgery.files.compiled import (
+    PROGRAM_TEXT,
+    WEIGHTS,
+    for_coremltools,
+    is_compiled,
+    is_text,
+    read_compiled,
+)
 from anesurgery.files.description import saved
 from anesurgery.files.interface import Interface, signatures
+from anesurgery.files.mil_program import program_text
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, read_spec
 from anesurgery.files.source import SourceFile
-from anesurgery.mil import Program, ct, exclusive
+from anesurgery.mil import Block, Operation, Program, ct, exclusive
 from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.text import to_text as short_text
 
 
 @exclusive
@@ -23,8 +32,8 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     """Read a model.
 
     Args:
-        model: path of an .mlpackage, .mlmodel or compiled .mlmodelc, MLModel, MIL program, or Loaded. A neural
-            network is made into an ML Program; `notes` says what changed.
+        model: path of an .mlpackage, .mlmodel, compiled .mlmodelc or MIL text (.mil), MLModel, MIL program, or
+            Loaded. A neural network is made into an ML Program; `notes` says what changed.
         compute_units: `ct.ComputeUnit` for the MLModel that comes out; that of a given MLModel by default.
 
     Raises:
@@ -45,7 +54,7 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
 
 
 def _load_path(path: Path, compute_units: Any) -> Loaded:
-    if is_compiled(path):
+    if is_compiled(path) or is_text(path):
         return _compiled(path, compute_units)
     file, weights = locate(path)
     opened = SourceFile(file)
@@ -59,10 +68,11 @@ def _load_path(path: Path, compute_units: Any) -> Loaded:
 
 
 def _compiled(path: Path, compute_units: Any) -> Loaded:
-    """A compiled ML Program; `notes` says what could not be recovered."""
-    found = read_compiled(path)
+    """A compiled ML Program, or a MIL text; `notes` says what could not be recovered."""
+    folder, name = (path.parent, path.name) if is_text(path) else (path, PROGRAM_TEXT)
+    found = read_compiled(folder, name)
     spec, left_out = for_coremltools(found.spec, str(path))
-    loaded = from_spec(spec, path.resolve(), path / WEIGHTS, compute_units)
+    loaded = from_spec(spec, path.resolve(), folder / WEIGHTS, compute_units)
     found.source.check_place()  # else the weights may be those of another model
     return replace(loaded, notes=(*found.notes, *left_out))
 
@@ -81,7 +91,7 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
         LoadError: it cannot be read, or a part is neither an ML Program nor a neural network.
     """
     source = Path(path).expanduser()
-    if is_compiled(source):
+    if is_compiled(source) or is_text(source):
         loaded = _compiled(source, None)
         return loaded.spec, [loaded]
     file, weights = locate(source)
@@ -110,3 +120,29 @@ def interface(model: Any) -> Interface:
     """The interface of a model, with the description that `save` would write."""
     loaded = load(model)
     return Interface(signatures(loaded.program), saved(loaded.spec, loaded.program), loaded.version)
+
+
+DIALECTS = ("short", "mil")
+
+
+def to_text(model: Any, *, dialect: str = "short") -> str:
+    """The text of a program (no trailing newline).
+
+    Args:
+        model: MIL program, function or op; or whatever `load` takes.
+        dialect: "short" is made for reading: canonical, without the numbers of large constants. "mil" is the
+            text that Apple's compiler writes and `load` reads (`.mil`): every op, attribute and number. A
+            weight that is unchanged in the model's weight file is written as its place there.
+
+    Raises:
+        UnknownName: there is no such dialect.
+        LoadError: the model cannot be read, or is only a part of a program and the dialect is "mil".
+    """
+    if dialect not in DIALECTS:
+        raise UnknownName("dialect", dialect, DIALECTS)
+    if isinstance(model, (Program, Block, Operation)) and dialect == "short":
+        return short_text(model)
+    if isinstance(model, (Block, Operation)) and not isinstance(model, Program):
+        raise LoadError("a part of a program has no MIL text; give the program")
+    loaded = load(model)
+    return short_text(loaded.program) if dialect == "short" else program_text(loaded)

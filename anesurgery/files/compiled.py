@@ -28,6 +28,7 @@ from anesurgery.files.source import SourceFile
 from anesurgery.mil import ct
 
 PROGRAM_TEXT = "model.mil"
+TEXT_SUFFIX = ".mil"
 DATA = "coremldata.bin"
 METADATA = "metadata.json"
 NETWORK = "model.espresso.net"
@@ -57,13 +58,22 @@ def is_compiled(path: Path) -> bool:
     return path.suffix == SUFFIX or any((path / name).is_file() for name in (DATA, PROGRAM_TEXT, NETWORK))
 
 
-def read_compiled(folder: Path) -> Compiled:
+def is_text(path: Path) -> bool:
+    """Is a path a MIL text?"""
+    return path.suffix == TEXT_SUFFIX and os.path.isfile(path)
+
+
+def read_compiled(folder: Path, name: str = PROGRAM_TEXT) -> Compiled:
     """Read a compiled ML Program.
+
+    Args:
+        folder: with the text, `weights/` and the descriptions, as far as there are.
+        name: of the text.
 
     Raises:
         LoadError: it is damaged, or holds something else.
     """
-    file = folder / PROGRAM_TEXT
+    file = folder / name
     if not file.is_file():
         raise LoadError(_other(folder))
     opened = SourceFile(file)

@@ -27,7 +27,12 @@ GAP = 28
 """Bytes between the specification version and the description."""
 FLEXIBLE = "FlexibleShapeInformation"
 """Attribute of a function in which the compiler repeats the flexible shapes of the description."""
-LOST = "default values, image types and the order of inputs may be lost"
+ABSENT = (
+    "metadata.json, which has no defaults of optional inputs and no flexible sizes of images",
+    "the types of the program, for metadata.json cannot be read either: options, images, metadata and the "
+    "order of inputs are lost",
+)
+"""Where an interface comes from without `coremldata.bin`, and what it lacks: with metadata.json, without."""
 
 ARRAYS = {"Float16": "FLOAT16", "Float32": "FLOAT32", "Double": "DOUBLE", "Int32": "INT32", "Int8": "INT8"}
 """Element type in `metadata.json` -> in the protobuf."""
@@ -143,8 +148,7 @@ def _check_names(name: str, function: Any, features: Any, where: str) -> None:
 def _from_metadata(program: Any, metadata: Mapping[str, Any], reason: str) -> Described:
     """A description of what `metadata.json` and the types of the program say."""
     made = proto.Model_pb2.ModelDescription()
-    source = "metadata.json" if metadata else "the types of the program; metadata.json cannot be read either"
-    notes = [f"coremldata.bin was not used ({reason}); the interface comes from {source}: {LOST}"]
+    note = f"coremldata.bin was not used ({reason}); the interface comes from {ABSENT[not metadata]}"
     several = len(program.functions) > 1
     for name in sorted(program.functions):
         features = made.functions.add(name=name) if several else made
@@ -155,9 +159,7 @@ def _from_metadata(program: Any, metadata: Mapping[str, Any], reason: str) -> De
     _fill_about(made.metadata, metadata)
     version = metadata.get("specificationVersion")
     least = max(_least_version(f.opset) for f in program.functions.values())
-    return Described(
-        "mlProgram", version if isinstance(version, int) and version > 0 else least, made, tuple(notes)
-    )
+    return Described("mlProgram", version if isinstance(version, int) and version > 0 else least, made, (note,))
 
 
 def _least_version(opset: str) -> int:
@@ -195,7 +197,8 @@ def _entries(entry: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _fill_features(features: Any, function: Any, schema: Mapping[str, Mapping[str, Any]]) -> None:
-    for value in function.inputs:
+    order = {name: at for at, name in enumerate(schema)}
+    for value in sorted(function.inputs, key=lambda value: order.get(value.name, len(order))):
         entry = schema.get(value.name, {})
         if value.type.WhichOneof("type") == "stateType":
             feature = features.state.add(name=value.name)

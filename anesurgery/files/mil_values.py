@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.files import sub_byte
 from anesurgery.files.mil_tokens import STRING, Scanner, unescape
 from anesurgery.files.mil_types import MIL, NAMES, TypeReader, shape_of
 from anesurgery.mil import Array
@@ -219,7 +220,8 @@ def store(tensor: Any, name: str, values: Any) -> None:
     elif name in BYTES:
         array = np.asarray(values).astype(_container(name))
         tensor.bytes.SetInParent()
-        tensor.bytes.values = pack(array, _bits(name)) if _bits(name) < 8 else array.tobytes()
+        whole = _bits(name) >= 8
+        tensor.bytes.values = (array if whole else sub_byte.pack(array, _bits(name))).tobytes()
     elif name in FIELDS:
         field, dtype = FIELDS[name]
         getattr(tensor, field).SetInParent()
@@ -243,19 +245,5 @@ def elements(tensor: Any, name: str, count: int | None) -> Any:
     raw = np.frombuffer(tensor.bytes.values, np.uint8)
     if _bits(name) >= 8:
         return raw.view(_container(name))
-    found = unpack(raw, _bits(name), name.startswith("int"))
-    return found if count is None else found[:count]
-
-
-def pack(array: Array, bits: int) -> bytes:
-    """Elements of fewer than eight bits, one after the other from the lowest bit."""
-    spread = np.unpackbits(array.view(np.uint8)[:, None], axis=1, bitorder="little")[:, :bits]
-    return np.packbits(spread.ravel(), bitorder="little").tobytes()
-
-
-def unpack(raw: Array, bits: int, signed: bool) -> Array:
-    """The elements that `pack` packed, and those of the padding."""
-    spread = np.unpackbits(raw, bitorder="little")
-    spread = spread[: len(spread) // bits * bits].reshape(-1, bits)
-    values = spread.astype(np.int64) @ (1 << np.arange(bits))
-    return np.where(values >= 1 << (bits - 1), values - (1 << bits), values) if signed else values
+    count = len(raw) * 8 // _bits(name) if count is None else count
+    return sub_byte.unpack(raw, _bits(name), name.startswith("int"), (count,))

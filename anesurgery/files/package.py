@@ -21,7 +21,7 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
-from anesurgery.files.compiled import PROGRAM_TEXT, is_compiled, read_compiled
+from anesurgery.files.compiled import PROGRAM_TEXT, TEXT_SUFFIX, is_compiled, is_text, read_compiled
 from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.description import describe, new_spec
 from anesurgery.files.protobuf import proto
@@ -107,6 +107,8 @@ def locate(path: Path) -> tuple[Path, Path | None]:
     try:
         if not path.exists():
             raise LoadError(_missing(path))
+        if is_text(path):
+            return path, path.parent / COMPILED_WEIGHTS
         if path.is_file():
             return path, None
         if is_compiled(path):
@@ -150,8 +152,8 @@ def read_spec(file: Path | SourceFile) -> Any:
     Raises:
         LoadError: it holds none.
     """
-    if isinstance(file, Path) and file.name == PROGRAM_TEXT:
-        return read_compiled(file.parent).spec
+    if isinstance(file, Path) and file.suffix == TEXT_SUFFIX:
+        return read_compiled(file.parent, file.name).spec
     opened = SourceFile(file) if isinstance(file, Path) else file
     content, file = opened.read(), opened.path
     spec = proto.Model_pb2.Model()

@@ -12,17 +12,21 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError
-from anesurgery.files.transcription import FetchWeight, OpError, reading, said
+from anesurgery.files.transcription import FetchWeight, OpError, reading, said, tidy
 from anesurgery.mil import Function, Program, Var, ct, exclusive, quiet_host, types
 
 with quiet_host():
     from coremltools import _OPSET, proto
     from coremltools.converters.mil.backend.mil import load as writer
-    from coremltools.converters.mil.backend.mil.helper import create_file_value_tensor, types_to_proto_primitive
+    from coremltools.converters.mil.backend.mil.helper import (
+        create_file_value_tensor,
+        create_immediate_value,
+        types_to_proto_primitive,
+    )
     from coremltools.converters.mil.frontend.milproto import load as reader
 
-StoreWeight = Callable[[Var], int]
-"""constant -> offset."""
+StoreWeight = Callable[[Var], int | None]
+"""constant -> offset; None: the value is written into the protobuf."""
 
 WEIGHT_FILE = "@model_path/weights/weight.bin"
 _TARGETS = {name: version for version, name in _OPSET.items()}
@@ -56,7 +60,9 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the pr
             try:
                 opset = _TARGETS.get(function.opset, version)
                 context = reader.TranscriptionContext("")
-                program.add_function(name, reader._load_function(context, _bare(function), opset))
+                made = reader._load_function(context, _bare(function), opset)
+                tidy(made, function)
+                program.add_function(name, made)
             except OpError as error:
                 raise LoadError(f"{where}: {error}") from error
             except LoadError:
@@ -112,11 +118,11 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
 
     def create_file_value(self, var: Var) -> Any:
         element = var.sym_type.get_primitive() if hasattr(var.sym_type, "get_primitive") else var.sym_type
+        offset = self._store(var)
+        if offset is None:
+            return create_immediate_value(var)
         return create_file_value_tensor(
-            file_name=WEIGHT_FILE,
-            offset=self._store(var),
-            dim=var.val.shape,
-            data_type=types_to_proto_primitive(element),
+            file_name=WEIGHT_FILE, offset=offset, dim=var.val.shape, data_type=types_to_proto_primitive(element)
         )
 
     def get_milproto_value(self, var: Var) -> Any:

@@ -125,3 +125,27 @@ def said(error: Exception) -> str:
     """An error of coremltools in words, on one line."""
     words = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
     return " ".join(words.split())
+
+
+def tidy(function: Any, spec: Any) -> None:
+    """Undo what coremltools' reader adds: constants beside nested blocks, counted names of state updates."""
+    named = {v.name for block in spec.block_specializations.values() for v in _outputs(block)}
+    pending = [function]
+    while pending:
+        block = pending.pop()
+        for op in list(block.operations):
+            pending.extend(op.blocks)
+            var = op.outputs[0]
+            if op.op_type == "coreml_update_state":
+                op.name = var.name
+            unused = not var.child_ops and var not in block.outputs
+            if op.op_type == "const" and unused and var.name not in named:
+                block.remove_ops([op])
+
+
+def _outputs(block: Any) -> Iterator[Any]:
+    """The values that the ops of a block make, nested blocks included."""
+    for op in block.operations:
+        yield from op.outputs
+        for nested in op.blocks:
+            yield from _outputs(nested)

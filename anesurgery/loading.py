@@ -63,7 +63,6 @@ def _load_path(path: Path, compute_units: Any) -> Loaded:
         return _network(str(path), spec, path.resolve(), compute_units)
     loaded = from_spec(spec, path.resolve(), weights, compute_units)
     opened.check_place()  # else the weights may be those of another package
-    opened.check()
     return loaded
 
 
@@ -95,8 +94,11 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
         loaded = _compiled(source, None)
         return loaded.spec, [loaded]
     file, weights = locate(source)
-    spec = read_spec(file)
-    return spec, _parts(spec, str(path), source.resolve(), weights)
+    opened = SourceFile(file)
+    spec = read_spec(opened)
+    parts = _parts(spec, str(path), source.resolve(), weights)
+    opened.check_place()
+    return spec, parts
 
 
 def _parts(spec: Any, where: str, source: Path, weights: Path | None) -> list[Loaded]:

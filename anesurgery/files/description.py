@@ -6,11 +6,13 @@ import contextlib
 import io
 from typing import Any
 
-from anesurgery.errors import UnknownName
+from anesurgery.errors import LoadError, UnknownName
 from anesurgery.files import protobuf
 from anesurgery.files.interface import port
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Program, Var, ct, dtype_name, quiet_host, types
+
+_IMAGE, _ARRAY = proto.FeatureTypes_pb2.ImageFeatureType, proto.FeatureTypes_pb2.ArrayFeatureType
 
 
 def new_spec(program: Program, version: int) -> Any:
@@ -32,6 +34,29 @@ def new_spec(program: Program, version: int) -> Any:
             pass_pipeline=ct.PassPipeline.EMPTY,
         )
     return model.get_spec()
+
+
+def check_features(spec: Any, where: object) -> None:
+    """See that the inputs and outputs of a model are of kinds that coremltools knows.
+
+    Raises:
+        LoadError: a colour space or an element type is none that it knows; or an ML Program's image has none.
+    """
+    program = spec.WhichOneof("Type") == "mlProgram"
+    for description in (spec.description, *spec.description.functions):
+        for feature in (*description.input, *description.output):
+            image, array = feature.type.imageType, feature.type.multiArrayType
+            if feature.type.WhichOneof("Type") == "imageType" and (program or image.colorSpace):
+                kind, code, choices = "colour space", image.colorSpace, _IMAGE.ColorSpace
+            elif feature.type.WhichOneof("Type") == "multiArrayType" and array.dataType:
+                kind, code, choices = "element type", array.dataType, _ARRAY.ArrayDataType
+            else:
+                continue
+            if not code or code not in choices.values():
+                raise LoadError(
+                    f"{where}: {feature.name!r} has the {kind} {code}, which this coremltools does not know; "
+                    "the file is damaged, or upgrade coremltools"
+                )
 
 
 FEATURE_TYPES = {"fp16": "FLOAT16", "fp32": "FLOAT32", "int32": "INT32", "int8": "INT8"}

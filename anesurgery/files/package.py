@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,7 +23,7 @@ from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.compiled import PROGRAM_TEXT, TEXT_SUFFIX, is_compiled, is_text, read_compiled
 from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
-from anesurgery.files.description import describe, new_spec
+from anesurgery.files.description import check_features, describe, new_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import WeightFile, WeightWriter
@@ -169,7 +169,17 @@ def read_spec(file: Path | SourceFile) -> Any:
         raise LoadError(
             f"{file} holds no model, or one damaged or newer than this coremltools; convert it again"
         )
+    for model in _models(spec):
+        check_features(model, file)
     return spec
+
+
+def _models(spec: Any) -> Iterator[Any]:
+    """A model, and the models of a pipeline."""
+    yield spec
+    kind = spec.WhichOneof("Type")
+    for part in PIPELINES[kind](spec).models if kind in PIPELINES else ():
+        yield from _models(part)
 
 
 def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:

@@ -57,11 +57,12 @@ class SourceFile:
         return content
 
     def check_place(self) -> None:
-        """See that the path still leads to this file.
+        """See that the path still leads to this file, and that nobody wrote to it.
 
         Raises:
-            LoadError: another file is there, or none.
+            LoadError: another file is there, or none, or it was changed.
         """
+        self.check()
         try:
             same = os.path.samestat(os.stat(self.path), self._found)
         except OSError:

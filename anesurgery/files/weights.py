@@ -146,6 +146,7 @@ class WeightFile:
         self._fits(blob, -(-count * bits // 8), shape, types.builtin_to_string(element))
         raw = np.asarray(self._map[blob.data : blob.data + blob.size])
         made = sub_byte.unpack(raw, bits, not element.is_unsigned(), shape)
+        made = made.view(types.nptype_from_builtin(element))  # which tells coremltools the type
         made.flags.writeable = False
         self._unpacked[made.ctypes.data] = (blob, weakref.ref(made))
         return made

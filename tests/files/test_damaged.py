@@ -87,11 +87,44 @@ SPOILED: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda s: s.mlProgram.functions["main"].block_specializations.clear(),
         r"network\.mlpackage: function 'main' cannot be read: Missing block specialization .*; convert",
     ),
+    "an image without colours": (
+        lambda s: s.description.input[0].type.imageType.SetInParent(),
+        r"'x' has the colour space 0, which this coremltools does not know",
+    ),
     "two weight files": (
         two_weight_files,
         r"network\.mlpackage has its weights in 2 files, other\.bin, weight\.bin; put them into one",
     ),
 }
+
+
+def image_spec(code: int) -> Any:
+    from bad_networks import build
+
+    spec = build()
+    spec.description.input[0].type.imageType.colorSpace = code
+    return spec
+
+
+def test_a_colour_space_that_nobody_knows(tmp_path: Path) -> None:
+    (tmp_path / "network.mlmodel").write_bytes(image_spec(127).SerializeToString())
+    with pytest.raises(
+        LoadError, match="'image' has the colour space 127, which this coremltools does not know"
+    ):
+        load(tmp_path / "network.mlmodel")
+    pipeline = type(image_spec(127))(specificationVersion=5)
+    pipeline.pipeline.models.add().CopyFrom(image_spec(127))
+    (tmp_path / "pipeline.mlmodel").write_bytes(pipeline.SerializeToString())
+    with pytest.raises(LoadError, match="colour space 127"):
+        load(tmp_path / "pipeline.mlmodel")
+
+
+def test_an_element_type_that_nobody_knows(package: Path) -> None:
+    spec = read_spec(package / MODEL)
+    spec.description.input[0].type.multiArrayType.dataType = 77
+    (package / MODEL).write_bytes(spec.SerializeToString())
+    with pytest.raises(LoadError, match="'x' has the element type 77"):
+        load(package)
 
 
 @pytest.mark.parametrize("name", SPOILED)

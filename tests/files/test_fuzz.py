@@ -21,6 +21,8 @@ MODELS = [
     "custom_swish_mcneural.mlmodel",
     "exermote.mlmodel",
     "mlt_es2en_char_decoder16.mlmodel",
+    "silero_unified.mlmodelc",
+    "fluid_argmax.mlmodelc",
 ]
 """Real models, for the long run."""
 
@@ -42,6 +44,12 @@ def fuzz(models: list[Path], folder: Path, first: int, count: int) -> dict[int, 
     assert done.returncode == 0, f"ended with {done.returncode} after {lines[-1:]}\n{done.stderr[-2000:]}"
     assert {line["seed"] for line in lines} == set(range(first, first + count))
     return {line["seed"]: line["error"] for line in lines if "error" in line}
+
+
+def test_the_models_are_whole_before(tmp_path: Path) -> None:
+    for model in fuzzing.models(tmp_path):
+        for _, use in fuzzing.uses(model, tmp_path):
+            use()
 
 
 def test_a_hundred_damaged_files(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_one_finite_value_is_compared() -> None:
 )
 def test_undefined_on_one_side_only_fails_and_says_so(a: float, b: float) -> None:
     row = compare_arrays("y", np.array([1.0, a]), np.array([1.0, b]))
-    assert row.failure == "y: 1 elements are NaN or infinite on one side only"
+    assert row.failure == "y: 1 element is NaN or infinite on one side only"
     found = compare(undefined(a), undefined(b))
     assert not found.ok
     assert "y: 6 elements are NaN or infinite on one side only" in found.verdict

@@ -6,6 +6,7 @@ The renderers are imported by name when something is drawn for the first time, a
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +17,22 @@ Form: TypeAlias = Literal["text", "html", "json", "page"]
 """A terminal's text, a notebook cell, plain data, a file of its own."""
 
 _DRAWN: dict[tuple[str, Form], Callable[..., Any]] = {}
+
+
+LONGEST = 400
+"""Characters of a word that are printed; only a name from a hostile model has more."""
+
+
+def printable(text: object) -> str:
+    """Text that may go to a terminal: lines stay, what cannot be printed is replaced, endless words are cut."""
+    words = re.sub(rf"\S{{{LONGEST},}}", lambda word: short_name(word[0], LONGEST), str(text))
+    return "".join(c if c.isprintable() or c == "\n" else "�" for c in words)
+
+
+def short_name(name: str, length: int = 28) -> str:
+    """The name of an op; of a long one the beginning and the end, which tells more."""
+    head = length // 3
+    return name if len(name) <= length else f"{name[:head]}…{name[head + 1 - length :]}"
 
 
 def draws(kind: str, form: Form) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -16,6 +16,10 @@ class LoadError(SurgeryError):
     """A model cannot be read, or cannot be written."""
 
 
+class NotExpressible(LoadError):  # noqa: N818 - reads as a statement
+    """A neural network, or a layer of one, that may be sound, but that no ML Program can be made of."""
+
+
 class PatternError(SurgeryError):
     """A pattern is written in a way that cannot match."""
 

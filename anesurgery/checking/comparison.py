@@ -79,6 +79,7 @@ def compare(
     gate: float = 60.0,
     function: str | None = None,
     seed: int = 0,
+    last: bool = False,
 ) -> Comparison:
     """Run two models on the same inputs with the interpreter and measure how far apart they are.
 
@@ -91,6 +92,7 @@ def compare(
         gate: PSNR in dB that `ok` asks of every output.
         function: which function to run; `main` or the first by default.
         seed: of the sampled inputs.
+        last: where an output of `b` has one position and that of `a` several, compare the last of them.
 
     Raises:
         InterfaceError: the models give different outputs although nothing was declared.
@@ -110,7 +112,8 @@ def compare(
             f"the outputs {sorted(expected)} became {sorted(found)}; compare models of the same interface, "
             "or pass the contract of the surgery"
         )
-    rows = tuple(compare_arrays(n, *_numbers(expected[n], found[n])) for n in expected)
+    pairs = {n: _numbers(expected[n], found[n]) for n in expected}
+    rows = tuple(compare_arrays(n, *_positions(n, x, y, last)) for n, (x, y) in pairs.items())
     words = tuple(change.words for change in contract)
     result = Comparison(rows, precision, gate, None, words)
     if result.ok:
@@ -119,6 +122,23 @@ def compare(
         first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
     )
     return Comparison(rows, precision, gate, None if where is None else str(where), words)
+
+
+def _positions(name: str, a: Array, b: Array, last: bool) -> tuple[Array, Array]:
+    """Two outputs, or where `b` has one position the last that `a` has, on request.
+
+    Raises:
+        InterfaceError: they differ in this way, and it was not asked for.
+    """
+    apart = [axis for axis, (m, n) in enumerate(zip(a.shape, b.shape, strict=False)) if m != n]
+    if a.ndim != b.ndim or len(apart) != 1 or b.shape[apart[0]] != 1:
+        return a, b
+    if not last:
+        raise InterfaceError(
+            f"output {name!r} has shape {a.shape} in one model and {b.shape} in the other, one of "
+            f"{a.shape[apart[0]]} positions; compare the last position by `--last`, or last=True"
+        )
+    return a.take([-1], axis=apart[0]), b
 
 
 def _numbers(a: Any, b: Any) -> tuple[Array, Array]:

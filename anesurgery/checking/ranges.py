@@ -144,7 +144,7 @@ def ranges(
     first = Predictor(model, function=function)
     if inputs is None:
         inputs = first.sample(seed)
-    samples = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    samples = [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
     if not samples:
         raise SurgeryError("the calibration set is empty; give at least one set of inputs")
     engine = f"ane:{chip}" if chip else "ane"

@@ -1,7 +1,8 @@
-"""The command line: list, explain, inspect, apply, decompile, run, ranges, compare, diff.
+"""The command line: list, explain, inspect, apply, decompile, run, ranges, compare, diff, doctor.
 
-Exit codes: 0 all is well; 1 a promise was not kept, or two models differ; 2 bad usage or bad input.
-`inspect --status` ends with the status of the model: 0 every op prefers the ANE, 1 some do, 2 none does.
+Exit codes: 0 all is well; 1 a promise was not kept, two models differ, a range overflows, or the doctor found
+something; 64 bad usage or bad input; 70 a defect of this program; 130 interrupted. `inspect --status` ends with
+the status of the model: 0 every op prefers the ANE, 1 some do, 2 none does.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from anesurgery import registry
+from anesurgery import __version__, registry
 from anesurgery.commands.decompiling import decompile
+from anesurgery.commands.doctor import doctor
 from anesurgery.commands.inspecting import inspect
-from anesurgery.commands.options import Json, Model, Quiet, show
+from anesurgery.commands.options import BAD_INPUT, DEFECT, Function, Json, Model, Quiet, Seed, show
+from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.display import printable
 from anesurgery.errors import ProofError, SurgeryError, UnknownName
 
 app = typer.Typer(
-    help="Rewrite Core ML models for the Apple Neural Engine, and prove it on any machine.\n\n"
-    "Exit codes: 0 all is well; 1 a promise was not kept or two models differ; 2 bad usage or input; "
+    help="Rewrite Core ML models for the Apple Neural Engine, and check the result on any machine.\n\n"
+    "Exit codes: 0 all is well; 1 a promise was not kept or two models differ; 64 bad usage or input; "
+    "70 a defect of this program; 130 interrupted. "
     "`inspect --status`: 0 all, 1 some, 2 no ops on the ANE.\n\n"
     "--debug, anywhere, shows the traceback of an error.",
     no_args_is_help=True,
@@ -36,10 +41,15 @@ DEBUG = "--debug"
 """Anywhere on the command line: errors come with their traceback."""
 
 PRECISION = "fp32 (exact), fp16 (as stored), ane or ane:M1 (an estimate of the Neural Engine)."
+PROOFS = ("sites", "model", "both", "none")
+
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+"""The class of the usage errors of typer, which brings click under one name or another."""
 
 
 def main() -> None:
-    """Run the command line; errors are said on stderr, and end it with exit code 1 or 2."""
+    """Run the command line; errors are said on stderr, and end it with an exit code of their own."""
+    USAGE_ERROR.exit_code = BAD_INPUT
     debug = DEBUG in sys.argv
     sys.argv = [word for word in sys.argv if word != DEBUG]
     try:
@@ -49,8 +59,23 @@ def main() -> None:
             raise
         foreseen = isinstance(error, SurgeryError)
         words = str(error) if foreseen else f"{type(error).__name__}: {error} ({DEBUG} shows where)"
-        print(f"anesurgery: {words}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, ProofError) else 2)
+        print(printable(f"anesurgery: {words}"), file=sys.stderr)
+        sys.exit(1 if isinstance(error, ProofError) else BAD_INPUT if foreseen else DEFECT)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"anesurgery {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the whole command line."""
 
 
 @app.command("list")
@@ -79,11 +104,7 @@ def explain(
     quiet: Quiet = False,
 ) -> None:
     """What a pass or recipe does, when it refuses, its evidence and its options."""
-    text = registry.documentation(name)
-    from anesurgery.surgery import find_recipe
-
-    steps = find_recipe(name).steps if name in registry.recipe_names() else (registry.make_pass(name),)
-    options = {step.name: {k: _plain(v) for k, v in step.options().items()} for step in steps}
+    text, options = registry.documentation(name), _options_of(name)
     lines = [f"  {step}.{key} = {value!r}" for step, opts in options.items() for key, value in opts.items()]
     shown = "\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines])
     if as_json or quiet:
@@ -92,8 +113,20 @@ def explain(
         print(shown)
 
 
+def _options_of(name: str) -> dict[str, dict[str, Any]]:
+    """The options of a pass, or of each step of a recipe: read from its file, or by importing it."""
+    if (found := registry.written_options(name)) is not None:
+        return found
+    load_engine()
+    from anesurgery.surgery import find_recipe
+
+    steps = find_recipe(name).steps if name in registry.recipe_names() else (registry.make_pass(name),)
+    return {step.name: {k: _plain(v) for k, v in step.options().items()} for step in steps}
+
+
 app.command()(inspect)
 app.command()(decompile)
+app.command()(doctor)
 
 
 @app.command()
@@ -101,13 +134,16 @@ def apply(
     steps: Annotated[str, typer.Argument(help="A recipe, or passes with commas.", show_default=False)],
     source: Model,
     target_path: Annotated[
-        str | None, typer.Argument(metavar="OUT", help="The package to write.", show_default=False)
+        str | None,
+        typer.Argument(metavar="OUT", help="The .mlpackage or .mlmodel to write.", show_default=False),
     ] = None,
     target: Annotated[str | None, typer.Option(help='Chip and OS, as "M1/macOS 14".')] = None,
     assume: Annotated[
         list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
     ] = None,
-    prove: Annotated[str, typer.Option(help="sites, model, both or none.")] = "sites",
+    prove: Annotated[
+        str, typer.Option(help="What is checked by numbers: sites (each edit), model (as a whole), both, none.")
+    ] = "sites",
     option: Annotated[
         list[str] | None,
         typer.Option("--set", help="Of a step: multiple=32, embedding_matmul.mode=input; STEP=false."),
@@ -120,6 +156,9 @@ def apply(
     """Apply a recipe or passes to a model and write the result."""
     if target_path is None and not dry_run:
         raise SurgeryError("OUT is missing; name the package to write, or use --dry-run")
+    if prove not in PROOFS:
+        raise UnknownName("proof", prove, PROOFS)
+    load_engine(quiet)
     chosen = _steps(steps, option or [])
     from anesurgery.files.writing import check_target
     from anesurgery.rewriting.passes import subject_of
@@ -150,13 +189,14 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The .npz file to write.")] = None,
     precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
-    function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
+    function: Function = None,
+    seed: Seed = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace the --out file if it exists.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a model once and show, or write, what comes out."""
+    load_engine(quiet)
     import numpy as np
 
     from anesurgery.files import arrays
@@ -166,9 +206,10 @@ def run(
 
     if out is not None:
         check_place(out.expanduser().absolute(), overwrite, Path(model).expanduser())
-    predictor = Predictor(model, precision=precision, function=function)
-    values = predictor.sample(seed) if inputs is None else arrays.read(inputs)
-    made = {name: np.asarray(value) for name, value in predictor(values).items()}
+    with waiting("running the model", quiet):
+        predictor = Predictor(model, precision=precision, function=function)
+        values = predictor.sample(seed) if inputs is None else arrays.read(inputs)
+        made = {name: np.asarray(value) for name, value in predictor(values).items()}
     if out is not None:
         arrays.write(out, made, overwrite, Path(model))
     show(surgeries.arrays_json(made), surgeries.arrays_table(made), as_json, quiet)
@@ -181,18 +222,20 @@ def ranges(
         list[Path] | None, typer.Option(help="An .npz file of arrays by input name; repeat for more.")
     ] = None,
     chip: Annotated[str | None, typer.Option(help='Whose arithmetic, as "M1".')] = None,
-    function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
+    function: Function = None,
+    seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Ranges of every op, and where fp16 or the Neural Engine would fail (then with exit code 1)."""
+    load_engine(quiet)
     from anesurgery.checking.ranges import ranges as certify
     from anesurgery.files import arrays
     from anesurgery.show import surgeries
 
     samples = [arrays.read(path) for path in inputs] if inputs else None
-    found = certify(model, samples, chip=chip, function=function, seed=seed)
+    with waiting("running the model in three arithmetics", quiet):
+        found = certify(model, samples, chip=chip, function=function, seed=seed)
     show(found.to_json(), surgeries.ranges_group(found), as_json, quiet)
     if not found.ok:
         raise typer.Exit(1)
@@ -204,16 +247,21 @@ def compare(
     b: Model,
     precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
     gate: Annotated[float, typer.Option(help="PSNR in dB that every output must reach.")] = 60.0,
-    function: Annotated[str | None, typer.Option(help="Which function to run.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampled inputs.")] = 0,
+    last: Annotated[
+        bool, typer.Option("--last", help="Where B gives one position and A several, compare A's last.")
+    ] = False,
+    function: Function = None,
+    seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run two models on the same inputs and measure how far apart they are."""
+    load_engine(quiet)
     from anesurgery.checking.comparison import compare as run
     from anesurgery.show import surgeries
 
-    found = run(a, b, precision=precision, gate=gate, function=function, seed=seed)
+    with waiting("running both models", quiet):
+        found = run(a, b, precision=precision, gate=gate, function=function, seed=seed, last=last)
     show(found.to_json(), surgeries.comparison_group(found), as_json, quiet)
     if not found.ok:
         raise typer.Exit(1)
@@ -222,6 +270,7 @@ def compare(
 @app.command()
 def diff(a: Model, b: Model, as_json: Json = False, quiet: Quiet = False) -> None:
     """What differs between two models: interface, number of ops, program text."""
+    load_engine(quiet)
     from anesurgery.loading import interface, load
     from anesurgery.rewriting.ml_program import op_counts
     from anesurgery.text import to_text
@@ -242,7 +291,7 @@ def diff(a: Model, b: Model, as_json: Json = False, quiet: Quiet = False) -> Non
     if as_json:
         print(json.dumps({"interface": words, "ops": moved, "text": lines}, indent=2))
     elif not quiet:
-        print("\n".join(lines))
+        print(printable("\n".join(lines)))
         print(f"interface: {words or 'the same'}")
         print(f"ops: {', '.join(f'{k} {x} -> {y}' for k, (x, y) in moved.items()) or 'the same'}")
     if lines or words:

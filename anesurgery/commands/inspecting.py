@@ -1,7 +1,7 @@
 """The command `inspect`: where each op of a model runs, why, and which pass repairs it.
 
 Exit codes: 0 the report was made; with --status the status of the model instead: 0 every op prefers the ANE, 1
-some do, 2 none does. Bad usage or bad input is 2 as well, with a line on stderr that begins with "anesurgery:".
+some do, 2 none does. Bad usage or bad input is 64, with a line on stderr that begins with "anesurgery:".
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.options import Json, Quiet, show
+from anesurgery.commands.options import Function, Json, Model, Quiet, show
+from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.errors import SurgeryError
 
 Look = Callable[[Any], Any]
@@ -22,8 +23,6 @@ Look = Callable[[Any], Any]
 WORDS = ("fully on the ANE", "partly on the ANE", "not on the ANE")
 """ANECompat's three answers."""
 
-
-Source = Annotated[str, typer.Argument(help="An .mlpackage or .mlmodel.", show_default=False)]
 After = Annotated[str | None, typer.Argument(help="Another model: what changed.", show_default=False)]
 Aim = Annotated[str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+", "iPhone/iOS 18", "any".')]
 Units = Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY.")]
@@ -43,12 +42,11 @@ Fix = Annotated[
     Path | None,
     typer.Option(help="Repair what can be repaired; write this .mlpackage, or .mlmodel of a network."),
 ]
-Function = Annotated[str | None, typer.Option(help="Which function to inspect.")]
 Overwrite = Annotated[bool, typer.Option(help="Let --fix and --html replace files.")]
 
 
 def inspect(
-    model: Source,
+    model: Model,
     after: After = None,
     target: Aim = None,
     compute_units: Units = None,
@@ -64,14 +62,17 @@ def inspect(
     quiet: Quiet = False,
 ) -> None:
     """Say where each op of a model runs, why, and which pass repairs it."""
+    load_engine(quiet)
     _check(after, segments=segments, status=status, fix=fix, as_json=as_json)
     _check_files(model, html, fix, overwrite)
     look = _look(target, compute_units, function, inputs, measured)
-    first = look(model)
-    second = look(after) if after is not None else None
+    with waiting("inspecting", quiet):
+        first = look(model)
+        second = look(after) if after is not None else None
     if fix is not None:
         _repair(model, fix, target, compute_units, overwrite=overwrite, quiet=quiet or as_json)
-        second = look(fix)
+        with waiting("inspecting the repaired model", quiet):
+            second = look(fix)
     if html is not None:
         _write_page(html, first, second)
     if segments:

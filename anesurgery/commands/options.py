@@ -1,22 +1,39 @@
-"""What the commands of the command line share: arguments, and how a result is shown."""
+"""What the commands of the command line share: arguments, exit codes, and how a result is shown."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Any
 
 import typer
 
+BAD_INPUT = 64
+"""Exit code of bad usage and bad input, as in sysexits.h; 2 is left to `inspect --status`."""
+DEFECT = 70
+"""Exit code of an error that nobody foresaw: a defect of this program."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Model = Annotated[str, typer.Argument(help="An .mlpackage, or a compiled .mlmodelc.", show_default=False)]
+Model = Annotated[str, typer.Argument(help="An .mlpackage, .mlmodel or compiled .mlmodelc.", show_default=False)]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled inputs.")]
+Function = Annotated[str | None, typer.Option(help="Which function, by name; the default one when absent.")]
 
 
 def show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:
     """Print plain data as JSON, or something for a rich console, or nothing."""
     if as_json:
-        print(json.dumps(plain, indent=2))
+        print(json.dumps(_finite(plain), indent=2, allow_nan=False))
     elif not quiet:
-        from rich.console import Console
+        from anesurgery.show.console import PlainConsole
 
-        Console().print(shown)
+        PlainConsole().print(shown)
+
+
+def _finite(value: Any) -> Any:
+    """Plain data as JSON can hold it: what is infinite or NaN as a word."""
+    if isinstance(value, dict):
+        return {key: _finite(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(held) for held in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -45,13 +45,19 @@ def bind(features: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_names(wanted: Iterable[str], given: Iterable[str]) -> None:
-    """Refuse an input that a model does not have.
+def check_names(wanted: Iterable[str], given: Any) -> None:
+    """Refuse what gives no inputs by name, and an input that a model does not have.
 
     Raises:
+        InterpretError: it is no dictionary, or a key is no name.
         UnknownName: with the names that come near.
     """
     known = list(wanted)
+    if not isinstance(given, Mapping):
+        takes = f"; the model takes {', '.join(known)}" if known else ""
+        raise InterpretError(f"inputs are a dictionary of arrays by name, not a {type(given).__name__}{takes}")
+    if strange := [key for key in given if not isinstance(key, str)]:
+        raise InterpretError(f"the names of inputs are strings, not {strange[0]!r}")
     for name in given:
         if name not in known:
             raise UnknownName("input", name, known)
@@ -61,15 +67,29 @@ def as_array(name: str, value: Any) -> Array:
     """An array from what a caller may give: array, tensor, number, nested lists.
 
     Raises:
-        InterpretError: nested lists of different lengths.
+        InterpretError: nested lists of different lengths, or a tensor that holds no plain numbers.
     """
     if isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu()
-        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        return _numbers(name, value)
     try:
         return np.asarray(value)
     except ValueError as error:
         raise InterpretError(f"input {name!r} is no array: its rows differ in length") from error
+
+
+def _numbers(name: str, tensor: torch.Tensor) -> Array:
+    """The numbers of a tensor.
+
+    Raises:
+        InterpretError: it is a meta tensor, sparse, or quantized.
+    """
+    if tensor.is_meta:
+        raise InterpretError(f"input {name!r} is a meta tensor, which holds no numbers; give a real one")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        how = "quantized; give tensor.dequantize()" if tensor.is_quantized else "sparse; give tensor.to_dense()"
+        raise InterpretError(f"input {name!r} is a tensor that is {how}")
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
 def _array(name: str, kind: Any, value: Any) -> Any:

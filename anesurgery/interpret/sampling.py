@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from anesurgery.errors import SurgeryError
 from anesurgery.mil import Array, Function, Program, Var, consumers, function_of, is_symbolic, np_dtype, types
 from anesurgery.ops import JOINING, MOVING
 
@@ -38,11 +39,22 @@ def sample_inputs(
     return sample_function(function_of(program, function), seed=seed, length=length, shapes=shapes)
 
 
+def generator(seed: int) -> np.random.Generator:
+    """The source of random numbers of a seed.
+
+    Raises:
+        SurgeryError: it is no whole number from 0 up.
+    """
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise SurgeryError(f"seed={seed!r}; it must be a whole number from 0 up")
+    return np.random.default_rng(int(seed))
+
+
 def sample_function(
     function: Function, *, seed: int = 0, length: int = 4, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> dict[str, Array]:
     """Inputs for a function: see `sample_inputs`."""
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     made = {}
     for name, var in function.inputs.items():
         if types.is_state(var.sym_type):

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from anesurgery.errors import LoadError, SurgeryError, UnknownName
+from anesurgery.errors import LoadError, NotExpressible, SurgeryError, UnknownName
 from anesurgery.mil import Array, Var, is_symbolic, mb, types
 from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.layers.layer_table import LAYERS, Layer
@@ -44,6 +44,8 @@ class Context:
         """In the mapping to rank 5: the blobs of four axes that have no more."""
         self.notes: list[str] = []
         """What the caller should know of the result."""
+        self.one_step = False
+        """Is the sequence of an input taken to be 1 long, which the file does not say?"""
         self.layer: Any = None
         """The layer that is being built."""
         self._table = LAYERS
@@ -64,6 +66,10 @@ class Context:
     def error(self, words: str) -> LoadError:
         """An error that names the layer, to be raised."""
         return LoadError(f"{self.where}: {words}")
+
+    def limit(self, words: str) -> LoadError:
+        """An error that names a layer that may be sound, but of which no ops can be made; to be raised."""
+        return NotExpressible(f"{self.where}: {words}")
 
     def note(self, words: str) -> None:
         """Tell the caller something about the layer."""
@@ -106,7 +112,7 @@ class Context:
         """
         found = [x.shape[a] for a in (range(x.rank) if axes is None else axes)]
         if any(is_symbolic(d) for d in found):
-            raise self.error("needs a shape that is known in advance; give the input one fixed shape")
+            raise self.limit("needs a static shape; give the input one fixed shape")
         return tuple(int(d) for d in found)
 
     def needs_rank(self, x: Var, least: int) -> None:
@@ -140,7 +146,7 @@ class Context:
         unknown = [i for i, d in enumerate(shape) if is_symbolic(d)]
         sizes = [-1 if is_symbolic(d) else int(d) for d in shape]
         if len(unknown) + sizes.count(-1) - len(unknown) > 1:
-            raise self.error("reshapes two dynamic axes; fix the input's shape")
+            raise self.limit("reshapes two dynamic axes; give the input one fixed shape")
         return cast(Var, mb.reshape(x=x, shape=sizes))
 
     def whole(self, x: Var) -> Var:
@@ -168,7 +174,7 @@ class Context:
         if len(inputs) < known.least or (known.most is not None and len(inputs) > known.most):
             raise self.error(f"has {len(inputs)} inputs, takes {known.inputs}; {spec.DAMAGED}")
         if strange := spec.unknown_choice(getattr(layer, kind)):
-            raise self.error(f"has {strange}, which this coremltools does not know; upgrade coremltools")
+            raise self.limit(f"has {strange}, which this coremltools does not know; upgrade coremltools")
         short = [self.is_short(name) for name in layer.input]
         if known.axes == "all":
             inputs = [self.five(x) if cut else x for x, cut in zip(inputs, short, strict=True)]
@@ -179,7 +185,8 @@ class Context:
         except Exception as error:  # of coremltools' ops, of a caller's function: any kind
             shapes = ", ".join(str(tuple(map(str, v.shape))) for v in inputs)
             why = str(error) or type(error).__name__
-            raise self.error(
+            unsure = self.one_step or any(is_symbolic(d) for v in inputs for d in v.shape)
+            raise (self.limit if unsure else self.error)(
                 f"does not fit its inputs of shape {shapes}: {why}; change the layer in the source model"
             ) from error
         values = [made] if isinstance(made, Var) else list(made or ())
@@ -195,11 +202,11 @@ class Context:
 
     def _known(self, kind: str | None) -> Layer:
         if kind is None:
-            raise self.error(
+            raise self.limit(
                 "is of a type that this coremltools does not know; upgrade coremltools, or export it again"
             )
         if kind not in self._table:
-            raise self.error(
+            raise self.limit(
                 f"layers of type {kind} cannot be built as an ML Program; replace the layer in the source model"
             )
         return self._table[kind]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, NotExpressible
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Function, Program, Var, ct, exclusive, mb, producer, quiet_host
@@ -52,7 +52,8 @@ def import_network(
         keep_names: keep names of inputs and outputs that MIL does not take; then it can be run, but not saved.
 
     Raises:
-        LoadError: the network or a layer of it is damaged, unknown, or cannot be an ML Program.
+        NotExpressible: it may be sound, but cannot be an ML Program.
+        LoadError: the network or a layer of it is damaged.
     """
     kind = spec.WhichOneof("Type")
     if kind not in NETWORKS:
@@ -61,7 +62,7 @@ def import_network(
     try:
         program, made, notes = _import(spec, custom, keep_names)
     except LoadError as error:
-        raise LoadError(f"{what}: {error}") from error
+        raise type(error)(f"{what}: {error}") from error
     return Loaded(program, made, source, None, compute_units, notes)
 
 
@@ -69,7 +70,7 @@ def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program
     """The program, its specification, and what changed."""
     check(spec)
     if spec.isUpdatable:
-        raise LoadError(
+        raise NotExpressible(
             "the model is updatable, which an ML Program cannot be; export it with updating switched off"
         )
     if not keep_names:
@@ -95,7 +96,7 @@ def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program
 def _check_through(description: Any) -> None:
     """In an ML Program no two values have one name, so no input may be an output as well."""
     for name in {f.name for f in description.input} & {f.name for f in description.output}:
-        raise LoadError(
+        raise NotExpressible(
             f"{name!r} is an input and an output, which an ML Program cannot have; rename one of them"
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, NotExpressible
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, Function, Var, is_symbolic, mb, quiet_host, static_shape, types
 from anesurgery.neuralnetwork.context import Context
@@ -98,7 +98,7 @@ def _array_shape(array: Any) -> tuple[Any, ...]:
     if flexible == "enumeratedShapes" and array.enumeratedShapes.shapes:
         known = [tuple(s.shape) for s in array.enumeratedShapes.shapes]
         if len({len(shape) for shape in known}) > 1:
-            raise LoadError("shapes of different ranks are listed for one input; keep those of one rank")
+            raise NotExpressible("shapes of different ranks are listed for one input; keep those of one rank")
         return tuple(_size(min(axis), max(axis)) for axis in zip(*known, strict=True))
     return tuple(array.shape)
 
@@ -128,6 +128,7 @@ def read(ctx: Context, network: Any, feature: Any, var: Var) -> Var:
             "(C), 3 (C, H, W) or 5; change the description of the model"
         )
     axes = LEGACY_AXES[var.rank]
+    ctx.one_step |= bool(axes)
     return ctx.blob(mb.expand_dims(x=var, axes=axes) if axes else var)
 
 

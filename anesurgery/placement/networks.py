@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
 
-from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.errors import LoadError, NotExpressible, SurgeryError
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
@@ -60,7 +60,10 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     Returns:
         Rows in file order, those of nested networks behind the layer that holds them; constants of the first
         kind are left out. `dtype` is "", `flop` and `bytes` are 0, `memory` is None: the file does not say.
-        Where no ML Program can be made of the network, a note says why.
+        Where no ML Program can be made of a sound network, a note says why.
+
+    Raises:
+        LoadError: the network is damaged.
     """
     network = getattr(spec, spec.WhichOneof("Type"))
     layers = [found for found in starmap(_Layer, walk_layers(network)) if found.kind != "loadConstant"]
@@ -75,7 +78,7 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
         tuple(segments),
         tuple(_about(rows)),
         None,
-        (*_notes(rows, target), *_obstacle(spec)),
+        (*_notes(rows, target), *_obstacle(spec, label)),
     )
 
 
@@ -221,8 +224,24 @@ def _notes(rows: Sequence[OpRow], target: Target) -> Iterator[str]:
         yield ON_ALL if target.uses_ane else ON_GPU
 
 
-def _obstacle(spec: Any) -> Iterator[str]:
+def _obstacle(spec: Any, label: str) -> Iterator[str]:
+    """Why no ML Program can be made of a sound network.
+
+    Raises:
+        LoadError: it is damaged; also where a sound layer before the damage cannot be built.
+    """
     try:
-        import_network(spec)
-    except LoadError as error:
-        yield f"no ML Program can be made of it: {str(error).removeprefix('the model: ')}"
+        import_network(spec, label)
+    except NotExpressible as error:
+        if (damage := _damage(spec)) is not None:
+            raise LoadError(f"{label}: {damage}") from damage
+        yield f"no ML Program can be made of it: {str(error).removeprefix(f'{label}: ')}"
+
+
+def _damage(spec: Any) -> LoadError | None:
+    """What is wrong with a layer, whatever cannot be built before it."""
+    try:
+        errors = Blobs(network_of(spec), spec.description).errors
+    except NotExpressible:
+        return None
+    return next((error for error in errors if not isinstance(error, NotExpressible)), None)

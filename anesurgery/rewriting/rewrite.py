@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from anesurgery.display import short_name
 from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import (
     Array,
@@ -117,9 +118,8 @@ class _Walk:
                 place = _OpPlace(self.step, self.session, self.function, self.pattern, root)
                 if operate(place):
                     if not left:
-                        raise PassError(
-                            f"pass {self.step.name} reaches no fixed point; last edit at {root.name}"
-                        )
+                        last = short_name(root.name, 60)  # each edit may have made it longer
+                        raise PassError(f"pass {self.step.name} reaches no fixed point; last edit at {last}")
                     left -= 1
                     queue.extend(op for op in place.again if op.op_type in self.pattern.op_types)
             for op in list(block.operations):

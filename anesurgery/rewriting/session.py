@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from anesurgery.checking.site import SiteProof
 from anesurgery.display import Drawn
 from anesurgery.errors import Refusal
 from anesurgery.files import arrays
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.files.writing import check_place
+from anesurgery.interpret.sampling import generator
 from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_ops
 
 
@@ -94,7 +93,7 @@ class Session(Report):
     """The ops that make the shared values."""
 
     def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
+        self.rng = generator(self.seed)
 
     def marked(self, function: Function) -> tuple[set[str], int, int, dict[str, Array]]:
         """What `reset` needs to take back what a rewrite declares."""

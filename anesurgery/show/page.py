@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from anesurgery.display import draws
+from anesurgery.display import draws, short_name
 from anesurgery.facts.reading import in_words
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.show import summary
@@ -72,7 +72,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(unit_word=unit_word, short_name=summary.short_name, key=key)
+    made.globals.update(unit_word=unit_word, short_name=short_name, key=key)
     return made
 
 

@@ -146,12 +146,6 @@ def percent(share: float) -> str:
     return "<0.1%" if share > 0 and said == "0.0%" else said
 
 
-def short_name(name: str, length: int = 28) -> str:
-    """The name of an op; of a long one the beginning and the end, which tells more."""
-    head = length // 3
-    return name if len(name) <= length else f"{name[:head]}…{name[head + 1 - length :]}"
-
-
 def counted(number: int, what: str) -> str:
     """A number of things in words."""
     plural = what + ("es" if what.endswith("ch") else "s")

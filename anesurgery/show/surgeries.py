@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -17,9 +16,9 @@ from anesurgery.checking.ranges import Ranges
 from anesurgery.display import draws
 from anesurgery.mil import Array
 from anesurgery.rewriting.session import Change, counts, grouped_refusals, refusal_lines
+from anesurgery.show.console import as_html, as_text, plain
 from anesurgery.surgery import Surgery
 
-WIDTH = 100
 ROWS = 8
 """Steps of which each has a row of its own, whatever it did."""
 
@@ -78,16 +77,16 @@ def _ops_line(surgery: Surgery) -> str:
 def _surgery_parts(surgery: Surgery) -> list[Any]:
     table, idle = _steps_table(surgery), _idle(surgery)
     parts: list[Any] = [table] if table.row_count else []
-    parts.append(Text(_ops_line(surgery)))
+    parts.append(plain(_ops_line(surgery)))
     if idle:
-        parts.append(Text(f"changed nothing: {', '.join(idle)}", style="dim"))
+        parts.append(plain(f"changed nothing: {', '.join(idle)}", style="dim"))
     if not surgery.changes:
         parts.append(Text("nothing to change: no step found a site", style="yellow"))
-    parts += [Text(f"interface: {change.words}", style="cyan") for change in surgery.contract]
-    parts += [Text(f"note: {note}", style="cyan") for note in surgery.notes]
-    parts += [Text(f"left alone: {line}", style="dim") for line in refusal_lines(surgery.refusals)]
+    parts += [plain(f"interface: {change.words}", style="cyan") for change in surgery.contract]
+    parts += [plain(f"note: {note}", style="cyan") for note in surgery.notes]
+    parts += [plain(f"left alone: {line}", style="dim") for line in refusal_lines(surgery.refusals)]
     if surgery.proof is not None:
-        parts += [Text(f"whole model, {surgery.proof.precision} arithmetic"), _comparison_table(surgery.proof)]
+        parts += [plain(f"whole model, {surgery.proof.precision} arithmetic"), _comparison_table(surgery.proof)]
     return parts
 
 
@@ -97,7 +96,7 @@ def _comparison_table(comparison: Comparison) -> Table:
     )
     for o in comparison.outputs:
         table.add_row(
-            o.name,
+            plain(o.name),
             "x".join(map(str, o.shape)),
             f"{o.psnr:.1f}",
             f"{o.max_abs:.3g}",
@@ -111,7 +110,7 @@ def _comparison_table(comparison: Comparison) -> Table:
 def comparison_group(comparison: Comparison) -> Group:
     """A comparison as a table and a verdict."""
     verdict = f"{'ok' if comparison.ok else 'FAILED'}: {comparison.verdict}"
-    return Group(_comparison_table(comparison), Text(f"{verdict} ({comparison.precision} arithmetic)"))
+    return Group(_comparison_table(comparison), plain(f"{verdict} ({comparison.precision} arithmetic)"))
 
 
 def surgery_group(surgery: Surgery) -> Group:
@@ -131,27 +130,12 @@ def surgery_html(surgery: Surgery) -> str:
     return as_html(surgery_group(surgery))
 
 
-def as_text(shown: Any) -> str:
-    """Something that rich shows, as plain text."""
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
-    console.print(shown)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().rstrip()
-
-
-def as_html(shown: Any) -> str:
-    """Something that rich shows, for a notebook cell."""
-    console = Console(file=io.StringIO(), width=WIDTH, record=True, force_jupyter=False)
-    console.print(shown)
-    return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
-
-
 def arrays_table(arrays: Mapping[str, Array]) -> Table:
     """Arrays by name: shape, dtype, range."""
     table = Table("output", "shape", "dtype", "min", "max", "mean", box=box.SIMPLE_HEAD)
     for name, row in arrays_json(arrays).items():
         shape = "x".join(map(str, row["shape"])) or "scalar"
-        table.add_row(name, shape, row["dtype"], *(str(row[k]) for k in ("min", "max", "mean")))
+        table.add_row(plain(name), shape, row["dtype"], *(str(row[k]) for k in ("min", "max", "mean")))
     return table
 
 
@@ -177,19 +161,19 @@ def ranges_group(ranges: Ranges) -> Group:
         if row.hazards or any(row is r for r in large):
             table.add_row(
                 row.op_type,
-                row.name,
+                plain(row.name),
                 f"{row.minimum:.4g}",
                 f"{row.maximum:.4g}",
                 "" if row.partial_sum is None else f"{row.partial_sum:.4g}",
                 "; ".join(map(str, row.hazards)),
             )
     first = [
-        Text(f"first in {arithmetic}: {row.op_type} {row.name}", style="red")
+        plain(f"first in {arithmetic}: {row.op_type} {row.name}", style="red")
         for arithmetic, row in ranges.first.items()
     ]
     over = f"{len(ranges.rows)} ops over {ranges.samples} samples, {ranges.arithmetic} is an estimate"
     words = f"{over}: {ranges.verdict}"
-    return Group(table, *first, Text(words))
+    return Group(table, *first, plain(words))
 
 
 @draws("Ranges", "text")

@@ -15,12 +15,12 @@ from rich.rule import Rule as Line
 from rich.table import Table
 from rich.text import Text
 
-from anesurgery.display import draws
+from anesurgery.display import draws, short_name
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
+from anesurgery.show.console import WIDTH, as_text, plain
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS, percent
-from anesurgery.show.surgeries import WIDTH, as_text
 
 BAR = WIDTH - 4
 """Cells of the device bar."""
@@ -39,11 +39,8 @@ SHOWN = 30
 """Entries of a list at most; the page has them all."""
 CELL = 28
 """Characters of a column at most."""
-
-
-def plain(words: object, style: str = "") -> Text:
-    """Text from a model: no markup is read in it, and what cannot be printed is replaced."""
-    return Text("".join(c if c.isprintable() else "�" for c in str(words)), style=style)
+GAP = "  "
+"""Between columns."""
 
 
 def device_bar(inspection: Inspection, width: int = BAR) -> Text:
@@ -100,7 +97,7 @@ def _sentences(words: str, others: int, finding: Finding | None) -> list[Text]:
 
 
 def _name(name: str) -> Text:
-    return plain(summary.short_name(name, CELL))
+    return plain(short_name(name, CELL))
 
 
 def _remedy(finding: Finding | None) -> Text:
@@ -109,9 +106,7 @@ def _remedy(finding: Finding | None) -> Text:
 
 def _listing(header: tuple[str, ...], entries: list[tuple[list[Text], list[Text]]]) -> list[Any]:
     """A line of columns for each entry, and sentences below it, which have the whole width."""
-    widths = [
-        min(max(len(name), *(cells[k].cell_len for cells, _ in entries)), CELL) for k, name in enumerate(header)
-    ]
+    widths = _widths(header, [cells for cells, _ in entries])
     shown: list[Any] = [_columns([Text(name, "dim underline") for name in header], widths)]
     for cells, sentences in entries[:SHOWN]:
         shown += [_columns(cells, widths), *(Padding(s, (0, 0, 0, 4), expand=False) for s in sentences)]
@@ -119,10 +114,18 @@ def _listing(header: tuple[str, ...], entries: list[tuple[list[Text], list[Text]
     return shown + ([Text(f"and {left:,} more; the page has all", "dim")] if left > 0 else [])
 
 
+def _widths(header: tuple[str, ...], rows: list[list[Text]]) -> list[int]:
+    """Characters of each column: what it needs, and of the widest ones less until a line has room for all."""
+    widths = [min(max(len(name), *(row[k].cell_len for row in rows)), CELL) for k, name in enumerate(header)]
+    while sum(widths) + len(GAP) * (len(widths) - 1) > WIDTH:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
 def _columns(cells: list[Text], widths: list[int]) -> Text:
     for cell, width in zip(cells, widths, strict=True):
         cell.truncate(width, overflow="ellipsis", pad=True)
-    line = Text("  ").join(cells)
+    line = Text(GAP).join(cells)
     line.rstrip()
     return line
 

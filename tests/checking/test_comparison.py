@@ -14,7 +14,8 @@ from anesurgery.checking.metrics import compare_arrays
 from anesurgery.errors import InterfaceError, ProofError
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.mil import Array, Program, Var, ct, mb, types
-from anesurgery.show.surgeries import as_text, comparison_group
+from anesurgery.show.console import as_text
+from anesurgery.show.surgeries import comparison_group
 from anesurgery.surgery import apply
 
 A = np.random.default_rng(0).standard_normal((4, 50)).astype(np.float32)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from anesurgery.commands import app as cli
+from anesurgery.commands.options import BAD_INPUT, DEFECT
 from anesurgery.files.package import save
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb
@@ -127,7 +128,10 @@ def test_quiet_prints_nothing(
         (("apply", "pad_last_axis", "IN", "OUT", "--set", "multipel=32"), "did you mean 'multiple'"),
         (("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple"), "write it as option=value"),
         (("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple=0"), "must be a positive integer"),
-        (("apply", "pad_last_axis", "IN", "OUT", "--prove", "maybe"), "prove='maybe'; it may be 'sites'"),
+        (
+            ("apply", "pad_last_axis", "IN", "OUT", "--prove", "maybe"),
+            "'maybe'; known: both, model, none, sites",
+        ),
         (("apply", ",", "IN", "OUT"), "no recipe or pass is named"),
         (("apply", "gpt2_ane", "IN", "OUT", *LEFT), "gpt2_ane changed nothing: the model has no attention"),
         (("apply", "negate_subtract", "TEXT", "OUT"), "is no Core ML specification, or is damaged"),
@@ -136,7 +140,7 @@ def test_quiet_prints_nothing(
         (("compare", "IN", "NOWHERE"), "does not exist"),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_code_2(
+def test_bad_usage_is_one_line_and_its_own_exit_code(
     package: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,7 +158,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(
         "NOWHERE": tmp_path / "nowhere.mlpackage",
     }
     code, out, err = call(monkeypatch, capsys, *(places.get(w, w) for w in words))
-    assert code == 2
+    assert code == BAD_INPUT
     assert out == ""
     assert said in err
     assert err.count("\n") == 1
@@ -203,7 +207,7 @@ def test_unforeseen_errors_are_one_line_and_debug_shows_them(
     monkeypatch.setattr(cli, "_steps", lost)
     words = ("apply", "negate_subtract", package, "--dry-run")
     code, _, err = call(monkeypatch, capsys, *words)
-    assert (code, err) == (2, "anesurgery: KeyError: 'lost' (--debug shows where)\n")
+    assert (code, err) == (DEFECT, "anesurgery: KeyError: 'lost' (--debug shows where)\n")
     with pytest.raises(KeyError, match="lost"):
         call(monkeypatch, capsys, *words, "--debug")
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from anesurgery.commands import app as cli
+from anesurgery.commands.options import BAD_INPUT
 from anesurgery.files.package import save
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb
@@ -162,7 +163,7 @@ def test_a_page_is_written(call: Call, tmp_path: Path) -> None:
     assert call("half.mlpackage", "--html", page)[0] == 0
     assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
     code, _, err = call("half.mlpackage", "--html", page)
-    assert code == 2
+    assert code == BAD_INPUT
     assert "exists; choose another name, or use --overwrite" in err
     assert call("half.mlpackage", "all.mlpackage", "--html", page, "--overwrite")[0] == 0
 
@@ -208,12 +209,12 @@ def test_fix_applies_the_recipe_and_shows_both(
         (["MODEL", "--html", "nowhere/o.html"], "the folder nowhere does not exist"),
     ],
 )
-def test_bad_usage_is_a_line_and_exit_code_2(
+def test_bad_usage_is_a_line_and_its_own_exit_code(
     call: Call, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = call(*[str(package) if w == "MODEL" else w for w in words])
-    assert (code, out) == (2, "")
+    assert (code, out) == (BAD_INPUT, "")
     assert err.startswith("anesurgery: ")
     assert err.count("\n") == 1
     assert message in err
@@ -237,5 +238,5 @@ def test_real_models(call: Call, corpus: Path, name: str, words: str) -> None:
 
 def test_a_damaged_model_is_an_error(call: Call, corpus: Path) -> None:
     code, _, err = call(corpus / "nnv2_simple_layer.mlmodel")
-    assert code == 2
+    assert code == BAD_INPUT
     assert "is no Core ML specification, or is damaged" in err

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from anesurgery.commands import app as cli
+from anesurgery.commands.options import BAD_INPUT
 from anesurgery.files.package import save
 from anesurgery.loading import load
 from anesurgery.mil import Var, ct, mb, types
@@ -96,7 +97,7 @@ def test_ranges_end_with_1_where_something_overflows(call: Call, package: Path, 
 )
 def test_bad_input_is_one_line_and_exit_code_2(call: Call, package: Path, words: list[str], said: str) -> None:
     code, out, err = call(*(w.replace("PACKAGE", str(package)) for w in words))
-    assert code == 2
+    assert code == BAD_INPUT
     assert out == ""
     assert said in err
     assert err.count("\n") == 1

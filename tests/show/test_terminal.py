@@ -9,7 +9,7 @@ import pytest
 
 from anesurgery.placement import Estimate, Finding, Grade, Inspection, Memory, OpRow, Segment, Target
 from anesurgery.show import summary, terminal
-from anesurgery.show.surgeries import as_text
+from anesurgery.show.console import as_text
 
 M1 = Target.parse("M1/macOS 14")
 

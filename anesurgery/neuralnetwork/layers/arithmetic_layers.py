@@ -141,7 +141,7 @@ def reduce(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """A reduction over channel, height and width, or some of them, which stay as axes of 1."""
     x, axes = inputs[0], AXES[params.axis]
     if params.mode == ARGMAX and len(axes) > 1:
-        raise ctx.error("takes the place of a maximum over more than one axis; choose C, H or W")
+        raise ctx.limit("takes the place of a maximum over more than one axis; choose C, H or W")
     ctx.needs_rank(x, -axes[0])
     if params.mode == LOGSUM:
         x = mb.log(x=x, epsilon=F(params.epsilon or 1e-6))

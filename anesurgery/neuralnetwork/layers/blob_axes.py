@@ -85,7 +85,7 @@ def known(ctx: Context, x: Var, what: str) -> Array:
         LoadError: it is no constant.
     """
     if x.val is None:
-        raise ctx.error(
+        raise ctx.limit(
             f"takes {what} from a dynamic blob, which an ML Program cannot express; make it a constant"
         )
     return np.asarray(x.val, np.float32).reshape(-1)

@@ -168,7 +168,7 @@ def _same_axes(ctx: Context, one: set[str], other: set[str], where: str) -> None
     """Refuse a blob of four axes that is one of five elsewhere, which MIL would not notice."""
     if one != other:
         name = min(one ^ other)
-        raise ctx.error(f"gives {name!r} 4 axes or 5, depending on {where}; let it have 5 always")
+        raise ctx.limit(f"gives {name!r} 4 axes or 5, depending on {where}; let it have 5 always")
 
 
 def _results(ctx: Context, names: Sequence[str], outside: Any) -> tuple[Var, ...]:
@@ -199,7 +199,7 @@ def loop(ctx: Context, params: Any, inputs: list[Var]) -> None:
     limited, conditional = bool(inputs) or params.maxLoopIterations > 0, bool(params.conditionVar)
     jumps = _jumps(params.bodyNetwork)
     if not limited and not conditional and "loopBreak" not in jumps:
-        raise ctx.error("never ends; give it a condition, a largest number of rounds or a loopBreak layer")
+        raise ctx.limit("never ends; give it a condition, a largest number of rounds or a loopBreak layer")
     outer = dict(ctx.env)
     flags = _start(ctx, params, limited, conditional, jumps)
     names = [*flags, *_carried(ctx, params, outer)]

@@ -33,7 +33,7 @@ def convolution(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     bias = _bias(ctx, params)
     if params.isDeconvolution:
         if len(inputs) > 1:
-            raise ctx.error("is a deconvolution with two inputs, takes 1; its weight must be in the file")
+            raise ctx.limit("is a deconvolution with two inputs, takes 1; its weight must be in the file")
         return back(_deconvolution(ctx, params, x, strides, groups, bias))
     kernel = padding.positive(ctx, params, "kernelSize", 3)
     shape = [int(params.outputChannels), int(params.kernelChannels), *kernel]

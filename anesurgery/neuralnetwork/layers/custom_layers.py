@@ -27,7 +27,7 @@ def custom(ctx: Context, params: Any, inputs: list[Var]) -> Made:
                 )
         return made
     known = f" ({UnknownName('class', name, ctx.custom)})" if ctx.custom else ""
-    raise ctx.error(
+    raise ctx.limit(
         f"is a custom layer of class {name!r}, whose code is not in the file{known}; say how to build it, "
         f"upgrade(model, custom={{{name!r}: build}}), where build(context, params, inputs) gives the MIL "
         "values of its outputs"

@@ -114,7 +114,7 @@ def reshape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         x = ctx.five(x)
         lead = [target[0], 1]
         if ctx.shape(x, [1]) != (1,):
-            raise ctx.error("changes the sequence of a batch of more than 1, which is not defined")
+            raise ctx.limit("changes the sequence of a batch of more than 1, which is not defined")
     channel, height, width = target[-3:]
     if params.mode != CHANNEL_LAST:
         return ctx.reshape(x, [*lead, channel, height, width])

@@ -1,0 +1,47 @@
+"""The one way to a terminal: names from models have no markup, and what cannot be printed is replaced."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from anesurgery.display import printable
+
+WIDTH = 80
+"""Columns of what is no terminal."""
+
+
+class PlainConsole(Console):
+    """A console for text that holds names from models: they cannot style it, move the cursor, or break it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments to print; those with text of a model have nothing in them that a terminal obeys."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def plain(words: object, style: str = "") -> Text:
+    """Text from a model in a line: no markup is read in it, and what cannot be printed is replaced."""
+    return Text(printable(words).replace("\n", "�"), style=style)
+
+
+def as_text(shown: Any) -> str:
+    """Something that rich shows, as plain text."""
+    file = io.StringIO()
+    PlainConsole(file=file, width=WIDTH, color_system=None).print(shown)
+    return file.getvalue().rstrip()
+
+
+def as_html(shown: Any) -> str:
+    """Something that rich shows, for a notebook cell."""
+    console = PlainConsole(file=io.StringIO(), width=WIDTH, record=True, force_jupyter=False)
+    console.print(shown)
+    return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")

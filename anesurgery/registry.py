@@ -87,58 +87,19 @@ def documentation(name: str) -> str:
     """
     if name in _OWN:
         return _OWN[name].__doc__ or ""
+    return ast.get_docstring(ast.parse(file_of(name).read_text(encoding="utf-8"))) or ""
+
+
+def file_of(name: str) -> Path:
+    """The file that holds a pass or recipe of the library.
+
+    Raises:
+        UnknownName: there is neither a pass nor a recipe of that name.
+    """
     path = _pass_files().get(name) or _recipe_files().get(name)
     if path is None:
         raise UnknownName("pass or recipe", name, [*pass_names(), *recipe_names()])
-    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-
-
-def written_options(name: str) -> dict[str, dict[str, Any]] | None:
-    """The options of a pass, or of each step of a recipe, as its file says them: pass -> option -> value.
-
-    Returns:
-        None where a file says one in another way than by a literal; then the pass must be imported.
-    """
-    try:
-        if name in _recipe_files():
-            return dict(_step(call) for call in _steps_of(_recipe_files()[name], name))
-        return {name: _defaults(_pass_files()[name], camel(name))}
-    except (KeyError, ValueError, StopIteration):
-        return None
-
-
-def _steps_of(path: Path, name: str) -> list[ast.Call]:
-    """The calls in the `steps` of a recipe."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(getattr(t, "id", "") == name for t in targets) and isinstance(node.value, ast.Call):  # type: ignore[attr-defined]
-            steps = next(k.value for k in node.value.keywords if k.arg == "steps")  # type: ignore[attr-defined]
-            if isinstance(steps, ast.Tuple) and all(isinstance(e, ast.Call) for e in steps.elts):
-                return [e for e in steps.elts if isinstance(e, ast.Call)]
-    raise ValueError(name)
-
-
-def _step(call: ast.Call) -> tuple[str, dict[str, Any]]:
-    """A step of a recipe with its options."""
-    name = next(n for n in _pass_files() if camel(n) == getattr(call.func, "id", ""))
-    given = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    return name, _defaults(_pass_files()[name], camel(name)) | given
-
-
-BASES = ("Pass", "Rewrite", "LayerPass", "LayerRewrite")
-"""Classes of passes without options of their own."""
-
-
-def _defaults(path: Path, cls: str) -> dict[str, Any]:
-    """The fields of a dataclass with their defaults, which must be literals."""
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    node = next(n for n in body if isinstance(n, ast.ClassDef) and n.name == cls)
-    if not all(getattr(base, "id", "") in BASES for base in node.bases):
-        raise ValueError(cls)
-    fields = [
-        n for n in node.body if isinstance(n, ast.AnnAssign) and "ClassVar" not in ast.unparse(n.annotation)
-    ]
-    return {getattr(n.target, "id", ""): ast.literal_eval(n.value) for n in fields if n.value is not None}
+    return path
 
 
 def pass_class(name: str) -> type[Pass]:

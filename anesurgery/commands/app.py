@@ -23,6 +23,7 @@ from anesurgery.commands.doctor import doctor
 from anesurgery.commands.inspecting import inspect
 from anesurgery.commands.options import BAD_INPUT, DEFECT, Function, Json, Model, Quiet, Seed, show
 from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.commands.written_options import written_options
 from anesurgery.display import printable
 from anesurgery.errors import ProofError, SurgeryError, UnknownName
 
@@ -115,7 +116,7 @@ def explain(
 
 def _options_of(name: str) -> dict[str, dict[str, Any]]:
     """The options of a pass, or of each step of a recipe: read from its file, or by importing it."""
-    if (found := registry.written_options(name)) is not None:
+    if (found := written_options(name)) is not None:
         return found
     load_engine()
     from anesurgery.surgery import find_recipe

@@ -74,7 +74,7 @@ def test_explain_shows_documentation_and_options(monkeypatch: pytest.MonkeyPatch
     assert "Refuses when" in out
     assert "pad_last_axis.multiple = 64" in out
     code, out, _ = call(monkeypatch, capsys, "explain", "gpt2_ane", "--json")
-    assert next(iter(json.loads(out)["options"])) == "select_last_token"
+    assert next(iter(json.loads(out)["options"])) == "fold_constants"
 
 
 def test_apply_writes_a_package(

@@ -1,0 +1,104 @@
+"""Read the options of passes and recipes from their files, so that `explain` needs neither torch nor coremltools.
+
+Defaults are literals, or arithmetic on constants of the same file or of a file of this project that it imports
+them from. What is written in another way is None: then the pass must be imported.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from anesurgery import registry
+
+BASES = ("Pass", "Rewrite", "LayerPass", "LayerRewrite")
+"""Classes of passes without options of their own."""
+
+Options = dict[str, dict[str, Any]]
+"""Pass -> option -> value."""
+
+SIMPLE = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Constant, ast.Tuple, ast.Load)
+
+
+class _Unread(Exception):  # noqa: N818 - ends the reading, and is no error
+    """Something is written in a way that is not read here."""
+
+
+def written_options(name: str) -> Options | None:
+    """The options of a pass, or of each step of a recipe, from its file; None where it must be imported."""
+    try:
+        if name in registry.recipe_names():
+            return dict(_step(call) for call in _steps_of(registry.file_of(name), name))
+        return {name: _defaults(registry.file_of(name), registry.camel(name))}
+    except _Unread:
+        return None
+
+
+@cache
+def _body(path: Path) -> list[ast.stmt]:
+    return ast.parse(path.read_text(encoding="utf-8")).body
+
+
+def _assigned(path: Path, name: str) -> ast.expr | None:
+    """What a file assigns to a name at its top level."""
+    for node in _body(path):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.expr) and any(getattr(t, "id", "") == name for t in targets):
+            return value
+    return None
+
+
+def _steps_of(path: Path, name: str) -> list[ast.Call]:
+    """The calls in the `steps` of a recipe."""
+    made = _assigned(path, name)
+    given = {k.arg: k.value for k in made.keywords} if isinstance(made, ast.Call) else {}
+    steps = getattr(given.get("steps"), "elts", [])
+    calls = [step for step in steps if isinstance(step, ast.Call) and not step.args]
+    if not calls or len(calls) < len(steps):
+        raise _Unread
+    return calls
+
+
+def _step(call: ast.Call) -> tuple[str, dict[str, Any]]:
+    """A step of a recipe with its options."""
+    name = next((n for n in registry.pass_names() if registry.camel(n) == getattr(call.func, "id", "")), None)
+    if name is None:
+        raise _Unread
+    path = registry.file_of(name)
+    return name, _defaults(path, registry.camel(name)) | {
+        str(k.arg): _value(path, k.value) for k in call.keywords
+    }
+
+
+def _defaults(path: Path, cls: str) -> dict[str, Any]:
+    """The fields of a dataclass with their defaults."""
+    node = next((n for n in _body(path) if isinstance(n, ast.ClassDef) and n.name == cls), None)
+    if node is None or not all(getattr(base, "id", "") in BASES for base in node.bases):
+        raise _Unread
+    noted = [n for n in node.body if isinstance(n, ast.AnnAssign) and n.value is not None]
+    fields = [n for n in noted if "ClassVar" not in ast.unparse(n.annotation)]
+    return {getattr(n.target, "id", ""): _value(path, n.value) for n in fields if n.value is not None}
+
+
+def _value(path: Path, node: ast.expr) -> Any:
+    """The value of an expression of literals and constants."""
+    names = {n.id: _constant(path, n.id) for n in ast.walk(node) if isinstance(n, ast.Name)}
+    if not all(isinstance(n, (*SIMPLE, ast.Name)) for n in ast.walk(node)):
+        raise _Unread
+    return eval(compile(ast.Expression(node), str(path), "eval"), {"__builtins__": {}}, names)
+
+
+def _constant(path: Path, name: str) -> Any:
+    """The value of a constant of a file, or of one that it imports."""
+    if (made := _assigned(path, name)) is not None:
+        return _value(path, made)
+    for node in _body(path):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
+            parts = (node.module or "").split(".")
+            source = registry.ROOT.joinpath(*parts[1:]).with_suffix(".py")
+            if parts[0] == "anesurgery" and source.is_file():
+                return _constant(source, name)
+    raise _Unread

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from anesurgery.commands.options import Json, Quiet, show
+from anesurgery.commands.waiting import load_engine, waiting
 
 
 def decompile(
@@ -17,7 +18,9 @@ def decompile(
     quiet: Quiet = False,
 ) -> None:
     """Write the package of a compiled ML Program (.mlmodelc)."""
+    load_engine(quiet)
     from anesurgery.files.compiled_package import decompile as write
 
-    made = write(source, target, overwrite=overwrite)
+    with waiting("decompiling", quiet):
+        made = write(source, target, overwrite=overwrite)
     show({"path": str(made.path), "notes": list(made.notes)}, str(made), as_json, quiet)

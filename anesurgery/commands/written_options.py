@@ -1,4 +1,4 @@
-"""Read the options of passes and recipes from their files, so that `explain` needs neither torch nor coremltools.
+"""Read the options of passes and recipes from their files, so that `explain` need not import torch.
 
 Defaults are literals, or arithmetic on constants of the same file or of a file of this project that it imports
 them from. What is written in another way is None: then the pass must be imported.

@@ -15,9 +15,7 @@ DEFECT = 70
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Model = Annotated[
-    str, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc.", show_default=False)
-]
+Model = Annotated[str, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc.", show_default=False)]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled inputs.")]
 Function = Annotated[str | None, typer.Option(help="Which function, by name; the default one when absent.")]
 

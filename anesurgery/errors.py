@@ -5,11 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class SurgeryError(Exception):
     """Parent of every error that this library raises on purpose."""
+
+    undone: bool = False
+    """Was the op or layer at which it was raised left as it was?"""
+    surgery: Any = None
+    """Of `apply`: the `Surgery` with the edits before the failure, where the model is valid with these."""
 
 
 class LoadError(SurgeryError):

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,6 @@ from tqdm import tqdm
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
-from anesurgery.display import drawn
 from anesurgery.errors import InterfaceError, ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
@@ -32,7 +32,7 @@ OPTIONS = ("assume", "target", "prove", "inputs", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Surgery(Report):
     """The result of `apply`: the changed model, what was done to it, and the proof."""
 
@@ -78,14 +78,6 @@ class Surgery(Report):
         self.save_artifacts(target, overwrite=overwrite)
         return target
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data: what `--json` prints."""
-        found: dict[str, Any] = drawn(self, "json")
-        return found
-
-    def __repr__(self) -> str:
-        return str(self)
-
 
 @exclusive
 def apply(
@@ -117,8 +109,8 @@ def apply(
     Raises:
         LoadError: the model cannot be read.
         UnknownName: no such pass or recipe.
-        PassError: a pass raised or left an invalid program.
-        ProofError: the numbers after are outside what was promised.
+        PassError: a pass raised or left an invalid model; its `surgery` holds the edits before it, if it can.
+        ProofError: the numbers after are outside what was promised; likewise.
         SurgeryError: a recipe that is not for this model changed nothing.
     """
     if prove not in PROOFS:
@@ -139,7 +131,11 @@ def apply(
     session.timings["load"] = time.perf_counter() - started
     misfits = [] if recipe is None else [r for g in edited.graphs if (r := recipe.applies_to(g)) is not None]
     session.refusals += [(recipe.name, r) for r in misfits if recipe is not None]
-    _run(steps, edited, session, quiet)
+    try:
+        _run(steps, edited, session, quiet)
+    except SurgeryError as error:
+        _rescue(error, original, edited, steps, session)
+        raise
     if recipe is not None and target is not None:
         edited, session = _gated(steps, original, edited, session, quiet)
     if misfits and not session.changes:
@@ -157,6 +153,21 @@ def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) 
         for graph in edited.graphs:
             run_pass(step, graph, session)
     edited.finish()
+
+
+def _rescue(
+    error: SurgeryError, original: Subject, edited: Subject, steps: Sequence[Pass], session: Session
+) -> None:
+    """Let an error carry the edits before it, if the place where it was raised was left as it was."""
+    if not error.undone or not session.changes or session.dropped_inputs:
+        return
+    with suppress(Exception):  # then the model is not whole, and the error says enough
+        edited.finish()
+        for graph in edited.graphs:
+            edited.validate(graph)
+        check_interface(original.interface, edited.interface, session)
+        error.surgery = _surgery(original, edited, steps, session)
+        error.args = (f"{error}; the error's `surgery` holds the {len(session.changes)} edits made before it",)
 
 
 def _gated(
@@ -328,7 +339,11 @@ class Recipe:
         return apply(model, self.with_options(**theirs), **ours).model
 
     def pipeline(self, base: Any = None, **options: Any) -> Any:
-        """A coremltools PassPipeline with the steps in it, for `ct.convert(pass_pipeline=...)`."""
+        """A coremltools PassPipeline with the steps in it, for `ct.convert(pass_pipeline=...)`.
+
+        Its `report` tells afterwards what the steps did, what they refused and what callers must change, and
+        `report.save_artifacts(package)` writes the arrays that left the model beside its package.
+        """
         return pass_pipeline(self.with_options(**options).steps, base)
 
     def __str__(self) -> str:

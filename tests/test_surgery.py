@@ -15,13 +15,17 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery import registry
+from anesurgery import files, loading, registry
 from anesurgery.errors import InterfaceError, PassError, ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.loading import interface
-from anesurgery.mil import Program, Var, ct, mb
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
+from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.session import Session
 from anesurgery.surgery import Recipe
 from anesurgery.text import to_text
 
@@ -97,20 +101,23 @@ def test_an_undeclared_change_of_the_interface_is_an_error() -> None:
         ane.apply(squares(), Rename(), quiet=True)
 
 
+@dataclass(frozen=True)
+class Halve(ane.Rewrite):
+    """The output becomes its first row, which is declared."""
+
+    name: ClassVar[str] = "halve"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.add(x=op.square(x=var("x")), y=var("one"))
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        words = "y holds the first row alone"
+        mb.declare(InterfaceChange(words, ("y",), outputs=lambda out, _: {"y": out["y"][:1]}))
+        row = mb.slice_by_index(x=m.x, begin=[0, 0], end=[1, 3])
+        return mb.add(x=mb.mul(x=row, y=row), y=m.one)
+
+
 def test_a_declared_change_is_compared_through_its_adapter() -> None:
-    @dataclass(frozen=True)
-    class Halve(ane.Rewrite):
-        name: ClassVar[str] = "halve"
-
-        def pattern(self, op: Ops) -> OpPattern:
-            return op.add(x=op.square(x=var("x")), y=var("one"))
-
-        def rewrite(self, mb: Builder, m: Match) -> Var:
-            words = "y holds the first row alone"
-            mb.declare(InterfaceChange(words, ("y",), outputs=lambda out, _: {"y": out["y"][:1]}))
-            row = mb.slice_by_index(x=m.x, begin=[0, 0], end=[1, 3])
-            return mb.add(x=mb.mul(x=row, y=row), y=m.one)
-
     surgery = ane.apply(squares(), Halve(), prove="both", quiet=True)
     assert surgery.proof is not None
     assert surgery.proof.ok
@@ -130,6 +137,115 @@ def test_a_pass_that_raises_is_named() -> None:
         ane.apply(squares(), Broken(), quiet=True)
 
 
+@dataclass(frozen=True)
+class Fails(SquareToMul):
+    """Builds and declares something at `z`, and then raises there."""
+
+    name: ClassVar[str] = "fails"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        y = mb.mul(x=m.x, y=m.x, name="built")
+        if m.root.name != "z":
+            return y
+        mb.declare(InterfaceChange("give the scale", ("scale",)))
+        mb.add_input((1, 1), types.fp32, InterfaceChange("give another", ("other",)))
+        mb.leave_beside("table", np.zeros(3))
+        raise ValueError("no")
+
+
+def twice_squared() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.square(x=mb.square(x=x, name="y"), name="z")
+
+    return program
+
+
+def test_a_failure_at_one_op_keeps_the_edits_before_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        PassError, match=r"pass fails at z \(square\).*negate_subtract.*holds the 1 edits"
+    ) as failure:
+        ane.apply(twice_squared(), ["negate_subtract", Fails()], quiet=True)
+    surgery = failure.value.surgery
+    assert isinstance(surgery, ane.Surgery)
+    assert [change.where for change in surgery.changes] == ["y"]
+    assert to_text(surgery.program).splitlines()[1:3] == [
+        "  %y: 2x3 = mul(x=%x, y=%x)",
+        "  %z: 2x3 = square(x=%y)",
+    ]
+    assert not surgery.contract
+    assert not surgery.artifacts
+    saved = surgery.save(tmp_path / "m.mlpackage")
+    assert ane.compare(twice_squared(), saved).psnr == float("inf")
+
+
+def test_a_pass_that_fails_half_way_by_itself_keeps_nothing() -> None:
+    @dataclass(frozen=True)
+    class Half(ane.Pass):
+        name: ClassVar[str] = "half"
+
+        def run(self, program: Program, session: Any) -> None:
+            program.functions["main"].outputs[0].name = "q"
+            raise ValueError("no")
+
+    with pytest.raises(
+        PassError, match="pass half failed: ValueError: no.*ran before it: square_to_mul"
+    ) as failure:
+        ane.apply(squares(), [SquareToMul(), Half()], quiet=True)
+    assert failure.value.surgery is None
+
+
+def package(tmp_path: Path) -> Path:
+    """A package whose description says more of its features than the program does."""
+    return ane.apply(squares(), [], quiet=True).save(tmp_path / "squares.mlpackage")
+
+
+@dataclass(frozen=True)
+class MakeOptional(LayerPass):
+    """Makes an input of a network optional without a word, and may declare another change."""
+
+    name: ClassVar[str] = "make_optional"
+    declares: str = ""
+
+    def run(self, network: Network, session: Session) -> None:
+        network.spec.description.input[0].type.isOptional = True
+        if self.declares:
+            session.contract.append(InterfaceChange("something else", (self.declares,)))
+
+
+@pytest.mark.parametrize("declares", ["", "y"])
+def test_an_undeclared_change_of_a_described_feature_is_an_error(declares: str) -> None:
+    spec = make_network({"x": (1, 3, 2, 2)}, [make_layer("unary", ["x"], ["y"], type="ABS")], ["y"])
+    with pytest.raises(InterfaceError, match="without being declared: the description of input x changed"):
+        ane.apply(spec, MakeOptional(declares), quiet=True)
+    assert ane.apply(spec, MakeOptional("x"), quiet=True).contract
+
+
+def test_the_interface_is_that_of_the_saved_package(tmp_path: Path) -> None:
+    surgery = ane.apply(package(tmp_path), Halve(), quiet=True)
+    compared = surgery.subject.interface
+    assert set(compared.description) == {"input x", "output y", "metadata"}
+    assert interface(surgery.save(tmp_path / "halved.mlpackage")) == compared
+    before = surgery.original.interface
+    words = "output y (2x3 fp32) became y (1x3 fp32); the description of output y changed"
+    assert before.difference(compared) == words
+    assert not before.difference(compared, ignore=("y",))
+
+
+def test_the_model_is_made_once_and_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = package(tmp_path), []
+    parse = files.package.read_spec
+
+    def counting(file: Any) -> Any:
+        read.append(file)
+        return parse(file)
+
+    monkeypatch.setattr(loading, "read_spec", counting)
+    surgery = ane.apply(path, SquareToMul(), prove="both", quiet=True)
+    assert len(read) == 1
+    assert surgery.model is surgery.model
+
+
 def test_refusals_are_shown_with_reason_and_place() -> None:
     @dataclass(frozen=True)
     class Picky(SquareToMul):
@@ -139,7 +255,7 @@ def test_refusals_are_shown_with_reason_and_place() -> None:
             return Refusal(f"%{m.x.name} is an input", m.root)
 
     surgery = ane.apply(squares(), Picky(), quiet=True)
-    assert "left alone: picky: %x is an input (at square)" in str(surgery)
+    assert "skipped: picky: %x is an input (at square)" in str(surgery)
     assert "nothing to change: no step found a site" in str(surgery)
 
 

@@ -83,17 +83,21 @@ def operate(place: Place) -> bool:
         if not isinstance(built, Built):
             return False
         found = compared(place, built)
-    except SurgeryError:
-        place.undo()
+    except SurgeryError as error:
+        _undo(place, error)
         raise
     except Exception as error:
-        place.undo()
-        raise PassError(
-            f"pass {place.step.name} at {place} ({place.kind}) failed: {type(error).__name__}: {error}; "
-            "the model given to it is unchanged"
-        ) from error
+        words = f"failed: {type(error).__name__}: {error}; the model given to it is unchanged"
+        wrapped = PassError(f"pass {place.step.name} at {place} ({place.kind}) {words}")
+        _undo(place, wrapped)
+        raise wrapped from error
     place.session.changes.append(replace(place.replace(built), **found))
     return True
+
+
+def _undo(place: Place, error: SurgeryError) -> None:
+    place.undo()
+    error.undone = True
 
 
 def compared(place: Place, built: Built) -> Mapping[str, Any]:

@@ -1,15 +1,16 @@
-"""Our passes inside a coremltools PassPipeline, for `ct.convert(pass_pipeline=...)`."""
+"""Our passes inside a coremltools PassPipeline, for `ct.convert(pass_pipeline=...)`, and what they report."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anesurgery.errors import PassError
-from anesurgery.mil import ct, exclusive, quiet_host
+from anesurgery.mil import Program, ct, exclusive, quiet_host
 from anesurgery.rewriting.passes import Pass, run_pass
-from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.session import Report, Session
 
 with quiet_host():
     from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
@@ -18,12 +19,40 @@ with quiet_host():
 NAMESPACE = "anesurgery"
 
 ANCHOR = "common::topological_reorder"
-"""Ours run behind the last of these: the graph has its final form and dtypes there."""
+"""Ours run after the last of these: the graph has its final form and dtypes there."""
+
+REPORTS_TO = "reports_to"
+"""The option of every pass of ours that holds the pipeline."""
+
+
+class ReportingPipeline(ct.PassPipeline):  # type: ignore[misc]
+    """A pipeline of coremltools that keeps what our passes report of a conversion."""
+
+    def __init__(self, passes: Sequence[str], name: str) -> None:
+        super().__init__(list(passes), name)
+        self._session = Session()
+        self._program: weakref.ref[Program] | None = None
+
+    @property
+    def report(self) -> Report:
+        """What our passes did in the last conversion."""
+        return self._session
+
+    def session(self, program: Program) -> Session:
+        """The session of the conversion of a program; a new one for each program."""
+        if self._program is None or self._program() is not program:
+            self._session, self._program = Session(), weakref.ref(program)
+        return self._session
+
+    def set_options(self, pass_name: str, options: Mapping[str, Any], override: bool = True) -> None:
+        """Set the options of a pass; those of ours keep reporting to this pipeline."""
+        ours = pass_name.startswith(f"{NAMESPACE}::")
+        super().set_options(pass_name, {**options, REPORTS_TO: self} if ours else dict(options), override)
 
 
 @exclusive
-def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> Any:
-    """A new pipeline: `base` (coremltools' default one) with the steps behind the anchor, or at the end.
+def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> ReportingPipeline:
+    """A new pipeline: `base` (coremltools' default one) with the steps after the anchor, or at the end.
 
     Args:
         steps: passes with their options; a name may occur once.
@@ -40,13 +69,12 @@ def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> Any:
         raise PassError("a pipeline of coremltools can hold each pass once; merge the repeated steps")
     passes = [name for name in passes if name not in ids]
     at = max((i + 1 for i, name in enumerate(passes) if name == ANCHOR), default=len(passes))
-    pipeline = ct.PassPipeline([*passes[:at], *ids, *passes[at:]], f"{base.pipeline_name}+anesurgery")
+    pipeline = ReportingPipeline([*passes[:at], *ids, *passes[at:]], f"{base.pipeline_name}+anesurgery")
     for name, options in base.get_all_options().items():
         if name not in ids:
             pipeline.set_options(name, {o.option_name: o.option_val for o in options})
     for pass_id, step in zip(ids, steps, strict=True):
-        if options := step.options():
-            pipeline.set_options(pass_id, options)
+        pipeline.set_options(pass_id, step.options())
     return pipeline
 
 
@@ -61,8 +89,10 @@ def _graph_pass(cls: type[Pass]) -> Any:
     fields = [f.name for f in dataclasses.fields(cls)]
 
     def apply(self: Any, program: Any) -> None:
-        run_pass(cls(**{field: getattr(self, field) for field in fields}), program, Session())
+        pipeline = self.reports_to
+        session = Session() if pipeline is None else pipeline.session(program)
+        run_pass(cls(**{field: getattr(self, field) for field in fields}), program, session)
 
     body: dict[str, Any] = {"apply": apply, "__doc__": cls.__doc__, "__str__": lambda self: cls.name}
-    body |= dict(cls().options())
+    body |= {**cls().options(), REPORTS_TO: None}
     return type(cls.name, (AbstractGraphPass,), body)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.checking.site import SiteProof
-from anesurgery.display import Drawn
+from anesurgery.display import Drawn, drawn
 from anesurgery.errors import Refusal
 from anesurgery.files import arrays
 from anesurgery.files.interface_change import InterfaceChange
@@ -34,7 +34,7 @@ class Change:
     """Why there is no site proof, when one was wanted."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Report(Drawn):
     """What passes did to a model, and what they could not do."""
 
@@ -51,6 +51,14 @@ class Report(Drawn):
     """Arrays that left the model, by name; they are written beside it."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by step."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: what `--json` prints."""
+        found: dict[str, Any] = drawn(self, "json")
+        return found
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def artifact_places(self, package: str | os.PathLike[str]) -> dict[Path, Array]:
         """The arrays that left the model, by where they go: `<package>.<name>.npy`."""
@@ -71,7 +79,7 @@ class Report(Drawn):
         return list(places)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Session(Report):
     """One application of passes: its report, and what the engine must remember meanwhile."""
 

@@ -15,7 +15,7 @@ from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.ranges import Ranges
 from anesurgery.display import draws
 from anesurgery.mil import Array
-from anesurgery.rewriting.session import Change, counts, grouped_refusals, refusal_lines
+from anesurgery.rewriting.session import Change, Report, counts, grouped_refusals, refusal_lines
 from anesurgery.show.console import as_html, as_text, plain
 from anesurgery.surgery import Surgery
 
@@ -82,12 +82,35 @@ def _surgery_parts(surgery: Surgery) -> list[Any]:
         parts.append(plain(f"changed nothing: {', '.join(idle)}", style="dim"))
     if not surgery.changes:
         parts.append(Text("nothing to change: no step found a site", style="yellow"))
-    parts += [plain(f"interface: {change.words}", style="cyan") for change in surgery.contract]
-    parts += [plain(f"note: {note}", style="cyan") for note in surgery.notes]
-    parts += [plain(f"left alone: {line}", style="dim") for line in refusal_lines(surgery.refusals)]
+    parts += _told(surgery)
     if surgery.proof is not None:
         parts += [plain(f"whole model, {surgery.proof.precision} arithmetic"), _comparison_table(surgery.proof)]
     return parts
+
+
+def _told(report: Report) -> list[Text]:
+    """What the caller must change or know, and what was refused."""
+    lines = [plain(f"interface: {change.words}", style="cyan") for change in report.contract]
+    lines += [plain(f"note: {note}", style="cyan") for note in report.notes]
+    return lines + [plain(f"skipped: {line}", style="dim") for line in refusal_lines(report.refusals)]
+
+
+def _report_group(report: Report) -> Group:
+    edits = [plain(f"{name}: {n} edits") for name, n in counts(report.changes).items()]
+    arrays = [plain(f"beside the package: {name}", style="cyan") for name in report.artifacts]
+    return Group(*(edits or [Text("no edits")]), *_told(report), *arrays)
+
+
+@draws("Report", "text")
+def report_text(report: Report) -> str:
+    """What passes did in a conversion, as plain text."""
+    return as_text(_report_group(report))
+
+
+@draws("Report", "html")
+def report_html(report: Report) -> str:
+    """What passes did in a conversion, for a notebook cell."""
+    return as_html(_report_group(report))
 
 
 def _comparison_table(comparison: Comparison) -> Table:
@@ -188,25 +211,32 @@ def ranges_html(ranges: Ranges) -> str:
     return as_html(ranges_group(ranges))
 
 
+@draws("Report", "json")
+def report_json(report: Report) -> dict[str, Any]:
+    """What passes did, as plain data."""
+    return {
+        "target": report.target,
+        "edits": counts(report.changes),
+        "changes": [_change_json(c) for c in report.changes],
+        "refusals": [
+            {"step": name, "reason": reason, "count": count, "first_at": where}
+            for name, reason, count, where in grouped_refusals(report.refusals)
+        ],
+        "interface_changes": [change.words for change in report.contract],
+        "artifacts": {name: list(array.shape) for name, array in report.artifacts.items()},
+        "notes": report.notes,
+        "seconds": {name: round(spent, 3) for name, spent in report.timings.items()},
+    }
+
+
 @draws("Surgery", "json")
 def surgery_json(surgery: Surgery) -> dict[str, Any]:
     """A surgery as plain data."""
-    return {
-        "target": surgery.target,
-        "steps": [
-            {"name": s.name, "options": {k: _plain(v) for k, v in s.options().items()}} for s in surgery.steps
-        ],
-        "edits": counts(surgery.changes),
-        "changes": [_change_json(c) for c in surgery.changes],
-        "refusals": [
-            {"step": name, "reason": reason, "count": count, "first_at": where}
-            for name, reason, count, where in grouped_refusals(surgery.refusals)
-        ],
-        "interface_changes": [change.words for change in surgery.contract],
-        "notes": surgery.notes,
+    steps = [{"name": s.name, "options": {k: _plain(v) for k, v in s.options().items()}} for s in surgery.steps]
+    return report_json(surgery) | {
+        "steps": steps,
         "ops": {"before": surgery.before, "after": surgery.after},
         "proof": None if surgery.proof is None else surgery.proof.to_json(),
-        "seconds": {name: round(spent, 3) for name, spent in surgery.timings.items()},
     }
 
 

@@ -182,5 +182,5 @@ def test_a_model_of_another_kind_is_refused_with_reasons() -> None:
 
 def test_a_step_that_cannot_act_gets_a_line(converted: Callable[..., Any]) -> None:
     surgery = ane.apply(converted("t5_encoder").model, "gpt2_ane", quiet=True)
-    assert "left alone: select_last_token: no head leads to" in str(surgery)
+    assert "skipped: select_last_token: no head leads to" in str(surgery)
     assert "embedding_matmul" in counts(surgery.changes)

@@ -26,7 +26,7 @@ else `bias` or `scale`. So does one that a plain `add` or `multiply` reads from 
 Refuses when the broadcasting is not one that the definition of the format lists for the layer: of (B, C, H, W),
 the other side may be (B, C, H, W), (B, C, 1, 1), (B, 1, H, W) or (B, 1, 1, 1), with as many axes; a constant
 may have the sizes [1], [C], [1, H, W] or [C, H, W], and the result must be as large as the other side. Refuses
-too when a shape that matters is known at run time only.
+too when a shape that matters is dynamic.
 
 Why it helps: layers of the Broadcastable kind were reported off the ANE, `add`, `multiply`, `scale` and linear
 activations on it, but for a product of (C, H, W) and (C, 1, 1) (hollance/neural-engine, unsupported-layers;

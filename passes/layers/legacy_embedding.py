@@ -20,7 +20,7 @@ is a reshape. It is taken together with the layers behind it that only move numb
 is written as `legacy_rearrange` writes it. Of five axes a `reshape` alone will do.
 
 Refuses when the indices have other than four axes (n, 1, 1, 1) or five (s, n, 1, 1, 1), the only shapes that
-`embedding` has in the definition of the format; when a size is known at run time only; and when the layers of
+`embedding` has in the definition of the format; when a size is dynamic; and when the layers of
 the first releases cannot make of the channels what the layers behind make of the vectors.
 
 Why it helps: layers of the ND kind were reported off the ANE (hollance/neural-engine, unsupported-layers;

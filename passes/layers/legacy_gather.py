@@ -22,7 +22,7 @@ Indices at even distances are one `slice`. Channels in a few such runs (option `
 a `concat`, else a 1x1 `convolution` with one 1 in each kernel, which costs a product for each channel that is
 read and made, for each pixel (option `channels`: the most of either). All indices in their order: nothing.
 
-Refuses when the indices are known at run time only (for `convolution`: or a size of the blob), are not in one
+Refuses when the indices are dynamic (for `convolution`: or a size of the blob), are not in one
 row (a scalar, a table), or lie outside; rows and columns at uneven distances, as the layers join channels only;
 an axis before the channels; and where Core ML's own check wants more axes: 4 for `convolution`.
 
@@ -71,7 +71,7 @@ class LegacyGather(LayerRewrite):
             return Refusal(f"it gathers along axis {axis} of {rank}, before the channels")
         size = site.shape(x)[axis]
         if size is None:
-            return Refusal("the length of the axis is known at run time only")
+            return Refusal("the length of the axis is dynamic")
         picks = _picks(site, indices, size)
         if isinstance(picks, Refusal):
             return picks
@@ -115,7 +115,7 @@ def _picks(site: Site, blob: str, size: int) -> list[int] | Refusal:
     """The indices, counted from the beginning."""
     value = site.constant(blob)
     if value is None:
-        return Refusal(f"its indices {blob!r} are known at run time only")
+        return Refusal(f"its indices {blob!r} are dynamic")
     if value.ndim != 1:
         return Refusal(f"its indices have the shape {value.shape}, not [n], so that the result has other axes")
     if not value.size or (value != np.floor(value)).any():

@@ -24,7 +24,7 @@ matrix, `batchedMatmul` of one input, becomes an `innerProduct`.
 
 Refuses when the vectors do not come from four axes with the same N, by layers that only state other shapes;
 when another layer reads one of the blobs between; when a layer between is no product and no function of each
-number or channel, or bends whole images; and when a size is known at run time only.
+number or channel, or bends whole images; and when a size is dynamic.
 
 Why it helps: products and functions of four axes were seen on the ANE (fredyshox/ANECompat, macOS 12 or later),
 and of the reshapes no report is known. Not measured. Exact: the same products are summed in the same order.

@@ -25,7 +25,7 @@ the new ones are exact as long as those that they are made of are finite (NaN el
 sizes of the result (padToGivenOutputSizeMode) become amounts.
 
 Refuses when the batch or the sequence is padded, when the channels become more than eight times as many in
-front or behind, when amounts or sizes that count are known at run time only, and where Core ML's own check
+front or behind, when amounts or sizes that count are dynamic, and where Core ML's own check
 wants more axes: two for `padding`, three for `concat`.
 
 Why it helps: `padding`, `slice` and linear activations are of the first releases, which mostly run on the ANE,
@@ -101,7 +101,7 @@ def _margins(site: Site) -> dict[int, Margins] | Refusal:
     if len(site.inputs) > 1:
         value = site.constant(site.inputs[1])
         if value is None:
-            return Refusal("its amounts are known at run time only")
+            return Refusal("its amounts are dynamic")
         amounts = [int(n) for n in value.flat]
     rank = len(site.shape(site.inputs[0]))
     if len(amounts) != 2 * rank:

@@ -21,7 +21,7 @@ nothing is lost, the input is passed on. `sliceBySize` from a constant beginning
 
 Refuses when an axis is taken away (squeezeMasks), walked backwards, or lies in front of the channels, when the
 layer states another number of axes than its input has, when nothing would be left, and when the length of a
-sliced axis or the beginning is known at run time only.
+sliced axis or the beginning is dynamic.
 
 Why it helps: `slice` and `crop` are of the first releases, which mostly run on the ANE (hollance/neural-engine,
 unsupported-layers; through Core ML, iOS 11 to 15); of the slices of specification 4 nothing was reported. Not
@@ -121,7 +121,7 @@ def _by_size(site: Site, shape: Shape) -> Spans | Refusal:
     axis, size = from_end(site.params.axis, len(shape)), int(site.params.size)
     value = site.constant(site.inputs[1])
     if value is None:
-        return Refusal("its beginning is known at run time only")
+        return Refusal("its beginning is dynamic")
     begin, length = int(value.flat[0]), _known(shape[axis])
     if size < 1 or begin < 0 or begin + size > length:
         return Refusal(f"it takes {size} from {begin} on, of {length}")
@@ -130,7 +130,7 @@ def _by_size(site: Site, shape: Shape) -> Spans | Refusal:
 
 def _known(length: int | None) -> int:
     if length is None:
-        raise Unknown("the length of a sliced axis is known at run time only")
+        raise Unknown("the length of a sliced axis is dynamic")
     return length
 
 

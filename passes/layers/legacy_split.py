@@ -21,7 +21,7 @@ Equally many channels are a `split`; other parts of channels, rows or columns ar
 is read. A single output is its input.
 
 Refuses when the axis lies in front of the channels, when a blob is split into more equal parts than divide it,
-or when its length is known at run time only. `split` takes three axes or more in Core ML's own check.
+or when its length is dynamic. `split` takes three axes or more in Core ML's own check.
 
 Why it helps: layers of the ND kind were reported off the ANE; `split` and `slice` are of the first releases,
 which mostly run there (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured
@@ -74,7 +74,7 @@ class LegacySplit(LayerRewrite):
 def _parts(site: Site, axis: int, length: int | None) -> list[int] | Refusal:
     """The sizes of the parts along the axis."""
     if length is None:
-        raise Unknown("the length that is split is known at run time only")
+        raise Unknown("the length that is split is dynamic")
     if stated := [int(n) for n in site.params.splitSizes]:
         return stated
     count = len(site.outputs)

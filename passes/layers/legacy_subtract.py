@@ -28,7 +28,7 @@ number. From a constant first side, the other is negated first.
 Refuses when the broadcasting is not one that the definition of the format lists for `add` and `bias`: of
 (B, C, H, W), the other side may be (B, C, H, W), (B, C, 1, 1), (B, 1, H, W) or (B, 1, 1, 1), with as many axes;
 a constant may have the sizes [1], [C], [1, H, W] or [C, H, W], and the result must be as large as the other
-side. Refuses too when a shape that matters is known at run time only.
+side. Refuses too when a shape that matters is dynamic.
 
 Why it helps: layers of the Broadcastable kind were reported off the ANE, `add` and linear activations on it;
 the first releases have no layer that subtracts, and the same report names this way around it

@@ -31,7 +31,7 @@ After::
 Weights that were stored in fp32 or fp16 are again; quantized ones become fp32.
 
 Refuses when it is a deconvolution, when the weights are computed or may be trained on the device, when height or
-width is known at run time only, and when the first form is too large or too costly and the second does not
+width is dynamic, and when the first form is too large or too costly and the second does not
 apply: that wants one dilation for both axes, a stride of 1, a kernel that all chips take, at most 65536
 channels, and at most 2^24 weights.
 

@@ -27,7 +27,7 @@ def with_constant(kind: str, x: Shape, value: Array, first: bool = False, rank5:
 
 
 def with_any_batch(spec: Any) -> Any:
-    """The network with inputs whose first size is known at run time only; changed in place."""
+    """The network with inputs whose first size is dynamic; changed in place."""
     for feature in spec.description.input:
         array = feature.type.multiArrayType
         array.shapeRange.sizeRanges.add(lowerBound=1, upperBound=-1)

@@ -8,7 +8,7 @@ from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 
 Sizes = Sequence[int | None]
-"""A shape; None for a size known at run time only."""
+"""A shape; None for a dynamic size."""
 
 SPATIAL = 3
 """Axes that a layer broadcasts by itself: channel, height, width. Those in front count as batch."""
@@ -22,7 +22,7 @@ def same_result(first: Sizes, second: Sizes, kind: str = "add") -> bool:
 
     The comments of the format name (B, C, H, W), (B, C, 1, 1), (B, 1, H, W), (B, 1, 1, 1) as the second shape
     of `add`, `multiply` and `average`, and the first two of them as that of `max` and `min`.
-    Equal shapes of any rank pass; that sizes known at run time only are the same ones is the caller's to know.
+    Equal shapes of any rank pass; whether dynamic sizes are the same is for the caller to know.
     """
     if tuple(first) == tuple(second):
         return True

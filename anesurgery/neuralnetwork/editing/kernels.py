@@ -33,7 +33,7 @@ def no_image(site: Site) -> Refusal | None:
             f"a convolution takes {IMAGE} axes or more in Core ML's own check, but the blob has {len(shape)}"
         )
     if shape[CHANNEL] is None:
-        return Refusal("the number of channels is known at run time only")
+        return Refusal("the number of channels is dynamic")
     return None
 
 

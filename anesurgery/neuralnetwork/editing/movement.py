@@ -136,7 +136,7 @@ def movement(site: Site, nodes: Sequence[Node], source: tuple[int, ...] | None =
         source: the shape that is read, if it is another one of as many numbers than that of the blob.
 
     Raises:
-        Unknown: a shape is known at run time only, or what is read is overwritten before the last layer.
+        Unknown: a shape is dynamic, or what is read is overwritten before the last layer.
     """
     stated = any(map(_states_sequence, nodes)) or not is_legacy(site.network.message)
     if not stated and any(map(_moves_sequence, nodes)):

@@ -152,7 +152,7 @@ class Network:
         return not is_legacy(self.message) or any(node.newer for node in self.nodes)
 
     def shape(self, blob: str) -> tuple[int | None, ...] | None:
-        """The shape with its true rank; None for a size known at run time only; None if nothing is known."""
+        """The shape with its true rank; None for a dynamic size; None if nothing is known."""
         return self.blobs.shape(blob)
 
     def constant(self, blob: str) -> Array | None:

@@ -82,7 +82,7 @@ def order(site: Site, kind: str, x: str, y: str) -> tuple[int, int] | Refusal:
     """
     a, b = site.shape(x), site.shape(y)
     if None in a + b and not _alike(site, x, y):
-        return Refusal(f"{_words(a)} and {_words(b)} may differ where a size is known at run time only")
+        return Refusal(f"{_words(a)} and {_words(b)} may differ where a size is dynamic")
     if same_result(a, b, kind):
         return 0, 1
     if same_result(b, a, kind):
@@ -100,7 +100,7 @@ def combine(site: Site, kind: str, x: str, y: str) -> Refusal | None:
 
 
 def _alike(site: Site, x: str, y: str) -> bool:
-    """Do two blobs have the same sizes, also those that are known at run time only?"""
+    """Do two blobs have the same sizes, dynamic ones included?"""
     one, other = (site.network.blobs.var(blob) for blob in (x, y))
     return one is not None and other is not None and tuple(one.shape) == tuple(other.shape)
 

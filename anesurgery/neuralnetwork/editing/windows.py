@@ -44,7 +44,7 @@ def windows_of(site: Site, kernel: Sequence[int], strides: Sequence[int]) -> lis
         strides: from window to window.
 
     Raises:
-        Unknown: a size is known at run time only.
+        Unknown: a size is dynamic.
     """
     sizes, counts = (height_and_width(site, blob) for blob in (site.inputs[0], site.outputs[0]))
     begins = _begins(site, sizes, kernel, strides)
@@ -56,11 +56,11 @@ def height_and_width(site: Site, blob: str) -> list[int]:
     """The last two sizes of a blob.
 
     Raises:
-        Unknown: one is known at run time only.
+        Unknown: one is dynamic.
     """
     found = [d for d in site.shape(blob)[-2:] if d is not None]
     if len(found) != 2:
-        raise Unknown(f"height or width of {blob!r} is known at run time only")
+        raise Unknown(f"height or width of {blob!r} is dynamic")
     return found
 
 

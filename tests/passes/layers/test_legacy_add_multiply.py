@@ -50,7 +50,7 @@ def test_broadcasting_that_the_plain_layers_lack(kind: str, x: Shape, z: Shape, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_batches_that_may_differ(kind: str) -> None:
     spec = with_any_batch(two(kind, (1, 3, 4, 5), (1, 3, 4, 5)))
-    assert_refuses(STEP, spec, "may differ where a size is known at run time only")
+    assert_refuses(STEP, spec, "may differ where a size is dynamic")
 
 
 @pytest.mark.parametrize("first", [False, True])

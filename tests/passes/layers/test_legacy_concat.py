@@ -105,7 +105,7 @@ def test_a_dynamic_batch() -> None:
             "300, 300 channels, not equally many, 512",
         ),
         (joined((1, 2, 4, 5), (1, 2, 3, 5), axis=1), "unknown"),
-        (with_any_batch(joined((1, 5), (1, 5), axis=0)), "known at run time only"),
+        (with_any_batch(joined((1, 5), (1, 5), axis=0)), "dynamic"),
     ],
 )
 def test_refusals(spec: Any, words: str) -> None:

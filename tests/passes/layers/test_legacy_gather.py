@@ -94,7 +94,7 @@ def test_a_scalar_index_takes_the_axis_away() -> None:
 def test_indices_of_the_run_time() -> None:
     layers = [make_layer("gather", ["x", "i"], ["y"], axis=1)]
     spec = make_network({"x": (1, 6, 3, 4), "i": (2,)}, layers, ["y"])
-    assert_refuses(STEP, spec, "'i' are known at run time only")
+    assert_refuses(STEP, spec, "'i' are dynamic")
 
 
 def test_options() -> None:
@@ -113,7 +113,7 @@ def test_other_axes_may_be_of_any_size_for_slices() -> None:
     after, session = apply_pass(STEP, spec)
     assert session.changes[0].proof is not None
     assert after.neuralNetwork.layers[0].WhichOneof("layer") == "slice"
-    assert_refuses(LegacyGather(runs=2), spec, "1x6x?x4, known at run time only")
+    assert_refuses(LegacyGather(runs=2), spec, "1x6x?x4: a size is dynamic")
     # The axis itself must be known.
     sizes[1].upperBound = 9
     assert_refuses(STEP, spec, "length of the axis")

@@ -194,7 +194,7 @@ def test_a_size_of_the_run_time_is_refused() -> None:
     sizes = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
     for low, high in ((1, 4), (6, 6), (1, 1), (1, 1)):
         sizes.add(lowerBound=low, upperBound=high)
-    assert_refuses(STEP, spec, "known at run time only")
+    assert_refuses(STEP, spec, "dynamic")
 
 
 def test_a_blob_that_others_read_ends_a_row() -> None:

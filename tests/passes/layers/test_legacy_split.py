@@ -88,7 +88,7 @@ def test_a_dynamic_batch() -> None:
     [
         (parts((4, 6, 4, 5), 0, 2), "it splits axis -4 of 4"),
         (parts((1, 7, 4, 5), 1, 2), "7 do not divide into 2 equal parts"),
-        (with_any_batch(parts((3, 4), 0, [1, 2])), "known at run time only"),
+        (with_any_batch(parts((3, 4), 0, [1, 2])), "dynamic"),
     ],
 )
 def test_refusals(spec: Any, words: str) -> None:

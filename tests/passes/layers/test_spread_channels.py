@@ -52,7 +52,7 @@ def test_a_constant_side_is_left_to_another_pass() -> None:
 
 def test_an_unknown_size_is_refused() -> None:
     spec = with_any_batch(two("multiply", (1, 3, 4, 5), (1, 3, 1, 1)))
-    assert_refuses(STEP, spec, "known at run time only")
+    assert_refuses(STEP, spec, "dynamic")
 
 
 def test_the_gates_of_a_real_network(corpus: Path) -> None:

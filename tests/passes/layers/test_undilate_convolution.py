@@ -206,4 +206,4 @@ def test_dynamic_sizes() -> None:
         ranges = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
         for low, high in ((1, 1), (4, 4), (19, 64), (22, 22)):
             ranges.add(lowerBound=low, upperBound=high)
-        assert_refuses(STEP, spec, "height or width of 'x' is known at run time only")
+        assert_refuses(STEP, spec, "height or width of 'x' is dynamic")

@@ -129,7 +129,12 @@ class Search:
         """A session like the real one, which knows the proofs that were made already."""
         real = self.session
         return Session(
-            target=real.target, seed=real.seed, prove_sites=proven, proven=real.proven, assume=real.assume
+            target=real.target,
+            seed=real.seed,
+            prove_sites=proven,
+            proven=real.proven,
+            assume=real.assume,
+            images=real.images,
         )
 
     def accept(self, old: State, new: State) -> bool:

@@ -11,7 +11,7 @@ from anesurgery.facts.work import elements, is_stored, size_of
 from anesurgery.mil import Operation, is_symbolic, producer, static_shape
 from anesurgery.ops import ATTENTION, CARRIERS, PRODUCTS, WEIGHTED
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.target import Target
+from anesurgery.placement.target import SOURCES, Target
 
 AXIS = 16384
 """The longest last axis up to H15."""
@@ -173,9 +173,21 @@ RULES: tuple[Rule, ...] = (
         test=wide_head,
         kind="speed",
         scope=Scope(frozenset({13, 14, 15}), "seen on M1 Max, macOS 13 to 14"),
+        remedy="split_head",
         advice="split the outputs and put the logits together last, or return the pieces; a 1x1 convolution "
         "with channels first may hold 65536 outputs unsplit (a guess from the limits of its axes). From H16 on "
         "leave it whole: 16 pieces cost 4.6 % of the tokens per second (A19)",
+    ),
+    Rule(
+        "lmhead-axis",
+        WEIGHTED,
+        "above 65536 outputs the logits are longer than the engine takes",
+        SOURCES["axis"],
+        test=widest_head,
+        kind="speed",
+        scope=Scope(frozenset({16, 17, 18}), "seen on M4, macOS 27.0.1"),
+        remedy="split_head",
+        advice="split the outputs in as few pieces as the limit allows, and put the logits together last",
     ),
     Rule(
         "lmhead-whole",

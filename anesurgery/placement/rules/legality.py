@@ -288,6 +288,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "this generation does not mirror edges",
         when.mirrored,
         families={12, 13},
+        remedy="reflect_pad_slices",
         advice="pad with a constant, or concat reversed slices",
     ),
     _compiler(

@@ -1,0 +1,108 @@
+"""A pad that mirrors or repeats edges becomes slices of the edges and a concatenation.
+
+Before::
+
+    main(%x: 1x1x4) {
+      %y: 1x1x6 = pad(x=%x, pad=[2, 0], mode="reflect")
+      return %y
+    }
+
+After::
+
+    main(%x: 1x1x4) {
+      %y_reflect_pad_slices_slice_by_size: 1x1x2 = slice_by_size(x=%x, begin=[0, 0, 1], size=[-1, -1, 2])
+      %y_reflect_pad_slices_reverse: 1x1x2 = reverse(x=%y_reflect_pad_slices_slice_by_size, axes=[2])
+      %y: 1x1x6 = concat(values=(%y_reflect_pad_slices_reverse, %x), axis=2)
+      return %y
+    }
+
+Axis by axis: a mirrored edge is a slice without the outermost element, reversed; a repeated edge is the
+outermost element, once for each place.
+
+Refuses when the amounts are dynamic, when a padded axis is symbolic, and when an edge is repeated more than
+`most_repeats` times.
+
+Why it helps: the tables of the compiler mirror edges from M2 on only (M1 and A14 have no such op; reported,
+compiler path); slices, reversals and concatenations were placed on the ANE of an M4, macOS 27, through Core ML,
+and no table forbids them on M1. The rewrite moves numbers and computes none: proved, bit-exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anesurgery.errors import Refusal
+from anesurgery.mil import Program, Var, constant, is_symbolic, mb
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class ReflectPadSlices(Rewrite):
+    """`pad(mode="reflect")` and `pad(mode="replicate")` become slices and a concat."""
+
+    name: ClassVar[str] = "reflect_pad_slices"
+    most_repeats: int = 16
+    """How often an edge may be repeated on one side."""
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every pad."""
+        return op.pad(x=var("x"), pad=var("pad"))
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Constant amounts, along axes of known length."""
+        mode, given = constant(m.root.inputs.get("mode")), constant(m.pad)
+        if mode in (None, "constant"):
+            return None
+        if given is None:
+            return Refusal(f"the amounts %{m.pad.name} are dynamic", m.root)
+        amounts = [int(n) for n in given]
+        first = m.x.rank - len(amounts) // 2
+        edges = {first + i: (amounts[2 * i], amounts[2 * i + 1]) for i in range(len(amounts) // 2)}
+        edges = {axis: sides for axis, sides in edges.items() if any(sides)}
+        for axis, sides in edges.items():
+            if is_symbolic(m.x.shape[axis]):
+                return Refusal(
+                    f"%{m.x.name} has the symbolic length {m.x.shape[axis]} along axis {axis}", m.root
+                )
+            if mode == "replicate" and max(sides) > self.most_repeats:
+                return Refusal(f"an edge is repeated {max(sides)} times, above {self.most_repeats}", m.root)
+        return m.bind(edges=edges, mirrored=mode == "reflect") if edges else None
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """One concatenation for each padded axis."""
+        made: Var = m.x
+        for axis, (before, after) in m.edges.items():
+            length = int(made.shape[axis])
+            if m.mirrored:
+                left = [_mirrored(mb, made, axis, 1, before + 1)] if before else []
+                right = [_mirrored(mb, made, axis, length - after - 1, length - 1)] if after else []
+            else:
+                left = [_cut(mb, made, axis, 0, 1)] * before if before else []
+                right = [_cut(mb, made, axis, length - 1, length)] * after if after else []
+            made = mb.concat(values=(*left, made, *right), axis=axis)
+        return made
+
+
+def _cut(mb: Builder, x: Var, axis: int, start: int, stop: int) -> Var:
+    begin, size = [0] * x.rank, [-1] * x.rank
+    begin[axis], size[axis] = start, stop - start
+    made: Var = mb.slice_by_size(x=x, begin=begin, size=size)
+    return made
+
+
+def _mirrored(mb: Builder, x: Var, axis: int, start: int, stop: int) -> Var:
+    edge = _cut(mb, x, axis, start, stop)
+    return mb.reverse(x=edge, axes=[axis]) if stop - start > 1 else edge  # type: ignore[no-any-return]
+
+
+def example() -> Program:
+    """Two elements mirrored on the left."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 4))])
+    def program(x: Var) -> Var:
+        return mb.pad(x=x, pad=[2, 0], mode="reflect", name="y")
+
+    return program

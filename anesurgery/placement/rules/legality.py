@@ -233,6 +233,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "the kernel is larger than this generation takes",
         when.large_kernel,
         families=OLDER_CHIPS,
+        remedy="long_convolution",
         advice=KERNELS,
     ),
     _row(
@@ -241,6 +242,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "the kernel is too large (decomposition preconditions)",
         when.large_kernel,
         scope=Scope(LATER, "seen on M4, macOS 27.0.1"),
+        remedy="long_convolution",
         advice=KERNELS,
     ),
     _row(

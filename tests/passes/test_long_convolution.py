@@ -1,0 +1,114 @@
+"""Wide kernels as narrow ones over frames: strides, dilations, groups, paddings, one and two dimensions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.errors import ProofError
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.long_convolution import Fold, LongConvolution
+from anesurgery.placement import Target
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+
+def floats(*shape: int) -> Any:
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+def conv(shape: tuple[Any, ...], weight: tuple[int, ...], **more: Any) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.conv(x=x, weight=floats(*weight), name="y", **more)
+
+    return program
+
+
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "frames": ((2, 1, 640), (7, 1, 256), {"strides": [128]}),
+    "overlapping": ((1, 2, 500), (3, 2, 40), {"strides": [7], "bias": floats(3)}),
+    "stride 1": ((2, 3, 100), (4, 3, 31), {"bias": floats(4)}),
+    "same": ((1, 3, 101), (4, 3, 20), {"pad_type": "same", "strides": [2]}),
+    "same lower": ((1, 3, 100), (4, 3, 20), {"pad_type": "same_lower"}),
+    "custom": ((1, 3, 50), (4, 3, 17), {"pad_type": "custom", "pad": [5, 9], "strides": [3]}),
+    "dilated": ((1, 3, 90), (4, 3, 14), {"dilations": [3], "strides": [2]}),
+    "groups": ((1, 6, 60), (4, 3, 33), {"groups": 2, "strides": [2]}),
+    "depthwise": ((1, 5, 60), (5, 1, 19), {"groups": 5, "pad_type": "same"}),
+    "a kernel longer than needed": ((1, 1, 64), (2, 1, 64), {}),
+    "two dimensions": (
+        (1, 2, 9, 60),
+        (4, 2, 3, 39),
+        {"pad_type": "same", "strides": [2, 1], "dilations": [1, 1], "bias": floats(4)},
+    ),
+    "two dimensions, custom": (
+        (1, 2, 9, 60),
+        (4, 2, 3, 20),
+        {"pad_type": "custom", "pad": [1, 0, 4, 3], "strides": [1, 3]},
+    ),
+}
+
+
+@pytest.mark.parametrize("width", [13, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_are_the_same_in_another_order(name: str, width: int) -> None:
+    program = conv(*CASES[name][:2], **CASES[name][2])
+    after, session = apply_pass(LongConvolution(most_width=width), program)
+    kernels = [op.weight.shape for op in walk_ops(after) if op.op_type == "conv"]
+    assert [k[-1] <= width for k in kernels] == [True], (kernels, session.refusals)
+    assert all(change.proof is not None for change in session.changes)
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def test_a_narrow_kernel_is_no_match() -> None:
+    _, session = apply_pass(LongConvolution(), conv((1, 3, 50), (4, 3, 13)))
+    assert not session.changes
+    assert not session.refusals
+
+
+def test_refusals_name_the_value() -> None:
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    wide = conv((1, 3, 50), (4, 3, 40))
+    assert_refuses(LongConvolution(most_phases=2), wide, "2 phases leave a kernel 40 wide above 13")
+    assert_refuses(LongConvolution(), conv((1, 3, get_new_symbol()), (4, 3, 40)), "has the symbolic shape")
+    assert_refuses(LongConvolution(), conv((1, 1, 40, 60), (4, 1, 30, 40)), "the kernel is 30 high, above 29")
+    assert_refuses(LongConvolution(), conv((1, 512, 40), (512, 512, 31)), "the folded weight would hold")
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 60)), mb.TensorSpec((1, 1, 40), dtype=types.fp32)])
+    def dynamic(x: Var, w: Var) -> Var:
+        return mb.conv(x=x, weight=w)
+
+    assert_refuses(LongConvolution(), dynamic, "the kernel is 40 wide, but its weight is made by an input")
+    with pytest.raises(ane.SurgeryError, match="most_width=0; it must be at least 1"):
+        LongConvolution(most_width=0)
+
+
+def test_a_target_says_how_wide_a_kernel_may_be() -> None:
+    widths = {
+        chip: [step.options()["most_width"] for step in LongConvolution.variants(Target.parse(chip))]
+        for chip in ("M1/macOS 14", "M4/macOS 15")
+    }
+    assert widths == {"M1/macOS 14": [13], "M4/macOS 15": [15]}
+
+
+def test_a_phase_in_the_wrong_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: phases are not shifted by the stride."""
+    right = Fold.weight
+    monkeypatch.setattr(Fold, "weight", lambda fold, old: np.roll(right(fold, old), 1, axis=1))
+    with pytest.raises(ProofError, match="old and new differ"):
+        apply_pass(LongConvolution(), conv((1, 3, 100), (4, 3, 31)))
+
+
+@pytest.mark.parametrize(("name", "wide"), [("silero_unified.mlpackage", 1), ("basic_pitch_nmp.mlpackage", 27)])
+def test_real_models_have_no_wide_kernel_left(name: str, wide: int, corpus: Path) -> None:
+    surgery = ane.apply(corpus / name, "long_convolution", quiet=True)
+    assert len(surgery.changes) == wide
+    found = ane.inspect(surgery.program, target="M1/macOS 14")
+    rules = {f.rule for row in found.ops for f in row.findings}
+    assert not any(rule.startswith("conv-kernel") and rule != "conv-kernel-slow" for rule in rules)
+    comparison = ane.compare(corpus / name, surgery.program, precision="fp32")
+    assert comparison.psnr > 115, "the logarithm in basic_pitch makes rounding visible"

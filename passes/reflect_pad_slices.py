@@ -95,7 +95,7 @@ def _cut(mb: Builder, x: Var, axis: int, start: int, stop: int) -> Var:
 
 def _mirrored(mb: Builder, x: Var, axis: int, start: int, stop: int) -> Var:
     edge = _cut(mb, x, axis, start, stop)
-    return mb.reverse(x=edge, axes=[axis]) if stop - start > 1 else edge  # type: ignore[no-any-return]
+    return mb.reverse(x=edge, axes=[axis]) if stop - start > 1 else edge
 
 
 def example() -> Program:

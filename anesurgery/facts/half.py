@@ -41,13 +41,18 @@ CARRIES = SIZED | names(
 """Ops that make integers of integers."""
 OFFSETS = names("add sub minimum maximum equal not_equal greater greater_equal less less_equal")
 """Ops at which a whole number is a position, and not a factor."""
-HOLDS = names("add maximum clip abs square sqrt reduce_max reduce_sum tile split slice_by_index") | CARRIERS
+HOLDS = (
+    names("add maximum clip abs square sqrt reduce_max reduce_sum tile split slice_by_index slice_by_size")
+    | CARRIERS
+)
 """Ops that hand a guarded number on."""
 MASKS = CARRIERS | names("add mul sub select logical_and logical_or logical_not")
 """What may stand between a mask and its softmax."""
 SUMS = CARRIERS | names("sqrt square mul pow reduce_sum reduce_mean add")
 """What may stand between squares and a guard."""
-LINEAR = SUMS | PRODUCTS | names("abs transpose concat stack split slice_by_index pad reduce_l2_norm")
+LINEAR = (
+    SUMS | PRODUCTS | names("abs concat stack split slice_by_index slice_by_size reverse pad reduce_l2_norm")
+)
 """What may stand between an input and a logarithm."""
 AS_STORED = names(
     "while_loop cond make_list list_gather list_scatter list_read list_write list_length read_state "

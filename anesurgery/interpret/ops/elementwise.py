@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.interpret.table import TABLE, Meaning, impl
+from anesurgery.interpret.table import TABLE, Meaning, impl, to_int32
 
 Tensor = torch.Tensor
 
@@ -42,11 +42,23 @@ def _mod(x: Tensor, y: Tensor) -> Tensor:
     return torch.remainder(x, _divisor(y))
 
 
+def _real_div(x: Tensor, y: Tensor) -> Tensor:
+    """The quotient; of integers truncated toward zero, and exact, which fp32 is not beyond 2^24."""
+    if x.is_floating_point() or y.is_floating_point():
+        return torch.true_divide(x, y)
+    return torch.div(x.long(), _divisor(y).long(), rounding_mode="trunc").to(torch.int32)
+
+
+def _sign(x: Tensor) -> Tensor:
+    """-1, 0 or 1; NaN stays."""
+    return torch.where(torch.isnan(x), x, torch.sign(x))
+
+
 BINARY: dict[str, Callable[..., Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
-    "real_div": torch.true_divide,
+    "real_div": _real_div,
     "floor_div": _floor_div,
     "mod": _mod,
     "pow": _steady(torch.pow),
@@ -79,7 +91,7 @@ UNARY: dict[str, Callable[..., Tensor]] = {
     "floor": torch.floor,
     "logical_not": torch.logical_not,
     "round": torch.round,
-    "sign": torch.sign,
+    "sign": _sign,
     "sin": torch.sin,
     "sinh": _steady(torch.sinh),
     "sqrt": torch.sqrt,
@@ -143,13 +155,13 @@ def threshold(x: Tensor, alpha: float) -> Tensor:
 
 @impl("cast")
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """X in another dtype; floats are truncated toward zero."""
+    """X in another dtype; floats become whole by `to_int32`, and those of fewer bits wrap."""
     if dtype == "bool":
         return x != 0
     if not dtype.startswith(("int", "uint")):
         return x.float()
     bits, unsigned = int("".join(filter(str.isdigit, dtype))), dtype.startswith("u")
-    whole = x.to(torch.int64)
+    whole = to_int32(x).long() if x.is_floating_point() else x.to(torch.int64)
     if bits < 32:
         span = 1 << bits
         whole = whole % span
@@ -229,5 +241,5 @@ def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
 
 @impl("thresholded_relu")
 def thresholded_relu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """X from alpha on, 0 below."""
-    return torch.where(x >= alpha, x, torch.zeros_like(x))
+    """X from alpha on, 0 below; NaN stays."""
+    return torch.where(x < alpha, torch.zeros_like(x), x)

@@ -20,7 +20,7 @@ def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     """X times the transposed weight [out, in], plus the bias; integers exactly."""
     add = None if bias is None else torch.as_tensor(bias)
     if x.dtype == torch.int32:
-        product = (x.double() @ weight.double().T).to(torch.int32)
+        product = _integers(x, weight.T)
         return product if add is None else product + add
     return F.linear(x, weight.to(x.dtype), None if add is None else add.to(x.dtype))
 
@@ -31,10 +31,21 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = 
     x = x.transpose(-1, -2) if transpose_x and x.ndim > 1 else x
     y = y.transpose(-1, -2) if transpose_y and y.ndim > 1 else y
     if x.dtype == torch.int32 and y.dtype == torch.int32:
-        return torch.matmul(x.double(), y.double()).to(torch.int32)
+        return _integers(x, y)
     if x.shape[-1] >= LONG and y.ndim == 2 and (rows := _picked(x, y)) is not None:
         return rows
     return torch.matmul(x.to(torch.float32), y.to(torch.float32))
+
+
+def _integers(x: Tensor, y: Tensor) -> Tensor:
+    """The product of int32 matrices, which wraps as sums and products of int32 do.
+
+    In fp64, which is fast, where no sum can reach 2^53, beyond which that is not exact.
+    """
+    largest = [int(v.long().abs().max()) if v.numel() else 0 for v in (x, y)]
+    if largest[0] * largest[1] * x.shape[-1] < 2**53:
+        return torch.matmul(x.double(), y.double()).long().to(torch.int32)
+    return torch.matmul(x.long(), y.long()).to(torch.int32)
 
 
 def _picked(x: Tensor, y: Tensor) -> Tensor | None:

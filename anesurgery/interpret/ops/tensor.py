@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
+from anesurgery.errors import InterpretError
 from anesurgery.interpret.table import Unsupported, impl, ints
 
 Tensor = torch.Tensor
@@ -131,6 +132,17 @@ def _mask(mask: Any, rank: int) -> list[bool]:
     return [bool(m) for m in mask] if mask is not None else [False] * rank
 
 
+def _place(index: int, size: int, axis: int) -> int:
+    """An index from the front.
+
+    Raises:
+        InterpretError: it is outside of the axis.
+    """
+    if not -size <= index < size:
+        raise InterpretError(f"index {index} on axis {axis} of {size}; it may be {-size} to {size - 1}")
+    return index % size
+
+
 @impl("slice_by_index")
 def slice_by_index(
     x: Tensor,
@@ -141,12 +153,16 @@ def slice_by_index(
     end_mask: Any = None,
     squeeze_mask: Any = None,
 ) -> Tensor:
-    """Python slices along each axis; a masked begin or end is the axis's own, a squeezed axis is dropped."""
+    """Python slices along each axis; a masked begin or end is the axis's own, a squeezed axis is dropped.
+
+    Raises:
+        InterpretError: the index of a squeezed axis is outside of it; a slice is cut, as in Python.
+    """
     b, e, s = ints(begin), ints(end), ints(stride) if stride is not None else [1] * x.ndim
     no_begin, no_end, drop = (_mask(m, x.ndim) for m in (begin_mask, end_mask, squeeze_mask))
     for axis in range(x.ndim):
         if drop[axis]:
-            x = x.narrow(axis, 0 if no_begin[axis] else b[axis] % x.shape[axis], 1)
+            x = x.narrow(axis, 0 if no_begin[axis] else _place(b[axis], x.shape[axis], axis), 1)
             continue
         chosen = range(x.shape[axis])[
             slice(None if no_begin[axis] else b[axis], None if no_end[axis] else e[axis], s[axis])

@@ -50,7 +50,7 @@ def ints(value: Any) -> list[int]:
 
 
 def to_int32(x: torch.Tensor) -> torch.Tensor:
-    """Numbers as int32: floats are truncated toward zero, saturate beyond its range, and NaN is 0, as ARM does it.
+    """Numbers as int32: floats are truncated toward zero and saturate, NaN is 0, as on ARM.
 
     Integers of more bits wrap.
     """

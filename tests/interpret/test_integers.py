@@ -1,4 +1,4 @@
-"""Integers: exact beyond 2^24, wrapping beyond 2^31, saturating where floats become whole; and NaN that stays."""
+"""Integers: exact beyond 2^24, wrapping beyond 2^31, saturating where floats become whole. NaN stays NaN."""
 
 from __future__ import annotations
 

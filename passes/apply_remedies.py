@@ -52,12 +52,14 @@ from anesurgery.loading import clone
 from anesurgery.mil import Operation, Program, Var, mb, types, walk_ops
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.search import Search, State
 from anesurgery.rewriting.session import Session
 
 FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
-"""Remedies that make others pay, in the order in which they are tried; all others come after them, by name."""
+"""Remedies that make others pay, in the order in which they are tried; all others come after them, by name;
+what passes declare about their order goes first."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def _remedies(findings: Sequence[Finding], target: Target) -> list[Pass]:
     """The passes over ops that findings name, with the options that suit the target."""
     named = {f.remedy for f in findings if f.remedy} & set(registry.op_pass_names())
     order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
-    return [step for name in order for step in registry.pass_class(name).variants(target)]
+    return in_order([step for name in order for step in registry.pass_class(name).variants(target)])
 
 
 def _changes_results(attempt: Session, program: Program) -> str:

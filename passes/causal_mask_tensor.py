@@ -66,6 +66,8 @@ class CausalMaskTensor(Rewrite):
     """One additive tensor for each causal mask, shared by all layers and heads."""
 
     name: ClassVar[str] = "causal_mask_tensor"
+    # they rewrite the spellings of a mask that it knows
+    precedes: ClassVar[tuple[str, ...]] = ("negate_subtract", "explicit_broadcast")
     shares_inner: ClassVar[bool] = True
     fill: float = -1e4
     """What is added to a score that is shut out."""

@@ -89,6 +89,8 @@ class EmbeddingMatmul(Rewrite):
     """A gather from a constant table by run-time ids becomes one-hot rows times the table: exact."""
 
     name: ClassVar[str] = "embedding_matmul"
+    # both pad the token table, so that a tied head keeps sharing it
+    precedes: ClassVar[tuple[str, ...]] = ("pad_last_axis",)
     mode: str = "matmul"
     """Either "matmul", or "input": the caller looks the rows up."""
     max_inner: int = 16384

@@ -55,6 +55,8 @@ class ExplicitBroadcast(Rewrite):
     """Elementwise operands get the rank of the result; on request its shape, and rank 4 everywhere."""
 
     name: ClassVar[str] = "explicit_broadcast"
+    # it aligns what they make, too
+    follows: ClassVar[tuple[str, ...]] = ("embedding_matmul", "negate_subtract")
     materialize_limit: int = 0
     """Constants are repeated to the full shape when that has at most so many elements."""
     tile: bool = False

@@ -73,6 +73,13 @@ class FoldConstants(Pass):
     """Values that depend on no input become constants."""
 
     name: ClassVar[str] = "fold_constants"
+    # masks and positions that depend on no input are constants for these
+    precedes: ClassVar[tuple[str, ...]] = (
+        "gather_to_moves",
+        "select_last_token",
+        "causal_mask_tensor",
+        "embedding_matmul",
+    )
     most_growth: int = 16 * MIB
     """Bytes that a value may take beyond the constants it was made from."""
 

@@ -57,6 +57,8 @@ class PadLastAxis(Rewrite):
     """Padding made by weights, carried by elementwise ops, cut once."""
 
     name: ClassVar[str] = "pad_last_axis"
+    # it looks for the form that the front end gives
+    precedes: ClassVar[tuple[str, ...]] = ("negate_subtract", "explicit_broadcast")
     tolerance: ClassVar[Tolerance] = REASSOCIATED
     shares_inner: ClassVar[bool] = True
     multiple: int = 64

@@ -64,6 +64,8 @@ class SelectLastToken(Rewrite):
     """One position of the hidden state is selected before the final norm and the head."""
 
     name: ClassVar[str] = "select_last_token"
+    # they work on one row then, the padded head included
+    precedes: ClassVar[tuple[str, ...]] = ("causal_mask_tensor", "embedding_matmul", "pad_last_axis")
     tolerance: ClassVar[Tolerance] = REASSOCIATED
     position: str = "last"
     """Either "last", or "input": a one-hot float input picks the position."""

@@ -1,16 +1,6 @@
 """GPT-2 and its relatives: one causal decoder with a vocabulary head.
 
-`gpt2_ane` runs seven passes. The order matters:
-
-1. `fold_constants` first: masks and positions that depend on no input are constants for all later passes.
-2. `select_last_token`: everything after it, the padded head included, then works on one row.
-3. `causal_mask_tensor` before `negate_subtract` and `explicit_broadcast`, which would rewrite the
-   spellings of a mask that it knows.
-4. `embedding_matmul` before `pad_last_axis`: both pad the token table to a multiple of 64 rows, so a tied head
-   keeps sharing it.
-5. `pad_last_axis` while the subtractions and broadcasts still have the form that the front end gave them.
-6. `negate_subtract` after the passes that may still make a subtraction.
-7. `explicit_broadcast` last: it also aligns what the others made.
+`gpt2_ane` runs seven passes, sorted by what each declares (`precedes`, `follows`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
 """Models of the older format (`.mlmodel`): every layer in the form of the first releases, which the ANE runs.
 
 `neuralnetwork_ane` rewrites the layers of a neural network, a classifier, a regressor, or of the networks in a
-pipeline; an `.mlmodel` goes in and comes out. The order matters:
-
-1. `swish_layers` first: behind a custom layer no shape is known.
-2. `fold_layer_constants` before the Broadcastable layers are rewritten, so that what computes nothing goes.
-3. `fuse_clip` behind `legacy_clip`, whose layers it joins, and before `fuse_linear`, which takes signs that it
-   needs.
-4. `legacy_inner_product` before `legacy_rearrange`, which would change the reshapes around a product.
-5. `legacy_constant` late: the passes in front put constants into the layers that read them.
-6. `fold_batchnorm` behind `split_upsampling` and `undilate_convolution`, whose convolutions it may fold into.
+pipeline; an `.mlmodel` goes in and comes out. The passes are sorted by what each declares (`precedes`,
+`follows`).
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class Pass:
     subject: ClassVar[type[Subject]] = MLProgram
     """The format whose graphs it edits."""
     precedes: ClassVar[tuple[str, ...]] = ()
-    """Names of passes that must come later where both run; pipelines and recipes are sorted by it."""
+    """Names of passes that must come later, or patterns of names ("legacy_*"); recipes are sorted by it."""
     follows: ClassVar[tuple[str, ...]] = ()
-    """Names of passes that must come earlier where both run."""
+    """Names of passes, or patterns, that must come earlier."""
     tolerance: ClassVar[Tolerance] = EXACT
     """What holds at each of its sites in fp32."""
     caveat: ClassVar[str] = ""

@@ -56,6 +56,8 @@ class FoldBatchnorm(LayerRewrite):
     """Batch normalizations become part of the weights before them."""
 
     name: ClassVar[str] = "fold_batchnorm"
+    # it may fold into their convolutions
+    follows: ClassVar[tuple[str, ...]] = ("split_upsampling", "undilate_convolution")
     kinds: ClassVar[frozenset[str]] = frozenset({"batchnorm"})
     tolerance: ClassVar[Tolerance] = REASSOCIATED
 

@@ -121,6 +121,7 @@ class FoldLayerConstants(LayerRewrite):
     """Layers that change nothing go; those that read constants only become constants."""
 
     name: ClassVar[str] = "fold_layer_constants"
+    precedes: ClassVar[tuple[str, ...]] = ("legacy_*",)  # what computes nothing goes before it is rewritten
     kinds: ClassVar[frozenset[str]] = frozenset(f.name for f in _LAYERS) - NESTED
 
     limit: int = 1024

@@ -106,6 +106,8 @@ class FuseClip(LayerRewrite):
     """ReLU, thresholds and signs in a row become a ReLU, a threshold, a `clip`, or two thresholds."""
 
     name: ClassVar[str] = "fuse_clip"
+    follows: ClassVar[tuple[str, ...]] = ("legacy_clip",)  # it joins its layers
+    precedes: ClassVar[tuple[str, ...]] = ("fuse_linear",)  # it takes signs that this needs
     kinds: ClassVar[frozenset[str]] = frozenset(LINKS)
 
     def rewrite(self, site: Site) -> Refusal | None:

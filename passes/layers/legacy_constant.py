@@ -48,6 +48,7 @@ class LegacyConstant(LayerRewrite):
     """`loadConstantND` of shape (1, 1, C, H, W) becomes `loadConstant`."""
 
     name: ClassVar[str] = "legacy_constant"
+    follows: ClassVar[tuple[str, ...]] = ("legacy_*",)  # they put constants into the layers that read them
     kinds: ClassVar[frozenset[str]] = frozenset({"loadConstantND"})
 
     def rewrite(self, site: Site) -> Refusal | None:

@@ -62,6 +62,7 @@ class LegacyInnerProduct(LayerRewrite):
     """Products of vectors between two reshapes are taken in four axes."""
 
     name: ClassVar[str] = "legacy_inner_product"
+    precedes: ClassVar[tuple[str, ...]] = ("legacy_rearrange",)  # it would change the reshapes around a product
     kinds: ClassVar[frozenset[str]] = SHAPERS
 
     def rewrite(self, site: Site) -> Refusal | None:

@@ -42,6 +42,7 @@ class RemoveUnreadLayers(LayerPass):
     """Layers that no output depends on go, constants above all."""
 
     name: ClassVar[str] = "remove_unread_layers"
+    follows: ClassVar[tuple[str, ...]] = ("*",)  # they leave layers that nobody reads
 
     def run(self, network: Network, session: Session) -> None:
         """Remove them from the last to the first."""

@@ -51,6 +51,7 @@ class SwishLayers(LayerRewrite):
     """
 
     name: ClassVar[str] = "swish_layers"
+    precedes: ClassVar[tuple[str, ...]] = ("*",)  # after a custom layer no shape is known
     kinds: ClassVar[frozenset[str]] = frozenset({"custom"})
     caveat: ClassVar[str] = "the code of the class is not in the file; its name is taken for x sigmoid(x)"
     class_names: tuple[str, ...] = ("Swish",)

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.facts.intervals import LARGEST, MOST, Interval, interval, of_constant, squared
+from anesurgery.facts.constants import LARGEST, MOST, Interval, of_constant
+from anesurgery.facts.intervals import interval
+from anesurgery.facts.norms import squared
 from anesurgery.facts.reading import behind, number
 from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Var, constant, dtype_name, np_dtype, operands, static_shape

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
-from anesurgery.facts.reading import channels, flag, ints, number, weight
-from anesurgery.mil import Operation, Var, constant, dtype_name, np_dtype, producer, static_shape
-from anesurgery.ops import MOVING, PRODUCTS, names
+from anesurgery.facts.constants import ANY, Interval, of_constant
+from anesurgery.facts.norms import mean_square, norms, row_length, squared
+from anesurgery.facts.reading import channels, flag, ints, number
+from anesurgery.interpret.table import TABLE
+from anesurgery.mil import Operation, Var, constant, is_constant, np_dtype, producer, static_shape
+from anesurgery.ops import INDEXING, JOINING, MONOTONE, MOVING, PRODUCTS, names
 
-Interval = tuple[float, float]
-
-ANY: Interval = (-math.inf, math.inf)
-LARGEST = 65504.0
-"""The largest number of fp16."""
-MOST = 1 << 22
-"""Weights of more elements are not read."""
 GUARD = 1024.0
 """A value that is only known to be within more than this is guarded by a clip, and not described by it."""
 STEPS = 48
 """Ops that are looked at for one interval."""
+
+OF_TYPES: dict[str, Interval] = {"b": (0, 1), "u": (0, math.inf)}
+"""What the kind of a type says: booleans are 0 or 1, and unsigned integers not negative."""
 
 FIXED: dict[str, Interval] = {
     "sigmoid": (0, 1),
@@ -43,16 +41,16 @@ FIXED: dict[str, Interval] = {
     "relu6": (0, 6),
     "l2_norm": (-1, 1),
     "atan": (-1.58, 1.58),
-    "one_hot": (0, 1),
 }
 """Ops whose results lie in a fixed interval."""
 
 SAME = MOVING | names(
-    """
-    cast reduce_max reduce_min reduce_mean max_pool upsample_nearest_neighbor resize_nearest_neighbor
-    """
+    "reduce_max reduce_min reduce_mean max_pool upsample_nearest_neighbor resize_nearest_neighbor"
 )
 """Ops whose results lie in the interval of `x`."""
+
+WRAPPING = names("add cast mul pow reduce_sum square sub")
+"""Ops whose results, in integers, start again at the other end."""
 
 
 class _Look:
@@ -65,24 +63,52 @@ class _Look:
         """The interval of a value."""
         if not isinstance(var, Var):
             return ANY
-        op = var.op
-        if op is None or self.steps <= 0:
-            return (0, 1) if _is_bool(var) else ANY
+        op, kind = var.op, np_dtype(var).kind
+        known = OF_TYPES.get(kind, ANY)
+        if op is None or self.steps <= 0 or kind == "b":
+            return known
         if op.op_type == "const":
             return of_constant(var)
         self.steps -= 1
-        if _is_bool(var):
-            return (0, 1)
-        if op.op_type in FIXED:
-            return FIXED[op.op_type]
-        if op.op_type in SAME:
+        low, high = self._made(op, var)
+        if kind in "iu" and op.op_type in WRAPPING and not _holds(var, low, high):
+            return known
+        return max(low, known[0]), min(high, known[1])
+
+    def _made(self, op: Operation, var: Var) -> Interval:
+        """What an op makes, in numbers without end."""
+        kind = op.op_type
+        if kind in FIXED:
+            return FIXED[kind]
+        if kind in INDEXING or (kind == "topk" and var is op.outputs[1]):
+            return 0.0, math.inf
+        if kind in SAME:
             return self.at(op.inputs.get("x"))
-        if op.op_type in PRODUCTS and self.products > 0:
+        if kind in RULES:
+            return RULES[kind](op, self)
+        if kind in MONOTONE:
+            return image(op, self.at(op.x)) or ANY
+        if kind in PRODUCTS and self.products > 0:
             self.products -= 1
             largest = _product(op, self)
-            return (-largest, largest)
-        rule = RULES.get(op.op_type)
-        return ANY if rule is None else rule(op, self)
+            return -largest, largest
+        return ANY
+
+
+def _holds(var: Var, low: float, high: float) -> bool:
+    """Does the integer type of a value hold all of an interval?"""
+    limits = np.iinfo(np_dtype(var))
+    return bool(limits.min <= low and high <= limits.max)
+
+
+def image(op: Operation, numbers: Interval) -> Interval | None:
+    """What a unary op makes of two numbers; None where a parameter is dynamic, or a result is not a number."""
+    given = {k: constant(v) for k, v in op.inputs.items() if v is not None and k != "x"}
+    if any(v is None for v in given.values()):
+        return None
+    arguments = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in given.items()}
+    low, high = TABLE[op.op_type].function(x=torch.tensor(numbers, dtype=torch.float64), **arguments).tolist()
+    return None if math.isnan(low) or math.isnan(high) else (low, high)
 
 
 def interval(var: Any, products: int = 0) -> Interval:
@@ -106,65 +132,6 @@ def product(op: Operation) -> float:
     return _product(op, _Look(0))
 
 
-def _is_bool(var: Var) -> bool:
-    return dtype_name(var) == "bool"
-
-
-_CONSTANTS: WeakKeyDictionary[Operation, Interval] = WeakKeyDictionary()
-
-
-def of_constant(var: Var) -> Interval:
-    """The least and the largest number of a constant; `ANY` for large ones, and where one is NaN."""
-    op = producer(var, "const")
-    if op is None:
-        return ANY
-    if op not in _CONSTANTS:
-        _CONSTANTS[op] = _least_and_largest(var)
-    return _CONSTANTS[op]
-
-
-def _least_and_largest(var: Var) -> Interval:
-    if math.prod(static_shape(var) or ()) > MOST:
-        return ANY
-    value = constant(var)
-    if value is None or isinstance(value, str) or np.size(value) == 0:
-        return ANY
-    low, high = float(np.min(value)), float(np.max(value))
-    return ANY if math.isnan(low) or math.isnan(high) else (low, high)
-
-
-@dataclass(frozen=True)
-class Norms:
-    """Of the weights of one output, the largest over all outputs."""
-
-    sum: float
-    """Of magnitudes."""
-    length: float
-    """Euclidean."""
-
-
-_NORMS: WeakKeyDictionary[Operation, Norms] = WeakKeyDictionary()
-
-
-def norms(op: Operation) -> Norms | None:
-    """The norms of a product's weight; None where it is compressed, too large or computed."""
-    var, size = weight(op), channels(op)
-    maker = producer(var, "const")
-    if var is None or maker is None or size is None or math.prod(size) > MOST:
-        return None
-    if maker not in _NORMS:
-        value = np.asarray(constant(var), np.float32)
-        value = value.reshape(-1, value.shape[-1]).T if _by_columns(op, size) else value
-        rows = value.reshape(size[0], -1)
-        length = math.sqrt(float(np.einsum("ij,ij->i", rows, rows).max()))
-        _NORMS[maker] = Norms(float(np.abs(rows).sum(1).max()), length)
-    return _NORMS[maker]
-
-
-def _by_columns(op: Operation, size: tuple[int, int, int]) -> bool:
-    return op.op_type == "matmul" and not flag(op, "transpose_y")
-
-
 def _product(op: Operation, look: _Look) -> float:
     """The largest magnitude of a sum: by the length of what is multiplied, or by its largest element."""
     if channels(op) is None or flag(op, "transpose_x"):
@@ -179,52 +146,6 @@ def _product(op: Operation, look: _Look) -> float:
     bias = op.inputs.get("bias")
     start = 0.0 if bias is None else max(map(abs, of_constant(bias)))
     return most * (known.length if math.isfinite(length) else known.sum) + start
-
-
-def row_length(var: Any) -> float:
-    """The largest Euclidean length of a row (last axis) of a normalised value; infinite for others."""
-    op = producer(var) if isinstance(var, Var) else None
-    shape = static_shape(var) if isinstance(var, Var) else None
-    if op is None or not shape:
-        return math.inf
-    root = math.sqrt(shape[-1])
-    if op.op_type == "layer_norm" and _last_only(ints(op, "axes"), len(shape)):
-        gamma, beta = op.inputs.get("gamma"), op.inputs.get("beta")
-        scale = 1.0 if gamma is None else max(map(abs, of_constant(gamma)))
-        shift = 0.0 if beta is None else max(map(abs, of_constant(beta)))
-        return root * (scale + shift)
-    if op.op_type == "mul":
-        for one, other in ((op.x, op.y), (op.y, op.x)):
-            if mean_square(other) is one:
-                return root
-            if producer(other, "const") is not None and math.isfinite(inner := row_length(one)):
-                return inner * max(map(abs, of_constant(other)))
-    return math.inf
-
-
-def _last_only(axes: list[int], rank: int) -> bool:
-    return axes in ([-1], [rank - 1])
-
-
-def mean_square(var: Any) -> Var | None:
-    """The x of `rsqrt(mean(x * x) + epsilon)` over the last axis, the factor of a root mean square norm."""
-    op = producer(var, "rsqrt") if isinstance(var, Var) else None
-    inner = producer(op.x) if op is not None else None
-    if inner is not None and inner.op_type == "add":
-        inner = producer(inner.x, "reduce_mean") or producer(inner.y, "reduce_mean")
-    if inner is None or inner.op_type != "reduce_mean":
-        return None
-    axes = ints(inner, "axes")
-    return squared(producer(inner.x)) if _last_only(axes, inner.x.rank) else None
-
-
-def squared(op: Operation | None) -> Var | None:
-    """The x of an op that computes x * x."""
-    if op is None:
-        return None
-    if op.op_type == "square" or (op.op_type == "mul" and op.x is op.y):
-        return op.x
-    return op.x if op.op_type == "pow" and number(op.y) == 2 else None
 
 
 def _times(a: float, b: float) -> float:
@@ -287,17 +208,6 @@ def _divide(op: Operation, look: _Look) -> Interval:
     return low, high
 
 
-def _clip(op: Operation, look: _Look) -> Interval:
-    low, high = look.at(op.x)
-    alpha, beta = number(op.inputs.get("alpha")), number(op.inputs.get("beta"))
-    return max(low, -math.inf if alpha is None else alpha), min(high, math.inf if beta is None else beta)
-
-
-def _relu(op: Operation, look: _Look) -> Interval:
-    low, high = look.at(op.x)
-    return max(low, 0.0), max(high, 0.0)
-
-
 def _abs(op: Operation, look: _Look) -> Interval:
     low, high = look.at(op.x)
     return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
@@ -311,11 +221,6 @@ def _maximum(op: Operation, look: _Look) -> Interval:
 def _minimum(op: Operation, look: _Look) -> Interval:
     (a, b), (c, d) = look.at(op.x), look.at(op.y)
     return min(a, c), min(b, d)
-
-
-def _exp(op: Operation, look: _Look) -> Interval:
-    low, high = look.at(op.x)
-    return math.exp(min(low, 700)), math.exp(high) if high < 700 else math.inf
 
 
 def _union(vars_: list[Any], look: _Look) -> Interval:
@@ -350,6 +255,49 @@ def summed(op: Operation) -> float:
     return float(math.prod(shape[a] for a in axes) if axes else math.prod(shape))
 
 
+def _cast(op: Operation, look: _Look) -> Interval:
+    """To an integer, the fraction is cut off."""
+    low, high = look.at(op.x)
+    if np_dtype(op.outputs[0]).kind in "iu":
+        low, high = (math.trunc(v) if math.isfinite(v) else v for v in (low, high))
+        if np_dtype(op.x).kind in "iu" and np_dtype(op.x).itemsize <= np_dtype(op.outputs[0]).itemsize:
+            limits = np.iinfo(np_dtype(op.x))
+            low, high = max(low, float(limits.min)), min(high, float(limits.max))
+    return low, high
+
+
+def _select(op: Operation, look: _Look) -> Interval:
+    """Both sides; where the condition is `a >= 0` itself, `a` counts from 0 on."""
+    (a, b), (c, d) = look.at(op.a), look.at(op.b)
+    test = producer(op.cond, "greater_equal")
+    if test is not None and test.x is op.a and is_constant(test.y, 0):
+        a, b = max(a, 0.0), max(b, 0.0)
+    return min(a, c), max(b, d)
+
+
+def _mod(op: Operation, look: _Look) -> Interval:
+    """The remainder takes the sign of the divisor."""
+    low, high = look.at(op.y)
+    return min(low, 0.0), max(high, 0.0)
+
+
+def _floor_div(op: Operation, look: _Look) -> Interval:
+    (a, b), (c, _) = look.at(op.x), look.at(op.y)
+    return ANY if a < 0 or c < 0 else (0.0, b if c >= 1 else math.inf)
+
+
+def _range(op: Operation, look: _Look) -> Interval:
+    step = number(op.step)
+    return (look.at(op.start)[0], look.at(op.end)[1]) if step is not None and step > 0 else ANY
+
+
+def _avg_pool(op: Operation, look: _Look) -> Interval:
+    """Zeros that pad an edge may count."""
+    low, high = look.at(op.x)
+    bare = constant(op.inputs.get("pad_type")) == "valid" or flag(op, "exclude_padding_from_average")
+    return (low, high) if bare else (min(low, 0.0), max(high, 0.0))
+
+
 RULES: dict[str, Callable[[Operation, _Look], Interval]] = {
     "add": _add,
     "sub": _sub,
@@ -358,16 +306,19 @@ RULES: dict[str, Callable[[Operation, _Look], Interval]] = {
     "square": _square,
     "pow": _pow,
     "sqrt": _sqrt,
-    "clip": _clip,
-    "relu": _relu,
     "abs": _abs,
     "maximum": _maximum,
     "minimum": _minimum,
-    "exp": _exp,
     "layer_norm": _layer_norm,
     "reduce_sum": _long_sum,
-    "select": lambda op, look: _union([op.a, op.b], look),
-    "concat": lambda op, look: _union(list(op.inputs["values"]), look),
+    "select": _select,
+    "cast": _cast,
+    "mod": _mod,
+    "floor_div": _floor_div,
+    "range_1d": _range,
+    "avg_pool": _avg_pool,
+    "one_hot": lambda op, look: _union([op.inputs["on_value"], op.inputs["off_value"]], look),
+    **dict.fromkeys(JOINING, lambda op, look: _union(list(op.inputs["values"]), look)),
     "pad": lambda op, look: (
         _union([op.x, op.inputs.get("constant_val")], look)
         if op.inputs.get("constant_val") is not None

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery.facts.constants import LARGEST
 from anesurgery.interpret.table import TABLE
 from anesurgery.mil import Array, Maker, Operation, Var, constant
 from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY
@@ -26,9 +27,6 @@ BINARY = ARITHMETIC - {"floor_div", "mod"}
 
 WILD = OVERFLOWING | {"pow", "real_div"}
 """Carriers that may make an infinity or NaN of an ordinary number: they need a number that is known."""
-
-LARGEST = 65504.0
-"""The largest fp16 number: lanes stay within it also in an fp32 program."""
 
 SMALLEST = 2.0**-14
 """The smallest normal fp16 number: what is smaller may or may not become 0."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from anesurgery.facts import intervals as bounds
 from anesurgery.facts.attention import SHUT, softmaxes_after
+from anesurgery.facts.constants import of_constant
 from anesurgery.facts.masks import against_causal_attention
 from anesurgery.facts.work import is_stored
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype, operands
@@ -25,7 +26,7 @@ def fill(op: Operation) -> tuple[float, Var] | None:
     for name, var in operands(op):
         if name == "cond" or not is_stored(var) or np_dtype(var).kind != "f":
             continue
-        low, high = bounds.of_constant(var)
+        low, high = of_constant(var)
         low = -high if op.op_type == "sub" and name == "y" else low
         if high < math.inf and low < DEEPEST and (lowest is None or low < lowest[0]):
             lowest = (low, var)

@@ -13,6 +13,7 @@ import numpy as np
 
 from anesurgery.facts import intervals as bounds
 from anesurgery.facts.attention import attention_of
+from anesurgery.facts.constants import ANY, LARGEST, of_constant
 from anesurgery.facts.reading import behind, ints, number, weight
 from anesurgery.facts.work import is_stored
 from anesurgery.interpret.arithmetic.saturation import CEILING
@@ -28,7 +29,7 @@ NORMAL = 2.0**-14
 """The smallest that is not subnormal."""
 EXACT = 2048
 """Integers up to here are numbers of fp16, all of them."""
-EXP_LIMIT = math.log(bounds.LARGEST)
+EXP_LIMIT = math.log(LARGEST)
 """exp of more overflows in fp16: 11.09."""
 SLICE_LIMIT = 4094
 """The largest magnitude that a slice of the last axis keeps on the engines of H13 and H14."""
@@ -57,7 +58,7 @@ def large_square(op: Operation, target: Target) -> str:
     exponent = number(op.y) if op.op_type == "pow" else 2
     if exponent is None or exponent <= 1 or (op.op_type == "mul" and op.x is not op.y):
         return ""
-    limit, found = bounds.LARGEST ** (1 / exponent), bounds.magnitude(op.x, products=1)
+    limit, found = LARGEST ** (1 / exponent), bounds.magnitude(op.x, products=1)
     if found <= limit:
         return ""
     known = "has no known bound" if math.isinf(found) else f"may be {found:.4g}"
@@ -84,10 +85,10 @@ def infinite_constant(op: Operation, target: Target) -> str:
     for _, var in operands(op):
         if not is_stored(var) or np_dtype(var) != np.float16 or producer(var, "const") is None:
             continue
-        low, high = bounds.of_constant(var)
-        held = (low, high) != bounds.ANY or np.size(constant(var)) == 1
-        if held and max(abs(low), abs(high)) > bounds.LARGEST and fill(op) is None:
-            return f"%{var.name} holds {high if high > bounds.LARGEST else low:g}"
+        low, high = of_constant(var)
+        held = (low, high) != ANY or np.size(constant(var)) == 1
+        if held and max(abs(low), abs(high)) > LARGEST and fill(op) is None:
+            return f"%{var.name} holds {high if high > LARGEST else low:g}"
     return ""
 
 
@@ -158,7 +159,7 @@ def _reads_an_id(op: Operation) -> bool:
     if op.op_type in COMPARISONS or op.op_type == "gather":
         return bool(tables) or op.op_type == "gather"
     return op.op_type in ("mul", "matmul") and any(
-        bounds.of_constant(v)[1] <= 1 and bounds.of_constant(v)[0] > 0 for v in tables
+        of_constant(v)[1] <= 1 and of_constant(v)[0] > 0 for v in tables
     )
 
 
@@ -166,7 +167,7 @@ def compared_integers(op: Operation, target: Target) -> str:
     """A table of integers in fp16 that has passed 2048."""
     for _, var in operands(op):
         if is_stored(var) and np_dtype(var) == np.float16 and np.prod(static_shape(var) or ()) > 1:
-            _, high = bounds.of_constant(var)
+            _, high = of_constant(var)
             if EXACT < high < math.inf and not np.any(np.asarray(constant(var)) % 1):
                 return f"%{var.name} holds integers up to {high:.0f}, of which fp16 skips some"
     return ""
@@ -178,9 +179,9 @@ def long_sum(op: Operation, target: Target) -> str:
     if count < LONG or math.isinf(count):
         return ""
     found = bounds.magnitude(op.x) * count
-    if found <= bounds.LARGEST:
+    if found <= LARGEST:
         return ""
-    mean = bounds.LARGEST / count
+    mean = LARGEST / count
     return f"{count:.0f} values are added, which overflows if their mean is above {mean:.3g}"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from anesurgery.facts import intervals as bounds
 from anesurgery.facts.attention import attention_of
+from anesurgery.facts.norms import squared
 from anesurgery.facts.reading import behind, channels, in_words, reaches_output, shape_in_words
 from anesurgery.facts.work import elements, is_stored, size_of
 from anesurgery.mil import Operation, is_symbolic, producer, static_shape
@@ -96,7 +96,7 @@ def written_norm(op: Operation, target: Target) -> str:
         inner = producer(inner.x, "reduce_mean") or producer(inner.y, "reduce_mean")
     if inner is None or inner.op_type != "reduce_mean":
         return ""
-    centred = producer(bounds.squared(producer(inner.x)), "sub")
+    centred = producer(squared(producer(inner.x)), "sub")
     mean = producer(centred.y, "reduce_mean") if centred is not None else None
     if centred is None or mean is None or mean.x is not centred.x:
         return ""

@@ -1,0 +1,40 @@
+"""The least and the largest number of a constant, looked up once."""
+
+from __future__ import annotations
+
+import math
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from anesurgery.mil import Operation, Var, constant, producer, static_shape
+
+Interval = tuple[float, float]
+
+ANY: Interval = (-math.inf, math.inf)
+LARGEST = 65504.0
+"""The largest number of fp16."""
+MOST = 1 << 22
+"""Weights of more elements are not read."""
+
+_CONSTANTS: WeakKeyDictionary[Operation, Interval] = WeakKeyDictionary()
+
+
+def of_constant(var: Var) -> Interval:
+    """The least and the largest number of a constant; `ANY` for large ones, and where one is NaN."""
+    op = producer(var, "const")
+    if op is None:
+        return ANY
+    if op not in _CONSTANTS:
+        _CONSTANTS[op] = _least_and_largest(var)
+    return _CONSTANTS[op]
+
+
+def _least_and_largest(var: Var) -> Interval:
+    if math.prod(static_shape(var) or ()) > MOST:
+        return ANY
+    value = constant(var)
+    if value is None or isinstance(value, str) or np.size(value) == 0:
+        return ANY
+    low, high = float(np.min(value)), float(np.max(value))
+    return ANY if math.isnan(low) or math.isnan(high) else (low, high)

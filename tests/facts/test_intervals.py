@@ -1,0 +1,162 @@
+"""Intervals hold: what a program makes of any input lies in the interval that was found before it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.facts.constants import ANY, Interval
+from anesurgery.facts.intervals import interval
+from anesurgery.facts.token_ids import never_negative
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, ct, mb, types
+
+Body = Callable[[Any], Any]
+SHAPE = (1, 2, 4, 4)
+LOW, HIGH = -3.0, 5.0
+
+
+def program(body: Body, dtype: Any = types.fp32, shape: tuple[int, ...] = SHAPE) -> Program:
+    specs = [mb.TensorSpec(shape, dtype)]
+    made: Program = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(lambda x: body(x))
+    return made
+
+
+def bounded(x: Any, low: float = LOW, high: float = HIGH) -> Any:
+    return mb.clip(x=x, alpha=np.float32(low), beta=np.float32(high))
+
+
+def result(made: Program) -> Var:
+    (out,) = made.functions["main"].outputs
+    return out
+
+
+def holds(made: Program, found: Interval, draws: int = 6) -> bool:
+    """Do the results of random inputs, the ends among them, lie in an interval?"""
+    rng = np.random.default_rng(0)
+    for i in range(draws):
+        x = rng.uniform(-1, 1, SHAPE) * (0, 1, 4, 8, 100, 3e4)[i % 6]
+        (value,) = run(made, {"x": x.astype(np.float32)}).values()
+        kept = np.asarray(value, np.float64)
+        kept = kept[~np.isnan(kept)]
+        slack = 1e-6 * max(1.0, np.abs(kept).max(initial=0.0))
+        if kept.size and (kept.min() < found[0] - slack or kept.max() > found[1] + slack):
+            return False
+    return True
+
+
+def two(op_type: str) -> Body:
+    return lambda x: getattr(mb, op_type)(x=bounded(x), y=bounded(mb.reverse(x=x, axes=[-1]), 0.5, 2.0))
+
+
+def one(op_type: str, **more: Any) -> Body:
+    return lambda x: getattr(mb, op_type)(x=bounded(x), **more)
+
+
+def integers(x: Any, low: float = LOW, high: float = HIGH) -> Any:
+    return mb.cast(x=bounded(x, low, high), dtype="int32")
+
+
+POOL: dict[str, Any] = {"kernel_sizes": [3, 3], "strides": [1, 1], "pad_type": "same"}
+BODIES: dict[str, Body] = {
+    **{
+        name: one(name) for name in ("abs", "ceil", "exp", "exp2", "floor", "relu", "round", "sinh", "softplus")
+    },
+    **{name: one(name) for name in ("square", "sigmoid", "tanh", "erf", "atan", "softsign", "sign", "relu6")},
+    **{name: two(name) for name in ("add", "sub", "mul", "maximum", "minimum", "mod")},
+    "floor_div": lambda x: mb.floor_div(x=bounded(x, 0.0), y=bounded(x, 0.5, 2.0)),
+    "sqrt": lambda x: mb.sqrt(x=bounded(x, 1.0, 4.0)),
+    "log": lambda x: mb.log(x=bounded(x, 1.0, 4.0)),
+    "real_div": lambda x: mb.real_div(x=bounded(x), y=np.float32(-2)),
+    "cast": integers,
+    "cast of a fraction": lambda x: mb.cast(x=bounded(x, 0.25, 0.75), dtype="int32"),
+    "select": lambda x: mb.select(cond=mb.greater(x=x, y=np.float32(0)), a=bounded(x), b=np.float32(7)),
+    "concat": lambda x: mb.concat(values=[bounded(x), mb.tanh(x=x)], axis=1),
+    "stack": lambda x: mb.stack(values=[bounded(x), mb.tanh(x=x)], axis=1),
+    "pad": one("pad", pad=[1, 1], constant_val=np.float32(9)),
+    "avg_pool": lambda x: mb.avg_pool(x=bounded(x, 2.0, 3.0), **POOL),
+    "avg_pool of what is there": lambda x: mb.avg_pool(
+        x=bounded(x, 2.0, 3.0), exclude_padding_from_average=True, **POOL
+    ),
+    "max_pool": lambda x: mb.max_pool(x=bounded(x, -3.0, -2.0), **POOL),
+    "one_hot": lambda x: mb.one_hot(
+        indices=integers(x, 0, 3), one_hot_vector_size=4, on_value=np.float32(5), off_value=np.float32(-2)
+    ),
+    "reduce_sum": one("reduce_sum", axes=[-1]),
+    "reduce_mean": one("reduce_mean", axes=[-1]),
+    "reduce_max": one("reduce_max", axes=[-1]),
+    "gather": one("gather", indices=np.array([1, 0], np.int32), axis=2),
+    "transpose": one("transpose", perm=[0, 2, 3, 1]),
+    "layer_norm": one("layer_norm", axes=[-1], epsilon=np.float32(1e-5)),
+    "softmax": one("softmax", axis=-1),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_is_made_lies_in_the_interval(name: str) -> None:
+    made = program(BODIES[name])
+    found = interval(result(made))
+    assert found != ANY
+    assert holds(made, found)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("avg_pool", (2.0, 3.0)),
+        ("one_hot", (0.0, 1.0)),
+        ("cast of a fraction", (0.25, 0.75)),
+        ("exp", (0.0, 100.0)),
+    ],
+)
+def test_a_wrong_interval_is_caught(name: str, wrong: Interval) -> None:
+    """What rules once said, or nearly said: zeros that pad, the numbers of one_hot, the fraction."""
+    assert not holds(program(BODIES[name]), wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [
+        ("relu", (0.0, 5.0)),
+        ("round", (-3.0, 5.0)),
+        ("cast of a fraction", (0.0, 0.0)),
+        ("avg_pool of what is there", (2.0, 3.0)),
+        ("avg_pool", (0.0, 3.0)),
+        ("one_hot", (-2.0, 5.0)),
+        ("sub", (-5.0, 4.5)),
+        ("floor_div", (0.0, np.inf)),
+    ],
+)
+def test_intervals_are_tight(name: str, exact: Interval) -> None:
+    assert interval(result(program(BODIES[name]))) == exact
+
+
+def natural(x: Any, below: int | None = None) -> Any:
+    """Ids from 0 on, perhaps with an end."""
+    x = mb.maximum(x=x, y=np.int32(0))
+    return x if below is None else mb.minimum(x=x, y=np.int32(below))
+
+
+IDS: dict[str, tuple[Body, bool]] = {
+    "an input": (lambda x: mb.identity(x=x), False),
+    "a sum may start again": (lambda x: mb.add(x=natural(x), y=np.int32(1)), False),
+    "a small sum": (lambda x: mb.add(x=natural(x, 9), y=np.int32(1)), True),
+    "a guard": (lambda x: mb.select(cond=mb.greater_equal(x=x, y=np.int32(0)), a=x, b=np.int32(0)), True),
+    "no guard": (lambda x: mb.select(cond=mb.less(x=x, y=np.int32(9)), a=x, b=np.int32(0)), False),
+    "a remainder": (lambda x: mb.mod(x=x, y=np.int32(7)), True),
+    "a negative divisor": (lambda x: mb.mod(x=x, y=np.int32(-7)), False),
+    "places": (lambda x: mb.reduce_argmax(x=x, axis=-1), True),
+    "a narrowing cast": (lambda x: mb.cast(x=natural(x), dtype="int8"), False),
+    "a cast that holds": (lambda x: mb.cast(x=natural(x, 100), dtype="int8"), True),
+    "unsigned": (lambda x: mb.cast(x=x, dtype="uint8"), True),
+    "bytes made wide": (lambda x: mb.cast(x=mb.cast(x=x, dtype="uint8"), dtype="int32"), True),
+}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_ids_that_are_never_negative(name: str) -> None:
+    body, certain = IDS[name]
+    assert never_negative(result(program(body, types.int32))) == certain

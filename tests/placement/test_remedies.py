@@ -1,0 +1,56 @@
+"""Every rule that keeps an op off the engine has a remedy or a written reason: docs/remedies.md tells which."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from anesurgery import registry
+from anesurgery.placement.rules.legality import FORBIDDEN
+
+TABLE = Path(__file__).resolve().parents[2] / "docs" / "remedies.md"
+OPEN = ("none can exist", "not written")
+
+
+def rows() -> dict[str, tuple[str, str]]:
+    """Rule -> (remedy or why there is none, words)."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in TABLE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("| `"):
+            continue
+        for rule in re.findall(r"`([^`]+)`", cells[0]):
+            assert rule not in found, f"{rule} has two rows"
+            found[rule] = (cells[1].strip("`"), cells[2])
+    return found
+
+
+@pytest.mark.parametrize("rule", sorted({rule.id for rule in FORBIDDEN}))
+def test_each_rule_ends_with_a_remedy_or_a_reason(rule: str) -> None:
+    remedy, words = rows()[rule]
+    named = {row.remedy for row in FORBIDDEN if row.id == rule}
+    if remedy in OPEN:
+        assert named == {None}, f"{rule} names {named}; the table says {remedy}"
+        assert len(words) > 20, f"{rule}: give the reason"
+    else:
+        assert remedy in registry.op_pass_names()
+        assert named == {remedy}
+
+
+def test_the_table_has_no_row_of_a_rule_that_is_gone() -> None:
+    assert rows().keys() == {rule.id for rule in FORBIDDEN}
+
+
+def test_a_remedy_that_the_rules_do_not_name_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The wrong table: it promises a pass for random numbers."""
+    wrong = tmp_path / "remedies.md"
+    text = TABLE.read_text(encoding="utf-8")
+    promised = "`op-random_categorical` | `compute_fp16`"
+    wrong.write_text(text.replace("`op-random_categorical` | none can exist", promised), encoding="utf-8")
+    monkeypatch.setattr(f"{__name__}.TABLE", wrong)
+    with pytest.raises(AssertionError):
+        test_each_rule_ends_with_a_remedy_or_a_reason("op-random_categorical")

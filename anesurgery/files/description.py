@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import contextlib
 import io
+import tempfile
 from typing import Any
 
 from anesurgery.errors import LoadError, UnknownName
 from anesurgery.files import protobuf
 from anesurgery.files.interface import port
 from anesurgery.files.protobuf import proto
-from anesurgery.mil import Program, Var, ct, dtype_name, quiet_host, types
+from anesurgery.mil import Program, Var, ct, dtype_name, exclusive, quiet_host, types
 
 _IMAGE, _ARRAY = proto.FeatureTypes_pb2.ImageFeatureType, proto.FeatureTypes_pb2.ArrayFeatureType
 
 
+@exclusive
 def new_spec(program: Program, version: int) -> Any:
-    """The specification that coremltools makes for a bare program, which stays as it is."""
+    """The specification that coremltools makes for a bare program, which stays as it is; weights are left out.
+
+    Raises:
+        LoadError: the temporary folder has no room for it.
+    """
     from coremltools.converters.mil.converter import mil_convert
 
     copy = protobuf.copy_program(program)
     for name, function in program.functions.items():
         copy.functions[name].input_types = function.input_types
         copy.functions[name].output_types = function.output_types
-    with quiet_host(), contextlib.redirect_stderr(io.StringIO()):  # its progress bars
-        model = mil_convert(
-            copy,
-            convert_to="mlprogram",
-            convert_from="milinternal",
-            skip_model_load=True,
-            compute_units=ct.ComputeUnit.ALL,
-            specification_version=version,
-            pass_pipeline=ct.PassPipeline.EMPTY,
-        )
+    silent = contextlib.redirect_stderr(io.StringIO())  # its progress bars
+    try:
+        with quiet_host(), silent, protobuf.without_weights():
+            model = mil_convert(
+                copy,
+                convert_to="mlprogram",
+                convert_from="milinternal",
+                skip_model_load=True,
+                compute_units=ct.ComputeUnit.ALL,
+                specification_version=version,
+                pass_pipeline=ct.PassPipeline.EMPTY,
+            )
+    except OSError as error:
+        words = f"a temporary file cannot be written into {tempfile.gettempdir()}: {error.strerror}"
+        raise LoadError(f"{words}; free some space or set TMPDIR") from error
     return model.get_spec()
 
 

@@ -7,7 +7,9 @@ else runs on the way out: no graph pass, no renaming.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -109,6 +111,21 @@ def _bare(function: Any) -> Any:
     return copy
 
 
+def _in_file(var: Var, offset: int) -> Any:
+    """The value of a constant that is in the weight file."""
+    element = var.sym_type.get_primitive() if hasattr(var.sym_type, "get_primitive") else var.sym_type
+    return create_file_value_tensor(
+        file_name=WEIGHT_FILE, offset=offset, dim=var.val.shape, data_type=types_to_proto_primitive(element)
+    )
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Let coremltools' exporter write no weight file, for a specification of which only the rest is needed."""
+    with mock.patch.object(writer.MILProtoExporter, "create_file_value", lambda self, var: _in_file(var, 0)):
+        yield
+
+
 class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
     """coremltools' exporter, writing weights through `store` and keeping each function's opset."""
 
@@ -117,13 +134,8 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
         self._store, self._opsets = store, opsets
 
     def create_file_value(self, var: Var) -> Any:
-        element = var.sym_type.get_primitive() if hasattr(var.sym_type, "get_primitive") else var.sym_type
         offset = self._store(var)
-        if offset is None:
-            return create_immediate_value(var)
-        return create_file_value_tensor(
-            file_name=WEIGHT_FILE, offset=offset, dim=var.val.shape, data_type=types_to_proto_primitive(element)
-        )
+        return create_immediate_value(var) if offset is None else _in_file(var, offset)
 
     def get_milproto_value(self, var: Var) -> Any:
         value = var.val

@@ -21,7 +21,7 @@ from anesurgery.files import arrays, writing
 from anesurgery.files.package import save, to_mlmodel
 from anesurgery.files.writing import SCRATCH, check_place, check_target, scratch_folder, write_atomically
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, mb, quiet_host
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, types
 
 
 def program() -> Program:
@@ -311,3 +311,32 @@ def test_a_name_as_long_as_the_system_takes(package: Path) -> None:
 def test_no_folder_to_write_into(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="does not exist; make it first"):
         check_place(tmp_path / "no" / "x.npz", overwrite=False)
+
+
+def test_saving_a_bare_program_writes_no_weights_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """coremltools describes it, by a conversion that would write the weights into the temporary folder."""
+    from coremltools.converters.mil.backend.mil import load as host
+
+    monkeypatch.setattr(host, "BlobWriter", lambda path: pytest.fail(f"weights are written into {path}"))
+    table = np.ones((64, 64), np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 64), types.fp16)], opset_version=ct.target.iOS16)
+    def made(x: Var) -> Var:
+        return mb.linear(x=x, weight=table, name="y")
+
+    save(load(made), tmp_path / "out.mlpackage")
+    spec = load(tmp_path / "out.mlpackage").spec.description
+    assert [f.name for f in (*spec.input, *spec.output)] == ["x", "y"]
+
+
+def test_a_full_temporary_folder_for_a_bare_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any, **named: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    monkeypatch.setattr("coremltools.models.model._tempfile.mkdtemp", full)
+    with pytest.raises(LoadError, match="No space left on device"):
+        save(load(program()), tmp_path / "out.mlpackage")
+    assert not list(tmp_path.iterdir())

@@ -8,13 +8,17 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 
 import networkx
 import pytest
 
+import anesurgery as ane
 from anesurgery import registry
-from anesurgery.surgery import find_recipe
+from anesurgery.mil import ct, mb
+from anesurgery.surgery import Recipe, find_recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -207,6 +211,59 @@ def test_a_circle_would_be_found() -> None:
 def test_arrows_point_downwards() -> None:
     upward = [(a, b) for a, b in house().edges if ROOMS.index(room(a)) > ROOMS.index(room(b))]
     assert not upward
+
+
+HOPS = 14
+"""Most files between `ane.apply` and the saved package, along any one chain of calls."""
+
+PROJECT = (f"{ENGINE}/", f"{PASSES}/", f"{RECIPES}/")
+
+
+def chain(frame: FrameType | None) -> list[str]:
+    """The files of the project on a stack, the outermost first; the decorator that takes turns is no stop."""
+    found: list[str] = []
+    while frame is not None:
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith(PROJECT) and function not in ("<module>", "alone"):
+            name = module_name(Path(file).resolve())
+            if not found or found[-1] != name:
+                found.append(name)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def operated(folder: Path) -> set[tuple[str, ...]]:
+    """Every chain of files from `apply`, given a path, to the saved package."""
+    inputs = [mb.TensorSpec((2, 3))]
+    program = mb.program(input_specs=inputs, opset_version=ct.target.iOS16)(
+        lambda x: mb.sub(x=x, y=mb.abs(x=x))
+    )
+    path = ane.apply(program, [], quiet=True).save(folder / "before.mlpackage")
+    recipe = Recipe("own", (registry.make_pass("negate_subtract"),))
+    chains: set[tuple[str, ...]] = set()
+
+    def watch(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PROJECT):
+            chains.add(tuple(chain(frame)))
+
+    sys.setprofile(watch)
+    try:
+        ane.apply(path, recipe, quiet=True).save(folder / "after.mlpackage")
+    finally:
+        sys.setprofile(None)
+    return chains
+
+
+def test_calls_lead_to_the_saved_package_in_few_hops_and_never_upwards(tmp_path: Path) -> None:
+    """Upwards the engine calls the pass alone, which the check of a site asks (`sample`) what to draw."""
+    chains = operated(tmp_path)
+    assert any("anesurgery.files.writing" in c for c in chains)
+    longest = max(chains, key=lambda c: len(set(c)))
+    assert len(set(longest)) <= HOPS, longest
+    calls = {call for c in chains for call in pairwise(c) if not call[1].startswith("anesurgery.passes")}
+    order = {name: ROOMS.index(room(name)) for call in calls for name in call if room(name)}
+    upward = [(a, b) for a, b in calls if order.get(a, -1) > order.get(b, len(ROOMS))]
+    assert not [(a, b) for a, b in upward if (room(a), b) != ("checking", "anesurgery.rewriting.rewrite")]
 
 
 def test_no_file_name_is_used_in_two_rooms() -> None:

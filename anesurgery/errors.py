@@ -25,6 +25,10 @@ class NotExpressible(LoadError):  # noqa: N818 - reads as a statement
     """A neural network, or a layer of one, that may be sound, but that no ML Program can be made of."""
 
 
+class IsPipeline(LoadError):  # noqa: N818 - reads as a statement
+    """A pipeline, where a single model is asked for."""
+
+
 class PatternError(SurgeryError):
     """A pattern is written in a way that cannot match."""
 

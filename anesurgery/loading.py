@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anesurgery.errors import LoadError, UnknownName
+from anesurgery.errors import IsPipeline, LoadError, UnknownName
 from anesurgery.files import protobuf
 from anesurgery.files.compiled import (
     PROGRAM_TEXT,
@@ -20,7 +20,7 @@ from anesurgery.files.compiled import (
 from anesurgery.files.description import saved
 from anesurgery.files.interface import Interface, signatures
 from anesurgery.files.mil_program import program_text
-from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, read_spec
+from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, part_names, read_spec
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Block, Operation, Program, ct, exclusive
 from anesurgery.neuralnetwork.importing import import_network
@@ -99,6 +99,40 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
     parts = _parts(spec, str(path), source.resolve(), weights)
     opened.check_place()
     return spec, parts
+
+
+@exclusive
+def load_member(model: Any, member: str | int) -> Loaded:
+    """One model of a pipeline; a neural network is made into an ML Program.
+
+    Args:
+        model: path or MLModel of a pipeline.
+        member: its name, or its number from 0 (also as text).
+
+    Raises:
+        LoadError: it is no pipeline, or the member can be no ML Program.
+        UnknownName: no such member.
+    """
+    if isinstance(model, ct.models.MLModel) and model.package_path is None:
+        spec, source, weights, where = model.get_spec(), Path(), None, "this MLModel"
+    else:
+        where = str(getattr(model, "package_path", model))
+        source = Path(where).expanduser().resolve()
+        file, weights = locate(source)
+        spec = read_spec(file)
+    kind = spec.WhichOneof("Type")
+    if kind not in PIPELINES:
+        raise LoadError(f"{where} is no pipeline; leave member={member!r} out")
+    models, names = PIPELINES[kind](spec).models, part_names(PIPELINES[kind](spec))
+    wanted = str(member)
+    if wanted not in names and wanted.isdigit() and int(wanted) < len(names):
+        wanted = names[int(wanted)]
+    if wanted not in names:
+        raise UnknownName("member", wanted, names)
+    found = _parts(models[names.index(wanted)], f"{wanted} of {where}", source, weights)
+    if len(found) > 1:
+        raise IsPipeline(f"{wanted} of {where} is a pipeline itself")
+    return found[0]
 
 
 def _parts(spec: Any, where: str, source: Path, weights: Path | None) -> list[Loaded]:

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
-from anesurgery.errors import InterfaceError
+from anesurgery.errors import InterfaceError, IsPipeline
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs
+from anesurgery.files.package import Loaded
+from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
-from anesurgery.loading import load
-from anesurgery.mil import Array
+from anesurgery.loading import load, load_member
+from anesurgery.mil import Array, Program
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,16 @@ class Comparison:
     @property
     def ok(self) -> bool:
         """Does every output reach the gate by finite values, with nothing undefined on one side only?"""
-        return all(o.psnr >= self.gate and not o.failure for o in self.outputs)
+        some = any(o.compared for o in self.outputs)
+        return some and all(o.psnr >= self.gate and not o.failure for o in self.outputs)
 
     @property
     def verdict(self) -> str:
         """How the numbers stand to the gate, what no number says, and where it begins; in words."""
         failures = [o.failure for o in self.outputs if o.failure]
-        measured = [o.psnr for o in self.outputs if not o.is_vacuous]
+        if not failures and not any(o.compared for o in self.outputs):
+            failures = ["no output holds a number: nothing was compared"]
+        measured = [o.psnr for o in self.outputs if o.compared]
         worst = [f"worst PSNR {min(measured):.1f} dB, gate {self.gate:g} dB"] if measured else []
         place = [f"first diverging op: {self.first_divergence}"] if self.first_divergence else []
         return "; ".join([*worst, *failures, *place])
@@ -80,6 +85,7 @@ def compare(
     function: str | None = None,
     seed: int = 0,
     last: bool = False,
+    member: str | int | None = None,
 ) -> Comparison:
     """Run two models on the same inputs with the interpreter and measure how far apart they are.
 
@@ -93,27 +99,27 @@ def compare(
         function: which function to run; `main` or the first by default.
         seed: of the sampled inputs.
         last: where an output of `b` has one position and that of `a` several, compare the last of them.
+        member: of pipelines, the one model to compare, by name or number; the whole pipelines when absent.
 
     Raises:
         InterfaceError: the models give different outputs although nothing was declared.
+        InterpretError: inputs that do not fit.
     """
     from anesurgery.checking.divergence import first_divergence
-    from anesurgery.interpret import run
 
-    first, second = load(a).program, load(b).program
+    try:
+        first, second = _single(a, member), _single(b, member)
+    except IsPipeline:
+        return _compare_pipelines(a, b, inputs, precision, gate, seed, last)
     if inputs is None:
-        inputs = sample_inputs(first, function=function, seed=seed)
-    old = run(first, inputs, precision=precision, function=function)
+        inputs = sample_inputs(first.program, function=function, seed=seed)
+    else:
+        inputs = bound(first, inputs, function)
+    old = run(first.program, inputs, precision=precision, function=function)
     expected = adapt_outputs(contract, old, inputs)
     new_inputs = adapt_inputs(contract, inputs)
-    found = run(second, new_inputs, precision=precision, function=function)
-    if set(expected) != set(found):
-        raise InterfaceError(
-            f"the outputs {sorted(expected)} became {sorted(found)}; compare models of the same interface, "
-            "or pass the contract of the surgery"
-        )
-    pairs = {n: _numbers(expected[n], found[n]) for n in expected}
-    rows = tuple(compare_arrays(n, *_positions(n, x, y, last)) for n, (x, y) in pairs.items())
+    found = run(second.program, new_inputs, precision=precision, function=function)
+    rows = _rows(expected, found, last)
     words = tuple(change.words for change in contract)
     result = Comparison(rows, precision, gate, None, words)
     if result.ok:
@@ -122,6 +128,36 @@ def compare(
         first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
     )
     return Comparison(rows, precision, gate, None if where is None else str(where), words)
+
+
+def _single(model: Any, member: str | int | None) -> Loaded:
+    """A model, or the member of a pipeline."""
+    whole = member is None or isinstance(model, (Program, Loaded))
+    return load(model) if whole else load_member(model, member or 0)
+
+
+def _compare_pipelines(
+    a: Any, b: Any, inputs: Mapping[str, Array] | None, precision: str, gate: float, seed: int, last: bool
+) -> Comparison:
+    """The comparison of what two pipelines, or a pipeline and a model, give in the end."""
+    first, second = (Predictor(model, precision=precision, fuse=False) for model in (a, b))
+    values = first.sample(seed) if inputs is None else inputs
+    return Comparison(_rows(first(values), second(values), last), precision, gate)
+
+
+def _rows(expected: Mapping[str, Any], found: Mapping[str, Any], last: bool) -> tuple[OutputComparison, ...]:
+    """The measures of each output.
+
+    Raises:
+        InterfaceError: the outputs are others, or of other shapes.
+    """
+    if set(expected) != set(found):
+        raise InterfaceError(
+            f"the outputs {sorted(expected)} became {sorted(found)}; compare models of the same interface, "
+            "or pass the contract of the surgery"
+        )
+    pairs = {n: _numbers(expected[n], found[n]) for n in expected}
+    return tuple(compare_arrays(n, *_positions(n, x, y, last)) for n, (x, y) in pairs.items())
 
 
 def _positions(name: str, a: Array, b: Array, last: bool) -> tuple[Array, Array]:

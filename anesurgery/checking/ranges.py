@@ -127,6 +127,7 @@ def ranges(
     chip: str | None = None,
     function: str | None = None,
     seed: int = 0,
+    member: str | int | None = None,
 ) -> Ranges:
     """Run a calibration set and report the range of every op, and where fp16 or the Neural Engine would fail.
 
@@ -136,12 +137,13 @@ def ranges(
         chip: whose arithmetic ("M1"); only what holds on every chip measured when absent.
         function: which function; `main` or the first by default.
         seed: of the sampled inputs.
+        member: of a pipeline, the one model to run, by name or number; all of them when absent.
 
     Raises:
         InterpretError: inputs that do not fit, or an unknown chip.
         SurgeryError: an empty calibration set.
     """
-    first = Predictor(model, function=function)
+    first = Predictor(model, function=function, member=member)
     if inputs is None:
         inputs = first.sample(seed)
     samples = [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)

@@ -21,7 +21,7 @@ from anesurgery import __version__, registry
 from anesurgery.commands.decompiling import decompile
 from anesurgery.commands.doctor import doctor
 from anesurgery.commands.inspecting import inspect
-from anesurgery.commands.options import BAD_INPUT, DEFECT, Function, Json, Model, Quiet, Seed, show
+from anesurgery.commands.options import BAD_INPUT, DEFECT, Function, Json, Member, Model, Quiet, Seed, show
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.commands.written_options import written_options
 from anesurgery.display import printable
@@ -191,6 +191,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The .npz file to write.")] = None,
     precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
     function: Function = None,
+    member: Member = None,
     seed: Seed = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace the --out file if it exists.")] = False,
     as_json: Json = False,
@@ -208,7 +209,7 @@ def run(
     if out is not None:
         check_place(out.expanduser().absolute(), overwrite, Path(model).expanduser())
     with waiting("running the model", quiet):
-        predictor = Predictor(model, precision=precision, function=function)
+        predictor = Predictor(model, precision=precision, function=function, member=member)
         values = predictor.sample(seed) if inputs is None else arrays.read(inputs)
         made = {name: np.asarray(value) for name, value in predictor(values).items()}
     if out is not None:
@@ -224,6 +225,7 @@ def ranges(
     ] = None,
     chip: Annotated[str | None, typer.Option(help='Whose arithmetic, as "M1".')] = None,
     function: Function = None,
+    member: Member = None,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -236,7 +238,7 @@ def ranges(
 
     samples = [arrays.read(path) for path in inputs] if inputs else None
     with waiting("running the model in three arithmetics", quiet):
-        found = certify(model, samples, chip=chip, function=function, seed=seed)
+        found = certify(model, samples, chip=chip, function=function, seed=seed, member=member)
     show(found.to_json(), surgeries.ranges_group(found), as_json, quiet)
     if not found.ok:
         raise typer.Exit(1)
@@ -252,6 +254,7 @@ def compare(
         bool, typer.Option("--last", help="Where B gives one position and A several, compare A's last.")
     ] = False,
     function: Function = None,
+    member: Member = None,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -262,7 +265,9 @@ def compare(
     from anesurgery.show import surgeries
 
     with waiting("running both models", quiet):
-        found = run(a, b, precision=precision, gate=gate, function=function, seed=seed, last=last)
+        found = run(
+            a, b, precision=precision, gate=gate, function=function, seed=seed, last=last, member=member
+        )
     show(found.to_json(), surgeries.comparison_group(found), as_json, quiet)
     if not found.ok:
         raise typer.Exit(1)

@@ -18,6 +18,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 Model = Annotated[str, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc.", show_default=False)]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled inputs.")]
 Function = Annotated[str | None, typer.Option(help="Which function, by name; the default one when absent.")]
+Member = Annotated[
+    str | None, typer.Option(help="Of a pipeline, one of its models by name or number; all when absent.")
+]
 
 
 def show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:

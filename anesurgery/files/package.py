@@ -98,6 +98,14 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
 """Kind of model -> the pipeline in its specification."""
 
 
+def part_names(pipeline: Any) -> list[str]:
+    """A name for each model of a pipeline: those of the file where it has one for each, else "model 0", ..."""
+    count, given = len(pipeline.models), list(pipeline.names)
+    if len(set(given)) == count and all(given):
+        return given
+    return [f"model {i}" for i in range(count)]
+
+
 def locate(path: Path) -> tuple[Path, Path | None]:
     """The specification file and the folder of weights of a model on disk; of a compiled one, its text.
 

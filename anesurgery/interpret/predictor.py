@@ -13,8 +13,8 @@ from anesurgery.interpret.core import Executable
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.probe import Probe
 from anesurgery.interpret.sampling import sample_function
-from anesurgery.loading import load, load_parts
-from anesurgery.mil import Function, ct
+from anesurgery.loading import load, load_member, load_parts
+from anesurgery.mil import Function, ct, function_of
 
 
 class Predictor:
@@ -29,6 +29,7 @@ class Predictor:
         function: which function; the default of the package, or `main`, when absent.
         fuse: may "fp32" compute attention at once, as torch does? Its sums then come in another order.
         device: "cpu", or "cuda" where torch has one.
+        member: of a pipeline, the one model to run, by name or number; all of them when absent.
 
     Raises:
         InterpretError: an op that is not known, or no such device.
@@ -44,8 +45,9 @@ class Predictor:
         function: str | None = None,
         fuse: bool = True,
         device: str = "cpu",
+        member: str | int | None = None,
     ) -> None:
-        self._spec, parts = _read(model)
+        self._spec, parts = _read(model, member)
         self.parts = parts
         self.executables = [
             Executable(
@@ -109,8 +111,11 @@ class Predictor:
         return self.executables[0].make_state()
 
 
-def _read(model: Any) -> tuple[Any, list[Loaded]]:
+def _read(model: Any, member: str | int | None = None) -> tuple[Any, list[Loaded]]:
     """The specification, and the programs to run in order."""
+    if member is not None:
+        loaded = load_member(model, member)
+        return loaded.spec, [loaded]
     if isinstance(model, Predictor):
         return model._spec, model.parts
     if isinstance(model, ct.models.MLModel) and model.package_path:
@@ -137,6 +142,18 @@ def _description(loaded: Loaded, function: Function) -> Any:
     return described.get(name, loaded.spec.description)
 
 
+def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None) -> dict[str, Any]:
+    """The inputs of a program, from what a caller gives to the model that it is part of.
+
+    Raises:
+        InterpretError: they are not what the description of the model allows.
+        UnknownName: no such function or input.
+    """
+    description = _description(loaded, function_of(loaded.program, _function_name(loaded, function)))
+    features.check_names(values, values)
+    return dict(values) if description is None else features.bind(description.input, values)
+
+
 def run(
     model: Any,
     values: Mapping[str, Any],
@@ -147,6 +164,7 @@ def run(
     listener: Listener | None = None,
     state: state.States | None = None,
     device: str = "cpu",
+    member: str | int | None = None,
 ) -> dict[str, Any]:
     """Run a model once, op by op: numbers, on any machine.
 
@@ -160,12 +178,15 @@ def run(
         listener: told about each op.
         state: from `Predictor.make_state`; it keeps what the model wrote.
         device: "cpu", or "cuda" where torch has one.
+        member: of a pipeline, the one model to run, by name or number; all of them when absent.
 
     Raises:
         InterpretError: inputs that do not fit, an op that is not known or fails.
         UnknownName: no such function or value.
     """
-    predictor = Predictor(model, precision=precision, function=function, fuse=False, device=device)
+    predictor = Predictor(
+        model, precision=precision, function=function, fuse=False, device=device, member=member
+    )
     if outputs is None:
         return predictor(values, state=state, listener=listener)
     names = list(outputs)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import LoadError, NotExpressible
-from anesurgery.files.package import Loaded
+from anesurgery.errors import IsPipeline, LoadError, NotExpressible
+from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, part_names
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Function, Program, Var, ct, exclusive, mb, producer, quiet_host
 from anesurgery.neuralnetwork import ports
@@ -57,13 +57,24 @@ def import_network(
     """
     kind = spec.WhichOneof("Type")
     if kind not in NETWORKS:
-        how = "convert it with minimum_deployment_target=ct.target.iOS15 or later"
-        raise LoadError(f"{what} is a {kind}, not an ML Program; {how}")
+        raise _no_network(spec, what, kind)
     try:
         program, made, notes = _import(spec, custom, keep_names)
     except LoadError as error:
         raise type(error)(f"{what}: {error}") from error
     return Loaded(program, made, source, None, compute_units, notes)
+
+
+def _no_network(spec: Any, what: str, kind: str) -> LoadError:
+    """Why there is nothing to import, and what to do instead."""
+    if kind in PIPELINES:
+        names = ", ".join(part_names(PIPELINES[kind](spec)))
+        return IsPipeline(f"{what} is a pipeline of several models ({names}); name one of them as the member")
+    if kind == PROGRAM:
+        return LoadError(f"{what} is an ML Program already")
+    return LoadError(
+        f"{what} is of type {kind}, which has no tensor ops: there is nothing to run or to rewrite"
+    )
 
 
 def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program, Any, tuple[str, ...]]:

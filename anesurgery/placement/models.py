@@ -10,7 +10,7 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files import package as program
-from anesurgery.files.package import PIPELINES, Loaded, read_spec
+from anesurgery.files.package import PIPELINES, Loaded, part_names, read_spec
 from anesurgery.mil import Program, ct
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement.inspection import Inspection
@@ -151,14 +151,6 @@ def _pipeline(pipeline: Any, target: Target, label: str, programs: _Programs) ->
     if bare:
         notes.append(f"without ops, and not counted in the status: {', '.join(bare)}")
     return Inspection(label, target, (), notes=tuple(notes), parts=parts)
-
-
-def part_names(pipeline: Any) -> list[str]:
-    """A name for each model of a pipeline: those of the file where it has one for each, else "model 0", ..."""
-    count, given = len(pipeline.models), list(pipeline.names)
-    if len(set(given)) == count and all(given):
-        return given
-    return [f"model {i}" for i in range(count)]
 
 
 def _line(kind: str) -> str:

@@ -158,7 +158,16 @@ def has_flop(inspection: Inspection) -> bool:
 
 
 def verdict(inspection: Inspection) -> str:
-    """The status in words."""
+    """The status in words; of a pipeline with models without ops, which models it speaks of."""
+    named = [(name, bool(part.ops)) for name, part in sections(inspection)]
+    bare = [name for name, has_ops in named if not has_ops]
+    if not bare or len(bare) == len(named):
+        return _verdict(inspection)
+    rest = f"nothing is said of {', '.join(bare)}, without ops that could be placed"
+    return f"In {len(named) - len(bare)} of {len(named)} models: {_verdict(inspection)} ({rest})"
+
+
+def _verdict(inspection: Inspection) -> str:
     counts = inspection.counts
     total = sum(counts.values())
     if not total:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from anesurgery.errors import LoadError
-from anesurgery.files.package import Loaded, save
+from anesurgery.files.package import Loaded, part_names, save
 from anesurgery.files.protobuf import proto
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host
 from anesurgery.placement import Inspection, OpRow, Target
-from anesurgery.placement.models import inspect_other, kind_of, part_names, spec_of
+from anesurgery.placement.models import inspect_other, kind_of, spec_of
 
 ANY = Target.parse(None)
 

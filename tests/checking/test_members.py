@@ -1,0 +1,122 @@
+"""Pipelines: run, compare and range-check them as a whole, or one of their models by name or number."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anesurgery as ane
+from anesurgery.commands import app as cli
+from anesurgery.errors import InterpretError, LoadError, UnknownName
+from anesurgery.files.protobuf import proto
+from anesurgery.mil import ct, quiet_host
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.show import summary
+
+X = {"x": np.array([[-2.0, 3.0]], np.float32)}
+
+
+def network(slope: float = 2.0, given: str = "x", made: str = "y") -> Any:
+    """Doubles, by default."""
+    layer = make_layer("activation", [given], [made], linear={"alpha": slope, "beta": 0.0})
+    spec = make_network({given: (1, 2)}, [layer], [made])
+    spec.description.output[0].type.multiArrayType.shape.extend([1, 2])
+    return spec
+
+
+def pipeline(path: Path, *models: Any, names: tuple[str, ...] = ()) -> Path:
+    spec = proto.Model_pb2.Model(specificationVersion=4)
+    for model in models:
+        spec.pipeline.models.add().CopyFrom(model)
+    spec.pipeline.names.extend(names)
+    spec.description.input.add().CopyFrom(models[0].description.input[0])
+    spec.description.output.add().CopyFrom(models[-1].description.output[0])
+    path.write_bytes(spec.SerializeToString())
+    return path
+
+
+def imputer() -> Any:
+    """A model without tensor ops."""
+    spec = proto.Model_pb2.Model(specificationVersion=1)
+    spec.identity.SetInParent()
+    spec.description.input.add().CopyFrom(network(given="y").description.input[0])
+    spec.description.output.add(name="z").type.multiArrayType.shape.extend([1, 2])
+    return spec
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    return pipeline(tmp_path / "two.mlmodel", network(), network(-1, "y", "z"), names=("double", "negate"))
+
+
+def test_run_and_ranges_of_a_member(two: Path) -> None:
+    np.testing.assert_array_equal(ane.run(two, X)["z"], [[4, -6]])
+    np.testing.assert_array_equal(ane.run(two, X, member="double")["y"], [[-4, 6]])
+    np.testing.assert_array_equal(ane.run(two, {"y": X["x"]}, member=1)["z"], [[2, -3]])
+    assert len(ane.ranges(two, X).rows) > len(ane.ranges(two, X, member="double").rows) >= 1
+
+
+def test_members_are_compared(two: Path, tmp_path: Path) -> None:
+    other = pipeline(
+        tmp_path / "other.mlmodel", network(2), network(-1.5, "y", "z"), names=("double", "negate")
+    )
+    assert ane.compare(two, two).ok
+    whole = ane.compare(two, other)
+    assert (whole.ok, [o.name for o in whole.outputs]) == (False, ["z"])
+    assert ane.compare(two, other, member="double").ok
+    apart = ane.compare(two, other, member="negate")
+    assert not apart.ok
+    assert apart.first_divergence
+
+
+def test_members_that_are_none(two: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="unknown member 'dubble'; did you mean 'double'"):
+        ane.run(two, X, member="dubble")
+    with pytest.raises(UnknownName, match="unknown member '2'"):
+        ane.run(two, X, member=2)
+    alone = tmp_path / "one.mlmodel"
+    alone.write_bytes(network().SerializeToString())
+    with pytest.raises(LoadError, match=r"one.mlmodel is no pipeline; leave member='double' out"):
+        ane.run(alone, X, member="double")
+
+
+def test_what_has_no_ops_is_named_and_others_can_be_run(tmp_path: Path) -> None:
+    path = pipeline(tmp_path / "mixed.mlmodel", network(), imputer(), names=("double", "clean"))
+    with pytest.raises(LoadError, match="is of type identity, which has no tensor ops: nothing to run"):
+        ane.run(path, X)
+    np.testing.assert_array_equal(ane.run(path, X, member="double")["y"], [[-4, 6]])
+    said = summary.verdict(ane.inspect(path))
+    assert said.startswith("In 1 of 2 models: ")
+    assert "nothing is said of clean" in said
+
+
+def test_advice_for_a_pipeline_is_to_name_a_member(two: Path) -> None:
+    with pytest.raises(LoadError) as raised:
+        ane.apply(two, "negate_subtract")
+    assert "is a pipeline of several models (double, negate)" in str(raised.value)
+    assert "minimum_deployment_target" not in str(raised.value)
+
+
+def test_members_on_the_command_line(two: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for words in (["run", two], ["ranges", two], ["compare", two, two]):
+        monkeypatch.setattr(sys, "argv", ["anesurgery", *map(str, words), "--member", "0", "--json"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        assert json.loads(capsys.readouterr().out)
+
+
+def test_compare_keeps_to_the_shapes_that_are_described(tmp_path: Path) -> None:
+    with quiet_host():
+        traced = torch.jit.trace(torch.nn.ReLU().eval(), torch.zeros(1, 4))
+        flexible = ct.convert(traced, inputs=[ct.TensorType(name="x", shape=(1, ct.RangeDim(2, 8, 4)))])
+    assert ane.compare(flexible, flexible, {"x": np.ones((1, 8), np.float32)}).ok
+    for size in (1, 9):
+        with pytest.raises(InterpretError, match=r"expected \(1, 2..8\)"):
+            ane.compare(flexible, flexible, {"x": np.ones((1, size), np.float32)})

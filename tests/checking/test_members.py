@@ -114,7 +114,7 @@ def test_members_on_the_command_line(two: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_compare_keeps_to_the_shapes_that_are_described(tmp_path: Path) -> None:
     with quiet_host():
-        traced = torch.jit.trace(torch.nn.ReLU().eval(), torch.zeros(1, 4))
+        traced = torch.jit.trace(torch.nn.ReLU().eval(), torch.zeros(1, 4))  # type: ignore[no-untyped-call]
         flexible = ct.convert(traced, inputs=[ct.TensorType(name="x", shape=(1, ct.RangeDim(2, 8, 4)))])
     assert ane.compare(flexible, flexible, {"x": np.ones((1, 8), np.float32)}).ok
     for size in (1, 9):

@@ -228,10 +228,7 @@ def test_bad_files_are_explained(corpus: Path, name: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [
-        ("pipeline", "is a pipeline of"),
-        ("treeEnsembleRegressor", "is of type treeEnsembleRegressor, which has no"),
-    ],
+    [("pipeline", "is a pipeline of"), ("treeEnsembleRegressor", "is of type treeEnsembleRegressor")],
 )
 def test_other_kinds_of_model_are_named(tmp_path: Path, kind: str, words: str) -> None:
     spec = protobuf.proto.Model_pb2.Model(specificationVersion=5)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anesurgery.checking.comparison import Comparison, compare
     from anesurgery.checking.divergence import first_divergence
     from anesurgery.checking.ranges import ranges
-    from anesurgery.checking.site import Tolerance
+    from anesurgery.checking.grades import Tolerance
     from anesurgery.errors import Refusal, SurgeryError
     from anesurgery.files.compiled_package import decompile
     from anesurgery.files.package import save
@@ -55,7 +55,7 @@ _HOMES = {
     "Surgery": "surgery",
     "SurgeryError": "errors",
     "Predictor": "interpret",
-    "Tolerance": "checking.site",
+    "Tolerance": "checking.grades",
     "any_of": "rewriting.pattern",
     "apply": "surgery",
     "compare": "checking.comparison",

@@ -68,6 +68,10 @@ class CausalMaskTensor(Rewrite):
     name: ClassVar[str] = "causal_mask_tensor"
     # they rewrite the spellings of a mask that it knows
     precedes: ClassVar[tuple[str, ...]] = ("negate_subtract", "explicit_broadcast")
+    tolerates_nonfinite: ClassVar[bool] = False
+    """An infinite score that was masked meets a finite number to add."""
+    magnitude: ClassVar[float] = 8.0
+    """Scores must stay far below the fill: rows of 128 numbers up to 8 give 724."""
     shares_inner: ClassVar[bool] = True
     fill: float = -1e4
     """What is added to a score that is shut out."""

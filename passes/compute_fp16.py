@@ -54,7 +54,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery import mil
-from anesurgery.checking.site import Tolerance
+from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.facts.half import FILL, NORMS, Verdicts, judge
 from anesurgery.facts.reading import number

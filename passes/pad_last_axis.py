@@ -42,7 +42,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.padded_region import build, find_region
 from anesurgery.facts.padding import is_pointwise_conv, product_axis
@@ -60,6 +60,8 @@ class PadLastAxis(Rewrite):
     # it looks for the form that the front end gives
     precedes: ClassVar[tuple[str, ...]] = ("negate_subtract", "explicit_broadcast")
     tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A zero of the padding makes NaN of an infinity."""
     shares_inner: ClassVar[bool] = True
     multiple: int = 64
     """Length that the last axis becomes a multiple of (Apple's own rule for fp16 is 32)."""

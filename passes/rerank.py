@@ -39,7 +39,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.facts.views import FRAMES, Frame, frame, seen_as, tensors, transpose_by_blocks
 from anesurgery.mil import Operation, Program, Var, mb, np_dtype, producer, static_shape, types, walk_ops

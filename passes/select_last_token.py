@@ -46,7 +46,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal, UnknownName
 from anesurgery.facts.rowwise import RULES, Tail, last_row, leads_to_weights, rebuild, row_tail, takes_last
 from anesurgery.files.interface_change import InterfaceChange, Values

@@ -1,172 +1,100 @@
-"""Prove one edit: run the old and the new ops on the same numbers, before the old ones are removed.
+"""Check one edit: both sides are compared before the old ops are removed, and the result carries its grade.
 
-The values that both sides read from outside are drawn at random; what it costs is the size of the edit,
-not of the model.
+What it costs is the size of the edit, not of the model: the values that both sides read from outside stand for
+themselves, or are drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anesurgery.checking.adversarial import Drawing, Sampler, address_bounds, constants_of
+from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
-from anesurgery.facts.slices import reads, slice_back
-from anesurgery.mil import Array, Operation, Var, is_symbolic, np_dtype, types
+from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance
+from anesurgery.mil import Operation, Var
 
 if TYPE_CHECKING:
-    import torch
+    from anesurgery.checking.numbers import BothSides
 
-Sampler = Callable[[Var, np.random.Generator], "Array | None"]
+__all__ = ["EXACT", "LARGEST_SITE", "REASSOCIATED", "Tolerance", "check_site"]
 
 LARGEST_SITE = 400
-"""Ops on the old side above which an edit is not proven by itself (`prove="model"` covers it)."""
-
-SYMBOL_LENGTH = 3
-"""Length that stands for a symbolic dimension while an edit is proven."""
+"""Ops on the old side above which an edit is not checked by itself (`prove="model"` covers it)."""
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """What a pass promises at its own sites, computed in fp32."""
-
-    rtol: float = 0.0
-    """Largest difference, relative to the largest magnitude of the old value; 0 means bit-exact."""
-
-    def __str__(self) -> str:
-        return "bit-exact" if self.rtol == 0 else f"within {self.rtol:g} of the largest value"
-
-
-EXACT = Tolerance()
-REASSOCIATED = Tolerance(1e-5)
-"""For sums in another order: fp32 rounding of a few thousand terms stays below it."""
-
-
-@dataclass(frozen=True)
-class SiteProof:
-    """The difference between the old and the new values of one edit, on random inputs in fp32."""
-
-    max_abs: float
-    max_rel: float
-    """`max_abs` over the largest finite magnitude of the old value."""
-    values: int
-    """Number of elements compared; undefined old ones (NaN) are left out."""
-
-    def within(self, tolerance: Tolerance) -> bool:
-        """Does the difference keep the promise?"""
-        return self.max_abs == 0 if tolerance.rtol == 0 else self.max_rel <= tolerance.rtol
-
-
-def prove_site(
+def check_site(
     replaced: Sequence[tuple[Var, Var]],
     new_ops: Sequence[Operation],
     sample: Sampler,
-    rng: np.random.Generator,
+    seed: int = 0,
     matched: Sequence[Operation] = (),
-    proven: dict[Hashable, SiteProof | str] | None = None,
-) -> SiteProof | str:
+    known: dict[Hashable, SiteCheck | str] | None = None,
+    promise: Promise = PLAIN,
+) -> SiteCheck | str:
     """Compare each old value with its replacement; a string says why this edit cannot be compared.
 
     Args:
         replaced: pairs (old value, new value) of equal shape.
         new_ops: the ops that the rewrite made, in order.
         sample: gives values for a boundary var whose range matters (ids), or None for the default.
-        rng: the source of randomness.
+        seed: of the random numbers.
         matched: the ops of the match; what they make is computed, even where the new side reads it.
-        proven: proofs of this pass by fingerprint; an edit that is the same computation is not run again.
+        known: checks of this pass by fingerprint; an edit that is the same computation is not run again.
+        promise: what the pass says about its edits.
     """
-    made = {v for op in new_ops for v in op.outputs}
-    outside = {v for op in new_ops for v in reads(op) if v not in made}
-    outside |= {new for _, new in replaced if new not in made}
-    boundary = {v for v in outside if v.op is None or v.op.op_type != "const"}
-    known = {v for op in matched for v in op.outputs}
-    stop = boundary - known
-    if stop != boundary:
-        edge = {v for op in matched for v in reads(op)} - known
-        stop = stop | edge if stop <= edge else stop
-    old_ops = slice_back([old for old, _ in replaced] + [v for v in boundary if v in known], stop)
-    if len(old_ops) > LARGEST_SITE:
-        return f"depends on {len(old_ops)} ops"
-    inner = {v for op in old_ops for v in op.outputs}
-    inputs = boundary | {v for op in old_ops for v in reads(op) if v not in inner}
-    # What the new side reads from inside the old side is computed, so it must not be drawn.
-    drawn = [v for v in inputs if v not in inner and not (v.op is not None and v.op.op_type == "const")]
-    proven = {} if proven is None else proven
-    key = fingerprint(replaced, old_ops, new_ops)
-    if key not in proven:
+    site = site_of(replaced, new_ops, matched)
+    if len(site.old_ops) > LARGEST_SITE:
+        return f"depends on {len(site.old_ops)} ops"
+    known = {} if known is None else known
+    key = fingerprint(replaced, site.old_ops, new_ops)
+    if key not in known:
         try:
-            bindings = {v: draw(v, sample, rng) for v in drawn}
+            known[key] = _checked(site, sample, seed, promise)
         except ValueError as reason:
             return str(reason)
-        carried = [v for v in boundary if v in inner]
-        proven[key] = _compare(replaced, old_ops, list(new_ops), bindings, carried)
-    return proven[key]
+    return known[key]
 
 
-def _compare(
-    replaced: Sequence[tuple[Var, Var]],
-    old_ops: list[Operation],
-    new_ops: list[Operation],
-    bindings: dict[Var, torch.Tensor],
-    carried: list[Var],
-) -> SiteProof | str:
-    from anesurgery.interpret import Unsupported, evaluate
+def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | str:
+    """The result of the strongest check that the site passes; what is not bit for bit also meets numbers."""
+    from anesurgery.checking.numbers import BothSides
+    from anesurgery.checking.proofs import prove
+    from anesurgery.interpret import Unsupported
 
-    olds = [old for old, _ in replaced]
     try:
-        old_values = evaluate(old_ops, bindings, [*olds, *carried])
+        sides = BothSides(site.replaced, site.old_ops, site.new_ops, site.drawn, site.carried)
+        proof = prove(site, seed)
+        if proof is not None and proof.grade is Grade.BITS:
+            return SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed)
+        found = _on_numbers(site, sides, sample, seed, promise)
     except Unsupported as reason:
         return str(reason)
-    bindings = {**bindings, **dict(zip(carried, old_values[len(olds) :], strict=True))}
-    new_values = evaluate(new_ops, bindings, [new for _, new in replaced])
-    parts = [_difference(o, n) for o, n in zip(old_values[: len(olds)], new_values, strict=True)]
-    return SiteProof(max(p[0] for p in parts), max(p[1] for p in parts), sum(p[2] for p in parts))
+    if proof is None or not found.within(promise.tolerance):
+        return found
+    return dataclasses.replace(found, grade=proof.grade, bound=proof.bound)
 
 
-def _difference(old: torch.Tensor, new: torch.Tensor) -> tuple[float, float, int]:
-    import torch
+def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promise: Promise) -> SiteCheck:
+    from anesurgery.checking.counterexample import shrunk
+    from anesurgery.checking.numbers import compare_numbers
 
-    if tuple(old.shape) != tuple(new.shape):
-        return float("inf"), float("inf"), 0
-    if torch.equal(old, new):
-        return 0.0, 0.0, old.numel()
-    defined = ~torch.isnan(old.double())
-    a, b = old.double()[defined], new.double()[defined]
-    apart = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(torch.inf, torch.inf)  # inf == inf agrees
-    largest = float(apart.max()) if apart.numel() else 0.0
-    finite = a[torch.isfinite(a)].abs()
-    scale = float(finite.max()) if finite.numel() else 0.0
-    return largest, (largest / scale if scale else largest), a.numel()
-
-
-def drawn_shape(var: Var) -> tuple[int, ...]:
-    """The shape of the values that stand for a var."""
-    return tuple(SYMBOL_LENGTH if is_symbolic(d) else int(d) for d in var.shape or ())
-
-
-def draw(var: Var, sample: Sampler, rng: np.random.Generator) -> torch.Tensor:
-    """Random values for a boundary var: as `sample` says, else normal, small non-negative, or coin flips.
-
-    Raises:
-        ValueError: the var is no plain tensor, or has no known rank.
-    """
-    import torch
-
-    if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
-        raise ValueError(f"%{var.name} is no tensor")
-    values: Any = sample(var, rng)
-    if values is None:
-        shape = drawn_shape(var)
-        dtype = np_dtype(var)
-        if dtype.kind == "f":
-            seed = torch.Generator().manual_seed(int(rng.integers(2**31)))
-            return torch.randn(shape, generator=seed).to(torch.from_numpy(np.zeros(0, dtype)).dtype)
-        elif dtype.kind == "b":
-            values = rng.random(shape) < 0.5
-        elif dtype.kind in "iu":
-            values = rng.integers(0, 2, shape).astype(dtype)
-        else:
-            raise ValueError(f"%{var.name} holds {dtype}")
-    return torch.from_numpy(np.ascontiguousarray(values)).reshape(np.shape(values))
+    ops = [*site.old_ops, *site.new_ops]
+    ordinary = promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite
+    bounds = address_bounds(site.drawn, ops)
+    drawing = Drawing(sample, constants_of(ops), bounds, ordinary, promise.magnitude)
+    worst = compare_numbers(sides, drawing, np.random.default_rng(seed), promise)
+    example = "" if worst.within(promise) else shrunk(sides, worst.numbers, promise)
+    return SiteCheck(
+        worst.max_abs,
+        worst.max_rel,
+        worst.values,
+        seed=seed,
+        finite_only=not promise.tolerates_nonfinite,
+        magnitude=promise.magnitude,
+        counterexample=example,
+    )

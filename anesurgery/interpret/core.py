@@ -50,7 +50,7 @@ class Plan:
         self,
         ops: Iterable[Operation],
         keep: Iterable[Var],
-        arithmetic: str,
+        arithmetic: str | dtypes.Arithmetic,
         outside: Plan | None = None,
         *,
         fuse: bool = False,
@@ -335,22 +335,36 @@ class Executable:
         return state.make(self.function)
 
 
+class Evaluator:
+    """A list of ops of one block, planned once and run many times.
+
+    Args:
+        ops: in an order in which they can run.
+        wanted: vars made by `ops`, bound, or constant.
+        precision: the arithmetic.
+    """
+
+    def __init__(
+        self, ops: Sequence[Operation], wanted: Sequence[Var], precision: str | dtypes.Arithmetic = "fp32"
+    ) -> None:
+        self.wanted = list(wanted)
+        self.plan = Plan(ops, wanted, precision)
+
+    def __call__(
+        self, bindings: Mapping[Var, torch.Tensor], listener: Listener | None = None
+    ) -> list[torch.Tensor]:
+        """The wanted values, given those that the ops read from outside; constants are read by themselves."""
+        env: Env = {v: dtypes.finish(t, dtypes.run_dtype(v), None) for v, t in bindings.items()}
+        with torch.inference_mode():
+            self.plan.run(env, listener)
+            return [dtypes.widen(self.plan.value(env, v)) for v in self.wanted]
+
+
 def evaluate(
     ops: Sequence[Operation],
     bindings: Mapping[Var, torch.Tensor],
     wanted: Sequence[Var],
-    precision: str = "fp32",
+    precision: str | dtypes.Arithmetic = "fp32",
 ) -> list[torch.Tensor]:
-    """The values of some vars after running a list of ops of one block.
-
-    Args:
-        ops: in an order in which they can run.
-        bindings: the values that they read from outside; constants are read by themselves.
-        wanted: vars made by `ops`, bound, or constant.
-        precision: the arithmetic.
-    """
-    plan = Plan(ops, wanted, precision)
-    env: Env = {v: dtypes.finish(t, dtypes.run_dtype(v), None) for v, t in bindings.items()}
-    with torch.inference_mode():
-        plan.run(env, None)
-        return [dtypes.widen(plan.value(env, v)) for v in wanted]
+    """The values of some vars after running a list of ops of one block once: see `Evaluator`."""
+    return Evaluator(ops, wanted, precision)(bindings)

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.site import SYMBOL_LENGTH, SiteProof, prove_site
+from anesurgery.checking.adversarial import SYMBOL_LENGTH
+from anesurgery.checking.grades import SiteCheck
+from anesurgery.checking.site import check_site
 from anesurgery.errors import InterpretError, PassError, ProofError, Refusal, SurgeryError
 from anesurgery.mil import Array, Operation, Var, any_symbolic
 from anesurgery.rewriting.passes import Pass
@@ -118,17 +120,20 @@ def compared(place: Place, built: Built) -> Mapping[str, Any]:
         return {"unproven": "the shape changes on purpose; compare whole models for it"}
     known = session.proven.setdefault(str(step), {})
     try:
-        proof = prove_site(pairs, built.made, place.sample, session.rng, built.matched, known)
+        proof = check_site(
+            pairs, built.made, place.sample, session.seed, built.matched, known, step.promise
+        )
     except InterpretError:
         if not any(any_symbolic(old.shape) for old, _ in pairs):
             raise
         return {"unproven": f"cannot be computed where dynamic sizes are {SYMBOL_LENGTH}"}
-    if not isinstance(proof, SiteProof):
+    if not isinstance(proof, SiteCheck):
         return {"unproven": proof}
     if not proof.within(step.tolerance):
         raise ProofError(
             f"pass {step.name} at {place}: old and new differ by {proof.max_abs:g} "
             f"({proof.max_rel:.2g} of the largest value); promised: {step.tolerance}"
+            + (f"; for example\n{proof.counterexample}" if proof.counterexample else "")
         )
     return {"proof": proof}
 

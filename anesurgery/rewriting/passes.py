@@ -7,12 +7,13 @@ changes. Users call `apply`, which works on a copy of the model and returns a `S
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.checking.site import EXACT, Tolerance
+from anesurgery.checking.grades import EXACT, Promise, Tolerance
 from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError
 from anesurgery.mil import exclusive, quiet_host
 from anesurgery.placement.target import Target
@@ -38,8 +39,17 @@ class Pass:
     """Names of passes, or patterns, that must come earlier."""
     tolerance: ClassVar[Tolerance] = EXACT
     """What holds at each of its sites in fp32."""
+    tolerates_nonfinite: ClassVar[bool] = True
+    """Does that hold for infinities and NaN too? False is an exception that reports name; say the reason."""
+    magnitude: ClassVar[float] = math.inf
+    """Up to which magnitude of the floats that a site reads that holds: a precondition that reports name."""
     caveat: ClassVar[str] = ""
     """What the caller should know where it changed something; a surgery notes it."""
+
+    @property
+    def promise(self) -> Promise:
+        """What its sites are checked against."""
+        return Promise(self.tolerance, self.tolerates_nonfinite, self.magnitude)
 
     def requires(self, graph: Graph) -> Refusal | None:
         """Why the pass cannot edit this graph at all, or None."""

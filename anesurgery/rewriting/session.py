@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anesurgery.checking.site import SiteProof
+from anesurgery.checking.grades import SiteCheck
 from anesurgery.display import Drawn, drawn
 from anesurgery.errors import Refusal
 from anesurgery.files import arrays
@@ -29,7 +29,7 @@ class Change:
     """Names of the ops that became dead, with their types: ``select mask_12``."""
     after: tuple[str, ...]
     bindings: str = ""
-    proof: SiteProof | None = None
+    proof: SiteCheck | None = None
     unproven: str = ""
     """Why there is no site proof, when one was wanted."""
 
@@ -91,7 +91,7 @@ class Session(Report):
     """Input -> the least and the largest value that the caller will give."""
     ran: list[str] = field(default_factory=list)
     """Names of the passes that have run."""
-    proven: dict[str, dict[Hashable, SiteProof | str]] = field(default_factory=dict)
+    proven: dict[str, dict[Hashable, SiteCheck | str]] = field(default_factory=dict)
     """Site proofs by step and fingerprint: the same computation is run once."""
     names: dict[Function, set[str]] = field(default_factory=dict)
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)

@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork import spec
@@ -58,6 +58,8 @@ class FoldBatchnorm(LayerRewrite):
     name: ClassVar[str] = "fold_batchnorm"
     # it may fold into their convolutions
     follows: ClassVar[tuple[str, ...]] = ("split_upsampling", "undilate_convolution")
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A factor of 0 meets an infinity in another place."""
     kinds: ClassVar[frozenset[str]] = frozenset({"batchnorm"})
     tolerance: ClassVar[Tolerance] = REASSOCIATED
 

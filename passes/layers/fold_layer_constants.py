@@ -43,7 +43,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from anesurgery.checking.site import draw
+from anesurgery.checking.adversarial import Drawing
 from anesurgery.errors import Refusal
 from anesurgery.facts.slices import slice_back
 from anesurgery.files.protobuf import proto
@@ -159,6 +159,8 @@ class FoldLayerConstants(LayerRewrite):
 
 def _computed(site: Site) -> Array:
     """The value of the one output as the interpreter computes it, whose rounding the proof compares."""
+    import torch
+
     from anesurgery.interpret import evaluate
 
     env = site.network.blobs.ctx.env
@@ -168,7 +170,8 @@ def _computed(site: Site) -> Array:
     ops = slice_back([var], unknown)
     read = {v for op in ops for _, v in operands(op) if v in unknown}
     rng = np.random.default_rng(0)
-    bindings = {v: draw(v, lambda *_: None, rng) for v in read}
+    drawing = Drawing(lambda *_: None)
+    bindings = {v: torch.from_numpy(drawing.draw(v, "normal", rng)) for v in read}
     return evaluate(ops, bindings, [var])[0].numpy()
 
 

@@ -45,7 +45,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import SYMBOL_LENGTH
+from anesurgery.checking.adversarial import SYMBOL_LENGTH
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Var, is_symbolic
 from anesurgery.neuralnetwork.editing.chains import chain_to

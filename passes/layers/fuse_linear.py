@@ -92,6 +92,8 @@ class FuseLinear(LayerRewrite):
     """Linear activations, sums and products with one number become one, or part of weights."""
 
     name: ClassVar[str] = "fuse_linear"
+    tolerates_nonfinite: ClassVar[bool] = False
+    """Factors that are taken together do not overflow or vanish in between."""
     kinds: ClassVar[frozenset[str]] = frozenset(LINES) | affine.KINDS
 
     def rewrite(self, site: Site) -> Refusal | None:

@@ -68,6 +68,8 @@ class LegacyClip(LayerRewrite):
     """Broadcasting minima and maxima become `clip`, a threshold, a ReLU, `min` or `max`."""
 
     name: ClassVar[str] = "legacy_clip"
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A side without a bound is clipped at the largest finite number."""
     kinds: ClassVar[frozenset[str]] = frozenset(PLAIN)
 
     def rewrite(self, site: Site) -> Refusal | None:

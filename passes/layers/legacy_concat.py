@@ -64,6 +64,8 @@ class LegacyConcat(LayerRewrite):
     """`concatND` becomes `concat`, or a sum of padded inputs along rows and columns."""
 
     name: ClassVar[str] = "legacy_concat"
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A join that is a product with zeros makes NaN of an infinity."""
     kinds: ClassVar[frozenset[str]] = frozenset({"concatND"})
     spatial: bool = True
     """Also along rows and columns?"""

@@ -47,7 +47,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import Tolerance, drawn_shape
+from anesurgery.checking.adversarial import drawn_shape
+from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import Array, Var
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site

@@ -55,6 +55,8 @@ class LegacyGather(LayerRewrite):
     """Gathers at constant indices become `slice`, `concat` or `convolution`."""
 
     name: ClassVar[str] = "legacy_gather"
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A selection that is a product with zeros makes NaN of an infinity."""
     kinds: ClassVar[frozenset[str]] = frozenset({"gather"})
 
     runs: int = 4

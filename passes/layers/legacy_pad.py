@@ -55,6 +55,8 @@ class LegacyPad(LayerRewrite):
     """`constantPad` becomes `padding`, and a `concat` with a number where channels are padded."""
 
     name: ClassVar[str] = "legacy_pad"
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A padding that is a product with zeros makes NaN of an infinity."""
     kinds: ClassVar[frozenset[str]] = frozenset({"constantPad"})
     channels: bool = True
     """Also channels?"""

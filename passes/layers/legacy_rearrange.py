@@ -58,6 +58,8 @@ class LegacyRearrange(LayerRewrite):
     """Rows of reshapes and transposes become one layer of the first releases, or none."""
 
     name: ClassVar[str] = "legacy_rearrange"
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A movement that is a product with zeros makes NaN of an infinity."""
     kinds: ClassVar[frozenset[str]] = frozenset(MOVERS)
     channels: int = CHANNELS
     """The most channels that a convolution may put in another order."""

@@ -34,7 +34,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, NAMES, SWAPS, from_end, swap

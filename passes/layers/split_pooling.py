@@ -45,7 +45,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.editing.spatial_axes import HEIGHT, WIDTH, borders, cut

@@ -48,7 +48,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.editing.kernels import WIDE, depthwise, no_image, takes
@@ -71,6 +71,8 @@ class SplitUpsampling(LayerRewrite):
     """Upsampling by more than 2 becomes upsampling by 2, and deconvolutions."""
 
     name: ClassVar[str] = "split_upsampling"
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A weight of 0 makes NaN of an infinity, in one form and not in the other."""
     kinds: ClassVar[frozenset[str]] = frozenset({"upsample"})
     tolerance: ClassVar[Tolerance] = REASSOCIATED
 

@@ -51,7 +51,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork import spec
@@ -101,6 +101,8 @@ class UndilateConvolution(LayerRewrite):
     """
 
     name: ClassVar[str] = "undilate_convolution"
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A kernel filled with zeros makes NaN of an infinity."""
     kinds: ClassVar[frozenset[str]] = frozenset({"convolution"})
     tolerance: ClassVar[Tolerance] = REASSOCIATED
     factor: float = 4.0

@@ -9,7 +9,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery import recipes, registry
-from anesurgery.checking.site import EXACT
+from anesurgery.checking.grades import EXACT
 from anesurgery.errors import SurgeryError
 from anesurgery.surgery import Recipe
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import get_new_symbol
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, PatternError, ProofError, Refusal
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops

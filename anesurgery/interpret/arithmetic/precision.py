@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,12 +31,21 @@ KEPT = 1 << 30
 run on; the pages of the weight file are given back."""
 
 
-def check(precision: str) -> str:
+class Arithmetic(Protocol):
+    """An arithmetic of its own in the place of a name: it says how each op is computed."""
+
+    def meaning(self, op: Operation, known: Meaning) -> Callable[..., Any]:
+        """The function that computes an op."""
+
+
+def check(precision: str | Arithmetic) -> str | Arithmetic:
     """The precision, if it exists.
 
     Raises:
         InterpretError: it does not, or nothing is known of the chip.
     """
+    if hasattr(precision, "meaning"):
+        return precision
     if isinstance(precision, str) and precision.startswith("ane:"):
         neural_engine.chip_of(precision)
     elif precision not in PRECISIONS:
@@ -52,17 +61,19 @@ def run_dtype(var: Var) -> torch.dtype | None:
     return {"f": torch.float32, "b": torch.bool}.get(kind, torch.int32)
 
 
-def rounding(var: Var, precision: str) -> Rounding | None:
+def rounding(var: Var, precision: str | Arithmetic) -> Rounding | None:
     """How the value is rounded when it is made; None when it is not."""
-    if run_dtype(var) != torch.float32 or precision == "fp32":
+    if run_dtype(var) != torch.float32 or precision == "fp32" or not isinstance(precision, str):
         return None
     if precision == "fp16":
         return torch.Tensor.half if np_dtype(var) == np.float16 else None
     return neural_engine.rounding(neural_engine.chip_of(precision))
 
 
-def meaning(op: Operation, known: Meaning, precision: str) -> Callable[..., Any]:
+def meaning(op: Operation, known: Meaning, precision: str | Arithmetic) -> Callable[..., Any]:
     """The function that computes an op in an arithmetic."""
+    if not isinstance(precision, str):
+        return precision.meaning(op, known)
     if precision in ("fp32", "fp16"):
         return known.function
     chip = neural_engine.chip_of(precision)
@@ -128,7 +139,7 @@ def as_tensor(array: Any) -> torch.Tensor:
     return tensor.to(torch.int32)
 
 
-def to_numpy(value: Any, var: Var, precision: str) -> Any:
+def to_numpy(value: Any, var: Var, precision: str | Arithmetic) -> Any:
     """An output for the user: fp16 outputs stay float16 in "fp16" arithmetic and are float32 in "fp32"."""
     if not isinstance(value, torch.Tensor):
         return value

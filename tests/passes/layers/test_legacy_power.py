@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from two_sided import Shape, layers_after, two, with_any_batch, with_constant
 
-from anesurgery.checking.site import EXACT
+from anesurgery.checking.grades import EXACT
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer
 from anesurgery.passes.layers.legacy_power import LegacyPower

@@ -1,0 +1,224 @@
+"""Draw numbers that tell two computations apart: edge values, the neighbours of constants, every scale.
+
+Among them are both zeros, subnormals, ties, the whole range of integers, infinities and NaN. A round is one
+draw for all values that both sides read. What is known of a value (its interval, the table that it indexes)
+bounds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anesurgery.facts.intervals import interval
+from anesurgery.facts.slices import reads
+from anesurgery.interpret.sampling import LOOKUPS, index_range
+from anesurgery.mil import Array, Operation, Var, constant, is_symbolic, np_dtype, types
+from anesurgery.ops import names
+
+Sampler = Callable[[Var, np.random.Generator], "Array | None"]
+
+ROUNDS = ("normal", "special", "nonfinite", "large", "small", "largest")
+"""The kinds of rounds, the most telling first."""
+FEW = 3
+"""Rounds of a site with many numbers."""
+MANY = 1 << 20
+"""Numbers in a round above which a site gets few rounds."""
+NUMBERS = 4096
+"""How many numbers a small site is checked on at least, the rounds being repeated up to `REPEATS` times."""
+REPEATS = 6
+SMALL_CONSTANT = 64
+"""Constants of up to this many elements are aimed at."""
+SYMBOL_LENGTH = 3
+"""Length that stands for a symbolic dimension while an edit is checked."""
+ADDRESSES = names(
+    """
+    shape begin end stride size reps pad axis axes k one_hot_vector_size start step lengths init_length index
+    num_splits split_sizes begins ends pred elem_shape
+    """
+)
+"""Parameters whose numbers say where or how many: any large number there is an error, not a test."""
+IMPLIED: dict[str, tuple[float, ...]] = {"relu6": (6.0,), "softsign": (1.0,), "sigmoid_hard": (-2.5, 2.5)}
+"""Constants that an op type has by itself."""
+
+
+def drawn_shape(var: Var) -> tuple[int, ...]:
+    """The shape of the values that stand for a var."""
+    return tuple(SYMBOL_LENGTH if is_symbolic(d) else int(d) for d in var.shape or ())
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What to know for drawing at one site."""
+
+    sample: Sampler
+    """Gives values for a var whose range matters (ids, for example), or None."""
+    constants: tuple[float, ...] = ()
+    """The small constants of both sides: numbers at and around them are drawn."""
+    bounds: dict[Var, tuple[float, float]] | None = None
+    """Where integers must lie, since they address something."""
+    ordinary: bool = False
+    """Stay between the roots of the smallest and largest numbers, so that products stay normal?"""
+
+    magnitude: float = math.inf
+    """The largest magnitude of floats."""
+
+    def draw(self, var: Var, kind: str, rng: np.random.Generator) -> Array:
+        """Values for one var in one kind of round.
+
+        Raises:
+            ValueError: the var is no plain tensor.
+        """
+        if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
+            raise ValueError(f"%{var.name} is no tensor")
+        given = self.sample(var, rng)
+        if given is not None:
+            return np.asarray(given)
+        shape, dtype = drawn_shape(var), np_dtype(var)
+        if dtype.kind == "b":
+            return rng.random(shape) < 0.5
+        if dtype.kind not in "fiu":
+            raise ValueError(f"%{var.name} holds {dtype}")
+        values = self._floats(shape, dtype, kind, rng) if dtype.kind == "f" else self._integers(var, kind, rng)
+        return self._bounded(var, values, dtype)
+
+    def _floats(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, rng: np.random.Generator
+    ) -> Array:
+        largest = min(float(np.finfo(dtype).max), self.magnitude)
+        if self.ordinary and largest > 1e5:
+            largest = math.sqrt(largest)
+        normal: Array = rng.standard_normal(shape, np.float32).astype(np.float64)
+        if kind == "small":
+            return normal * 1e-4
+        if kind == "large":
+            return normal * 64.0
+        if kind == "largest":
+            return rng.uniform(-1, 1, shape) * largest
+        if kind == "special":
+            known = self._special(dtype, largest)
+            scaled = normal * 10.0 ** rng.uniform(-4, min(4.0, math.log10(largest)), shape)
+            return np.where(rng.random(shape) < 0.5, rng.choice(known, shape), scaled)
+        if kind == "nonfinite":
+            hit = rng.random(shape) < 0.1
+            if hit.size and not hit.any():
+                hit.flat[rng.integers(hit.size)] = True
+            return np.where(hit, rng.choice([np.inf, -np.inf, np.nan], shape), normal)
+        return normal
+
+    def _special(self, dtype: np.dtype[Any], largest: float) -> Array:
+        """Zeros, subnormals, ties, the largest numbers, and each constant with its neighbours."""
+        info = np.finfo(dtype)
+        fixed = [0.0, -0.0, 0.5, 1.0, 1.5, 2.5, 1e-4, float(info.smallest_subnormal), float(info.tiny), largest]
+        with np.errstate(over="ignore", invalid="ignore"):
+            around = np.array([c for c in self.constants if abs(c) <= largest], np.float64).astype(dtype)
+            up, down = (np.nextafter(around, dtype.type(end)) for end in (np.inf, -np.inf))
+            found = np.concatenate([np.array(fixed), around, up, down, around + 1.0, around - 1.0])
+        both = np.concatenate([found, -found]).astype(np.float64)
+        least = 1 / largest if self.ordinary else 0.0
+        kept = np.isfinite(both) & (np.abs(both) <= largest) & ((np.abs(both) >= least) | (both == 0))
+        return both[kept]
+
+    def _integers(self, var: Var, kind: str, rng: np.random.Generator) -> Array:
+        shape, info = drawn_shape(var), np.iinfo(np_dtype(var))
+        low, high = info.min, info.max
+        if self.bounds is not None and var in self.bounds:
+            low, high = (int(b) for b in self.bounds[var])
+            return rng.integers(low, high, shape, endpoint=True)
+        near = [int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1)]
+        known = np.array([0, 1, -1, low, high, *near], np.int64)
+        known = known[(known >= low) & (known <= high)]
+        few: Array = rng.integers(max(low, -8), 9, shape)
+        if kind in ("large", "largest"):
+            return rng.integers(low, high, shape, endpoint=True)
+        if kind == "special":
+            return np.where(rng.random(shape) < 0.7, rng.choice(known, shape), few)
+        return few
+
+    def _bounded(self, var: Var, values: Array, dtype: np.dtype[Any]) -> Array:
+        """Inside what is known of the var."""
+        low, high = interval(var)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if math.isfinite(low) or math.isfinite(high):
+                if math.isfinite(low) and math.isfinite(high):
+                    values = np.where(np.isfinite(values), values, low)
+                values = np.clip(values, low, high)
+            if dtype.kind == "f":
+                finite = np.isfinite(values)
+                top = min(float(np.finfo(dtype).max), self.magnitude)
+                values = np.where(finite, np.clip(values, -top, top), values)
+            return values.astype(dtype)
+
+
+def constants_of(ops: Iterable[Operation]) -> tuple[float, ...]:
+    """The distinct finite numbers in the small constants that some ops read."""
+    found: set[float] = set()
+    for op in ops:
+        found.update(IMPLIED.get(op.op_type, ()))
+        for var in reads(op):
+            value = constant(var)
+            if value is None or isinstance(value, str):
+                continue
+            array = np.asarray(value)
+            if array.dtype.kind in "fiu" and array.size <= SMALL_CONSTANT:
+                found.update(float(v) for v in array.ravel() if np.isfinite(v))
+    return tuple(sorted(found))
+
+
+def address_bounds(inputs: Iterable[Var], ops: Sequence[Operation]) -> dict[Var, tuple[float, float]]:
+    """Where integers must lie that say which element, or how many."""
+    bounds: dict[Var, tuple[float, float]] = {}
+    for var in inputs:
+        if np_dtype(var).kind not in "iu":
+            continue
+        rows = [index_range(var)]
+        reached = {var}
+        for op in ops:
+            for name, value in op.inputs.items():
+                if not _among(value, reached):
+                    continue
+                if name in ADDRESSES:
+                    rows.append(2)
+                elif op.op_type in LOOKUPS and name == LOOKUPS[op.op_type][0]:
+                    rows.append(_rows(op))
+                elif op.op_type.startswith("scatter") and name == "indices":
+                    rows.append(_length(op.inputs["data"], op))
+                else:
+                    reached.update(v for v in op.outputs if np_dtype(v).kind in "iu")
+        known = [n for n in rows if n is not None]
+        if known:
+            low, high = interval(var)
+            top = max(min(min(known) - 1.0, high), 0.0)
+            bounds[var] = (max(0.0, low if math.isfinite(low) else 0.0), top)
+    return bounds
+
+
+def _among(value: Any, reached: set[Var]) -> bool:
+    return any(v in reached for v in (value if isinstance(value, (list, tuple)) else (value,)) if v is not None)
+
+
+def _rows(op: Operation) -> int | None:
+    return _length(op.inputs[LOOKUPS[op.op_type][1]], op)
+
+
+def _length(table: Var, op: Operation) -> int | None:
+    """The length of the axis that an op indexes; of the shortest one where there are several."""
+    if op.op_type.endswith("_nd"):
+        lengths = [SYMBOL_LENGTH if is_symbolic(d) else int(d) for d in table.shape]
+        return min(lengths, default=None)
+    axis = constant(op.inputs.get("axis"))
+    size = table.shape[int(axis or 0)]
+    return SYMBOL_LENGTH if is_symbolic(size) else int(size)
+
+
+def schedule(numbers: int, nonfinite: bool) -> list[str]:
+    """The kinds of the rounds for a site that reads so many numbers from outside."""
+    kinds = [kind for kind in ROUNDS if nonfinite or kind != "nonfinite"]
+    if numbers > MANY:
+        return kinds[:FEW]
+    again = max(1, min(REPEATS, -(-NUMBERS // max(numbers * len(kinds), 1))))
+    return kinds * again

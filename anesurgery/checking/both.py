@@ -1,0 +1,42 @@
+"""Cut one edit out of its program: the ops of both sides, and what they read from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anesurgery.facts.slices import reads, slice_back
+from anesurgery.mil import Operation, Var
+
+
+@dataclass(frozen=True)
+class Site:
+    """One edit: what is replaced, the ops of both sides, and what they read from outside."""
+
+    replaced: Sequence[tuple[Var, Var]]
+    old_ops: Sequence[Operation]
+    new_ops: Sequence[Operation]
+    drawn: Sequence[Var]
+    carried: Sequence[Var]
+    """What the new side reads from inside the old side."""
+
+
+def site_of(
+    replaced: Sequence[tuple[Var, Var]], new_ops: Sequence[Operation], matched: Sequence[Operation]
+) -> Site:
+    """The site of an edit: see `checking.site.check_site`."""
+    made = {v for op in new_ops for v in op.outputs}
+    outside = dict.fromkeys(v for op in new_ops for v in reads(op) if v not in made)
+    outside |= dict.fromkeys(new for _, new in replaced if new not in made)
+    boundary = [v for v in outside if v.op is None or v.op.op_type != "const"]
+    known = {v for op in matched for v in op.outputs}
+    stop = set(boundary) - known
+    if stop != set(boundary):
+        edge = {v for op in matched for v in reads(op)} - known
+        stop = stop | edge if stop <= edge else stop
+    old_ops = slice_back([old for old, _ in replaced] + [v for v in boundary if v in known], stop)
+    inner = {v for op in old_ops for v in op.outputs}
+    inputs = dict.fromkeys([*boundary, *(v for op in old_ops for v in reads(op) if v not in inner)])
+    # What the new side reads from inside the old side is computed, so it must not be drawn.
+    drawn = [v for v in inputs if v not in inner and not (v.op is not None and v.op.op_type == "const")]
+    return Site(replaced, old_ops, list(new_ops), drawn, [v for v in boundary if v in inner])

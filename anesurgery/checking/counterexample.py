@@ -1,0 +1,119 @@
+"""Make a found difference small: fewer numbers, simpler ones, as a text that can be pasted into Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from anesurgery.checking.grades import Promise
+from anesurgery.checking.numbers import BothSides, Numbers, difference
+from anesurgery.errors import SurgeryError
+from anesurgery.mil import Array, Var
+
+TRIES = 200
+"""How often both sides are run to make a counterexample smaller."""
+SHOWN = 8
+"""Numbers of an input that are written out."""
+SIMPLE = (0.0, 1.0, -1.0, 2.0, -2.0)
+"""Numbers that are easy to read."""
+
+
+def shrunk(sides: BothSides, numbers: Numbers, promise: Promise) -> str:
+    """A small counterexample made of a large one; empty when it does not hold any more."""
+    tries = iter(range(TRIES))
+
+    def still(candidate: Numbers) -> bool:
+        return next(tries, None) is not None and _broken(sides, candidate, promise)
+
+    if not _broken(sides, numbers, promise):
+        return ""
+    for var in numbers:
+        numbers = _fewer(numbers, var, still)
+        numbers = _simpler(numbers, var, still)
+    return _text(sides, numbers)
+
+
+def _broken(sides: BothSides, numbers: Numbers, promise: Promise) -> bool:
+    try:
+        pairs = sides.run(numbers)
+    except SurgeryError:
+        return False
+    rtol = promise.tolerance.rtol
+    finite = all(bool(torch.isfinite(t).all()) for t in numbers.values())
+    for old, new in pairs:
+        undefined = torch.isnan(old) if finite and old.is_floating_point() else None
+        max_abs, max_rel, _ = difference(old, new, undefined, finite_only=not promise.tolerates_nonfinite)
+        if max_abs > 0 and (rtol == 0 or max_rel > rtol):
+            return True
+    return False
+
+
+def _fewer(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Numbers:
+    """Zeros in place of as many numbers as possible: halves first, then smaller parts."""
+    for part in _parts(numbers[var].numel()):
+        flat = numbers[var].reshape(-1).clone()
+        if bool((flat[part] != 0).any()):
+            flat[part] = 0
+            candidate = {**numbers, var: flat.reshape(numbers[var].shape)}
+            numbers = candidate if still(candidate) else numbers
+    return numbers
+
+
+def _parts(count: int) -> Iterator[slice]:
+    width = count
+    while width >= 1 and count:
+        yield from (slice(at, at + width) for at in range(0, count, width))
+        if width == 1 or count // width > TRIES:
+            return
+        width = -(-width // 2)
+
+
+def _simpler(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Numbers:
+    """Small whole numbers in place of others, or fewer digits."""
+    values = numbers[var]
+    if values.dtype == torch.bool:
+        return numbers
+    for at in torch.nonzero(values.reshape(-1)).reshape(-1).tolist()[:SHOWN]:
+        value = float(numbers[var].reshape(-1)[at])
+        choices = [*SIMPLE, round(value), round(value, 2)] if np.isfinite(value) else []
+        for choice in choices:
+            flat = numbers[var].reshape(-1).clone()
+            flat[at] = choice
+            candidate = {**numbers, var: flat.reshape(values.shape)}
+            if choice != value and still(candidate):
+                numbers = candidate
+                break
+    return numbers
+
+
+def _text(sides: BothSides, numbers: Numbers) -> str:
+    lines = [_assignment(var.name, values.numpy()) for var, values in numbers.items()]
+    for old, new in sides.run(numbers):
+        apart = ~((old == new) | ((old != old) & (new != new)))
+        if old.shape == new.shape and bool(apart.any()):
+            at = tuple(torch.nonzero(apart)[0].tolist())
+            lines.append(f"# at {list(at)}: old {old[at].item()!r}, new {new[at].item()!r}")
+            break
+    return "\n".join(lines)
+
+
+def _assignment(name: str, values: Array) -> str:
+    """Python that makes an array."""
+    name = "".join(c if c.isalnum() else "_" for c in name)
+    name = name if name.isidentifier() else f"v_{name}"
+    if values.ndim == 0:
+        return f"{name} = np.array({_number(values[()])}, np.{values.dtype})"
+    lines = [f"{name} = np.zeros({values.shape}, np.{values.dtype})"]
+    places = np.argwhere(values != 0)
+    for at in places[:SHOWN]:
+        lines.append(f"{name}[{', '.join(map(str, at))}] = {_number(values[tuple(at)])}")
+    if len(places) > SHOWN:
+        lines.append(f"# and {len(places) - SHOWN} numbers more, from the seed")
+    return "\n".join(lines)
+
+
+def _number(value: object) -> str:
+    text = repr(getattr(value, "item", lambda: value)())
+    return {"inf": "np.inf", "-inf": "-np.inf", "nan": "np.nan"}.get(text, text)

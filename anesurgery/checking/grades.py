@@ -1,0 +1,99 @@
+"""How sure it is that two computations are the same: the grades, and what each site's check found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Grade(IntEnum):
+    """From the weakest to the strongest."""
+
+    NUMBERS = 1
+    """Both sides gave the same on many numbers, adversarial ones among them."""
+    EXHAUSTIVE = 2
+    """Both sides gave the same on every value of a small domain."""
+    PROVED = 3
+    """Both sides are the same function of real numbers (over a prime field at random points)."""
+    BITS = 4
+    """Both sides compute each element in the same way, so the bits are equal."""
+
+    @property
+    def words(self) -> str:
+        """As reports say it."""
+        return {1: "checked", 2: "exhaustive", 3: "proved", 4: "bit for bit"}[self.value]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What a pass promises at its own sites, computed in fp32."""
+
+    rtol: float = 0.0
+    """Largest difference, relative to the largest magnitude of the old value; 0 means bit-exact."""
+
+    def __str__(self) -> str:
+        return "bit-exact" if self.rtol == 0 else f"within {self.rtol:g} of the largest value"
+
+
+EXACT = Tolerance()
+REASSOCIATED = Tolerance(1e-5)
+"""For sums in another order: fp32 rounding of a few thousand terms stays below it."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a pass says about its edits."""
+
+    tolerance: Tolerance = EXACT
+    tolerates_nonfinite: bool = True
+    """Does it hold for infinities and NaN too? False is a declared exception that reports name."""
+    magnitude: float = math.inf
+    """Up to which magnitude of what an edit reads it holds: a precondition that reports name."""
+
+
+PLAIN = Promise()
+"""Equal everywhere."""
+
+
+@dataclass(frozen=True)
+class SiteCheck:
+    """What comparing the old and the new values of one edit found."""
+
+    max_abs: float
+    max_rel: float
+    """`max_abs` over the largest finite magnitude of the old value, in the worst round."""
+    values: int
+    """Number of elements compared; undefined old ones (NaN) are left out."""
+    grade: Grade = Grade.NUMBERS
+    bound: float | None = None
+    """Probability that a proof says so of two different computations stays below it; None without a proof."""
+    seed: int = 0
+    finite_only: bool = False
+    """The pass declares that it holds for finite numbers only."""
+    magnitude: float = math.inf
+    """The pass declares that it holds for numbers up to this magnitude."""
+    counterexample: str = ""
+    """Inputs on which both sides differ, to be pasted into Python."""
+
+    def within(self, tolerance: Tolerance) -> bool:
+        """Does the difference keep the promise?"""
+        return self.max_abs == 0 if tolerance.rtol == 0 else self.max_rel <= tolerance.rtol
+
+
+def summary(checks: Iterable[SiteCheck]) -> str:
+    """How many edits reached which grade: ``3 bit for bit, 2 proved, 1 checked on 4096 numbers``."""
+    by_grade: dict[Grade, list[SiteCheck]] = {}
+    for check in checks:
+        by_grade.setdefault(check.grade, []).append(check)
+    said = []
+    for grade in sorted(by_grade, reverse=True):
+        found = by_grade[grade]
+        words = f"{len(found)} {grade.words}"
+        if grade is Grade.NUMBERS:
+            least = min(c.values for c in found)
+            words += f" on {'at least ' if any(c.values != least for c in found) else ''}{least} numbers"
+            words += " each" if len(found) > 1 else ""
+        said.append(words)
+    return ", ".join(said)

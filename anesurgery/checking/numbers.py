@@ -1,0 +1,151 @@
+"""Run both sides of an edit on the same adversarial numbers, and measure how far apart they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from anesurgery.checking.adversarial import Drawing, schedule
+from anesurgery.checking.grades import Promise
+from anesurgery.interpret import Evaluator
+from anesurgery.mil import Array, Operation, Var
+
+Numbers = dict[Var, torch.Tensor]
+
+
+@dataclass
+class BothSides:
+    """The old and the new ops of one edit, ready to run on the same numbers.
+
+    Raises:
+        Unsupported: an op of the old side is not known to the interpreter.
+    """
+
+    replaced: Sequence[tuple[Var, Var]]
+    old_ops: Sequence[Operation]
+    new_ops: Sequence[Operation]
+    drawn: Sequence[Var]
+    """What both sides read from outside."""
+    carried: Sequence[Var]
+    """What the new side reads from inside the old side: computed, not drawn."""
+
+    def __post_init__(self) -> None:
+        self._old = Evaluator(self.old_ops, [*(old for old, _ in self.replaced), *self.carried])
+        self._new = Evaluator(self.new_ops, [new for _, new in self.replaced])
+
+    def run(self, numbers: Numbers) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The pairs (old value, new value)."""
+        found = self._old(numbers)
+        olds, inner = found[: len(self.replaced)], found[len(self.replaced) :]
+        news = self._new({**numbers, **dict(zip(self.carried, inner, strict=True))})
+        return list(zip(olds, news, strict=True))
+
+
+@dataclass
+class Difference:
+    """The worst difference over the rounds so far."""
+
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    values: int = 0
+    numbers: Numbers = field(default_factory=dict)
+    """The numbers of the worst round, when anything differed."""
+
+    def within(self, promise: Promise) -> bool:
+        """Is the promise kept?"""
+        rtol = promise.tolerance.rtol
+        return self.max_abs == 0 if rtol == 0 else self.max_rel <= rtol
+
+    def add(self, parts: Sequence[tuple[float, float, int]], numbers: Numbers) -> None:
+        """One more round."""
+        max_abs, max_rel = max(p[0] for p in parts), max(p[1] for p in parts)
+        self.values += sum(p[2] for p in parts)
+        if max_rel > self.max_rel or max_abs > self.max_abs:
+            self.numbers = numbers
+        self.max_abs, self.max_rel = max(self.max_abs, max_abs), max(self.max_rel, max_rel)
+
+
+def compare_numbers(
+    sides: BothSides, drawing: Drawing, rng: np.random.Generator, promise: Promise
+) -> Difference:
+    """The worst difference over all rounds, or over those up to the first that breaks the promise.
+
+    Where finite inputs give NaN, the old side defines nothing. Where inputs that are not finite give NaN, so
+    must the new side, unless the pass declares that it holds for finite numbers only.
+
+    Raises:
+        ValueError: a value cannot be drawn.
+    """
+    worst = Difference()
+    size = sum(
+        int(np.prod(v.shape)) for v in _drawn(sides, drawing, "normal", np.random.default_rng(0)).values()
+    )
+    for kind in schedule(size, promise.tolerates_nonfinite):
+        numbers = _drawn(sides, drawing, kind, rng)
+        pairs = sides.run(numbers)
+        undefined = [torch.isnan(old) if old.is_floating_point() else None for old, _ in pairs]
+        if kind == "nonfinite":
+            finite = {v: _finite(t) for v, t in numbers.items()}
+            if all(t is numbers[v] for v, t in finite.items()):
+                continue
+            undefined = [torch.isnan(o) if o.is_floating_point() else None for o, _ in sides.run(finite)]
+        elif promise.tolerance.rtol and any(bool(torch.isinf(o).any()) for o, _ in pairs):
+            continue  # a sum in another order may overflow elsewhere
+        parts = [
+            difference(old, new, none, finite_only=not promise.tolerates_nonfinite)
+            for (old, new), none in zip(pairs, undefined, strict=True)
+        ]
+        worst.add(parts, numbers)
+        if not worst.within(promise):
+            break
+    return worst
+
+
+def _drawn(sides: BothSides, drawing: Drawing, kind: str, rng: np.random.Generator) -> Numbers:
+    return {v: as_tensor(drawing.draw(v, kind, rng)) for v in sides.drawn}
+
+
+def as_tensor(values: Array) -> torch.Tensor:
+    """Drawn values as the interpreter takes them."""
+    values = np.asarray(values)
+    if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+        values = values.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(values)).reshape(values.shape)
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    """1 in the place of what is not finite; itself where everything is."""
+    if not values.is_floating_point() or bool(torch.isfinite(values).all()):
+        return values
+    return torch.where(torch.isfinite(values), values, torch.ones_like(values))
+
+
+def difference(
+    old: torch.Tensor, new: torch.Tensor, undefined: torch.Tensor | None = None, *, finite_only: bool = False
+) -> tuple[float, float, int]:
+    """The largest difference, the same over the largest finite magnitude of the old values, elements compared.
+
+    Args:
+        old: the old values.
+        new: the new values.
+        undefined: where the old values mean nothing.
+        finite_only: leave out where the old values are not finite.
+    """
+    if tuple(old.shape) != tuple(new.shape):
+        return float("inf"), float("inf"), 0
+    if torch.equal(old, new):
+        return 0.0, 0.0, old.numel()
+    a, b = old.double(), new.double()
+    left_out = torch.zeros_like(a, dtype=torch.bool) if undefined is None else undefined
+    if finite_only:
+        left_out = left_out | ~torch.isfinite(a)
+    a, b = a[~left_out], b[~left_out]
+    same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    apart = torch.where(same, 0.0, (a - b).abs()).nan_to_num(torch.inf, torch.inf)
+    largest = float(apart.max()) if apart.numel() else 0.0
+    finite = a[torch.isfinite(a)].abs()
+    scale = float(finite.max()) if finite.numel() else 0.0
+    return largest, (largest / scale if scale else largest), a.numel()

@@ -1,0 +1,117 @@
+"""Prove that both sides of an edit are the same computation: bit for bit, or as functions of real numbers.
+
+A proof is a run of both sides in an arithmetic of its own (`interpret.arithmetic`): no numbers are drawn, each
+element that both sides read from outside stands for any value. docs/proofs.md says why that is sound and what
+it does not say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from anesurgery.checking.adversarial import drawn_shape
+from anesurgery.checking.both import Site
+from anesurgery.checking.grades import Grade
+from anesurgery.errors import InterpretError
+from anesurgery.interpret import Evaluator
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.algebraic import Algebraic
+from anesurgery.interpret.arithmetic.bitwise import Bitwise
+from anesurgery.interpret.arithmetic.field import LANES, Image, P, Zero
+from anesurgery.interpret.arithmetic.symbolic import Symbolic
+from anesurgery.mil import Operation, Var, types
+
+WANTED = 2.0**-40
+"""Bound on the probability of error up to which points are added."""
+POINTS = 3
+"""Points of `LANES` residues each, at most."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Both sides are the same."""
+
+    grade: Grade
+    bound: float
+    """Bound on the probability of saying so of two sides that are not."""
+    elements: int
+
+
+def prove(site: Site, seed: int = 0) -> Proof | None:
+    """The strongest proof that there is, or None."""
+    if any(not (types.is_tensor(v.sym_type) or types.is_scalar(v.sym_type)) for v in site.drawn):
+        return None
+    return _bit_for_bit(site, seed) or _algebraic(site, seed)
+
+
+def _bit_for_bit(site: Site, seed: int) -> Proof | None:
+    """A false agreement needs a collision somewhere on the way from an element to an input."""
+    arithmetic = Bitwise(seed)
+    elements = _agree(site, arithmetic, seed)
+    if elements is None:
+        return None
+    steps = 2 * (len(site.old_ops) + len(site.new_ops)) + 1
+    return Proof(Grade.BITS, steps / P**LANES, elements)
+
+
+def _algebraic(site: Site, seed: int) -> Proof | None:
+    """Points are added until the bound holds; each has to agree.
+
+    The bound at a point: any two different arguments of random functions may meet, or two different results
+    may; each with a probability of degree / P in every lane.
+    """
+    bound, elements = 1.0, 0
+    for point in range(POINTS):
+        for draw in range(3):
+            arithmetic = Algebraic(seed + 1000 * point + draw)
+            try:
+                found = _agree(site, arithmetic, arithmetic.seed)
+                break
+            except Zero:
+                found = None
+        if found is None:
+            return None
+        elements = found
+        pairs = 1 + arithmetic.evaluations**2 / 2
+        bound *= min(1.0, pairs * (arithmetic.degree / P) ** LANES)
+        if bound <= WANTED:
+            return Proof(Grade.PROVED, bound, elements)
+    return None
+
+
+def _agree(site: Site, arithmetic: Symbolic, seed: int) -> int | None:
+    """How many elements agree; None where one does not, or where the arithmetic does not know an op.
+
+    Raises:
+        Zero: the point has to be drawn again.
+    """
+    generator = torch.Generator().manual_seed(seed + 1)
+    images: dict[Var, Image] = {v: field.random(drawn_shape(v), generator) for v in site.drawn}
+    olds = [old for old, _ in site.replaced]
+    try:
+        found = _run(site.old_ops, images, [*olds, *site.carried], arithmetic)
+        images |= dict(zip(site.carried, found[len(olds) :], strict=True))
+        news = _run(site.new_ops, images, [new for _, new in site.replaced], arithmetic)
+        pairs = [(arithmetic.image(a), arithmetic.image(b)) for a, b in zip(found, news, strict=False)]
+        arithmetic.degree = max([arithmetic.degree, *(x.degree for pair in pairs for x in pair)])
+    except Zero:
+        raise
+    except InterpretError:
+        return None
+    return sum(a.numel() for a, _ in pairs) if all(a.same(b) for a, b in pairs) else None
+
+
+def _run(
+    ops: Sequence[Operation], images: dict[Var, Image], wanted: Sequence[Var], arithmetic: Symbolic
+) -> list[Image]:
+    values: list[Image] = Evaluator(ops, wanted, arithmetic)(images)  # type: ignore[arg-type,assignment]
+    return values
+
+
+def words(bound: float) -> str:
+    """A bound as reports say it."""
+    return f"2^{math.ceil(math.log2(bound))}" if bound > 0 else "0"

@@ -1,0 +1,320 @@
+"""Arithmetics in which an element stands for how it is computed: what the algebraic and the bitwise one share.
+
+An op that only moves elements moves them in every lane. Elementwise ops become random functions of the element,
+row functions (softmax, topk, ...) of the whole row, and any other op of everything that it reads. Integers and
+conditions that no input reaches stay what they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
+from anesurgery.interpret.ops.elementwise import BINARY, UNARY
+from anesurgery.interpret.table import TABLE, Meaning, Unsupported, ints
+from anesurgery.mil import Operation, np_dtype, static_shape
+from anesurgery.ops import names
+
+Tensor = torch.Tensor
+Rule = Callable[..., Any]
+
+LARGEST = 1 << 22
+"""Elements of a value above which a site is not looked at in these arithmetics."""
+
+ELEMENTWISE = (
+    frozenset(UNARY)
+    | frozenset(BINARY)
+    | names(
+        """
+    inverse log rsqrt clip threshold cast select gelu elu leaky_relu clamped_relu linear_activation scaled_tanh
+    sigmoid_hard thresholded_relu
+    """
+    )
+)
+"""Ops that compute each element by itself, from elements at the same place and from numbers."""
+
+EXACT = names(
+    """
+    equal not_equal greater greater_equal less less_equal logical_and logical_or logical_xor logical_not select
+    cast abs sign floor ceil round maximum minimum relu relu6 clip threshold identity concat stack shape fill
+    fill_like range_1d one_hot slice_update band_part non_zero reduce_max reduce_min reduce_argmax reduce_argmin
+    argsort topk
+    """
+)
+"""Ops that compute without rounding, so that constants stay constants."""
+
+UNLIKE = names(
+    """
+    random_normal random_uniform random_bernoulli random_categorical read_state coreml_update_state write_state
+    make_list list_write list_read list_gather list_scatter list_length classify
+    """
+)
+"""Ops that are no functions of what they read, or make no tensors."""
+
+BY_ROW = {
+    "softmax": "axis",
+    "argsort": "axis",
+    "topk": "axis",
+    "cumsum": "axis",
+    "reduce_argmax": "axis",
+    "reduce_argmin": "axis",
+    "layer_norm": "axes",
+}
+"""Op type -> the parameter that says along which axes it reads rows."""
+
+
+class Symbolic:
+    """An arithmetic; `rules` and `lift` are those of the algebraic or the bitwise one."""
+
+    name = "symbolic"
+    rules: ClassVar[dict[str, Rule]] = {}
+
+    def __init__(self, seed: int = 0, largest: int = LARGEST) -> None:
+        self.seed, self.largest = seed, largest
+        self.evaluations = 0
+        """Elements that a random function made so far."""
+        self.degree = 1.0
+        """The largest degree of an argument of a random function."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def lift(self, value: Any) -> Image:
+        """The image of constant numbers."""
+        raise NotImplementedError
+
+    def image(self, value: Any) -> Image:
+        """The image of a value of either kind."""
+        if isinstance(value, Image):
+            return value
+        return self.lift(value.numpy() if isinstance(value, Tensor) else value)
+
+    def function(self, name: Any, *arguments: Any) -> Image:
+        """A random function of some images and constants, element by element."""
+        images = [self.image(a) for a in arguments]
+        made = opaque(key(self.seed, name), *map(packed, images))
+        self.evaluations += made.numel()
+        self.degree = max([self.degree, *(x.degree for x in images)])
+        return made
+
+    def digest(self, x: Image, axes: Sequence[int]) -> Image:
+        """One element for all those along some axes, in their order; the axes keep the length 1."""
+        shape = [x.shape[a] if a in [b % x.ndim for b in axes] else 1 for a in range(x.ndim)]
+        places = field.positions(math.prod(shape), key(self.seed, "row")).map(lambda v: v.reshape(shape))
+        return field.summed(field.multiply(self.hashed(x), places), axes, True)
+
+    def hashed(self, x: Image) -> Image:
+        """Elements as random numbers."""
+        return self.function("element", x)
+
+    def meaning(self, op: Operation, known: Meaning) -> Rule:
+        """The function that computes an op in this arithmetic."""
+
+        def run(**arguments: Any) -> Any:
+            made = self._run(op, known, arguments)
+            for value in made if isinstance(made, (list, tuple)) else [made]:
+                if isinstance(value, Image) and value.numel() > self.largest:
+                    raise Unsupported(f"{value.numel()} elements")
+            return made
+
+        return run
+
+    def _run(self, op: Operation, known: Meaning, arguments: dict[str, Any]) -> Any:
+        if op.op_type in UNLIKE:
+            raise Unsupported(f"{op.op_type} is no function of its inputs")
+        tensors = [t for v in arguments.values() for t in (v if isinstance(v, list) else [v])]
+        read = [t for t in tensors if isinstance(t, (Image, Tensor))]
+        symbolic = [t for t in read if isinstance(t, Image)]
+        inexact = any(isinstance(t, Tensor) and t.is_floating_point() for t in read)
+        exact = op.op_type in EXACT and not narrows(op)
+        if not symbolic and (known.moves or exact or not inexact):
+            return known.function(**arguments)
+        if any(isinstance(t, Tensor) and t.numel() > self.largest for t in read):
+            raise Unsupported(f"a constant of {max(t.numel() for t in read)} elements")
+        if op.op_type in MOVING:
+            return MOVING[op.op_type](self, op, **arguments)
+        if known.moves and op.op_type not in ("space_to_batch",) and _moves_only(arguments, symbolic):
+            return self._moved(known, arguments)
+        rule = self.rules.get(op.op_type)
+        if rule is not None:
+            return rule(self, op, **arguments)
+        return self.uninterpreted(op, arguments)
+
+    def _moved(self, known: Meaning, arguments: dict[str, Any]) -> Any:
+        name, x = next((k, v) for k, v in arguments.items() if isinstance(v, Image))
+        if str(arguments.get("mode", "")) == "constant" or ("pad" in arguments and "mode" not in arguments):
+            value = self.lift(np.float32(arguments.get("constant_val", 0.0)))
+            lanes = [
+                known.function(**{**arguments, name: lane, "constant_val": float(v)})
+                for lane, v in zip(x.lanes, value.lanes, strict=True)
+            ]
+        else:
+            lanes = [known.function(**{**arguments, name: lane}) for lane in x.lanes]
+        if isinstance(lanes[0], (list, tuple)):
+            return tuple(Image(part, x.degree, x.fraction) for part in zip(*lanes, strict=True))
+        return Image(lanes, x.degree, x.fraction)
+
+    def uninterpreted(self, op: Operation, arguments: dict[str, Any]) -> Any:
+        """The op as a random function: of the element, of the row, or of everything."""
+        attributes = sorted((k, repr(v)) for k, v in arguments.items() if _is_attribute(v))
+        named = {k: v for k, v in arguments.items() if not _is_attribute(v) and v is not None}
+        what = (op.op_type, attributes, sorted(named), self.rounds_to(op))
+        values = [named[k] for k in sorted(named)]
+        if op.op_type in ELEMENTWISE:
+            return self.function(what, *values)
+        if op.op_type in BY_ROW and isinstance(arguments.get("x"), Image):
+            return self._by_row(op, what, arguments)
+        return self._of_everything(op, what, values)
+
+    def _by_row(self, op: Operation, what: Any, arguments: dict[str, Any]) -> Any:
+        x = arguments["x"]
+        given = arguments.get(BY_ROW[op.op_type])
+        axes = _axes(given, x.ndim, op)
+        rest = [v for k, v in sorted(arguments.items()) if k != "x" and not _is_attribute(v) and v is not None]
+        what = (op.op_type, [w for w in what[1] if w[0] not in ("axis", "axes")], what[2:])
+        row = self.digest(x, axes)
+        if op.op_type == "layer_norm":
+            shape = [x.shape[a] if a in axes else 1 for a in range(x.ndim)]
+            rest = [self.image(v).map(lambda t: t.reshape(shape)) for v in rest]
+            return self.function(what, row, x, *rest)
+        if op.op_type.startswith("reduce"):
+            made = self.function(what, row)
+            return made if arguments.get("keep_dims") else made.map(lambda v: v.squeeze(tuple(axes)))
+        if op.op_type == "softmax":
+            return self.function(what, row, x)
+        count = len(op.outputs)
+        length = x.shape[axes[0]]
+        if op.op_type == "topk":
+            wanted = ints(arguments.get("k", 1))[0]
+            length = wanted if wanted >= 0 else length
+        shape = [length if a == axes[0] else 1 for a in range(x.ndim)]
+        places = field.positions(length, key(self.seed, "place")).map(lambda v: v.reshape(shape))
+        several = [self.function((what, i), row, places) for i in range(count)]
+        return tuple(several) if count > 1 else several[0]
+
+    def _of_everything(self, op: Operation, what: Any, values: list[Any]) -> Any:
+        flat = [t for v in values for t in (v if isinstance(v, list) else [v])]
+        all_read = torch.zeros((), dtype=torch.int64)
+        for value in flat:
+            x = self.image(value)
+            one = self.digest(x.map(lambda v: v.reshape(-1)), [0]) if x.numel() else self.lift(0.0)
+            all_read = field.mix(all_read ^ packed(one).reshape(()) ^ key(tuple(x.shape)))
+        made = []
+        for i, var in enumerate(op.outputs):
+            shape = static_shape(var)
+            if shape is None:
+                raise Unsupported(f"{op.op_type} with a dynamic shape")
+            places = torch.arange(math.prod(shape)).reshape(shape)
+            made.append(opaque(key(self.seed, what, i), all_read, places))
+            self.evaluations += made[-1].numel()
+        return tuple(made) if len(made) > 1 else made[0]
+
+    def choose(self, cond: Image, x: Image, y: Image) -> Image:
+        """X where the condition holds, else y."""
+        return self.function("select", cond, x, y)
+
+    def rounds_to(self, op: Operation) -> str:
+        """The dtype to which an op rounds, where that matters in this arithmetic."""
+        return ""
+
+
+def narrows(op: Operation) -> bool:
+    """Does the op cast floats to a dtype that holds fewer of them?"""
+    if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind != "f":
+        return False
+    return np_dtype(op.outputs[0]).itemsize < np_dtype(op.inputs["x"]).itemsize
+
+
+def _is_attribute(value: Any) -> bool:
+    if isinstance(value, list):
+        return not any(isinstance(v, (Image, Tensor)) for v in value)
+    return value is not None and not isinstance(value, (Image, Tensor))
+
+
+def _moves_only(arguments: dict[str, Any], symbolic: list[Image]) -> bool:
+    """Is the one image what is moved, and everything else known?"""
+    moved = [v for k, v in arguments.items() if k in ("x", "input") and isinstance(v, Image)]
+    return len(symbolic) == 1 and len(moved) == 1
+
+
+def _axes(given: Any, rank: int, op: Operation) -> list[int]:
+    if given is None:
+        default = {"softmax": [-1], "argsort": [-1], "topk": [-1], "cumsum": [0]}
+        given = default.get(op.op_type, [-1] if op.op_type.startswith("reduce_arg") else list(range(rank)))
+    return [a % rank for a in ints(given)]
+
+
+def _concat(a: Symbolic, op: Operation, values: list[Any], **how: Any) -> Any:
+    images = [a.image(v) for v in values]
+    function = TABLE[op.op_type].function
+    lanes = [function([x.lanes[i] for x in images], **how) for i in range(field.LANES)]
+    return Image(lanes, max(x.degree for x in images), any(x.fraction for x in images))
+
+
+def _lane_by_lane(a: Symbolic, op: Operation, first: str, second: str, arguments: dict[str, Any]) -> Any:
+    if any(isinstance(v, Image) for k, v in arguments.items() if k not in (first, second)):
+        return a.uninterpreted(op, arguments)
+    x, y = a.image(arguments[first]), a.image(arguments[second])
+    function = TABLE[op.op_type].function
+    lanes = [function(**{**arguments, first: v, second: w}) for v, w in zip(x.lanes, y.lanes, strict=True)]
+    return Image(lanes, max(x.degree, y.degree), x.fraction or y.fraction)
+
+
+def _slice_update(a: Symbolic, op: Operation, **arguments: Any) -> Any:
+    return _lane_by_lane(a, op, "x", "update", arguments)
+
+
+def _scatter(a: Symbolic, op: Operation, **arguments: Any) -> Any:
+    if arguments.get("mode") != "update":
+        return a.uninterpreted(op, arguments)
+    return _lane_by_lane(a, op, "data", "updates", arguments)
+
+
+def _shape(a: Symbolic, op: Operation, x: Any) -> Any:
+    return torch.tensor(x.shape, dtype=torch.int32)
+
+
+def _gather(a: Symbolic, op: Operation, **arguments: Any) -> Any:
+    """Rows at known places are moved; else an element is a function of its column and the place."""
+    x, indices = arguments["x"], arguments["indices"]
+    if isinstance(indices, Tensor) and isinstance(x, Image):
+        return x.map(lambda lane: TABLE["gather"].function(**{**arguments, "x": lane}))
+    if int(arguments.get("batch_dims", 0) or 0):
+        return a.uninterpreted(op, arguments)
+    x, places = a.image(x), a.image(indices)
+    axis = int(arguments.get("axis", 0) or 0) % x.ndim
+    column = a.digest(x, [axis]).map(
+        lambda v: v.reshape(*v.shape[:axis], *(1,) * places.ndim, *v.shape[axis + 1 :])
+    )
+    after = x.ndim - axis - 1
+    places = places.map(lambda v: v.reshape(*v.shape, *(1,) * after))
+    return a.function(("gather", x.shape[axis], arguments.get("validate_indices")), column, places)
+
+
+def _select(a: Symbolic, op: Operation, **arguments: Any) -> Any:
+    cond, x, y = arguments["cond"], a.image(arguments["a"]), a.image(arguments["b"])
+    if isinstance(cond, Image):
+        return a.choose(cond, x, y)
+    degree, fraction = max(x.degree, y.degree), x.fraction or y.fraction
+    lanes = [torch.where(cond.bool(), v, w) for v, w in zip(x.lanes, y.lanes, strict=True)]
+    return Image(lanes, degree, fraction)
+
+
+MOVING: dict[str, Rule] = {
+    "concat": _concat,
+    "stack": _concat,
+    "slice_update": _slice_update,
+    "scatter": _scatter,
+    "scatter_nd": _scatter,
+    "scatter_along_axis": _scatter,
+    "shape": _shape,
+    "gather": _gather,
+    "select": _select,
+}
+"""Ops that only move elements of several tensors, or need a word more."""

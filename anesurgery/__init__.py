@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from anesurgery import passes, recipes
     from anesurgery.checking.comparison import Comparison, compare
     from anesurgery.checking.divergence import first_divergence
-    from anesurgery.checking.ranges import ranges
     from anesurgery.checking.grades import Tolerance
+    from anesurgery.checking.ranges import ranges
     from anesurgery.errors import Refusal, SurgeryError
     from anesurgery.files.compiled_package import decompile
     from anesurgery.files.package import save

@@ -34,7 +34,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import Tolerance
+from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import (

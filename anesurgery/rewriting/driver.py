@@ -120,9 +120,7 @@ def compared(place: Place, built: Built) -> Mapping[str, Any]:
         return {"unproven": "the shape changes on purpose; compare whole models for it"}
     known = session.proven.setdefault(str(step), {})
     try:
-        proof = check_site(
-            pairs, built.made, place.sample, session.seed, built.matched, known, step.promise
-        )
+        proof = check_site(pairs, built.made, place.sample, session.seed, built.matched, known, step.promise)
     except InterpretError:
         if not any(any_symbolic(old.shape) for old, _ in pairs):
             raise

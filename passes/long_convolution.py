@@ -39,7 +39,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.reading import ints, number
 from anesurgery.mil import Array, Operation, Program, Var, constant, mb, producer, static_shape

@@ -41,7 +41,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import (
     Array,

@@ -1,0 +1,72 @@
+"""The arithmetic of a prime field: its constants, and what its rules are made of."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.field import HALF, Image, P, add, divide, multiply, negated
+from anesurgery.interpret.arithmetic.symbolic import Symbolic
+
+
+class Algebraic(Symbolic):
+    """Numbers of the field; the rules are in `algebraic`."""
+
+    name = "field"
+
+    def lift(self, value: Any) -> Image:
+        """Numbers are themselves."""
+        return Image([field.exact(value)] * field.LANES, 0)
+
+    def even(self, name: Any, x: Image) -> Image:
+        """A random function with f(-x) = f(x)."""
+        return self.function(name, field.signed(x)[0])
+
+    def odd(self, name: Any, x: Image) -> Image:
+        """A random function with f(-x) = -f(x)."""
+        one, turned = field.signed(x)
+        return field.with_sign(self.function(name, one), turned)
+
+    def choose(self, cond: Image, x: Image, y: Image) -> Image:
+        """The condition is 0 or 1."""
+        return add(y, multiply(cond, add(x, negated(y))))
+
+    def minus(self, x: Any, y: Any) -> Image:
+        """X - y."""
+        return add(self.image(x), negated(self.image(y)))
+
+    def times(self, x: Any, y: Any) -> Image:
+        """X y."""
+        return multiply(self.image(x), self.image(y))
+
+    def plus(self, x: Any, y: Any) -> Image:
+        """X + y."""
+        return add(self.image(x), self.image(y))
+
+    def larger(self, x: Any, y: Any) -> Image:
+        """(x + y + |x - y|) / 2."""
+        return self.scaled(add(self.plus(x, y), self.even("abs", self.minus(x, y))), HALF)
+
+    def smaller(self, x: Any, y: Any) -> Image:
+        """(x + y - |x - y|) / 2."""
+        return self.scaled(add(self.plus(x, y), negated(self.even("abs", self.minus(x, y)))), HALF)
+
+    def scaled(self, x: Image, factor: int) -> Image:
+        """X times a number of the field."""
+        return x.map(lambda v: v * factor % P)
+
+    def root(self, x: Image) -> Image:
+        """The square root, a random function."""
+        return self.function("sqrt", x)
+
+    def mean(self, x: Image, axes: list[int]) -> Image:
+        """The mean over some axes, which stay."""
+        count = math.prod(x.shape[a] for a in axes)
+        return self.scaled(field.summed(x, axes, True), pow(count, P - 2, P))
+
+    def normalized(self, x: Image, axes: list[int], epsilon: float) -> Image:
+        """Zero mean and unit variance over some axes."""
+        centered = add(x, negated(self.mean(x, axes)))
+        variance = self.mean(multiply(centered, centered), axes)
+        return divide(centered, self.root(self.plus(variance, float(epsilon))))

@@ -1,0 +1,225 @@
+"""How the arithmetic of a prime field computes products, reductions, norms and pooling."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.field import Image, P, add, divide, multiply, negated, product
+from anesurgery.interpret.arithmetic.polynomials import Algebraic as A
+from anesurgery.interpret.arithmetic.products import contraction
+from anesurgery.interpret.arithmetic.symbolic import Rule
+from anesurgery.interpret.ops.conv import conv, conv_transpose
+from anesurgery.interpret.ops.pooling import avg_pool
+from anesurgery.interpret.table import TABLE, Unsupported, ints
+from anesurgery.mil import Operation, np_dtype
+
+
+def _one_hot(
+    a: A,
+    op: Operation,
+    indices: Any,
+    one_hot_vector_size: Any,
+    axis: int = -1,
+    on_value: Any = 1,
+    off_value: Any = 0,
+) -> Image:
+    size = ints(one_hot_vector_size)[0]
+    places = a.lift(np.arange(size))
+    hit = a.even("equal", a.minus(a.image(indices).map(lambda v: v.unsqueeze(-1)), places))
+    made = a.plus(off_value, a.times(hit, a.minus(on_value, off_value)))
+    return made.map(lambda v: v.movedim(-1, int(axis)))
+
+
+def _matmul(a: A, op: Operation, x: Any, y: Any, transpose_x: Any = False, transpose_y: Any = False) -> Image:
+    left, right = a.image(x), a.image(y)
+    if min(left.ndim, right.ndim) < 2:
+        raise Unsupported("a matmul of vectors")
+    left = left.map(lambda v: v.transpose(-1, -2)) if transpose_x else left
+    right = right.map(lambda v: v.transpose(-1, -2)) if transpose_y else right
+    return product(left, right)
+
+
+def _linear(a: A, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
+    made = product(a.image(x), a.image(weight).map(lambda v: v.transpose(-1, -2)))
+    return made if bias is None else a.plus(made, bias)
+
+
+def _conv(a: A, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
+    w = a.image(weight)
+    made = field.bilinear(a.image(x), w, lambda v, u: conv(v, u, **how), math.prod(w.shape[1:]))
+    return _with_bias(a, made, bias)
+
+
+def _conv_transpose(a: A, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
+    w = a.image(weight)
+    terms = math.prod([w.shape[0], *w.shape[2:]])
+    made = field.bilinear(a.image(x), w, lambda v, u: conv_transpose(v, u, **how), terms)
+    return _with_bias(a, made, bias)
+
+
+def _with_bias(a: A, made: Image, bias: Any) -> Image:
+    if bias is None:
+        return made
+    return a.plus(made, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (made.ndim - 2))))
+
+
+def _einsum(a: A, op: Operation, values: list[Any], equation: Any) -> Image:
+    return contraction([a.image(v) for v in values], str(equation))
+
+
+def _axes(x: Image, axes: Any) -> list[int]:
+    return list(range(x.ndim)) if axes is None else [i % x.ndim for i in ints(axes)]
+
+
+def _reduced(a: A, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
+    image = a.image(x)
+    chosen, kind = _axes(image, axes), op.op_type.removeprefix("reduce_")
+    if kind in ("l2_norm", "sum_square"):
+        image = multiply(image, image)
+    elif kind == "l1_norm":
+        image = a.even("abs", image)
+    elif kind == "log_sum_exp":
+        image = a.function("exp", image)
+    made = a.mean(image, chosen) if kind == "mean" else field.summed(image, chosen, True)
+    if kind == "l2_norm":
+        made = a.root(made)
+    elif kind.startswith("log_sum"):
+        made = a.function("log", made)
+    return made if keep_dims else made.map(lambda v: v.squeeze(tuple(chosen)) if chosen else v)
+
+
+def _extreme(a: A, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
+    image = a.image(x)
+    return a.function(op.op_type, field.summed(a.hashed(image), _axes(image, axes), bool(keep_dims)))
+
+
+def _softmax(a: A, op: Operation, x: Any, axis: int = -1) -> Image:
+    e = a.function("exp", x)
+    return divide(e, field.summed(e, [int(axis)], True))
+
+
+def _cumsum(a: A, op: Operation, **arguments: Any) -> Image:
+    x = a.image(arguments.pop("x"))
+    made = x.map(lambda v: TABLE["cumsum"].function(x=v, **arguments) % P)
+    return Image(made.lanes, x.degree * (x.numel() if x.fraction else 1), x.fraction)
+
+
+def _layer_norm(
+    a: A, op: Operation, x: Any, axes: Any = None, gamma: Any = None, beta: Any = None, epsilon: float = 1e-5
+) -> Image:
+    image = a.image(x)
+    chosen = _axes(image, axes)
+    shape = [image.shape[i] if i in chosen else 1 for i in range(image.ndim)]
+    return _affine(a, a.normalized(image, sorted(chosen), epsilon), gamma, beta, shape)
+
+
+def _affine(a: A, made: Image, gamma: Any, beta: Any, shape: list[int]) -> Image:
+    if gamma is not None:
+        made = multiply(made, a.image(gamma).map(lambda v: v.reshape(shape)))
+    return made if beta is None else add(made, a.image(beta).map(lambda v: v.reshape(shape)))
+
+
+def _batch_norm(
+    a: A,
+    op: Operation,
+    x: Any,
+    mean: Any,
+    variance: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    epsilon: float = 1e-5,
+) -> Image:
+    image = a.image(x)
+    shape = [1, -1, *(1,) * (image.ndim - 2)]
+    center, width = (a.image(v).map(lambda t: t.reshape(shape)) for v in (mean, variance))
+    made = divide(add(image, negated(center)), a.root(a.plus(width, float(epsilon))))
+    return _affine(a, made, gamma, beta, shape)
+
+
+def _instance_norm(
+    a: A, op: Operation, x: Any, gamma: Any = None, beta: Any = None, epsilon: float = 1e-5
+) -> Image:
+    image = a.image(x)
+    made = a.normalized(image, list(range(2, image.ndim)), epsilon)
+    return _affine(a, made, gamma, beta, [-1, *(1,) * (image.ndim - 2)])
+
+
+def _l2_norm(a: A, op: Operation, x: Any, epsilon: float = 1e-6) -> Image:
+    image = a.image(x)
+    axes = list(range(-min(3, image.ndim), 0))
+    return divide(image, a.root(a.plus(field.summed(multiply(image, image), axes, True), float(epsilon))))
+
+
+def _attention(a: A, op: Operation, query: Any, key: Any, value: Any, attn_mask: Any = None) -> Image:
+    q, k, v = a.image(query), a.image(key), a.image(value)
+    width = q.shape[-1]
+    whole = math.isqrt(width)
+    size = a.lift(whole) if whole * whole == width else a.root(a.lift(width))
+    scores = divide(product(q, k.map(lambda t: t.transpose(-1, -2))), size)
+    if attn_mask is not None:
+        if np_dtype(op.inputs["attn_mask"]).kind == "b":
+            raise Unsupported("a mask of conditions")
+        scores = a.plus(scores, attn_mask)
+    return product(_softmax(a, op, scores), v)
+
+
+def _avg_pool(a: A, op: Operation, x: Any, **how: Any) -> Image:
+    """Means are sums over counts: the counts come from pooling ones."""
+    image = a.image(x)
+    if how.get("ceil_mode"):
+        raise Unsupported("windows that may reach beyond the padding")
+    ones = torch.ones((1, 1, *image.shape[2:]), dtype=torch.float64)
+    share = avg_pool(ones, **how)
+    inside = avg_pool(ones, **{**how, "exclude_padding_from_average": True})
+    size = math.prod(ints(how["kernel_sizes"]))
+    if not bool((inside == 1).all()):
+        raise Unsupported("a window that lies outside")
+    counts = _counts(share, size, bool(how.get("exclude_padding_from_average")))
+    inverse = torch.tensor([pow(int(c), P - 2, P) for c in counts.reshape(-1)]).reshape(counts.shape)
+    lanes = [
+        torch.round(avg_pool(v.double(), **how) * counts).to(torch.int64) % P * inverse % P for v in image.lanes
+    ]
+    return Image(lanes, image.degree * (size if image.fraction else 1), image.fraction)
+
+
+def _counts(share: torch.Tensor, size: int, exclude: bool) -> torch.Tensor:
+    """A multiple of what each window's sum was divided by."""
+    if exclude and size > 16:
+        raise Unsupported("a large window without its padding")
+    return torch.full_like(share, math.lcm(*range(1, size + 1)) if exclude else size)
+
+
+RULES: dict[str, Rule] = {
+    "one_hot": _one_hot,
+    "matmul": _matmul,
+    "linear": _linear,
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "einsum": _einsum,
+    **dict.fromkeys(
+        (
+            "reduce_sum",
+            "reduce_mean",
+            "reduce_sum_square",
+            "reduce_l1_norm",
+            "reduce_l2_norm",
+            "reduce_log_sum",
+            "reduce_log_sum_exp",
+        ),
+        _reduced,
+    ),
+    **dict.fromkeys(("reduce_max", "reduce_min"), _extreme),
+    "softmax": _softmax,
+    "cumsum": _cumsum,
+    "layer_norm": _layer_norm,
+    "batch_norm": _batch_norm,
+    "instance_norm": _instance_norm,
+    "l2_norm": _l2_norm,
+    "scaled_dot_product_attention": _attention,
+    "avg_pool": _avg_pool,
+}

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from anesurgery.interpret.arithmetic.field import Image, add, divide
-from anesurgery.interpret.arithmetic.polynomials import Algebraic as A
+from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.symbolic import Rule, narrows
 from anesurgery.mil import Operation, np_dtype
 
@@ -14,19 +14,19 @@ MOST_FACTORS = 8
 """Whole exponents up to which a power is a product."""
 
 
-def _add(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _add(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.plus(x, y)
 
 
-def _sub(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _sub(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.minus(x, y)
 
 
-def _mul(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _mul(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.times(x, y)
 
 
-def _real_div(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _real_div(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     if np_dtype(op.inputs["x"]).kind != "f":
         return a.uninterpreted(op, {"x": x, "y": y})
     made = divide(a.image(x), a.image(y))
@@ -34,27 +34,27 @@ def _real_div(a: A, op: Operation, x: Any, y: Any) -> Image:
     return Image(made.lanes, a.image(x).degree, a.image(x).fraction) if constant else made
 
 
-def _square(a: A, op: Operation, x: Any) -> Image:
+def _square(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.times(x, x)
 
 
-def _inverse(a: A, op: Operation, x: Any, epsilon: float = 1e-4) -> Image:
+def _inverse(a: Algebraic, op: Operation, x: Any, epsilon: float = 1e-4) -> Image:
     return divide(a.lift(1.0), a.plus(x, float(epsilon)))
 
 
-def _log(a: A, op: Operation, x: Any, epsilon: float = 1e-45) -> Image:
+def _log(a: Algebraic, op: Operation, x: Any, epsilon: float = 1e-45) -> Image:
     return a.function("log", a.plus(x, float(epsilon)))
 
 
-def _sqrt(a: A, op: Operation, x: Any) -> Image:
+def _sqrt(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.root(a.image(x))
 
 
-def _rsqrt(a: A, op: Operation, x: Any, epsilon: float = 1e-12) -> Image:
+def _rsqrt(a: Algebraic, op: Operation, x: Any, epsilon: float = 1e-12) -> Image:
     return divide(a.lift(1.0), a.root(a.plus(x, float(epsilon))))
 
 
-def _pow(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _pow(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     exponent = (
         None if isinstance(y, Image) or not bool((y == y.reshape(-1)[0]).all()) else float(y.reshape(-1)[0])
     )
@@ -68,104 +68,104 @@ def _pow(a: A, op: Operation, x: Any, y: Any) -> Image:
     return made
 
 
-def _abs(a: A, op: Operation, x: Any) -> Image:
+def _abs(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.even("abs", a.image(x))
 
 
-def _relu(a: A, op: Operation, x: Any) -> Image:
+def _relu(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.larger(x, 0)
 
 
-def _relu6(a: A, op: Operation, x: Any) -> Image:
+def _relu6(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.smaller(a.larger(x, 0), 6)
 
 
-def _maximum(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _maximum(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.larger(x, y)
 
 
-def _minimum(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _minimum(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.smaller(x, y)
 
 
-def _clip(a: A, op: Operation, x: Any, alpha: float, beta: float) -> Image:
+def _clip(a: Algebraic, op: Operation, x: Any, alpha: float, beta: float) -> Image:
     made = a.image(x) if math.isinf(alpha) else a.larger(x, float(alpha))
     return made if math.isinf(beta) else a.smaller(made, float(beta))
 
 
-def _threshold(a: A, op: Operation, x: Any, alpha: float) -> Image:
+def _threshold(a: Algebraic, op: Operation, x: Any, alpha: float) -> Image:
     return a.larger(x, float(alpha))
 
 
-def _leaky_relu(a: A, op: Operation, x: Any, alpha: float = 0.01) -> Image:
+def _leaky_relu(a: Algebraic, op: Operation, x: Any, alpha: float = 0.01) -> Image:
     return add(a.larger(x, 0), a.times(a.smaller(x, 0), float(alpha)))
 
 
-def _linear_activation(a: A, op: Operation, x: Any, alpha: float, beta: float = 0.0) -> Image:
+def _linear_activation(a: Algebraic, op: Operation, x: Any, alpha: float, beta: float = 0.0) -> Image:
     return a.plus(a.times(x, float(alpha)), float(beta))
 
 
-def _sigmoid_hard(a: A, op: Operation, x: Any, alpha: float = 0.2, beta: float = 0.5) -> Image:
+def _sigmoid_hard(a: Algebraic, op: Operation, x: Any, alpha: float = 0.2, beta: float = 0.5) -> Image:
     return a.smaller(a.larger(a.plus(a.times(x, float(alpha)), float(beta)), 0), 1)
 
 
-def _silu(a: A, op: Operation, x: Any) -> Image:
+def _silu(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.times(x, a.function("sigmoid", x))
 
 
-def _sigmoid(a: A, op: Operation, x: Any) -> Image:
+def _sigmoid(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.function("sigmoid", x)
 
 
-def _scaled_tanh(a: A, op: Operation, x: Any, alpha: float = 1.0, beta: float = 1.0) -> Image:
+def _scaled_tanh(a: Algebraic, op: Operation, x: Any, alpha: float = 1.0, beta: float = 1.0) -> Image:
     return a.times(a.odd("tanh", a.times(x, float(beta))), float(alpha))
 
 
-def _softsign(a: A, op: Operation, x: Any) -> Image:
+def _softsign(a: Algebraic, op: Operation, x: Any) -> Image:
     return divide(a.image(x), a.plus(a.even("abs", a.image(x)), 1))
 
 
-def _odd(a: A, op: Operation, x: Any) -> Image:
+def _odd(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.odd(op.op_type, a.image(x))
 
 
-def _equal(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _equal(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.even("equal", a.minus(x, y))
 
 
-def _not(a: A, op: Operation, x: Any) -> Image:
+def _not(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.minus(1, x)
 
 
-def _not_equal(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _not_equal(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.minus(1, _equal(a, op, x, y))
 
 
-def _greater(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _greater(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.function("positive", a.minus(x, y))
 
 
-def _less(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _less(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return _greater(a, op, y, x)
 
 
-def _greater_equal(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _greater_equal(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.minus(1, _greater(a, op, y, x))
 
 
-def _less_equal(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _less_equal(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.minus(1, _greater(a, op, x, y))
 
 
-def _or(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _or(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.minus(a.plus(x, y), a.times(x, y))
 
 
-def _xor(a: A, op: Operation, x: Any, y: Any) -> Image:
+def _xor(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return a.minus(a.plus(x, y), a.times(2, a.times(x, y)))
 
 
-def _cast(a: A, op: Operation, x: Any, dtype: str) -> Image:
+def _cast(a: Algebraic, op: Operation, x: Any, dtype: str) -> Image:
     old, new = np_dtype(op.inputs["x"]), np_dtype(op.outputs[0])
     if new.kind == "b" and old.kind != "b":
         return a.minus(1, a.even("equal", a.image(x)))

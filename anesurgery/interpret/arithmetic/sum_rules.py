@@ -10,7 +10,7 @@ import torch
 
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.field import Image, P, add, divide, multiply, negated, product
-from anesurgery.interpret.arithmetic.polynomials import Algebraic as A
+from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.products import contraction
 from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.interpret.ops.conv import conv, conv_transpose
@@ -20,7 +20,7 @@ from anesurgery.mil import Operation, np_dtype
 
 
 def _one_hot(
-    a: A,
+    a: Algebraic,
     op: Operation,
     indices: Any,
     one_hot_vector_size: Any,
@@ -35,7 +35,9 @@ def _one_hot(
     return made.map(lambda v: v.movedim(-1, int(axis)))
 
 
-def _matmul(a: A, op: Operation, x: Any, y: Any, transpose_x: Any = False, transpose_y: Any = False) -> Image:
+def _matmul(
+    a: Algebraic, op: Operation, x: Any, y: Any, transpose_x: Any = False, transpose_y: Any = False
+) -> Image:
     left, right = a.image(x), a.image(y)
     if min(left.ndim, right.ndim) < 2:
         raise Unsupported("a matmul of vectors")
@@ -44,31 +46,31 @@ def _matmul(a: A, op: Operation, x: Any, y: Any, transpose_x: Any = False, trans
     return product(left, right)
 
 
-def _linear(a: A, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
+def _linear(a: Algebraic, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
     made = product(a.image(x), a.image(weight).map(lambda v: v.transpose(-1, -2)))
     return made if bias is None else a.plus(made, bias)
 
 
-def _conv(a: A, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
+def _conv(a: Algebraic, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
     w = a.image(weight)
     made = field.bilinear(a.image(x), w, lambda v, u: conv(v, u, **how), math.prod(w.shape[1:]))
     return _with_bias(a, made, bias)
 
 
-def _conv_transpose(a: A, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
+def _conv_transpose(a: Algebraic, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
     w = a.image(weight)
     terms = math.prod([w.shape[0], *w.shape[2:]])
     made = field.bilinear(a.image(x), w, lambda v, u: conv_transpose(v, u, **how), terms)
     return _with_bias(a, made, bias)
 
 
-def _with_bias(a: A, made: Image, bias: Any) -> Image:
+def _with_bias(a: Algebraic, made: Image, bias: Any) -> Image:
     if bias is None:
         return made
     return a.plus(made, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (made.ndim - 2))))
 
 
-def _einsum(a: A, op: Operation, values: list[Any], equation: Any) -> Image:
+def _einsum(a: Algebraic, op: Operation, values: list[Any], equation: Any) -> Image:
     return contraction([a.image(v) for v in values], str(equation))
 
 
@@ -76,7 +78,7 @@ def _axes(x: Image, axes: Any) -> list[int]:
     return list(range(x.ndim)) if axes is None else [i % x.ndim for i in ints(axes)]
 
 
-def _reduced(a: A, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
+def _reduced(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
     image = a.image(x)
     chosen, kind = _axes(image, axes), op.op_type.removeprefix("reduce_")
     if kind in ("l2_norm", "sum_square"):
@@ -93,24 +95,30 @@ def _reduced(a: A, op: Operation, x: Any, axes: Any = None, keep_dims: bool = Fa
     return made if keep_dims else made.map(lambda v: v.squeeze(tuple(chosen)) if chosen else v)
 
 
-def _extreme(a: A, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
+def _extreme(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
     image = a.image(x)
     return a.function(op.op_type, field.summed(a.hashed(image), _axes(image, axes), bool(keep_dims)))
 
 
-def _softmax(a: A, op: Operation, x: Any, axis: int = -1) -> Image:
+def _softmax(a: Algebraic, op: Operation, x: Any, axis: int = -1) -> Image:
     e = a.function("exp", x)
     return divide(e, field.summed(e, [int(axis)], True))
 
 
-def _cumsum(a: A, op: Operation, **arguments: Any) -> Image:
+def _cumsum(a: Algebraic, op: Operation, **arguments: Any) -> Image:
     x = a.image(arguments.pop("x"))
     made = x.map(lambda v: TABLE["cumsum"].function(x=v, **arguments) % P)
     return Image(made.lanes, x.degree * (x.numel() if x.fraction else 1), x.fraction)
 
 
 def _layer_norm(
-    a: A, op: Operation, x: Any, axes: Any = None, gamma: Any = None, beta: Any = None, epsilon: float = 1e-5
+    a: Algebraic,
+    op: Operation,
+    x: Any,
+    axes: Any = None,
+    gamma: Any = None,
+    beta: Any = None,
+    epsilon: float = 1e-5,
 ) -> Image:
     image = a.image(x)
     chosen = _axes(image, axes)
@@ -118,14 +126,14 @@ def _layer_norm(
     return _affine(a, a.normalized(image, sorted(chosen), epsilon), gamma, beta, shape)
 
 
-def _affine(a: A, made: Image, gamma: Any, beta: Any, shape: list[int]) -> Image:
+def _affine(a: Algebraic, made: Image, gamma: Any, beta: Any, shape: list[int]) -> Image:
     if gamma is not None:
         made = multiply(made, a.image(gamma).map(lambda v: v.reshape(shape)))
     return made if beta is None else add(made, a.image(beta).map(lambda v: v.reshape(shape)))
 
 
 def _batch_norm(
-    a: A,
+    a: Algebraic,
     op: Operation,
     x: Any,
     mean: Any,
@@ -142,20 +150,20 @@ def _batch_norm(
 
 
 def _instance_norm(
-    a: A, op: Operation, x: Any, gamma: Any = None, beta: Any = None, epsilon: float = 1e-5
+    a: Algebraic, op: Operation, x: Any, gamma: Any = None, beta: Any = None, epsilon: float = 1e-5
 ) -> Image:
     image = a.image(x)
     made = a.normalized(image, list(range(2, image.ndim)), epsilon)
     return _affine(a, made, gamma, beta, [-1, *(1,) * (image.ndim - 2)])
 
 
-def _l2_norm(a: A, op: Operation, x: Any, epsilon: float = 1e-6) -> Image:
+def _l2_norm(a: Algebraic, op: Operation, x: Any, epsilon: float = 1e-6) -> Image:
     image = a.image(x)
     axes = list(range(-min(3, image.ndim), 0))
     return divide(image, a.root(a.plus(field.summed(multiply(image, image), axes, True), float(epsilon))))
 
 
-def _attention(a: A, op: Operation, query: Any, key: Any, value: Any, attn_mask: Any = None) -> Image:
+def _attention(a: Algebraic, op: Operation, query: Any, key: Any, value: Any, attn_mask: Any = None) -> Image:
     q, k, v = a.image(query), a.image(key), a.image(value)
     width = q.shape[-1]
     whole = math.isqrt(width)
@@ -168,7 +176,7 @@ def _attention(a: A, op: Operation, query: Any, key: Any, value: Any, attn_mask:
     return product(_softmax(a, op, scores), v)
 
 
-def _avg_pool(a: A, op: Operation, x: Any, **how: Any) -> Image:
+def _avg_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
     """Means are sums over counts: the counts come from pooling ones."""
     image = a.image(x)
     if how.get("ceil_mode"):

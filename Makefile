@@ -6,7 +6,7 @@ JOBS ?= 2
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types conformance equivalence bench placement clean
+.PHONY: help demo test test-all lint types conformance equivalence bench placement residency clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ bench: $(READY)  ## ratios of time and memory, measured on this machine
 
 placement: $(READY)  ## how often inspect is right, against placements measured on Macs
 	$(BIN)/python tests/benchmarks/placement/accuracy.py
+
+residency: $(READY)  ## what `auto` gains on the corpus and on small models of each family, and whether outputs agree
+	$(BIN)/python tests/benchmarks/residency.py
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

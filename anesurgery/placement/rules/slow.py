@@ -30,6 +30,7 @@ LARGE_DILATION = 4
 """Apple names no number; a chain of dilations of 2 and 3 is its advice."""
 LANES = 4
 LEAST_GROUP = 4
+LARGE_PATCH = 14
 MOVED = 256 << 10
 """Bytes below which a transposition is not worth a word."""
 
@@ -185,6 +186,14 @@ def moved_last_axis(op: Operation, target: Target) -> str:
     return f"the last axis of {shape_in_words(shape)} is moved, {in_words(size_of(op.x))}"
 
 
+def large_patches(op: Operation, target: Target) -> str:
+    """A convolution whose strides are its kernel, from 14x14 on: the first that the M1 does not take."""
+    kernel, strides = [int(k) for k in op.weight.shape[2:]], list(ints(op, "strides"))
+    if len(kernel) != 2 or kernel != strides or max(kernel) < LARGE_PATCH:
+        return ""
+    return f"patches of {shape_in_words(kernel)}"
+
+
 def constant_rows(op: Operation, target: Target) -> str:
     """A gather at constant indices from a value of the run."""
     if constant(op.indices) is None or is_stored(op.x):
@@ -211,6 +220,17 @@ FIXED = Rule(
 """Of ops that compute the same numbers in every run."""
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "patch-embedding",
+        CONV,
+        "patches that do not overlap are space_to_depth and a 1x1 convolution, which need no large kernel",
+        "by the definition of the ops; what it gains in time was not measured",
+        test=large_patches,
+        kind="speed",
+        grade=Grade.GUESS,
+        remedy="patch_convolution",
+        advice="cut the image into patches outside",
+    ),
     Rule(
         "constant-gather",
         names("gather gather_nd gather_along_axis"),

@@ -1,0 +1,111 @@
+"""A convolution over patches that do not overlap becomes space_to_depth and a 1x1 convolution.
+
+Before::
+
+    main(%x: 1x3x64x64) {
+      %y: 1x8x2x2 = conv(x=%x, weight=const<8x3x32x32>, strides=[32, 32])
+      return %y
+    }
+
+After::
+
+    main(%x: 1x3x64x64) {
+      %x_patches: 1x3072x2x2 = space_to_depth(x=%x, block_size=32)
+      %y: 1x8x2x2 = conv(x=%x_patches, weight=const<8x3072x1x1>)
+      return %y
+    }
+
+Each output is the same sum as before; a kernel may add its terms in another order. An image whose sides are no
+multiple of the patch is cut first: the rest takes no part in a convolution without padding.
+
+Refuses when strides differ from the kernel or the kernel is not square, for padding, dilation and groups, when
+the weight is compressed, and when a shape is dynamic. Kernels below `least` are no matter of this pass.
+
+Why it helps: kernels beyond the tables of the chip stay off the engine (measured: M4, macOS 27.0.1, above 15x31
+(width x height) but for 16x16; reported for M1 above 13x29), and patch embeddings of 32x32 with them;
+space_to_depth and a 1x1 convolution are legal. What that gains in time was not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.checking.site import REASSOCIATED, Tolerance
+from anesurgery.errors import Refusal
+from anesurgery.mil import Array, Program, Var, constant, mb, static_shape
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class PatchConvolution(Rewrite):
+    """Patches to channels, and a product of channels."""
+
+    name: ClassVar[str] = "patch_convolution"
+    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    least: int = 14
+    """Smallest kernel that is rewritten: the first that the M1 does not take."""
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every convolution."""
+        return op.conv()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Is the kernel large and square, and are its strides its own lengths?"""
+        op, shape = m.root, static_shape(m.root.x)
+        kernel = [int(k) for k in op.weight.shape[2:]]
+        if len(kernel) != 2 or max(kernel) < self.least:
+            return None
+        strides, dilations = _lengths(op.strides), _lengths(op.dilations)
+        pads = constant(op.pad_type)
+        rest = shape is None or any(n % k for n, k in zip(shape[2:], kernel, strict=True))
+        padded = any(_lengths(op.pad)) if pads == "custom" else pads != "valid" and rest
+        reasons = {
+            f"the kernel {kernel} is not square": kernel[0] != kernel[1],
+            f"the strides {strides} are not the kernel {kernel}": strides != kernel,
+            f"the dilation is {dilations}": any(d != 1 for d in dilations),
+            f"there are {constant(op.groups)} groups": (constant(op.groups) or 1) != 1,
+            f"the edges are padded ({pads})": padded,
+            f"the weight %{op.weight.name} is compressed or dynamic": constant(op.weight) is None,
+            f"%{op.x.name} has a dynamic shape": shape is None,
+        }
+        if reason := next((words for words, holds in reasons.items() if holds), None):
+            return Refusal(reason, op)
+        return m.bind(side=kernel[0])
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Cut to whole patches, patches to channels, channels to outputs."""
+        op, side = m.root, m.side
+        x, shape = op.x, static_shape(op.x) or ()
+        whole = [*shape[:2], *(n // side * side for n in shape[2:])]
+        if whole != list(shape):
+            x = mb.slice_by_index(x=x, begin=[0] * 4, end=whole)
+        patches = mb.space_to_depth(x=x, block_size=side, name=f"{op.x.name}_patches")
+
+        def make() -> Array:
+            kernel = np.asarray(constant(op.weight))
+            return kernel.transpose(0, 2, 3, 1).reshape(len(kernel), -1, 1, 1)
+
+        weight = mb.shared(("patch_convolution", op.weight), make, f"{op.weight.name}_patches")
+        bias = {} if op.bias is None else {"bias": op.bias}
+        result: Var = mb.conv(x=patches, weight=weight, **bias)
+        return result
+
+
+def _lengths(var: Var | None) -> list[int]:
+    return [] if var is None else [int(n) for n in np.ravel(constant(var))]
+
+
+def example() -> Program:
+    """The patch embedding of an image of 64x64 in patches of 32x32."""
+    weight = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 3, 64, 64))])
+    def program(x: Var) -> Var:
+        return mb.conv(x=x, weight=weight, strides=[32, 32], pad_type="valid", name="y")
+
+    return program

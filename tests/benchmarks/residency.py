@@ -1,0 +1,198 @@
+"""What share of each model is on the Neural Engine before and after `auto`, and whether the outputs agree.
+
+Every ML Program of the corpus, its graphs with random weights, and a small transformers model of each family.
+The bars: no share falls on any; the share of ops or flop rises on at least 80 % of those below 99 %; outputs in
+fp32 agree within 1e-3 of the largest value. The PSNR of fp16 after against before is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import small_models
+from rich.console import Console
+from rich.table import Table
+
+import anesurgery as ane
+from anesurgery.errors import SurgeryError
+from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
+from anesurgery.interpret import run
+from anesurgery.interpret.sampling import sample_function
+from anesurgery.loading import load
+from anesurgery.mil import Array, function_of, quiet_host
+from anesurgery.placement.standing import Standing, stand
+from anesurgery.placement.target import Target
+
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
+TARGETS = ("M1/macOS 14", "M4/macOS 15")
+NEARLY_ALL = 0.99
+BAR = 0.8
+"""Of the models below `NEARLY_ALL`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model on one target."""
+
+    model: str
+    target: str
+    before: Standing
+    after: Standing
+    passes: tuple[str, ...]
+    fp32: float
+    """Largest difference, relative to the largest value."""
+    fp16: float
+    """PSNR in dB of fp16 after against fp16 before."""
+    seconds: float
+
+    @property
+    def falls(self) -> bool:
+        """Is a share lower than before?"""
+        return any(self.after.share[k] < self.before.share[k] for k in ("ops", "flop"))
+
+    @property
+    def rises(self) -> bool:
+        """Is a share higher than before?"""
+        return any(self.after.share[k] > self.before.share[k] for k in ("ops", "flop"))
+
+    @property
+    def counts(self) -> bool:
+        """Is there something to gain?"""
+        return min(self.before.share.values()) < NEARLY_ALL
+
+
+def models(folder: Path, names: list[str]) -> Iterator[tuple[str, Path]]:
+    """Name and place of each model; those that are made lie in the folder, and are taken from it later."""
+    for path in sorted(CORPUS.glob("*.mlpackage")):
+        yield path.stem, path
+    for path in sorted((CORPUS / "graphs").glob("*.mlpackage")):
+        target = folder / "graphs" / path.name
+        if not target.exists() and (not names or path.stem in names):
+            target.parent.mkdir(exist_ok=True)
+            fill = [sys.executable, "fill_weights.py", path.name, str(target)]
+            subprocess.run(fill, cwd=path.parent, check=True, capture_output=True)
+        yield path.stem, target
+    for name in small_models.names():
+        if not names or name in names:
+            yield name, small_models.package(name, folder)
+
+
+def measure(name: str, path: Path, target: str) -> Row:
+    """Apply `auto` without proofs, inspect before and after, run both."""
+    loaded, aim = load(str(path)), Target.parse(target)
+    started = time.perf_counter()
+    surgery = ane.apply(loaded, "auto", target=target, prove=None, quiet=True)
+    seconds = time.perf_counter() - started
+    passes = tuple(dict.fromkeys(change.pass_name for change in surgery.changes))
+    fp32 = fp16 = float("nan")
+    if passes:
+        fp32, fp16 = differences(loaded.program, surgery)
+    return Row(
+        name, target, stand(loaded.program, aim)[0], stand(surgery.program, aim)[0], passes, fp32, fp16, seconds
+    )
+
+
+def differences(before: Any, surgery: Any) -> tuple[float, float]:
+    """The relative difference in fp32 and the PSNR in fp16; the worst over outputs and functions."""
+    relative, psnr = 0.0, float("inf")
+    for function in before.functions:
+        values = sample_function(function_of(before, function), seed=0)
+        for precision in ("fp32", "fp16"):
+            old: Any = adapt_outputs(
+                surgery.contract, run(before, values, precision=precision, function=function), values
+            )
+            new = run(
+                surgery.program, adapt_inputs(surgery.contract, values), precision=precision, function=function
+            )
+            for key, value in old.items():
+                apart, scale, noise = compared(np.asarray(value), np.asarray(new[key]))
+                if precision == "fp32":
+                    relative = max(relative, apart / scale if scale else apart)
+                elif noise:
+                    psnr = min(psnr, 20 * np.log10(scale / noise) if scale else 0.0)
+    return relative, psnr
+
+
+def compared(old: Array, new: Array) -> tuple[float, float, float]:
+    """Largest difference, largest value and root of the mean square difference; where the old one is finite."""
+    defined = np.isfinite(old.astype(np.float64))
+    a, b = old.astype(np.float64)[defined], new.astype(np.float64)[defined]
+    if not a.size:
+        return 0.0, 0.0, 0.0
+    return float(np.abs(a - b).max()), float(np.abs(a).max()), float(np.sqrt(np.square(a - b).mean()))
+
+
+def show(rows: list[Row], failed: dict[str, str]) -> bool:
+    """Print the table and the bars; are they met?"""
+    table = Table("model", "target", "ops", "flop", "estimate µs", "passes", "fp32", "fp16 dB", "s")
+    for r in rows:
+        ops, flop = (f"{r.before.share[k]:.3f} → {r.after.share[k]:.3f}" for k in ("ops", "flop"))
+        estimate = f"{r.before.estimate:.0f} → {r.after.estimate:.0f}"
+        cells = (r.model, r.target, ops, flop, estimate, ", ".join(r.passes))
+        table.add_row(*cells, f"{r.fp32:.1e}", f"{r.fp16:.0f}", f"{r.seconds:.1f}")
+    console = Console(width=200)
+    console.print(table)
+    good = True
+    for target in dict.fromkeys(r.target for r in rows):
+        mine = [r for r in rows if r.target == target]
+        low = [r for r in mine if r.counts]
+        risen, fallen = sum(r.rises for r in low), [r.model for r in mine if r.falls]
+        apart = [r.model for r in mine if r.fp32 > 1e-3]
+        console.print(
+            f"{target}: raised on {risen} of {len(low)} below {NEARLY_ALL:.0%} (bar {BAR:.0%}); "
+            f"lowered on {fallen or 'none'}; fp32 differs by more than 1e-3 on {apart or 'none'}"
+        )
+        good &= not fallen and not apart and risen >= BAR * len(low)
+    for name, reason in failed.items():
+        console.print(f"{name}: {reason}")
+    return good
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="models; all by default")
+    parser.add_argument("--folder", type=Path, help="keep converted models there")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    chosen = parser.parse_args()
+    rows, failed = list[Row](), dict[str, str]()
+    with tempfile.TemporaryDirectory() as name, quiet_host():
+        folder = chosen.folder or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        for model, path in models(folder, chosen.names):
+            for target in TARGETS if not chosen.names or model in chosen.names else ():
+                try:
+                    rows.append(measure(model, path, target))
+                except SurgeryError as error:
+                    failed[f"{model}, {target}"] = str(error).splitlines()[0]
+    good = show(rows, failed)
+    if chosen.json is not None:
+        figures = [
+            {
+                "model": r.model,
+                "target": r.target,
+                "before": r.before.share,
+                "after": r.after.share,
+                "fp32": r.fp32,
+                "fp16": r.fp16,
+                "passes": r.passes,
+                "seconds": r.seconds,
+            }
+            for r in rows
+        ]
+        chosen.json.write_text(json.dumps(figures, indent=1))
+    sys.exit(0 if good and not failed else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -246,7 +246,12 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice=KERNELS,
     ),
     _row(
-        "max-pool-width", "max_pool", "the window is too wide", when.wide_window, advice="chain smaller pools"
+        "max-pool-width",
+        "max_pool",
+        "the window is too wide",
+        when.wide_window,
+        remedy="chain_pools",
+        advice="chain smaller pools",
     ),
     _row(
         "matmul-inner",
@@ -298,7 +303,17 @@ FORBIDDEN: tuple[Rule, ...] = (
         "avg_pool l2_pool",
         "the window is larger than the tables of the compiler allow; through Core ML (M4) up to 14 was tried",
         when.large_window,
+        remedy="chain_pools",
         advice="chain smaller pools",
+    ),
+    _row(
+        "threshold",
+        "threshold",
+        "no measurement of this op was found, while maximum was placed",
+        legal=None,
+        grade=Grade.GUESS,
+        remedy="threshold_to_maximum",
+        advice="write it as maximum",
     ),
     _compiler(
         "conv3d",

@@ -1,0 +1,70 @@
+"""A threshold is the larger one of its operand and a constant.
+
+Before::
+
+    main(%x: 2x3) {
+      %y: 2x3 = threshold(x=%x, alpha=0.5)
+      return %y
+    }
+
+After::
+
+    main(%x: 2x3) {
+      %y: 2x3 = maximum(x=%x, y=0.5)
+      return %y
+    }
+
+Refuses when the constant is NaN, of which the two ops make different numbers.
+
+Why it helps: `maximum` was placed on the ANE of an M4, macOS 27, through Core ML; of `threshold` no measurement
+was found, so an inspection does not count it as legal. Upgraded networks write ReLU6 with it. Proved by the
+definitions of both ops: the same numbers bit by bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.errors import Refusal
+from anesurgery.facts.reading import number
+from anesurgery.mil import Program, Var, constant, mb
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class ThresholdToMaximum(Rewrite):
+    """`threshold(x, alpha)` becomes `maximum(x, alpha)`."""
+
+    name: ClassVar[str] = "threshold_to_maximum"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every threshold."""
+        return op.threshold(x=var("x"), alpha=var("alpha"))
+
+    def check(self, m: Match) -> Match | Refusal:
+        """Its constant is a number."""
+        least = number(m.alpha)
+        if least is None or math.isnan(least):
+            return Refusal(f"alpha is {constant(m.alpha)}", m.root)
+        return m
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The larger one."""
+        made: Var = mb.maximum(x=m.x, y=m.alpha)
+        return made
+
+
+def example() -> Program:
+    """A threshold at one half."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
+    def program(x: Var) -> Var:
+        return mb.threshold(x=x, alpha=np.float32(0.5), name="y")
+
+    return program

@@ -57,7 +57,7 @@ from anesurgery.rewriting.rewrite import Rewrite
 INPUT = "causal_mask"
 """The name of the mask as an input."""
 
-LEAST_FILL, MOST_FILL = -32000.0, scores.SHUT
+LEAST_FILL, MOST_FILL = -32000.0, scores.MASKED
 """The fill must shut a score out, also in hardware that ends at -32768."""
 
 
@@ -110,7 +110,7 @@ class CausalMaskTensor(Rewrite):
             return False
         if np.ndim(value) != chain.scores.rank or np_dtype(mask) != np_dtype(chain.scores):
             return False
-        if not masks.stands_first(mask) or mask.shape[-2:] != chain.size:
+        if not masks.is_shared(mask) or mask.shape[-2:] != chain.size:
             return False
         keep = value == 0
         made = bool((keep | (value == value.dtype.type(self.fill))).all())
@@ -130,7 +130,7 @@ class CausalMaskTensor(Rewrite):
         value = constant(total)
         if value is None or self.as_input or np.shape(value) != parts.keep.shape:
             return False
-        return np.array_equal(value, self.tensor(parts.keep, dtype)) and masks.stands_first(total)
+        return np.array_equal(value, self.tensor(parts.keep, dtype)) and masks.is_shared(total)
 
     def tensor(self, keep: Array, dtype: np.dtype[np.generic]) -> Array:
         """The additive mask."""

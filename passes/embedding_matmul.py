@@ -61,7 +61,7 @@ import numpy as np
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.one_hot import EXACT_IDS, one_hot_pieces, one_hot_width
 from anesurgery.facts.padding import padded_constant
-from anesurgery.facts.token_ids import behind_casts, behind_guard, never_negative, serves_only
+from anesurgery.facts.token_ids import before_casts, before_guard, never_negative, serves_only
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import (
     Array,
@@ -130,10 +130,10 @@ class EmbeddingMatmul(Rewrite):
         """The ids as close to their source as is sound, and whether negative ones must still be wrapped."""
         trusted = self.nonnegative_ids or self.mode == "input"
         counts_back = m.root.opset_version < ct.target.iOS17 and not trusted
-        ids = behind_casts(m.indices, -rows if counts_back else 0, rows)
-        raw = behind_guard(ids, rows)
+        ids = before_casts(m.indices, -rows if counts_back else 0, rows)
+        raw = before_guard(ids, rows)
         if raw is not None and (trusted or never_negative(raw)):
-            return behind_casts(raw, 0, rows), False
+            return before_casts(raw, 0, rows), False
         return ids, counts_back and raw is None and not never_negative(ids)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:

@@ -51,12 +51,10 @@ from anesurgery.errors import PassError, Refusal, UnknownName
 from anesurgery.facts.rowwise import RULES, Tail, last_row, leads_to_weights, rebuild, row_tail, takes_last
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import Function, Program, Var, any_symbolic, consumers, is_output, is_symbolic, mb, np_dtype
+from anesurgery.ops import CARRIERS, MOVING
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
-
-MOVES = frozenset({"slice_by_index", "cast", "identity", "reshape"})
-"""Ops that do not work: selecting before them saves nothing."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,11 @@ class SelectLastToken(Rewrite):
         if self.position == "input" or self.output is not None or value.rank != 3:
             return None  # such a model gives one position only, or another output is meant
         behind = not alone or leads_to_weights(m.root.outputs[0])
-        tail = row_tail(value, 1, deep=self.depth == "block", behind_head=behind) if alone else None
+        tail = row_tail(value, 1, deep=self.depth == "block", head_follows=behind) if alone else None
         if not isinstance(tail, Tail):
             tail = Tail(value, 1, ())
         # Where only views are behind it, moving it again gains nothing.
-        saves = any(op.op_type not in MOVES for op, _ in tail.ops)
+        saves = any(op.op_type not in MOVING | CARRIERS for op, _ in tail.ops)
         return m.bind(tail=tail, selects=True) if saves or m.root.op_type == "gather" else None
 
     def may_be_logits(self, var: Var) -> bool:

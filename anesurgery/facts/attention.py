@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.reading import behind
+from anesurgery.facts.reading import readers_after
 from anesurgery.interpret.attentions import Attention, is_computed, read_values, recognise
 from anesurgery.mil import (
     Maker,
@@ -27,11 +27,11 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import CARRIERS, LOGICAL
 
-SHUT = -5000.0
-"""An offset at or below this shuts a score out: exp(-5000) is 0 in fp16 and in fp32."""
+MASKED = -5000.0
+"""An offset at or below this masks a score: exp(-5000) is 0 in fp16 and in fp32."""
 
 LEAST_SCALE = 0.1
-"""The smallest factor that may stand between mask and softmax: a tenth of a fill still shuts out."""
+"""The smallest factor that may stand between mask and softmax: a tenth of a fill still masks."""
 
 MASKING = CARRIERS | LOGICAL | {"add", "mul", "sub", "select", "maximum", "real_div", "logical_not"}
 """Ops that mask arithmetic is written with."""
@@ -61,7 +61,7 @@ class Chain:
 
 def softmaxes_after(var: Var) -> Iterator[Operation]:
     """The softmaxes that read a value, or what scales and masks make of it."""
-    return (op for op in behind(var, MASKING) if op.op_type == "softmax")
+    return (op for op in readers_after(var, MASKING) if op.op_type == "softmax")
 
 
 def attention_of(product: Operation) -> Attention | None:
@@ -130,7 +130,7 @@ def fused_operands(op: Operation) -> dict[str, Var]:
 
 
 def _stays(op: Operation) -> bool:
-    """Does an op treat all scores alike, so that it may stay behind the mask?"""
+    """Does an op treat all scores alike, so that it may stay after the mask?"""
     if op.op_type == "reshape":
         return tuple(op.x.shape[-2:]) == tuple(op.outputs[0].shape[-2:])
     if op.op_type in ("cast", "identity"):
@@ -165,8 +165,8 @@ def _split(op: Operation) -> tuple[Var, list[Var]] | None:
     if len(carrying) != 1 or not is_float(carrying[0]):
         return None
     others = [v for v in vars_ if v is not carrying[0]]
-    if op.op_type == "maximum":  # a floor under scores that are shut out
-        return (carrying[0], []) if all(_is_scalar(v, SHUT) for v in others) else None
+    if op.op_type == "maximum":  # a floor under masked scores
+        return (carrying[0], []) if all(_is_scalar(v, MASKED) for v in others) else None
     if op.op_type in ("mul", "add", "sub") and all(_is_scalar(v) for v in others):
         return None  # a scale or a shift of all scores
     if op.op_type == "sub" and carrying[0] is op.y:

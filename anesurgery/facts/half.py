@@ -17,7 +17,7 @@ import numpy as np
 from anesurgery.facts.constants import LARGEST, MOST, Interval, of_constant
 from anesurgery.facts.intervals import interval
 from anesurgery.facts.norms import squared
-from anesurgery.facts.reading import behind, number
+from anesurgery.facts.reading import number, readers_after
 from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Var, constant, dtype_name, np_dtype, operands, static_shape
 from anesurgery.ops import CARRIERS, PRODUCTS, names
@@ -211,7 +211,7 @@ def _is_fill(op: Operation, name: str, var: Var, ranges: Mapping[str, Interval])
         return False
     if min(abs(low), abs(high)) > 0 and low * high < 0:
         return False
-    readers = list(behind(op.outputs[0], MASKS))
+    readers = list(readers_after(op.outputs[0], MASKS))
     if not readers or any(r.op_type != "softmax" for r in readers):
         return False
     if op.op_type != "mul":

@@ -7,7 +7,7 @@ and those of more than `MOST` elements never.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,12 +103,19 @@ def _holds(var: Var, low: float, high: float) -> bool:
 
 def image(op: Operation, numbers: Interval) -> Interval | None:
     """What a unary op makes of two numbers; None where a parameter is dynamic, or a result is not a number."""
-    given = {k: constant(v) for k, v in op.inputs.items() if v is not None and k != "x"}
+    found = results_at(op, {"x": numbers})
+    return None if found is None or any(map(math.isnan, found)) else (found[0], found[1])
+
+
+def results_at(op: Operation, numbers: Mapping[str, Sequence[float]]) -> list[float] | None:
+    """What an elementwise op makes of some numbers, by its meaning; None where a parameter is dynamic."""
+    given = {k: constant(v) for k, v in op.inputs.items() if v is not None and k not in numbers}
     if any(v is None for v in given.values()):
         return None
-    arguments = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in given.items()}
-    low, high = TABLE[op.op_type].function(x=torch.tensor(numbers, dtype=torch.float64), **arguments).tolist()
-    return None if math.isnan(low) or math.isnan(high) else (low, high)
+    arguments: dict[str, Any] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in given.items()}
+    arguments |= {k: torch.tensor(n, dtype=torch.float64) for k, n in numbers.items()}
+    found: list[float] = TABLE[op.op_type].function(**arguments).double().tolist()
+    return found
 
 
 def interval(var: Any, products: int = 0) -> Interval:

@@ -1,8 +1,8 @@
-"""Read what an attention mask does, however it is spelled: which scores it keeps and which it shuts out.
+"""Read what an attention mask does, however it is spelled: which scores it keeps and which it masks.
 
 Between the scores and the softmax stand only ops that are affine in the scores, so two evaluations
 (scores all 0, and all 1) say for each element what the mask does to any score: `factor * score + offset`.
-Booleans known only at run time are tried both ways: a mask must keep a score only when all of them hold.
+Dynamic booleans are tried both ways: a mask must keep a score only when all of them hold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from anesurgery.errors import InterpretError, Refusal
-from anesurgery.facts.attention import SHUT, Chain, is_float, mask_chain, runtime_inputs, shapes_read
+from anesurgery.facts.attention import MASKED, Chain, is_float, mask_chain, runtime_inputs, shapes_read
 from anesurgery.facts.reading import number
 from anesurgery.facts.slices import slice_back
 from anesurgery.mil import (
@@ -46,15 +46,15 @@ class Parts:
     keep: Array
     """What is known at conversion: which scores are kept; as many axes as the scores, or more."""
     conditions: tuple[Literal, ...] = ()
-    """Booleans known at run time, all of which must hold for a score to be kept."""
+    """Dynamic booleans, all of which must hold for a score to be kept."""
     free: tuple[Var, ...] = ()
-    """Further terms, known at run time, that are added as they are."""
+    """Further dynamic terms, which are added as they are."""
     biases: tuple[Var, ...] = ()
-    """Further terms, known at conversion, that shut nothing out."""
+    """Further static terms, which mask nothing."""
 
 
 Bound = Mapping[Var, torch.Tensor]
-"""Values tried for what is known only at run time."""
+"""Values tried for what is dynamic."""
 
 
 def take_apart(chain: Chain) -> Parts | Refusal:
@@ -87,7 +87,7 @@ def take_apart(chain: Chain) -> Parts | Refusal:
 
 
 def without_leading_biases(chain: Chain) -> Chain:
-    """The chain from behind constant terms that are added first and shut nothing out."""
+    """The chain without the constant terms that are added first and mask nothing."""
     while len(chain.ops) > 1 and chain.ops[0].op_type in ("add", "sub"):
         mask = chain.masks[0]
         if constant(mask) is None or not _is_bias(mask):
@@ -97,8 +97,8 @@ def without_leading_biases(chain: Chain) -> Chain:
     return chain
 
 
-def stands_first(var: Var | None) -> bool:
-    """Is a value one of the constants at the head of its block (where shared ones are)?"""
+def is_shared(var: Var | None) -> bool:
+    """Is a value one of the constants at the head of its block, where shared ones are?"""
     block = var.op.enclosing_block if var is not None and var.op is not None else None
     for op in block.operations if block is not None else ():
         if op.op_type != "const":
@@ -148,12 +148,12 @@ def _is_bias(term: Var) -> bool:
         return True
     for held in _assignments(dict.fromkeys(found)):
         value = _value(term, _filled(held))
-        if value is None or (held and (~((value == 0) | (value <= SHUT))).any()):
+        if value is None or (held and (~((value == 0) | (value <= MASKED))).any()):
             return True
         if np.isnan(value).any():
             return False
         if not held:
-            return bool((value != 0).any() and not (value <= SHUT).any())
+            return bool((value != 0).any() and not (value <= MASKED).any())
     return False
 
 
@@ -198,18 +198,18 @@ def _filled(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
 
 
 def _keep(chain: Chain, bound: Bound) -> Array | Refusal:
-    """Which scores are kept, given what is known only at run time; or why this is no mask."""
+    """Which scores are kept, given values for what is dynamic; or why this is no mask."""
     results = _offsets(chain, bound)
     if results is None:
         return Refusal("the mask cannot be evaluated")
     zero, one = results
     with np.errstate(invalid="ignore"):
         keep = (zero == 0) & (one == 1)
-        shut = (zero <= SHUT) & (one <= SHUT)
-        odd = ~(keep | shut)
+        masked = (zero <= MASKED) & (one <= MASKED)
+        odd = ~(keep | masked)
         if np.isnan(zero).any():
             return Refusal("the mask holds NaN")
-        if not shut.any() and (zero != one).all():
+        if not masked.any() and (zero != one).all():
             return np.ones_like(keep)  # scores are scaled or shifted, each in its way
         if odd.any():
             place = tuple(int(i) for i in np.argwhere(odd)[0])

@@ -16,7 +16,7 @@ from anesurgery.facts.padding import (
     FILL,
     contracted_axis,
     contracts_both,
-    lane_behind,
+    lane_after,
     lanewise,
     padded_constant,
     product_axis,
@@ -50,7 +50,7 @@ class Region:
 
     @property
     def ops(self) -> list[Operation]:
-        """The ops that are built anew, each behind those whose results it reads."""
+        """The ops that are built anew, each after those whose results it reads."""
         made = [v.op for v in self.lanes if v.op is not None and v is not self.entry]
         return in_order([*made, *self.taken_up])
 
@@ -66,7 +66,7 @@ class Region:
 
 
 def find_region(root: Operation, size: int) -> Region:
-    """The region around a product, or behind the input of a convolution.
+    """The region around a product, or downstream of the input of a convolution.
 
     Args:
         root: the product.
@@ -80,7 +80,7 @@ def find_region(root: Operation, size: int) -> Region:
     for op in in_order(v.op for v in reached if v.op is not None and v is not region.entry):
         wanted = [] if product_axis(op) is not None else lanewise(op, region.length) or []
         if all(v in region.lanes for v in wanted):
-            lane = lane_behind(op, region.lanes, region.length)
+            lane = lane_after(op, region.lanes, region.length)
             if lane is None or not math.isnan(lane):
                 region.lanes[op.outputs[0]] = lane
     region.taken_up = finder.takers()
@@ -88,7 +88,7 @@ def find_region(root: Operation, size: int) -> Region:
 
 
 def in_order(ops: Iterable[Operation]) -> list[Operation]:
-    """The ops, each behind those among them whose results it reads."""
+    """The ops, each after those among them whose results it reads."""
     wanted, done = dict.fromkeys(ops), dict[Operation, None]()
     stack = [(op, False) for op in reversed(wanted)]
     while stack:

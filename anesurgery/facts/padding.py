@@ -1,7 +1,7 @@
 """How padding of the last axis goes through ops: which weights make it, who carries it, what it then holds.
 
 The number in the padded lanes is followed, so that no infinity or NaN ever meets a zero weight: 0 where
-weights made the padding, then what each op makes of it, or "finite, not known". Values at run time count as
+weights made the padding, then what each op makes of it, or "finite, not known". Dynamic values count as
 finite; where a product of the model overflows, a padded sum may be NaN in place of infinite.
 """
 
@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from anesurgery.facts.constants import LARGEST
-from anesurgery.interpret.table import TABLE
+from anesurgery.facts.intervals import results_at
 from anesurgery.mil import Array, Maker, Operation, Var, constant
-from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY
+from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY, ZERO_PRESERVING
 
 CARRIERS = UNARY - SINGULAR - {"logical_not"}
 """Elementwise ops of one value, which carry padding; at 0 an epsilon decides what the singular ones make."""
@@ -124,7 +123,7 @@ def lanewise(op: Operation, length: int) -> list[Var] | None:
     return None
 
 
-def lane_behind(op: Operation, lanes: Mapping[Var, float | None], length: int) -> float | None:
+def lane_after(op: Operation, lanes: Mapping[Var, float | None], length: int) -> float | None:
     """What the padded lanes of an op's result hold; None: finite, not known; NaN: it must not be padded.
 
     Args:
@@ -143,14 +142,14 @@ def lane_behind(op: Operation, lanes: Mapping[Var, float | None], length: int) -
         return math.nan
     if op.op_type == "mul" and 0.0 in numbers.values():
         return 0.0
-    if None in numbers.values() or not _tame(op, numbers):
-        divided = op.op_type == "real_div" and _tame(op, numbers)
+    if None in numbers.values() or not _is_safe(op, numbers):
+        divided = op.op_type == "real_div" and _is_safe(op, numbers)
         return math.nan if op.op_type in WILD and not divided else None
     return _apply(op, numbers)
 
 
 def _number(op: Operation, name: str, lanes: Mapping[Var, Any], length: int) -> float | None:
-    """What an operand holds behind its end; None: not known; not finite when a constant is not."""
+    """What an operand holds in the padded lanes; None: not known; not finite when a constant is not."""
     value: Var = op.inputs[name]
     if value in lanes:
         return lanes[value]
@@ -165,7 +164,7 @@ def _number(op: Operation, name: str, lanes: Mapping[Var, Any], length: int) -> 
     return float(array.flat[0]) if bool((array == array.flat[0]).all()) else None
 
 
-def _tame(op: Operation, numbers: Mapping[str, float | None]) -> bool:
+def _is_safe(op: Operation, numbers: Mapping[str, float | None]) -> bool:
     """Is the op finite also where a number is a little off, by rounding?"""
     y = numbers.get("y")
     if op.op_type == "real_div":
@@ -179,10 +178,12 @@ def _tame(op: Operation, numbers: Mapping[str, float | None]) -> bool:
 
 def _apply(op: Operation, numbers: Mapping[str, float | None]) -> float | None:
     """The op's meaning, on one lane."""
-    others = {k: constant(v) for k, v in op.inputs.items() if v is not None and k not in numbers}
-    arguments: dict[str, Any] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in others.items()}
-    arguments |= {k: torch.tensor([n]) for k, n in numbers.items()}
-    lane = float(TABLE[op.op_type].function(**arguments).reshape(-1)[0])
+    if op.op_type in ZERO_PRESERVING and numbers["x"] == 0:
+        return 0.0
+    found = results_at(op, {k: [n] for k, n in numbers.items() if n is not None})
+    if found is None:
+        return None
+    (lane,) = found
     if not abs(lane) <= LARGEST:
         return math.nan
     return lane if lane == 0 or abs(lane) >= SMALLEST else None

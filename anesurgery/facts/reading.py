@@ -1,4 +1,4 @@
-"""Small readers that the tables of findings share: weights, parameters, words, and who reads a value."""
+"""Small readers that the tables of findings share: weights, parameters, words, and consumers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from anesurgery.facts.work import is_stored
-from anesurgery.mil import Operation, Var, constant, consumers, is_output, producer, static_shape
+from anesurgery.mil import Operation, Var, constant, consumers, is_output, static_shape
 from anesurgery.ops import CARRIERS
 
 
@@ -37,7 +37,7 @@ def flag(op: Operation, name: str) -> bool:
 
 
 def ints(op: Operation, name: str) -> list[int]:
-    """A parameter of integers; empty when it is absent or known only at run time."""
+    """A parameter of integers; empty when it is absent or dynamic."""
     value = constant(op.inputs.get(name))
     return [] if value is None else [int(v) for v in getattr(value, "flat", [value])]
 
@@ -65,7 +65,7 @@ def shape_in_words(shape: Any) -> str:
     return "x".join(str(d) for d in shape)
 
 
-def behind(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Operation]:
+def readers_after(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Operation]:
     """The readers of a value; those of a type in `through` are followed to their readers."""
     stack, seen = [var], {var}
     while stack:
@@ -79,7 +79,7 @@ def behind(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Operation]:
 
 
 def reaches_output(var: Var, through: frozenset[str]) -> bool:
-    """Is a value an output of its block, as it is or behind ops of these types?"""
+    """Is a value an output of its block, as it is or through ops of these types?"""
     stack, seen = [var], {var}
     while stack:
         found = stack.pop()
@@ -89,11 +89,3 @@ def reaches_output(var: Var, through: frozenset[str]) -> bool:
         seen.update(fresh)
         stack += fresh
     return False
-
-
-def before(var: Var, through: frozenset[str] = CARRIERS) -> Operation | None:
-    """The op that made a value, looked for behind ops that hand it on."""
-    op = producer(var)
-    while op is not None and op.op_type in through:
-        op = producer(op.inputs.get("x"))
-    return op

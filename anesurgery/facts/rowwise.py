@@ -46,7 +46,7 @@ def rows_read(op: Operation, axis: int) -> Rows | None:
 
 
 def _elementwise(op: Operation, axis: int) -> Rows | None:
-    """Operands that broadcast along the axis are read whole; a constant with a row for each position stops."""
+    """Operands that broadcast along the axis are read as they are; a constant of many rows ends the tail."""
     out, rows = op.outputs[0], {}
     for name, var in operands(op):
         at = axis - (out.rank - var.rank)
@@ -169,7 +169,7 @@ class Tail:
     """In the order in which they run, each with the axis of the positions in its result."""
 
 
-def row_tail(result: Var, axis: int, *, deep: bool = False, behind_head: bool = False) -> Tail | Refusal:
+def row_tail(result: Var, axis: int, *, deep: bool = False, head_follows: bool = False) -> Tail | Refusal:
     """The longest row-wise way from one value through a head (linear, matmul with a constant) to `result`.
 
     Before the head it goes through norms only, or (`deep`) through everything that is row-wise. It ends at the
@@ -179,12 +179,12 @@ def row_tail(result: Var, axis: int, *, deep: bool = False, behind_head: bool = 
         result: a value whose rows are wanted.
         axis: the axis of the rows.
         deep: go on through the body.
-        behind_head: a head comes after `result`, so there is none to pass (and the way may be empty).
+        head_follows: a head comes after `result`, so there is none to pass (and the tail may be empty).
     """
     block = result.op.enclosing_block if result.op is not None else None
     place = {op: i for i, op in enumerate(block.operations if block is not None else ())}
     wanted: dict[Var, int] = {result: axis}
-    heads: dict[Var, int] = {result: int(behind_head)}
+    heads: dict[Var, int] = {result: int(head_follows)}
     taken: dict[Operation, int] = {}
     best: Tail | None = None
     while True:

@@ -1,6 +1,6 @@
 """Read how a program treats integer ids: where they come from, and whether they can be negative.
 
-Everything here is about values, so an answer holds for all inputs: `never_negative` is a proof and not a guess.
+The answers hold for all inputs: `never_negative` rests on intervals, and not on numbers that were tried.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from anesurgery.facts.intervals import interval
 from anesurgery.mil import Operation, Var, consumers, is_constant, is_output, np_dtype, producer
 
 
-def behind_casts(ids: Var, low: int, high: int) -> Var:
+def before_casts(ids: Var, low: int, high: int) -> Var:
     """The value before the integer casts that keep every number of [low, high)."""
     cast = producer(ids, "cast")
     while cast is not None and np_dtype(cast.x).kind in "iu" and _holds(ids, low, high):
@@ -25,7 +25,7 @@ def _holds(ids: Var, low: int, high: int) -> bool:
     return dtype.kind in "iu" and np.iinfo(dtype).min <= low and high - 1 <= np.iinfo(dtype).max
 
 
-def behind_guard(ids: Var, rows: int) -> Var | None:
+def before_guard(ids: Var, rows: int) -> Var | None:
     """The ids that `select(ids >= 0, ids, ids + rows)` makes non-negative, or None: no such guard here."""
     guard = producer(ids, "select")
     test = producer(guard.cond, "greater_equal") if guard is not None else None
@@ -35,7 +35,7 @@ def behind_guard(ids: Var, rows: int) -> Var | None:
     added_to = [v for v in (wrapped.x, wrapped.y) if not is_constant(v, rows)]
     if len(added_to) != 1:
         return None
-    sources = {behind_casts(v, -rows, rows) for v in (guard.a, test.x, *added_to)}
+    sources = {before_casts(v, -rows, rows) for v in (guard.a, test.x, *added_to)}
     return sources.pop() if len(sources) == 1 else None
 
 

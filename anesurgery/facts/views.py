@@ -1,4 +1,4 @@
-"""Which axes of an op travel together, and the same op on another view of its axes.
+"""Which axes of an op travel together, and the same op with its axes grouped in another way.
 
 A *view* lists groups of adjacent axes: each group becomes one axis, and an empty group a new axis of length 1.
 `[(0, 1), (2,)]` looks at `2x3x4` as `6x4`, `[(), (0,), (1,)]` at `2x3` as `1x2x3`. No element moves.
@@ -277,7 +277,7 @@ def _transpose(op: Operation) -> Frame:
     """Neighbours that stay neighbours travel together; axes of length 1 go along with anything."""
     sizes, perm = shape_of(op.x), _positive(op.perm.val, shape_rank(op.x))
     moved_to = {axis: i for i, axis in enumerate(a for a in perm if sizes[a] != 1)}
-    joins, left = [], -1  # the last place, behind the permutation, of an axis longer than 1
+    joins, left = [], -1  # the last place, after the permutation, of an axis longer than 1
     for axis in range(len(sizes) - 1):
         left = moved_to.get(axis, left)
         joins.append(left < 0 or moved_to.get(axis + 1, left + 1) == left + 1)

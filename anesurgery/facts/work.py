@@ -1,6 +1,6 @@
 """How much an op reads, writes and computes: what estimates and memory budgets are made of.
 
-Lengths that are known at run time only count as 1; an inspection of such a program says so.
+Dynamic lengths count as 1; an inspection of such a program says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Work:
     """Of one op.
 
     Attributes:
-        read: bytes of the operands that are made at run time.
+        read: bytes of the operands that are not stored.
         constant: bytes of the constant operands with more than one element.
         written: bytes of the results that somebody reads.
         flop: floating point operations, multiply and add counted as two; 0 for what only moves data.
@@ -36,7 +36,7 @@ class Work:
 
     @property
     def moved(self) -> int:
-        """Bytes read and written at run time."""
+        """Bytes read and written while the model runs."""
         return self.read + self.written
 
 
@@ -46,12 +46,12 @@ def is_stored(var: Var) -> bool:
 
 
 def is_weight(op: Operation) -> bool:
-    """Is it no op of the run but a constant?"""
+    """Is it a constant, and no op that runs?"""
     return op.op_type == "const" or op.op_type.startswith(CONSTANT)
 
 
 def runtime(op: Operation) -> list[Var]:
-    """The operands that are made at run time, each once."""
+    """The operands that are not stored, each once."""
     return list(dict.fromkeys(v for _, v in operands(op) if not is_stored(v)))
 
 
@@ -97,7 +97,7 @@ def is_tensor(var: Var) -> bool:
 
 
 def shape_of(var: Var) -> tuple[int, ...]:
-    """Lengths of a tensor, 1 for those known at run time only; of a state, those of its tensor."""
+    """Lengths of a tensor, 1 for dynamic ones; of a state, those of its tensor."""
     return kind_of(var).shape
 
 
@@ -108,7 +108,7 @@ def size_of(var: Var) -> int:
 
 
 def elements(var: Var) -> int:
-    """Number of elements; lengths that are known at run time only count as one."""
+    """Number of elements; dynamic lengths count as one."""
     return math.prod(shape_of(var))
 
 

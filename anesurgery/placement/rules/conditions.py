@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from anesurgery.facts.reading import flag, ints, number, shape_in_words
 from anesurgery.facts.work import is_stored, is_tensor, kind_of, read_results, runtime, shape_of
 from anesurgery.mil import Operation, Var, any_symbolic, constant, dtype_name
+from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL
 from anesurgery.placement.rules import mask_fills
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
@@ -23,7 +24,7 @@ BYTES = frozenset({"int8", "uint8"})
 
 
 def values(op: Operation) -> list[Var]:
-    """What an op reads and makes at run time; results that nobody reads do not count."""
+    """What an op reads and makes while the model runs; results that nobody reads do not count."""
     return [*runtime(op), *read_results(op)]
 
 
@@ -39,7 +40,7 @@ def words(var: Var) -> str:
 
 
 def int32(op: Operation, target: Target) -> str:
-    """Reads or makes 32-bit integers at run time; where a state is updated may be one (A19, M4: CoreML-LLM)."""
+    """Computes with 32-bit integers; where a state is updated may be one (A19, M4: CoreML-LLM)."""
     places = [op.begin, op.end] if op.op_type == "slice_update" else []
     return typed([v for v in values(op) if v not in places], WIDE)
 
@@ -70,24 +71,13 @@ def _leads_to_lookup(op: Operation, steps: int) -> bool:
     return all(is_lookup(r) or (r.op_type in GUARD and _leads_to_lookup(r, steps - 1)) for r in readers)
 
 
-MAKES_MASKS = GUARD | {
-    "equal",
-    "expand_dims",
-    "fill",
-    "fill_like",
-    "gather_nd",
-    "greater",
-    "less_equal",
-    "logical_and",
-    "logical_not",
-    "mul",
-    "not_equal",
-    "reshape",
-    "slice_by_index",
-    "sub",
-    "tile",
-    "transpose",
-}
+MAKES_MASKS = (
+    GUARD
+    | CARRIERS
+    | COMPARISONS
+    | LOGICAL
+    | {"fill", "fill_like", "gather_nd", "logical_not", "mul", "slice_by_index", "sub", "tile"}
+)
 """What stands between positions and the scores that they mask."""
 
 
@@ -110,7 +100,7 @@ def _leads_to_mask(op: Operation, target: Target, steps: int = 32) -> bool:
 
 
 def is_lookup(op: Operation) -> bool:
-    """Is it a gather of rows of a constant table at run time?"""
+    """Is it a gather of rows of a constant table at dynamic indices?"""
     if op.op_type != "gather" or is_stored(op.indices) or not is_stored(op.x):
         return False
     return len(shape_of(op.x)) == 2 and number(op.inputs.get("axis")) in (0, -2)
@@ -125,7 +115,7 @@ def runtime_indices(op: Operation, target: Target) -> str:
     """Gathers at indices of the run."""
     if is_stored(op.indices):
         return ""
-    return f"indices %{op.indices.name} ({dtype_name(op.indices)}) are known at run time only"
+    return f"indices %{op.indices.name} ({dtype_name(op.indices)}) are dynamic"
 
 
 def rank_over(most: int) -> Test:
@@ -197,10 +187,10 @@ def long_inner(most: int) -> Test:
 
 
 def late_slice(op: Operation, target: Target) -> str:
-    """Where a slice begins or ends is known at run time only."""
+    """Where a slice begins or ends is dynamic."""
     ends = {n: op.inputs.get(n) for n in ("begin", "end", "size")}
     late = [n for n, v in ends.items() if v is not None and not is_stored(v)]
-    return f"{' and '.join(late)} known at run time only" if late else ""
+    return f"{' and '.join(late)} dynamic" if late else ""
 
 
 def large_window(op: Operation, target: Target) -> str:
@@ -238,8 +228,8 @@ def dynamic_window(op: Operation, target: Target) -> str:
         return ""
     step, padded = max(ints(op, "strides"), default=1), constant(op.inputs.get("pad_type"))
     if op.op_type == "conv" and step > 1 and (step > 2 or str(padded).startswith("same")):
-        return f"lengths known at run time only and a stride of {step}"
-    return "lengths known at run time only and ceil_mode" if flag(op, "ceil_mode") else ""
+        return f"dynamic lengths and a stride of {step}"
+    return "dynamic lengths and ceil_mode" if flag(op, "ceil_mode") else ""
 
 
 def stepped(op: Operation, target: Target) -> str:

@@ -1,4 +1,4 @@
-"""Masks of attention: how deep they cut, whether they are causal, and whether all of a row may be masked."""
+"""Masks of attention: how low their fills are, whether they are causal, whether all of a row may be masked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from anesurgery.facts import intervals as bounds
-from anesurgery.facts.attention import SHUT, softmaxes_after
+from anesurgery.facts.attention import MASKED, softmaxes_after
 from anesurgery.facts.constants import of_constant
 from anesurgery.facts.masks import against_causal_attention
 from anesurgery.facts.work import is_stored
@@ -69,7 +69,7 @@ def _kept(op: Operation, value: Var) -> Array | None:
     given = constant(value)
     if np.size(given) < 2:
         return None
-    return np.asarray((-given if op.op_type == "sub" else given) > SHUT)
+    return np.asarray((-given if op.op_type == "sub" else given) > MASKED)
 
 
 def _unmoved(var: Var, steps: int = 24) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from anesurgery.facts import intervals as bounds
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.constants import ANY, LARGEST, of_constant
-from anesurgery.facts.reading import behind, ints, number, weight
+from anesurgery.facts.reading import ints, number, readers_after, weight
 from anesurgery.facts.work import is_stored
 from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import Operation, Var, constant, np_dtype, operands, producer, static_shape
@@ -103,7 +103,7 @@ def _epsilon(op: Operation) -> float | None:
     if op.op_type == "add":
         value = number(op.y) if is_stored(op.y) else number(op.x)
         small = value is not None and 0 < value < 1e-3
-        guards = any(r.op_type in GUARDED for r in behind(op.outputs[0])) if small else False
+        guards = any(r.op_type in GUARDED for r in readers_after(op.outputs[0])) if small else False
         return value if guards else None
     if op.op_type == "log" and bounds.interval(op.x)[0] < LEAST and not _kept_away(op.x):
         return number(op.inputs.get("epsilon"))
@@ -147,7 +147,7 @@ def large_integers(op: Operation, target: Target) -> str:
     if math.isfinite(high):
         most = max(abs(low) if math.isfinite(low) else 0, abs(high))
         return f"integers up to {most:.0f} become fp16" if most > EXACT else ""
-    readers = [r for r in behind(op.outputs[0]) if _reads_an_id(r)]
+    readers = [r for r in readers_after(op.outputs[0]) if _reads_an_id(r)]
     if not readers:
         return ""
     return f"%{op.x.name}, integers of unknown size, becomes fp16 for %{readers[0].outputs[0].name}"
@@ -186,14 +186,14 @@ def long_sum(op: Operation, target: Target) -> str:
 
 
 def width_slice(op: Operation, target: Target) -> str:
-    """A slice of the last axis that begins behind 0, of a value that is not known to be small."""
+    """A slice of the last axis that begins after 0, of a value that is not known to be small."""
     shape = static_shape(op.x)
     if not _half(op) or not shape or len(shape) < 2:
         return ""
     if op.op_type == "split":
         axes = ints(op, "axis")
         begin = 1 if axes and axes[0] % len(shape) == len(shape) - 1 else 0
-        where = "its parts behind the first"
+        where = "its parts after the first"
     else:
         begins = ints(op, "begin")
         open_ = constant(op.inputs.get("begin_mask"))
@@ -208,7 +208,7 @@ def bare_exponential(op: Operation, target: Target) -> str:
     """A softmax written out without the largest score taken away."""
     if not _half(op) or bounds.interval(op.x)[1] <= EXP_LIMIT:
         return ""
-    if not any(r.op_type == "reduce_sum" for r in behind(op.outputs[0])):
+    if not any(r.op_type == "reduce_sum" for r in readers_after(op.outputs[0])):
         return ""
     return f"exp of %{op.x.name}, which has no known bound, overflows above {EXP_LIMIT:.2f}"
 
@@ -268,7 +268,6 @@ RULES: tuple[Rule, ...] = (
         kind="numeric",
         grade=Grade.DOCUMENTED,
         remedy="causal_mask_tensor",
-        advice="where the mask is made at run time, the pass refuses if it proves not to be causal",
     ),
     Rule(
         "num-mask",
@@ -356,7 +355,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "num-slice-q4",
         frozenset({"slice_by_index", "slice_by_size", "split"}),
-        "on H13 and H14 a slice of the last axis that begins behind 0 passes a fixed-point step that holds "
+        "on H13 and H14 a slice of the last axis that begins after 0 passes a fixed-point step that holds "
         "magnitudes to 4094; ANEForge's tables put it on M1 only, ane-guide on M1 and M2, and its list of "
         "cliffs on all before A16",
         f"{GUIDE}",

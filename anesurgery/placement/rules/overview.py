@@ -1,4 +1,4 @@
-"""What is to be said once about a whole function and not at each op: layout, heads, depth, kind of work."""
+"""What concerns a function and not a single op: layout, heads, depth, kind of work."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ RULES = (LAYOUT, HEADS, SPATIAL, CHAIN, ISLAND)
 
 
 def of_function(function: Function, target: Target) -> Iterator[Finding]:
-    """What is to be said about a function as a whole."""
+    """The findings about a function."""
     ops = [op for op in walk_ops(function) if not is_weight(op)]
     looks = {LAYOUT: _layout, HEADS: _heads, SPATIAL: _spatial, CHAIN: _chain, ISLAND: _island}
     for rule, look in looks.items():

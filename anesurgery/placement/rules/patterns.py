@@ -6,7 +6,7 @@ import math
 
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.norms import squared
-from anesurgery.facts.reading import behind, channels, in_words, reaches_output, shape_in_words
+from anesurgery.facts.reading import channels, in_words, reaches_output, readers_after, shape_in_words
 from anesurgery.facts.work import elements, is_stored, size_of
 from anesurgery.mil import Operation, is_symbolic, producer, static_shape
 from anesurgery.ops import ATTENTION, CARRIERS, PRODUCTS, WEIGHTED
@@ -105,7 +105,7 @@ def written_norm(op: Operation, target: Target) -> str:
 
 def repeated_heads(op: Operation, target: Target) -> str:
     """Keys or values that are repeated for the heads of a group."""
-    if not any(r.op_type in ATTENTION for r in behind(op.outputs[0])) or is_stored(op.x):
+    if not any(r.op_type in ATTENTION for r in readers_after(op.outputs[0])) or is_stored(op.x):
         return ""
     before, after = elements(op.x), elements(op.outputs[0])
     if after <= before:
@@ -198,7 +198,7 @@ RULES: tuple[Rule, ...] = (
         test=widest_head,
         kind="speed",
         scope=Scope(frozenset({16, 17, 18}), "seen on A19"),
-        advice="leave the head whole, unless ops behind it need the pieces",
+        advice="leave the head whole, unless ops after it need the pieces",
     ),
     Rule(
         "lmhead-last-token",

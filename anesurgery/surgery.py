@@ -177,15 +177,8 @@ def _gated(
     kept, refusals = passing(steps, original, edited, session)
     if not refusals:
         return edited, session
-    again = Session(
-        target=session.target,
-        prove_sites=session.prove_sites,
-        images=session.images,
-        seed=session.seed,
-        assume=session.assume,
-        proven=session.proven,
-        refusals=refusals,
-    )
+    again = session.again()
+    again.refusals += refusals
     edited = original.clone()
     _run(kept, edited, again, quiet)
     return edited, again

@@ -97,12 +97,12 @@ def _remedies(findings: Sequence[Finding], target: Target) -> list[Pass]:
     return in_order([step for name in order for step in registry.pass_class(name).variants(target)])
 
 
-def _changes_results(attempt: Session, program: Program) -> str:
-    """Why a trial that changes what the model gives back is not kept; "" where it may."""
+def _changes_results(attempt: Session, program: Program) -> Refusal | None:
+    """Why a trial that changes what the model gives back is not kept; None where it may be."""
     if not attempt.contract or all(is_decoder(f) for f in program.functions.values()):
-        return ""
+        return None
     words = "; ".join(change.words for change in attempt.contract)
-    return f"the result would change ({words}), and no causal mask shows that it may; run it by name"
+    return Refusal(f"the result would change ({words}), and no causal mask shows that it may; run it by name")
 
 
 def _left(start: State, end: State, program: Program) -> Iterator[tuple[str, Refusal]]:

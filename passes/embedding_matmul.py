@@ -115,8 +115,8 @@ class EmbeddingMatmul(Rewrite):
         made_by = m.table.op.op_type if m.table.op is not None else "an input"
         if m.indices.val is not None or not (made_by == "const" or "constexpr" in made_by):
             return None
-        if (reason := _unfit(m, made_by)) is not None:
-            return Refusal(reason, m.root)
+        if (refusal := _unfit(m, made_by)) is not None:
+            return refusal
         ids, wraps = self.ids(m, m.table.shape[0])
         if self.mode == "input":
             known = m.block.inputs if isinstance(m.block, Function) else {}
@@ -166,7 +166,7 @@ class EmbeddingMatmul(Rewrite):
         return total
 
 
-def _unfit(m: Match, made_by: str) -> str | None:
+def _unfit(m: Match, made_by: str) -> Refusal | None:
     """Why this lookup is of another kind, or None."""
     table, ids = m.table, m.indices
     axis, batch_dims = constant(m.root.axis), constant(m.root.inputs.get("batch_dims"))
@@ -180,7 +180,7 @@ def _unfit(m: Match, made_by: str) -> str | None:
         f"the ids have rank {ids.rank}, not 1 to 3": not 1 <= ids.rank <= 3,
         f"{table.shape[0]} rows are too many for two digits": table.shape[0] > EXACT_IDS**2,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    return next((Refusal(reason, m.root) for reason, holds in reasons.items() if holds), None)
 
 
 def _finite(table: Array) -> bool:

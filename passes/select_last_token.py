@@ -111,8 +111,8 @@ class SelectLastToken(Rewrite):
         tail = tails[logits]
         if isinstance(tail, Refusal):
             return tail
-        reason = self.unpickable(m.block, tail) if self.position == "input" else None
-        return m.bind(tail=tail, selects=False) if reason is None else Refusal(reason, m.root)
+        refusal = self.unpickable(m, tail) if self.position == "input" else None
+        return m.bind(tail=tail, selects=False) if refusal is None else refusal
 
     def selected(self, m: Match) -> Match | None:
         """A model that selects by itself does so earlier, and never by a gather."""
@@ -147,16 +147,17 @@ class SelectLastToken(Rewrite):
             return Refusal(f"%{logits.name} is read inside the model too", logits.op)
         return row_tail(logits, 1, deep=self.depth == "block")
 
-    def unpickable(self, function: Function, tail: Tail) -> str | None:
+    def unpickable(self, m: Match, tail: Tail) -> Refusal | None:
         """Why a one-hot row cannot pick a position of this value, or None."""
-        if self.input_name in function.inputs:
-            return f"there is an input named {self.input_name} already"
-        if any_symbolic(tail.source.shape):
-            return f"%{tail.source.name} has the symbolic shape {tuple(tail.source.shape)}"
-        if tail.axis != tail.source.rank - 2 or tail.source.rank > 3:
-            return f"%{tail.source.name} holds its positions on axis {tail.axis} of {tail.source.rank}"
-        if np_dtype(tail.source).kind != "f":
-            return f"%{tail.source.name} holds {np_dtype(tail.source)}"
+        source = tail.source
+        if self.input_name in m.block.inputs:
+            return Refusal(f"there is an input named {self.input_name} already", m.root)
+        if any_symbolic(source.shape):
+            return Refusal(f"%{source.name} has the symbolic shape {tuple(source.shape)}", m.root)
+        if tail.axis != source.rank - 2 or source.rank > 3:
+            return Refusal(f"%{source.name} holds its positions on axis {tail.axis} of {source.rank}", m.root)
+        if np_dtype(source).kind != "f":
+            return Refusal(f"%{source.name} holds {np_dtype(source)}", m.root)
         return None
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:

@@ -30,7 +30,7 @@ def passing(
         return list(steps), []
     model, kept, refusals = before, list[Pass](), list[tuple[str, Refusal]]()
     for step in steps:
-        trial, own = model.clone(), Session(target=target, assume=session.assume, images=session.images)
+        trial, own = model.clone(), session.again(prove_sites=False)
         for graph in trial.graphs:
             run_pass(step, graph, own)
         end = trial.standing(target) if own.changes else start

@@ -18,8 +18,8 @@ from anesurgery.rewriting.session import Session
 Remedies = Callable[[Sequence[Finding]], Sequence[Pass]]
 """The passes that findings name, with their options, in the order in which they are tried."""
 
-Objection = Callable[[Session, Program], str]
-"""Why what a pass did to a program is not wanted, whatever it gains; "" where it is."""
+Objection = Callable[[Session, Program], "Refusal | None"]
+"""Why what a pass did to a program is not wanted, whatever it gains; None where it is."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Search:
         if self.trials <= 0:
             return None
         self.trials -= 1
-        program, own = self.copy(state.program), self.trial_session()
+        program, own = self.copy(state.program), self.session.again(prove_sites=False)
         try:
             run_pass(step, program, own)
         except SurgeryError as error:
@@ -106,8 +106,8 @@ class Search:
             self.told(step, state, own.refusals)
             return None
         self.scratch = None
-        if reason := self.objection(own, state.program):
-            self.reject((step,), reason)
+        if (objection := self.objection(own, state.program)) is not None:
+            self.reject((step,), objection.reason)
             return None
         return State.of(program, self.target, (*state.steps, step))
 
@@ -125,18 +125,6 @@ class Search:
             if isinstance(where, Operation) and where.outputs[0].name in named:
                 self.refused[where.outputs[0].name] = name, refusal
 
-    def trial_session(self, proven: bool = False) -> Session:
-        """A session like the real one, which knows the proofs that were made already."""
-        real = self.session
-        return Session(
-            target=real.target,
-            seed=real.seed,
-            prove_sites=proven,
-            proven=real.proven,
-            assume=real.assume,
-            images=real.images,
-        )
-
     def accept(self, old: State, new: State) -> bool:
         """Is it better, and do the proofs of its sites hold?"""
         steps = new.steps[len(old.steps) :]
@@ -146,7 +134,7 @@ class Search:
         if loss or not gain:
             self.reject(steps, f"tried and not kept: {loss or 'it gains nothing on this target'}")
             return False
-        if failure := self.failure(old, steps):
+        if (failure := self.failure(old, steps)) is not None:
             self.reject(steps, f"tried, and it failed: {failure}")
             return False
         self.kept.append(f"kept {' and then '.join(map(str, steps))}: {gain}")
@@ -154,17 +142,17 @@ class Search:
             self.rejected.pop(str(step), None)
         return True
 
-    def failure(self, old: State, steps: tuple[Pass, ...]) -> str:
-        """What a proof of a site says against these steps; "" for nothing."""
+    def failure(self, old: State, steps: tuple[Pass, ...]) -> Refusal | None:
+        """What the check of a site says against these steps, or None."""
         if not self.session.prove_sites:
-            return ""
-        program, own = clone(old.program).program, self.trial_session(proven=True)
+            return None
+        program, own = clone(old.program).program, self.session.again(prove_sites=True)
         try:
             for step in steps:
                 run_pass(step, program, own)
         except SurgeryError as error:
-            return str(error)
-        return ""
+            return Refusal(str(error))
+        return None
 
     def reject(self, steps: tuple[Pass, ...], reason: str) -> None:
         """Note why a step was not kept; a pair says no more than its steps."""

@@ -103,6 +103,17 @@ class Session(Report):
     def __post_init__(self) -> None:
         self.rng = generator(self.seed)
 
+    def again(self, *, prove_sites: bool | None = None) -> Session:
+        """A session for the same model and target that has collected nothing; it knows the same proofs."""
+        return Session(
+            target=self.target,
+            prove_sites=self.prove_sites if prove_sites is None else prove_sites,
+            images=self.images,
+            seed=self.seed,
+            assume=self.assume,
+            proven=self.proven,
+        )
+
     def marked(self, function: Function) -> tuple[set[str], int, int, dict[str, Array]]:
         """What `reset` needs to take back what a rewrite declares."""
         return set(function.inputs), len(self.contract), len(self.dropped_inputs), dict(self.artifacts)

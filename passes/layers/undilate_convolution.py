@@ -129,15 +129,15 @@ class UndilateConvolution(LayerRewrite):
         _by_phases(site, found)
         return None
 
-    def _no_zeros(self, found: _Dilated) -> str | None:
+    def _no_zeros(self, found: _Dilated) -> Refusal | None:
         """Why zeros between the taps are not wanted, if they are not."""
         high, wide = found.spread
         if not takes(high, wide):
             most = f"{WIDE} ({HIGH} if 1 wide)"
-            return f"with zeros between its taps the kernel is {high}x{wide}, more than {most}"
+            return Refusal(f"with zeros between its taps the kernel is {high}x{wide}, more than {most}")
         if found.cost > self.factor:
             price = f"{found.cost:.1f} times the multiplications"
-            return f"zeros between its taps cost {price}, more than {self.factor:g}"
+            return Refusal(f"zeros between its taps cost {price}, more than {self.factor:g}")
         return None
 
 
@@ -179,22 +179,22 @@ def _spread(site: Site, found: _Dilated) -> None:
     _store(params, found, spread, found.bias)
 
 
-def _no_phases(site: Site, found: _Dilated) -> str | None:
+def _no_phases(site: Site, found: _Dilated) -> Refusal | None:
     """Why the phases cannot be convolved by themselves, if they cannot."""
     high, wide = found.dilation
     if high != wide:
-        return f"the dilation is {high} along the height and {wide} along the width"
+        return Refusal(f"the dilation is {high} along the height and {wide} along the width")
     if max(found.stride) > 1:
-        return f"the stride is {found.stride[0]}x{found.stride[1]}, not 1x1"
+        return Refusal(f"the stride is {found.stride[0]}x{found.stride[1]}, not 1x1")
     if not takes(*found.kernel):
-        return f"the kernel is {found.kernel[0]}x{found.kernel[1]}, more than {WIDE}"
+        return Refusal(f"the kernel is {found.kernel[0]}x{found.kernel[1]}, more than {WIDE}")
     if (no := no_image(site)) is not None:
-        return no.reason
+        return no
     channels = max(site.shape(blob)[CHANNEL] or 0 for blob in (site.inputs[0], site.outputs[0]))
     if channels * high**2 > CHANNELS:
-        return f"{high}x{high} phases of {channels} channels are more than {CHANNELS}"
+        return Refusal(f"{high}x{high} phases of {channels} channels are more than {CHANNELS}")
     if found.weight.size * high**2 > WEIGHTS:
-        return f"{high}x{high} times {found.weight.size} weights are more than {WEIGHTS}"
+        return Refusal(f"{high}x{high} times {found.weight.size} weights are more than {WEIGHTS}")
     return None
 
 

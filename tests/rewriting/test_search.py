@@ -84,7 +84,7 @@ def search(program: Program, *steps: Pass, trials: int = 20) -> tuple[Search, St
     def remedies(findings: Sequence[Finding]) -> Sequence[Pass]:
         return steps
 
-    found = Search(TARGET, Session(), remedies, lambda session, program: "", trials)
+    found = Search(TARGET, Session(), remedies, lambda session, program: None, trials)
     return found, found.improve(State.of(clone(program).program, TARGET))
 
 

@@ -149,9 +149,12 @@ def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None
         InterpretError: they are not what the description of the model allows.
         UnknownName: no such function or input.
     """
-    description = _description(loaded, function_of(loaded.program, _function_name(loaded, function)))
-    features.check_names(values, values)
-    return dict(values) if description is None else features.bind(description.input, values)
+    chosen = function_of(loaded.program, _function_name(loaded, function))
+    description = _description(loaded, chosen)
+    if description is not None:
+        return features.bind(description.input, values)
+    features.check_names(chosen.inputs, values)
+    return dict(values)
 
 
 def run(

@@ -139,9 +139,9 @@ class Target:
         units = str(getattr(compute_units, "name", compute_units or "CPU_AND_NE"))
         if isinstance(text, Target):
             return text if compute_units is None else replace(text, compute_units=units)
-        words = [w.strip() for w in (text or "any").split("/")]
-        if len(words) > 2:
-            raise SurgeryError(f'target {text!r}: write it as "M1/macOS 14"')
+        words = [w.strip() for w in ("any" if text is None else text).split("/")]
+        if len(words) > 2 or not all(words):
+            raise SurgeryError(f'target {text!r}: write it as "M1/macOS 14", "M1" or "macOS 14"')
         chips, system = words[0], (words[1] if len(words) == 2 else "")
         if not system and re.match(r"(i|mac|ipad)os\b", chips, re.IGNORECASE):
             chips, system = "any", chips
@@ -224,8 +224,6 @@ def _os(text: str) -> tuple[str | None, int | None]:
     known = [f"{p} {v}" for p, versions in OS_VERSIONS.items() for v in versions]
     if match is None or platform is None:
         raise UnknownName("OS", text, known)
-    if match["major"] is None:
-        return platform, None
-    if int(match["major"]) not in OS_VERSIONS[platform]:
+    if match["major"] is None or int(match["major"]) not in OS_VERSIONS[platform]:
         raise UnknownName("OS", text, [k for k in known if k.startswith(platform)])
     return platform, int(match["major"])

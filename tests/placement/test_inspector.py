@@ -65,6 +65,11 @@ def test_targets(text: str | None, chips: tuple[str, ...], system: tuple[Any, An
         ("M1/windows 3", UnknownName, "unknown OS 'windows 3'"),
         ("A19/iOS 17", SurgeryError, "iOS 17 does not run on A19"),
         ("M1/macOS 14/fast", SurgeryError, 'write it as "M1/macOS 14"'),
+        ("M1/macOS", UnknownName, "unknown OS 'macOS'; did you mean 'macOS "),
+        ("iOS", UnknownName, "unknown OS 'iOS'; did you mean 'iOS "),
+        ("", SurgeryError, "target ''.*write it as"),
+        ("M1/", SurgeryError, "target 'M1/'.*write it as"),
+        ("/macOS 14", SurgeryError, "write it as"),
     ],
 )
 def test_unknown_targets(text: str, error: type[Exception], words: str) -> None:

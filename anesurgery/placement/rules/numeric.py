@@ -241,7 +241,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"square", "mul", "pow", "reduce_sum_square", "reduce_l2_norm"}),
         "the elementwise unit is fp16: 256 * 256 is infinite, and Core ML has no root mean square norm that "
         "would hide the square",
-        f"{STUDY}; coremltools: frontend/torch/ops.py (rms_norm)",
+        f"coremltools: frontend/torch/ops.py (rms_norm); {STUDY}",
         test=large_square,
         kind="numeric",
         grade=Grade.DOCUMENTED,

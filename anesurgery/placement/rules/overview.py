@@ -23,7 +23,7 @@ LAYOUT = Rule(
     "1x1 convolutions on (batch, channels, 1, sequence) had about 3 times the throughput of matrix products "
     "(M4, private compiler), and Apple's port of DistilBERT went from 55 to 8.7 ms with them and split heads "
     "(M1 Max); `linear` is legal, and through Core ML four layers of either were on the engine alike (M4)",
-    "maderix/ANE; apple/ml-ane-transformers; kasper0406/stablehlo-coreml PR 110",
+    "apple/ml-ane-transformers; maderix/ANE; kasper0406/stablehlo-coreml PR 110",
     kind="speed",
     grade=Grade.DOCUMENTED,
     scope=Scope(os="seen on M1 Max, M4"),

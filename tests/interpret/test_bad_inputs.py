@@ -1,0 +1,117 @@
+"""What is given in the place of inputs, and what is no plain array: each is an error that says what to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anesurgery as ane
+from anesurgery.errors import InterpretError, PassError, SurgeryError
+from anesurgery.files.package import save
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, ct, mb
+
+X = np.ones((2, 3), np.float32)
+USES: dict[str, Callable[[Any, Any], Any]] = {
+    "run": ane.run,
+    "compare": lambda model, values: ane.compare(model, model, values),
+    "ranges": ane.ranges,
+    "apply": lambda model, values: ane.apply(
+        model, "negate_subtract", prove="model", inputs=values, quiet=True
+    ),
+    "inspect": lambda model, values: ane.inspect(model, inputs=values),
+}
+
+
+def program() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
+    def built(x: Var) -> Var:
+        return mb.relu(x=x, name="y")
+
+    return built
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(load(program()), tmp_path_factory.mktemp("bad") / "model.mlpackage")
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([X], "inputs are a dictionary of arrays by name, not a ndarray"),
+        (7, "inputs are a dictionary of arrays by name, not a int"),
+        ({0: X}, "the names of inputs are strings, not 0"),
+        ({None: X}, "the names of inputs are strings, not None"),
+        ({"x": None}, "input 'x'"),
+        ({"x": "text"}, "input 'x'"),
+        ({"x": torch.eye(2, 3).to_sparse()}, "input 'x' is a tensor that is sparse; give tensor.to_dense()"),
+        ({"x": torch.empty(2, 3, device="meta")}, "input 'x' is a meta tensor, which holds no numbers"),
+    ],
+    ids=range(8),
+)
+def test_what_is_no_input_is_an_error(use: str, values: Any, words: str, package: Path) -> None:
+    if isinstance(values, list) and use not in ("ranges", "inspect"):
+        words = "not a list"
+    with pytest.raises(SurgeryError) as raised:
+        USES[use](package, values)
+    assert words in str(raised.value)
+
+
+def test_none_is_no_inputs(package: Path) -> None:
+    with pytest.raises(InterpretError, match="not a NoneType; the model takes x"):
+        ane.run(package, None)  # type: ignore[arg-type]
+
+
+def test_plain_tensors_of_all_kinds_are_inputs() -> None:
+    for value in (
+        torch.ones(2, 3),
+        torch.ones(2, 3, requires_grad=True),
+        torch.ones(2, 3, dtype=torch.bfloat16),
+    ):
+        np.testing.assert_array_equal(ane.run(program(), {"x": value})["y"], X)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "x", None])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda seed: ane.apply(program(), "negate_subtract", seed=seed, quiet=True),
+        lambda seed: ane.compare(program(), program(), seed=seed),
+        lambda seed: ane.ranges(program(), seed=seed),
+        lambda seed: ane.Predictor(program()).sample(seed),
+    ],
+    ids=["apply", "compare", "ranges", "sample"],
+)
+def test_a_seed_is_a_whole_number_from_0_up(use: Callable[[Any], Any], seed: Any) -> None:
+    with pytest.raises(SurgeryError, match="must be a whole number from 0 up"):
+        use(seed)
+
+
+def test_no_fixed_point_is_said_with_a_short_name() -> None:
+    from dataclasses import dataclass
+    from typing import ClassVar
+
+    from anesurgery.rewriting.pattern import var
+
+    @dataclass(frozen=True)
+    class Restless(ane.Rewrite):
+        """Replaces each relu by two."""
+
+        name: ClassVar[str] = "restless"
+
+        def pattern(self, op: Any) -> Any:
+            return op.relu(x=var("x"))
+
+        def rewrite(self, mb: Any, m: Any) -> Any:
+            return mb.relu(x=mb.relu(x=m.x))
+
+    with pytest.raises(PassError, match="reaches no fixed point") as raised:
+        ane.apply(program(), Restless(), prove=None, quiet=True)
+    assert len(str(raised.value)) < 300

@@ -130,5 +130,8 @@ CONTROL = names("cond while_loop")
 STATEFUL = names("coreml_update_state read_state")
 """Ops that read or write a state."""
 
+LISTS = names("list_gather list_length list_read list_scatter list_write make_list")
+"""Ops on lists of tensors."""
+
 IMPURE = RANDOM | CONTROL | {"coreml_update_state"}
 """Ops that do more than compute their results, or may: never removed as dead."""

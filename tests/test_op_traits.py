@@ -198,6 +198,10 @@ def test_positions_are_never_negative(op_type: str, one_op: Callable[..., list[A
     assert (made >= 0).all()
 
 
+def test_every_op_on_lists_is_listed() -> None:
+    assert {name for name in op_types() if "list" in name.split("_")} == ops.LISTS
+
+
 def test_every_random_op_is_listed() -> None:
     assert {name for name in op_types() if name.startswith("random_")} == ops.RANDOM
 

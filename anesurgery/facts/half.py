@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.facts.attention import MASKING
 from anesurgery.facts.constants import LARGEST, MOST, Interval, of_constant
 from anesurgery.facts.intervals import interval
 from anesurgery.facts.norms import squared
 from anesurgery.facts.reading import number, readers_after
 from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Var, constant, dtype_name, np_dtype, operands, static_shape
-from anesurgery.ops import CARRIERS, PRODUCTS, names
+from anesurgery.ops import CARRIERS, COMPARISONS, CONTROL, LISTS, PRODUCTS, STATEFUL, names
 
 SMALLEST = 2.0**-24
 """The smallest positive number of fp16."""
@@ -41,25 +42,20 @@ CARRIES = SIZED | names(
     "concat stack split slice_by_index slice_by_size gather tile reverse reduce_sum cumsum fill"
 )
 """Ops that make integers of integers."""
-OFFSETS = names("add sub minimum maximum equal not_equal greater greater_equal less less_equal")
+OFFSETS = COMPARISONS | names("add sub minimum maximum")
 """Ops at which a whole number is a position, and not a factor."""
 HOLDS = (
     names("add maximum clip abs square sqrt reduce_max reduce_sum tile split slice_by_index slice_by_size")
     | CARRIERS
 )
 """Ops that hand a guarded number on."""
-MASKS = CARRIERS | names("add mul sub select logical_and logical_or logical_not")
-"""What may stand between a mask and its softmax."""
 SUMS = CARRIERS | names("sqrt square mul pow reduce_sum reduce_mean add")
 """What may stand between squares and a guard."""
 LINEAR = (
     SUMS | PRODUCTS | names("abs concat stack split slice_by_index slice_by_size reverse pad reduce_l2_norm")
 )
 """What may stand between an input and a logarithm."""
-AS_STORED = names(
-    "while_loop cond make_list list_gather list_scatter list_read list_write list_length read_state "
-    "coreml_update_state write_state slice_update"
-)
+AS_STORED = CONTROL | STATEFUL | LISTS | {"slice_update"}
 """Ops whose values keep the type in which they are carried."""
 
 
@@ -211,7 +207,7 @@ def _is_fill(op: Operation, name: str, var: Var, ranges: Mapping[str, Interval])
         return False
     if min(abs(low), abs(high)) > 0 and low * high < 0:
         return False
-    readers = list(readers_after(op.outputs[0], MASKS))
+    readers = list(readers_after(op.outputs[0], MASKING))
     if not readers or any(r.op_type != "softmax" for r in readers):
         return False
     if op.op_type != "mul":

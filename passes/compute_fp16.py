@@ -82,8 +82,9 @@ class ComputeFp16(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Convert each function, op by op."""
+        ranges = {**session.assume, **(self.ranges or {})}
         for function in program.functions.values():
-            verdicts = judge(mil.walk_ops(function), self.ranges or {})
+            verdicts = judge(mil.walk_ops(function), ranges)
             session.refusals += [(self.name, Refusal(why, op)) for op, why in verdicts.stays.items()]
             _Conversion(session, function, verdicts).convert()
 

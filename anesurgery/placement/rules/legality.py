@@ -184,6 +184,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "",
         "a 32-bit integer at run time keeps the op on the CPU",
         when.int32,
+        remedy="integers_as_floats",
         advice="fold it into constants, move it to the host, or compute in fp16 up to 2048",
     ),
     _row(

@@ -1,0 +1,135 @@
+"""Integers as floats: exact up to 2048, compared rightly up to 2047, refused beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, dtype_name, mb, operands, quiet_host, types, walk_ops
+from anesurgery.ops import COMPARISONS
+from anesurgery.passes.integers_as_floats import IntegersAsFloats
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+EDGES = [-(2**31), -70000, -2049, -2048, -2047, -1, 0, 1, 2046, 2047, 2048, 2049, 2050, 65505, 2**31 - 1]
+MASK = {"a": (0, 1)}
+
+
+def program_of(body: Callable[[Var], Any], shape: tuple[int, ...]) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.int32)])
+    def program(a: Var) -> Any:
+        return body(a)
+
+    return program
+
+
+def integer_ops(program: Program) -> list[str]:
+    """The ops that read or make int32 at run time."""
+    return [
+        op.op_type
+        for op in walk_ops(program)
+        if op.op_type != "const"
+        and any(
+            dtype_name(v) == "int32" and v.val is None for v in [*(v for _, v in operands(op)), *op.outputs]
+        )
+    ]
+
+
+@pytest.mark.parametrize("kind", sorted(COMPARISONS))
+@pytest.mark.parametrize("limit", [-2047, -3, 0, 2047])
+def test_comparisons_with_small_integers_hold_for_every_other_integer(kind: str, limit: int) -> None:
+    program = program_of(lambda a: getattr(mb, kind)(x=a, y=np.int32(limit)), (len(EDGES),))
+    after, session = apply_pass(IntegersAsFloats(), program)
+    assert session.changes[0].proof is not None
+    assert integer_ops(after) == ["cast"]
+    assert_same_numbers(program, after, {"a": np.array(EDGES, np.int32)})
+    near = np.arange(limit - 7, limit + 8, dtype=np.int32)
+    assert_same_numbers(program, after, {"a": near})
+
+
+def test_views_and_sums_come_after_one_cast() -> None:
+    def body(a: Var) -> Any:
+        seen = mb.expand_dims(x=mb.reshape(x=a, shape=[2, 3]), axes=[1])
+        kept = mb.sub(x=np.int32(1), y=seen)
+        return mb.cast(x=kept, dtype="fp16"), mb.equal(x=mb.transpose(x=seen, perm=[1, 0, 2]), y=np.int32(0))
+
+    program = program_of(body, (1, 6))
+    after, session = apply_pass(IntegersAsFloats(assume=MASK), program)
+    assert integer_ops(after) == ["cast"], session.refusals
+    assert_same_numbers(program, after, {"a": np.array([[0, 1, 1, 0, 1, 0]], np.int32)})
+    promised = ane.apply(program, "integers_as_floats", assume=MASK, quiet=True)
+    assert len(promised.changes) == len(session.changes)
+
+
+def test_positions_up_to_a_length_need_no_promise() -> None:
+    steps = np.arange(2040, dtype=np.int32).reshape(1, -1)
+    program = program_of(lambda a: mb.less(x=steps, y=mb.expand_dims(x=a, axes=[1])), (2,))
+    after, _ = apply_pass(IntegersAsFloats(), program)
+    assert integer_ops(after) == ["cast"]
+    assert_same_numbers(program, after, {"a": np.array([1999, 5000], np.int32)})
+
+
+@pytest.mark.parametrize(
+    ("body", "assume", "reason"),
+    [
+        (lambda a: mb.less(x=a, y=np.int32(2048)), None, "one of them must stay within 2047"),
+        (lambda a: mb.equal(x=a, y=mb.reverse(x=a, axes=[0])), None, "%a has an unknown range"),
+        (
+            lambda a: mb.cast(x=mb.add(x=a, y=np.int32(1)), dtype="fp16"),
+            None,
+            "has an unknown range, above 2048",
+        ),
+        (
+            lambda a: mb.greater(x=mb.mul(x=a, y=np.int32(40)), y=np.int32(3)),
+            {"a": (0, 100)},
+            "reaches 4000, above 2048",
+        ),
+    ],
+    ids=["2048", "two unknowns", "a sum", "a product"],
+)
+def test_refusals_name_the_range(body: Any, assume: Any, reason: str) -> None:
+    assert_refuses(IntegersAsFloats(assume=assume), program_of(body, (4,)), reason)
+
+
+def test_a_product_that_fits_is_taken() -> None:
+    program = program_of(lambda a: mb.greater(x=mb.mul(x=a, y=np.int32(40)), y=np.int32(3)), (4,))
+    after, _ = apply_pass(IntegersAsFloats(assume={"a": (-50, 50)}), program)
+    assert integer_ops(after) == ["cast"]
+    assert_same_numbers(program, after, {"a": np.array([-50, 0, 1, 50], np.int32)})
+
+
+def test_a_limit_that_is_not_checked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: any constant will do."""
+    monkeypatch.setattr("anesurgery.passes.integers_as_floats.EXACT", 1 << 20)
+    program = program_of(lambda a: mb.equal(x=a, y=np.int32(2049)), (100000,))
+    after, _ = apply_pass(IntegersAsFloats(), program, prove=False)
+    with pytest.raises(AssertionError):
+        assert_same_numbers(program, after, {"a": np.arange(100000, dtype=np.int32)})
+
+
+def test_a_converted_mask_keeps_one_integer_op() -> None:
+    class Masked(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(x.masked_fill(mask[:, None, :] == 0, -1e4), -1)
+
+    values = {"x": np.random.default_rng(0).standard_normal((1, 3, 4)).astype(np.float32)}
+    values["mask"] = np.array([[1, 1, 0, 1]], np.int32)
+    with quiet_host():
+        tensors = tuple(torch.from_numpy(v) for v in values.values())
+        traced = torch.jit.trace(Masked().eval(), tensors)  # type: ignore[no-untyped-call]
+        model = ct.convert(
+            traced,
+            inputs=[ct.TensorType(n, v.shape, dtype=v.dtype) for n, v in values.items()],
+            minimum_deployment_target=ct.target.iOS17,
+            skip_model_load=True,
+        )
+    before = integer_ops(ane.load(model).program)
+    surgery = ane.apply(model, "integers_as_floats", prove="both", quiet=True)
+    assert integer_ops(surgery.program) == ["cast"]
+    assert len(before) > 1
+    assert surgery.proof is not None
+    assert surgery.proof.ok

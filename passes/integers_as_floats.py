@@ -164,13 +164,13 @@ def _as_float(mb: Builder, var: Var, dtype: np.dtype[Any]) -> Var:
     """An integer as a float: its computation after a cast of its sources, each cast once."""
     op: Operation | None = var.op
     if op is not None and op.op_type == "const":
-        return mb.const(val=np.asarray(constant(var)).astype(dtype))  # type: ignore[no-any-return]
+        return mb.const(val=np.asarray(constant(var)).astype(dtype))
     if op is not None and op.op_type in MOVES:
         inputs = {k: v for k, v in op.inputs.items() if v is not None}
-        return getattr(mb, op.op_type)(**{**inputs, "x": _as_float(mb, op.x, dtype)})  # type: ignore[no-any-return]
+        return getattr(mb, op.op_type)(**{**inputs, "x": _as_float(mb, op.x, dtype)})
     if op is not None and op.op_type in SUMS:
         x, y = (_as_float(mb, v, dtype) for v in (op.x, op.y))
-        return getattr(mb, op.op_type)(x=x, y=y)  # type: ignore[no-any-return]
+        return getattr(mb, op.op_type)(x=x, y=y)
     name = {np.dtype(np.float16): "fp16", np.dtype(np.float32): "fp32"}[dtype]
     return mb.shared_value((var, "as", name), [var], lambda maker: maker.cast(x=var, dtype=name))
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import fuzzing
 import pytest
+
+import anesurgery as ane
 
 SUPPORT = Path(fuzzing.__file__).parent
 MODELS = [
@@ -25,6 +28,8 @@ MODELS = [
     "fluid_argmax.mlmodelc",
 ]
 """Real models, for the long run."""
+COMPILED = ["fluid_argmax.mlmodelc", "silero_unified.mlmodelc", "silero_unified_palette_4bit.mlmodelc"]
+"""Models that Apple's compiler compiled."""
 
 
 def fuzz(models: list[Path], folder: Path, first: int, count: int) -> dict[int, str]:
@@ -68,6 +73,29 @@ def test_thousands_of_damaged_files(tmp_path: Path, first: int) -> None:
 @pytest.mark.parametrize("first", range(10_000, 11_000, 250))
 def test_damaged_files_of_real_models(corpus: Path, tmp_path: Path, first: int) -> None:
     fuzz([corpus / name for name in MODELS], tmp_path, first, 250)
+
+
+def compiled(corpus: Path, folder: Path) -> list[Path]:
+    """Compiled models: those of the corpus, and texts with weights, states, loops and branches."""
+    found = [corpus / name for name in COMPILED]
+    for package in fuzzing.models(folder)[:3]:
+        made = package.with_suffix(".mlmodelc")
+        shutil.copytree(package / "Data" / "com.apple.CoreML" / "weights", made / "weights")
+        (made / "model.mil").write_text(ane.to_text(package, dialect="mil"), encoding="utf-8")
+        found.append(made)
+    return found
+
+
+def test_thirty_damaged_compiled_models(corpus: Path, tmp_path: Path) -> None:
+    said = fuzz(compiled(corpus, tmp_path), tmp_path, 0, 30)
+    assert len(said) > 10, "most damage is noticed"
+    assert all(len(words) < 2000 for words in said.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [20_000, 20_150])
+def test_damaged_compiled_models(corpus: Path, tmp_path: Path, first: int) -> None:
+    fuzz(compiled(corpus, tmp_path), tmp_path, first, 150)
 
 
 def test_the_fuzzer_notices_an_error_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

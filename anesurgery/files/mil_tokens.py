@@ -98,9 +98,13 @@ class Scanner:
         mark = " " * (column - left + bool(left)) + "^"
         number = self.text.count("\n", 0, place) + 1
         raise LoadError(
-            f"{self.where}, line {number}, column {column + 1}: {problem}\n"
-            f"    {shown.replace(chr(9), ' ')}\n    {mark}"
+            f"{self.where}, line {number}, column {column + 1}: {problem}\n    {printable(shown)}\n    {mark}"
         )
+
+
+def printable(text: str) -> str:
+    """A text without characters that a terminal would obey."""
+    return "".join(c if c.isprintable() else " " if c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def unescape(text: str) -> str:

@@ -293,6 +293,12 @@ def test_errors_show_the_line() -> None:
     assert line[mark.index("^")] in " y"
 
 
+def test_a_line_cannot_reach_the_terminal() -> None:
+    with pytest.raises(LoadError) as caught:
+        read_mil(program("\x1b[31m int32 y = relu(x = x);"))
+    assert "\x1b" not in str(caught.value)
+
+
 def test_a_long_line_is_shown_in_part() -> None:
     long = ", ".join(["1"] * 5000)
     with pytest.raises(LoadError) as caught:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiled_models import compile_package
 from typer.testing import CliRunner
 
 from anesurgery.commands.app import app
@@ -61,6 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, but for the models and arrays that the pages name."""
     for name in ("gpt2", "other"):
         save(load(language_model()), tmp_path / f"{name}.mlpackage")
+    compile_package(tmp_path / "gpt2.mlpackage", tmp_path / "gpt2.mlmodelc")
     (tmp_path / "old.mlmodel").write_bytes(old_network().SerializeToString())
     for name in ("in", "calibration"):
         np.savez(tmp_path / f"{name}.npz", ids=np.arange(LENGTH, dtype=np.int32)[None])

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import fuzzing
 import pytest
-
-import anesurgery as ane
+from compiled_models import compile_package
 
 SUPPORT = Path(fuzzing.__file__).parent
 MODELS = [
@@ -79,10 +77,7 @@ def compiled(corpus: Path, folder: Path) -> list[Path]:
     """Compiled models: those of the corpus, and texts with weights, states, loops and branches."""
     found = [corpus / name for name in COMPILED]
     for package in fuzzing.models(folder)[:3]:
-        made = package.with_suffix(".mlmodelc")
-        shutil.copytree(package / "Data" / "com.apple.CoreML" / "weights", made / "weights")
-        (made / "model.mil").write_text(ane.to_text(package, dialect="mil"), encoding="utf-8")
-        found.append(made)
+        found.append(compile_package(package, package.with_suffix(".mlmodelc")))
     return found
 
 

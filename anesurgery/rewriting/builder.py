@@ -71,7 +71,7 @@ class Builder:
         return found
 
     def shared_value(self, key: tuple[Any, ...], reads: Sequence[Var], build: Callable[[Builder], Var]) -> Var:
-        """One computed value for all edits that ask with the same key; it stands right behind what it reads.
+        """One computed value for all edits that ask with the same key; it stands right after what it reads.
 
         Args:
             key: all that the value depends on.

@@ -21,7 +21,7 @@ without a bias gets one.
 
 Refuses when the layer before is another one, or somebody else reads what it makes; when its weights are
 computed, quantized, trainable or of fp16, which new values would be rounded to; when the mean and variance are
-computed at run time; when a variance plus epsilon is not positive; when the inner product has its channels on
+computed; when a variance plus epsilon is not positive; when the inner product has its channels on
 the last axis; when the new weights are too large for fp32. A normalization that stays is legal on the engine.
 
 Why it helps: one layer in place of two; the gain was not measured. The sums are rounded otherwise, so that the
@@ -66,7 +66,7 @@ class FoldBatchnorm(LayerRewrite):
     def rewrite(self, site: Site) -> Refusal | None:
         """New weights and bias in a copy of the layer before."""
         if site.params.computeMeanVar:
-            return Refusal("its mean and variance are computed at run time")
+            return Refusal("its mean and variance are computed")
         before = site.network.maker(site.inputs[0])
         old = _weights(site, before)
         if before is None or isinstance(old, Refusal):
@@ -87,7 +87,7 @@ def _weights(site: Site, before: Node | None) -> affine.Affine | Refusal:
     """Those of the layer before, if they may change."""
     if before is None or before.kind not in affine.KINDS:
         found = "an input" if before is None else f"a layer {before.kind}"
-        return Refusal(f"it stands behind {found}, no convolution or inner product")
+        return Refusal(f"it comes after {found}, no convolution or inner product")
     if sole_maker(site.network, site.node) is None:
         return Refusal(f"what the {before.kind} makes is read elsewhere too")
     if before.kind == "innerProduct" and len(site.shape(site.inputs[0])) <= CHANNELS:

@@ -23,9 +23,9 @@ After::
 A linear layer is a linear activation, or `multiply` or `add` with one number. Two of them become one where that
 rounds as both do: where one of the factors, or the last, is a power of two (with either sign), and what the
 first, or the last, adds is 0. A layer that multiplies by such a power, and adds nothing, goes into the weights
-of a convolution or inner product behind it, or into the weights and bias of one before it.
+of a convolution or inner product after it, or into the weights and bias of one before it.
 
-Refuses when the result would be rounded otherwise, as with 0.3 x + 1 behind 0.7 x; when the weights beside it
+Refuses when the result would be rounded otherwise, as with 0.3 x + 1 after 0.7 x; when the weights beside it
 are computed, quantized, trainable, or of fp16 and would be rounded. A blob that somebody else reads too ends
 the row. Run `fuse_clip` before it, which needs the signs.
 

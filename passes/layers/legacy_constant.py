@@ -16,7 +16,7 @@ After::
       return %y
     }
 
-The numbers stay as they are stored. Constants that a layer can hold itself are no business of this pass: apply
+The numbers stay as they are stored. Constants that a layer can hold itself are for other passes: apply
 those that rewrite their readers first (`legacy_add_multiply`, for example), and the constants go.
 
 Refuses when the constant has fewer than five axes, since `loadConstant` always makes (1, 1, C, H, W), which

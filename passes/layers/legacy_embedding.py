@@ -16,12 +16,12 @@ After::
     }
 
 The vectors of `embeddingND` lie along the last axis, those of `embedding` along the channels: what lies between
-is a reshape. It is taken together with the layers behind it that only move numbers, and the longest row of them
+is a reshape. It is taken together with the layers after it that only move numbers, and the longest row of them
 is written as `legacy_rearrange` writes it. Of five axes a `reshape` alone will do.
 
 Refuses when the indices have other than four axes (n, 1, 1, 1) or five (s, n, 1, 1, 1), the only shapes that
 `embedding` has in the definition of the format; when a size is dynamic; and when the layers of
-the first releases cannot make of the channels what the layers behind make of the vectors.
+the first releases cannot make of the channels what the layers after it make of the vectors.
 
 Why it helps: layers of the ND kind were reported off the ANE (hollance/neural-engine, unsupported-layers;
 through Core ML, iOS 11 to 15). Of `embedding` no report is known; lookups at run time in ML Programs ran on the
@@ -45,7 +45,7 @@ from anesurgery.neuralnetwork.editing.movement import (
     MOVERS,
     Movement,
     movement,
-    moving_behind,
+    moving_after,
     moving_row,
     places,
 )
@@ -73,7 +73,7 @@ class LegacyEmbedding(LayerRewrite):
         if len(indices) not in RANKS or set(indices[-3:]) != {1}:
             words = f"its indices have the shape {indices}, not (n, 1, 1, 1) or (s, n, 1, 1, 1)"
             return Refusal(words) if site.node is table else None
-        row = [table, *moving_behind(site.network, table)]
+        row = [table, *moving_after(site.network, table)]
         reason: Refusal | None = None
         for end in range(len(row), 0, -1):
             steps = _steps(site, table, row[1:end])
@@ -99,15 +99,15 @@ def _table(site: Site) -> Node | None:
         return site.node
     first = moving_row(site.network, site.node)[0]
     table = site.network.maker(first.inputs[0], KIND)
-    return table if table is not None and first in moving_behind(site.network, table) else None
+    return table if table is not None and first in moving_after(site.network, table) else None
 
 
-def _steps(site: Site, table: Node, behind: Sequence[Node]) -> list[Step] | Refusal:
-    """The layers in the place of a table and of some layers behind it."""
+def _steps(site: Site, table: Node, after: Sequence[Node]) -> list[Step] | Refusal:
+    """The layers in the place of a table and of some layers after it."""
     size = int(table.params.embeddingSize)
     made = (*site.sizes(table.inputs[0])[:-3], size, 1, 1)
     alone = Movement(made, places(site.sizes(table.outputs[0])))
-    move = movement(site, behind, made) if behind else alone
+    move = movement(site, after, made) if after else alone
     found = first_layers(move, Limits(int(site.network.spec.specificationVersion)))
     return [("embedding", _fields(table.params)), *found] if isinstance(found, list) else found
 

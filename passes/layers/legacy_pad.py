@@ -18,14 +18,14 @@ After::
       return %y
     }
 
-Rows and columns are a `padding`. More channels are some channels of the blob, times 0 plus the number, behind
+Rows and columns are a `padding`. More channels are some channels of the blob, times 0 plus the number, after
 or before it: no weights, at the cost of writing the blob again. The channels that are there stay bit for bit;
 the new ones are exact as long as those that they are made of are finite (NaN else). Switch that off with
 `channels=False`. Where nothing is padded, the input is passed on. Amounts from a second input must be constant;
 sizes of the result (padToGivenOutputSizeMode) become amounts.
 
-Refuses when the batch or the sequence is padded, when the channels become more than eight times as many in
-front or behind, when amounts or sizes that count are dynamic, and where Core ML's own check
+Refuses when the batch or the sequence is padded, when the channels become more than eight times as many at
+either end, when amounts or sizes that count are dynamic, and where Core ML's own check
 wants more axes: two for `padding`, three for `concat`.
 
 Why it helps: `padding`, `slice` and linear activations are of the first releases, which mostly run on the ANE,
@@ -125,10 +125,10 @@ def _lacking(site: Site, wanted: list[Margins]) -> list[Margins]:
 def _widened(site: Site, x: str, margins: Margins, outputs: tuple[str, ...] | None) -> str:
     """`x` between channels that hold the number."""
     count = site.sizes(x)[CHANNEL]
-    before, behind = (
+    before, after = (
         [_number(site, x, min(count, n - at), count) for at in range(0, n, count)] for n in margins
     )
-    return site.emit("concat", [*before, x, *behind], outputs)
+    return site.emit("concat", [*before, x, *after], outputs)
 
 
 def _number(site: Site, x: str, width: int, count: int) -> str:

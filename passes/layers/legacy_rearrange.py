@@ -28,8 +28,8 @@ Where the numbers land decides, not how the row is written:
 
 Of a row that is none of these, the longest parts that are one are written so.
 
-Refuses when the row changes the number of axes, when it does something else, when a size is known at run time
-only, and beyond the two options. Blobs inside a row that others read end it.
+Refuses when the row changes the number of axes, when it does something else, when a size is dynamic,
+and beyond the two options. Blobs inside a row that others read end it.
 
 Why it helps: layers of the first releases mostly run on the ANE (hollance/neural-engine, unsupported-layers;
 through Core ML, iOS 11 to 15), and of the others no report is known. Five axes were off it in some cases, and

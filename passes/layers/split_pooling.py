@@ -27,8 +27,7 @@ Tried in this order:
 3. A stride of more than 2 that is left becomes a pooling at steps of 1 and a `slice`.
 
 Refuses when a mean or a root of squares reads padding, or has a kernel of more than 13 that shares no factor
-with the stride; when a window of a maximum lies in the padding only; when height or width is known at run time
-only.
+with the stride; when a window of a maximum lies in the padding only; when height or width is dynamic.
 
 Why it helps: a kernel of more than 13 or a stride of more than 2 was reported off the ANE, global pooling was
 not (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). In ML Programs on M4 the stride

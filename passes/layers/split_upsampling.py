@@ -28,8 +28,7 @@ sampled each p / q = (n - 1) / (factor n - 1) of a pixel: all q places between t
 convolution of each channel takes the mean of q neighbours, at steps of p.
 
 Refuses when a factor is fractional; when both forms have a kernel of more than 13; when a blob of fewer axes than
-4 would meet a convolution, of which Core ML's own check asks for them; when channels, height or width are known
-at run time only.
+4 would meet a convolution, of which Core ML's own check asks for them; when channels, height or width are dynamic.
 
 Why it helps: upsampling by more than 2 was reported off the ANE, deconvolutions on it (hollance/neural-engine,
 unsupported-layers; through Core ML, iOS 11 to 15). Not measured, and it is more work: a mean multiplies q q
@@ -151,10 +150,10 @@ class _Grid(NamedTuple):
     @property
     def cuts(self) -> Margins:
         """What a deconvolution with the tent makes too much."""
-        before, behind = self.repeated
+        before, after = self.repeated
         begin = self.up * before - self.first
-        wanted = self.up if before + behind else 1  # of the last pixel
-        return begin, (before + behind) * self.up + len(self.tent) - begin - wanted
+        wanted = self.up if before + after else 1  # of the last pixel
+        return begin, (before + after) * self.up + len(self.tent) - begin - wanted
 
     @property
     def neighbours(self) -> Array:

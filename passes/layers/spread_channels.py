@@ -18,7 +18,7 @@ After::
 `padding` that replicates the border makes an image of one pixel as large as the other side; so gates of
 squeeze-and-excitation networks are written. It writes a blob as large as the result.
 
-Refuses when a size of the two blobs is dynamic. A constant side is the business of
+Refuses when a size of the two blobs is dynamic. A constant side is for
 `legacy_add_multiply`, which makes it a `scale`.
 
 Why it helps: the product of (C, H, W) and (C, 1, 1) was reported off the ANE, layers of the first releases

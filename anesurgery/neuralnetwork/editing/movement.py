@@ -140,7 +140,7 @@ def movement(site: Site, nodes: Sequence[Node], source: tuple[int, ...] | None =
     """
     stated = any(map(_states_sequence, nodes)) or not is_legacy(site.network.message)
     if not stated and any(map(_moves_sequence, nodes)):
-        raise Unknown("it moves the sequence or batch, of which more than 1 may come at run time")
+        raise Unknown("it moves the sequence or batch, whose size is dynamic")
     blob = nodes[0].inputs[0]
     if len(nodes) > 1 and not site.network.plain(blob):
         raise Unknown(f"the blob {blob!r} is made more than once, or in a loop or branch")
@@ -171,11 +171,11 @@ def moving_row(network: Network, node: Node) -> list[Node]:
     row = [node]
     while (first := _before(network, row[0])) is not None:
         row.insert(0, first)
-    return [*row, *moving_behind(network, node)]
+    return [*row, *moving_after(network, node)]
 
 
-def moving_behind(network: Network, node: Node) -> list[Node]:
-    """The moving layers behind a layer of one output that are each the only reader of what comes before."""
+def moving_after(network: Network, node: Node) -> list[Node]:
+    """The moving layers after a layer of one output, each the only consumer of the one before."""
     row: list[Node] = []
     while (last := _behind(network, row[-1] if row else node)) is not None:
         row.append(last)

@@ -49,7 +49,7 @@ class Limits:
 
 
 def first_layers(move: Movement, limits: Limits) -> list[Step] | Refusal:
-    """The layers that do what a movement does, one behind the other; none where it does nothing.
+    """The layers that do what a movement does, in a row; none where it does nothing.
 
     Refuses what they cannot express, with what was found.
     """
@@ -182,7 +182,7 @@ def _shuffled(move: Movement, limits: Limits) -> Found:
 
 
 def _gathered(move: Movement, block: int) -> list[int] | None:
-    """The order of the channels behind SPACE_TO_DEPTH that makes a movement of it, if one does."""
+    """The order of the channels after SPACE_TO_DEPTH that makes a movement of it, if one does."""
     high, wide = move.source[-2:]
     if high % block or wide % block:
         return None

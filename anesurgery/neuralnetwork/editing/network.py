@@ -219,8 +219,8 @@ class Network:
     def refresh(self) -> None:
         """Infer shapes and constants anew, if layers came or went since.
 
-        What was unknown behind a layer that went may be known now, and the value of a blob is that of the layer
-        that makes it now.
+        What was unknown downstream of a layer that went may be known now, and the value of a blob is that of
+        the layer that makes it now.
         """
         if self._outdated:
             layers = [node.message for node in self.nodes]
@@ -228,7 +228,7 @@ class Network:
             self._outdated = False
 
     def commit(self) -> None:
-        """Write the layers into the specification; it copies weights, so once behind all passes."""
+        """Write the layers into the specification; it copies weights, so once, after all passes."""
         if not self.edited:
             return
         self.edited = False

@@ -12,12 +12,12 @@ from anesurgery.neuralnetwork.editing.layer_pass import Site
 SEQUENCE, BATCH, CHANNEL, HEIGHT, WIDTH = -5, -4, -3, -2, -1
 NAMES = {SEQUENCE: "sequence", BATCH: "batch", CHANNEL: "channel", HEIGHT: "height", WIDTH: "width"}
 CUT = {CHANNEL: "CHANNEL_AXIS", HEIGHT: "HEIGHT_AXIS", WIDTH: "WIDTH_AXIS"}
-"""Axis -> its name in a `slice`, which needs no more axes than lie behind it."""
+"""Axis -> its name in a `slice`, which needs no more axes than come after it."""
 SWAPS = {HEIGHT: (0, 2, 1, 3), WIDTH: (0, 3, 2, 1), SEQUENCE: (1, 0, 2, 3)}
 """Axis -> the order of a `permute` that changes places with the channel; it undoes itself."""
 
 Margins = tuple[int, int]
-"""Elements before and behind."""
+"""Elements before and after."""
 
 
 def from_end(axis: int, rank: int) -> int:

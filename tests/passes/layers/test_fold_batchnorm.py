@@ -132,9 +132,12 @@ TRAINED: Fields = {**weights(whole(4, 4)), "isUpdatable": True}
         (network(convolved(4, 4, 1, 1), variance=weights(np.array([1, -3, 1, 1]))), "is -2.75 somewhere"),
         (network(convolved(4, 4, 1, 1), variance=weights(np.array([1, np.nan, 1, 1]))), "is nan somewhere"),
         (network(convolved(4, 4, 1, 1), gamma=weights(np.full(4, 3e38)), epsilon=1e-8), "beyond fp32"),
-        (network(convolved(4, 4, 1, 1), computeMeanVar=True), "computed at run time"),
-        (network(convolved(4, 4, 1, 1), computeMeanVar=True, instanceNormalization=True), "at run time"),
-        (network(("activation", {"ReLU": {}})), "it stands behind a layer activation"),
+        (network(convolved(4, 4, 1, 1), computeMeanVar=True), "mean and variance are computed"),
+        (
+            network(convolved(4, 4, 1, 1), computeMeanVar=True, instanceNormalization=True),
+            "variance are computed",
+        ),
+        (network(("activation", {"ReLU": {}})), "it comes after a layer activation"),
         (network(product(), (4, 4, 4)), "the last axis, its own are axis -3"),
     ],
 )
@@ -144,7 +147,7 @@ def test_refusals(spec: Any, words: str) -> None:
 
 def test_a_normalization_of_the_input_stays() -> None:
     spec = make_network({"x": (1, 4, 2, 2)}, [make_layer("batchnorm", ["x"], ["y"], **statistics())], ["y"])
-    assert_refuses(STEP, spec, "it stands behind an input")
+    assert_refuses(STEP, spec, "it comes after an input")
 
 
 def test_what_others_read_stays() -> None:

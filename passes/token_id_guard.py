@@ -1,4 +1,4 @@
-"""The guard that lets negative indices count from the end goes where ids are never negative.
+"""The guard that lets negative ids count from the end goes where none is negative, else becomes one op.
 
 Before::
 
@@ -21,9 +21,12 @@ After::
 
 Ids that the program computes are never negative where that follows from the ops (an argmax, a clip at 0). Of
 inputs the caller must say so: `assume={"input_ids": (0, 50256)}`, or `--assume input_ids=0:50256`. The notes of
-the surgery repeat the assumption: ids outside of it then give other results, or none.
+the surgery repeat the assumption: ids outside of it then give other results, or none. Without it a guard that
+serves only lookups of a table of as many rows becomes `mod(ids, rows)`: the same for every id that the table
+has, from -rows to rows - 1.
 
-Refuses when nothing shows that the ids are not negative, and when a range that is assumed begins below 0.
+Refuses when an id may be negative and something else reads it than such a lookup, and when a range that is
+assumed begins below 0.
 
 Why it helps: integer arithmetic stays on the CPU (measured: M4, macOS 27.0.1), and coremltools writes the three
 ops before each lookup of a table. What they cost in time was not measured.
@@ -38,13 +41,15 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.token_ids import never_negative
+from anesurgery.facts.token_ids import behind_casts, never_negative
 from anesurgery.mil import (
     Array,
     Program,
     Var,
     constant,
+    consumers,
     is_constant,
+    is_output,
     mb,
     np_dtype,
     producer,
@@ -63,7 +68,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class TokenIdGuard(Rewrite):
-    """`select(ids >= 0, ids, ids + rows)` becomes the ids."""
+    """`select(ids >= 0, ids, ids + rows)` becomes the ids, or `mod(ids, rows)`."""
 
     name: ClassVar[str] = "token_id_guard"
     shares_inner: ClassVar[bool] = True
@@ -86,31 +91,31 @@ class TokenIdGuard(Rewrite):
         rows = constant(m.rows)
         if np_dtype(m.kept).kind not in "iu" or not is_constant(m.zero, 0) or rows is None or np.ndim(rows):
             return None
-        source = _source(m.ids)
-        if any(_source(v) is not source for v in (m.kept, m.added_to)):
+        count = int(rows)
+        ids = {behind_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}
+        if len(ids) != 1:
             return None
+        source = _source(ids.pop())
         known = (self.assume or {}).get(source.name) if source.op is None else None
         if known is not None and known[0] < 0:
             return Refusal(f"%{source.name} is assumed to be as low as {known[0]}", m.root)
         if known is not None or never_negative(m.ids):
-            return m.bind(source=source)
-        which = (
-            f"the input %{source.name} may be negative"
-            if source.op is None
-            else f"%{m.ids.name} may be negative"
-        )
-        return Refusal(f'{which}; say assume={{"{source.name}": (0, {int(rows) - 1})}} if it never is', m.root)
+            return m.bind(source=source, range=known or (0, count - 1))
+        if _only_looks_up(m.root.outputs[0], count):
+            return m.bind(source=source, range=(-count, count - 1))
+        hint = f'say assume={{"{source.name}": (0, {count - 1})}} if it never is' if source.op is None else ""
+        return Refusal(f"%{source.name} may be negative; {hint}".removesuffix("; "), m.root)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
-        """Ids of the range that is assumed; others that are not negative."""
+        """Ids of the range that is known, or those that the table has."""
         if np_dtype(var).kind not in "iu":
             return None
-        low, high = (self.assume or {}).get(m.source.name, (0, int(constant(m.rows)) - 1))
+        low, high = m.range
         return rng.integers(low, high + 1, static_shape(var) or ()).astype(np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The ids themselves."""
-        kept: Var = m.kept
+        """The ids themselves, or their remainder."""
+        kept: Var = m.kept if m.range[0] >= 0 else mb.mod(x=m.kept, y=constant(m.rows))
         return kept
 
     def run(self, program: Program, session: Session) -> None:
@@ -129,10 +134,23 @@ class TokenIdGuard(Rewrite):
 
 
 def _source(ids: Var) -> Var:
-    """Where ids come from, before casts to integers and moves."""
+    """Where ids come from, before casts of integers and moves."""
     while (op := producer(ids, "cast", *MOVING)) is not None and np_dtype(op.x).kind in "iu":
         ids = op.x
     return ids
+
+
+def _only_looks_up(ids: Var, rows: int) -> bool:
+    """Are the ids read by nothing but lookups of that many rows?"""
+    if is_output(ids):
+        return False
+    for op in consumers(ids):
+        if op.op_type == "cast" and np_dtype(op.outputs[0]).kind in "iu":
+            if not _only_looks_up(op.outputs[0], rows):
+                return False
+        elif op.op_type != "gather" or op.x is ids or op.x.shape[int(constant(op.axis))] != rows:
+            return False
+    return bool(consumers(ids))
 
 
 def example() -> Program:

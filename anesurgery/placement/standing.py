@@ -1,8 +1,8 @@
 """How a program stands on a target: what `auto` and the gate of recipes compare, and say in words.
 
 `loss` and `gain` are the objective, in this order: no op becomes illegal that was legal; the shares of the flop
-and of the ops on the ANE; switches between units; the estimate. A share that rises because there is more on the
-ANE is no gain by itself: less must be off it.
+and of the ops on the ANE, at no much higher estimate; switches between units; the estimate. A share that rises
+because there is more on the ANE is no gain by itself: less must be off it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from anesurgery.loading import load
 from anesurgery.mil import Program
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
+from anesurgery.placement.partition import SWITCH
 from anesurgery.placement.target import Target
 
+DEARER = 1.5
+"""How many times the estimate may grow for a better share: multiplying a table is no gain over a lookup."""
 SAME = 1e-6
 """Relative difference below which two estimates are one."""
 
@@ -89,6 +92,8 @@ class Standing:
                 return f"the share of {what} on the ANE would fall {_percents(old, self.share[what])}"
         if self.off[0] > before.off[0]:
             return f"flop off the ANE would rise {before.off[0]:,} -> {self.off[0]:,}"
+        if self.estimate > DEARER * before.estimate and self.estimate - before.estimate > SWITCH:
+            return f"the estimate would rise {in_time(before.estimate)} -> {in_time(self.estimate)}"
         return ""
 
     def gain(self, before: Standing) -> str:

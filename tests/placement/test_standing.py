@@ -38,6 +38,13 @@ def test_less_off_the_ane_is_a_gain_and_more_on_it_is_none() -> None:
     assert not replace(NOW, ops=200, on_ops=190).gain(NOW)
 
 
+def test_a_better_share_may_not_cost_half_as_much_again() -> None:
+    assert not replace(NOW, on_ops=95, estimate=2900.0).loss(NOW)
+    assert replace(NOW, on_ops=95, estimate=3100.0).loss(NOW) == "the estimate would rise 2 ms -> 3.1 ms"
+    small = replace(NOW, estimate=50.0)
+    assert not replace(small, on_ops=95, estimate=150.0).loss(small), "less than a switch"
+
+
 def test_switches_come_before_the_estimate() -> None:
     assert replace(NOW, switches=2, estimate=9e9).gain(NOW) == "switches between units 4 -> 2"
     assert not replace(NOW, switches=6, estimate=1.0).gain(NOW)

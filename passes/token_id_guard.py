@@ -41,7 +41,7 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.token_ids import behind_casts, never_negative
+from anesurgery.facts.token_ids import before_casts, never_negative
 from anesurgery.mil import (
     Array,
     Program,
@@ -92,7 +92,7 @@ class TokenIdGuard(Rewrite):
         if np_dtype(m.kept).kind not in "iu" or not is_constant(m.zero, 0) or rows is None or np.ndim(rows):
             return None
         count = int(rows)
-        ids = {behind_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}
+        ids = {before_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}
         if len(ids) != 1:
             return None
         source = _source(ids.pop())

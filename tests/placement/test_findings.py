@@ -185,6 +185,11 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         "1x4x1024x1024 take 8 MiB",
         lambda: program(lambda q, k: attention(q, k), *HEADS),
     ),
+    "identity": (
+        lambda: program(lambda x: mb.relu(x=mb.identity(x=x, name="same")), (1, 4)),
+        "%same is %x",
+        lambda: program(lambda x: mb.identity(x=mb.relu(x=x)), (1, 4)),
+    ),
     "patch-embedding": (
         lambda: program(conv((8, 4, 16, 16), strides=[16, 16]), (1, 4, 32, 32)),
         "patches of 16x16",
@@ -428,8 +433,8 @@ def test_a_converted_decoder(converted: Callable[..., Any], tmp_path: Path) -> N
 
 
 REPAIRED = [rule for rule in RULES if rule.remedy]
-NOT_IN_GPT = {"constant-gather", "lmhead-axis", "lmhead-split", "patch-embedding"}
-"""Rules that find nothing in a small GPT: no patches, a narrow head, and it gathers by its inputs alone."""
+NOT_IN_GPT = {"constant-gather", "identity", "lmhead-axis", "lmhead-split", "patch-embedding"}
+"""Rules that find nothing in a small GPT: no identities, no patches, a narrow head, and gathers by its inputs."""
 
 
 @pytest.mark.parametrize("rule", REPAIRED, ids=lambda r: r.id)

@@ -11,7 +11,7 @@ import math
 from anesurgery.facts.constant_indices import taken
 from anesurgery.facts.reading import channels, in_words, ints, number, shape_in_words, weight
 from anesurgery.facts.work import is_stored, size_of
-from anesurgery.mil import Operation, Var, constant, consumers, dtype_name, producer, static_shape
+from anesurgery.mil import Operation, Var, constant, consumers, dtype_name, is_output, producer, static_shape
 from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import patterns
@@ -186,6 +186,12 @@ def moved_last_axis(op: Operation, target: Target) -> str:
     return f"the last axis of {shape_in_words(shape)} is moved, {in_words(size_of(op.x))}"
 
 
+def named_twice(op: Operation, target: Target) -> str:
+    """An identity that does not make an output."""
+    var = op.outputs[0]
+    return "" if is_output(var) else f"%{var.name} is %{op.x.name}"
+
+
 def large_patches(op: Operation, target: Target) -> str:
     """A convolution whose strides are its kernel, from 14x14 on: the first that the M1 does not take."""
     kernel, strides = [int(k) for k in op.weight.shape[2:]], list(ints(op, "strides"))
@@ -220,6 +226,17 @@ FIXED = Rule(
 """Of ops that compute the same numbers in every run."""
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "identity",
+        names("identity"),
+        "an identity computes nothing, and nothing is known of where it runs",
+        "by the definition of the op",
+        test=named_twice,
+        kind="speed",
+        grade=Grade.GUESS,
+        remedy="remove_identity",
+        advice="leave it out of the model",
+    ),
     Rule(
         "patch-embedding",
         CONV,

@@ -1,0 +1,67 @@
+"""An identity goes; what read it reads its operand.
+
+Before::
+
+    main(%x: 1x4) {
+      %r: 1x4 = relu(x=%x)
+      %same: 1x4 = identity(x=%r)
+      %y: 1x4 = tanh(x=%same)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x4) {
+      %r: 1x4 = relu(x=%x)
+      %y: 1x4 = tanh(x=%r)
+      return %y
+    }
+
+Refuses when it makes an output of the model: outputs have names of their own.
+
+Why it helps: nothing was measured about where an identity runs; without it the question does not arise, and
+patterns of other passes find what stands on both sides of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anesurgery.errors import Refusal
+from anesurgery.mil import Program, Var, is_output, mb
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class RemoveIdentity(Rewrite):
+    """`identity(x)` becomes `x`."""
+
+    name: ClassVar[str] = "remove_identity"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every identity."""
+        return op.identity(x=var("x"))
+
+    def check(self, m: Match) -> Match | Refusal:
+        """Does it make no output?"""
+        if is_output(m.root.outputs[0]):
+            return Refusal(f"it makes the output %{m.root.outputs[0].name}", m.root)
+        return m
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The operand."""
+        found: Var = m.x
+        return found
+
+
+def example() -> Program:
+    """An identity between two activations."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))])
+    def program(x: Var) -> Var:
+        return mb.tanh(x=mb.identity(x=mb.relu(x=x, name="r"), name="same"), name="y")
+
+    return program

@@ -434,7 +434,7 @@ def test_a_converted_decoder(converted: Callable[..., Any], tmp_path: Path) -> N
 
 REPAIRED = [rule for rule in RULES if rule.remedy]
 NOT_IN_GPT = {"constant-gather", "identity", "lmhead-axis", "lmhead-split", "patch-embedding"}
-"""Rules that find nothing in a small GPT: no identities, no patches, a narrow head, and gathers by its inputs."""
+"""Rules that find nothing in a small GPT: no identities, no patches, a narrow head, gathers by its inputs."""
 
 
 @pytest.mark.parametrize("rule", REPAIRED, ids=lambda r: r.id)

@@ -1,4 +1,4 @@
-"""Apply passes or a recipe to a model, prove the result, and save it: `apply` and `Surgery`."""
+"""Apply passes or a recipe to a model, check the result, and save it: `apply` and `Surgery`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
+from anesurgery.checking.grades import REQUIRED
 from anesurgery.errors import InterfaceError, ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
@@ -28,7 +29,7 @@ from anesurgery.rewriting.passes import PROOFS, Pass, run_pass, subject_of
 from anesurgery.rewriting.session import Report, Session, refusal_lines
 from anesurgery.rewriting.subject import Graph, Subject
 
-OPTIONS = ("assume", "target", "prove", "inputs", "quiet", "seed")
+OPTIONS = ("assume", "target", "prove", "require", "inputs", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
 
 
@@ -87,6 +88,7 @@ def apply(
     target: str | None = None,
     assume: Mapping[str, tuple[int, int]] | None = None,
     prove: str | None = "sites",
+    require: str | None = None,
     inputs: Mapping[str, Array] | None = None,
     quiet: bool = False,
     seed: int = 0,
@@ -100,8 +102,10 @@ def apply(
             loses something there is undone and reported.
         assume: the least and the largest value of integer inputs, as {"input_ids": (0, 50256)}; passes may rely
             on it (`token_id_guard`), and the notes repeat it.
-        prove: "sites" runs both sides of every edit on random numbers, "model" compares whole models in the
-            arithmetic as stored (fp16), "both", or None.
+        prove: "sites" compares both sides of every edit and gives the best grade that it reaches: bit for bit,
+            proved, exhaustive, or checked on numbers; "model" compares whole models in the arithmetic as stored
+            (fp16), "both", or None.
+        require: the grade that every edit must reach: "checked", "exhaustive", "proved" or "bits".
         inputs: for the comparison of whole models; sampled by default.
         quiet: no progress bar (it vanishes by itself when the output is no terminal).
         seed: of all random numbers.
@@ -110,11 +114,16 @@ def apply(
         LoadError: the model cannot be read.
         UnknownName: no such pass or recipe.
         PassError: a pass raised or left an invalid model; its `surgery` holds the edits before it, if it can.
-        ProofError: the numbers after are outside what was promised; likewise.
+        ProofError: the numbers after are outside what was promised, or an edit has a lower grade than required;
+            likewise.
         SurgeryError: a recipe that is not for this model changed nothing.
     """
     if prove not in PROOFS:
         raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
+    if require is not None and (require not in REQUIRED or prove not in ("sites", "both")):
+        raise SurgeryError(
+            f'require={require!r}; it may be {", ".join(REQUIRED)}, with prove="sites" or "both"'
+        )
     recipe = _recipe(passes)
     steps = in_order(tuple(steps_of(passes)))
     started = time.perf_counter()
@@ -142,9 +151,25 @@ def apply(
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
     check_interface(original.interface, edited.interface, session)
     surgery = _surgery(original, edited, steps, session)
+    if require is not None:
+        _check_grades(surgery, require)
     if prove in ("model", "both"):
         _prove_model(surgery, inputs, 60.0 if recipe is None else recipe.psnr, seed)
     return surgery
+
+
+def _check_grades(surgery: Surgery, require: str) -> None:
+    """Every edit has the grade that is asked for.
+
+    Raises:
+        ProofError: one has not; the first is named.
+    """
+    lower = [c for c in surgery.changes if c.proof is None or c.proof.grade < REQUIRED[require]]
+    if lower:
+        first = lower[0]
+        found = f"not checked: {first.unproven}" if first.proof is None else first.proof.grade.words
+        words = f"{len(lower)} of {len(surgery.changes)} edits have a lower grade than {require!r}"
+        raise ProofError(f"{words}; first {first.pass_name} at {first.where} ({found})")
 
 
 def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) -> None:

@@ -270,7 +270,7 @@ def test_names_passes_and_recipes_may_be_given() -> None:
 
 def test_reports_in_every_form() -> None:
     surgery = ane.apply(squares(), SquareToMul(), target="M1/macOS 14", prove="both", quiet=True)
-    assert "1 bit-exact" in str(surgery)
+    assert "1 bit for bit" in str(surgery)
     assert "ops 2 -> 2: mul 0 -> 1, square 1 -> 0" in str(surgery)
     assert "square_to_mul" in surgery._repr_html_()
     plain = json.loads(json.dumps(surgery.to_json()))
@@ -345,3 +345,24 @@ def test_the_model_leaves_nothing_behind(tmp_path: Path) -> None:
     subprocess.run(words, check=True, env={**os.environ, "TMPDIR": str(scratch)})
     assert list(scratch.iterdir()) == []
     assert (tmp_path / "out.mlpackage").is_dir()
+
+
+def test_a_lower_grade_than_required_is_an_error() -> None:
+    assert ane.apply(squares(), SquareToMul(), require="bits", quiet=True).changes
+
+    @dataclass(frozen=True)
+    class ToPower(SquareToMul):
+        name: ClassVar[str] = "to_power"
+
+        def rewrite(self, mb: Any, m: Match) -> Any:
+            return mb.pow(x=m.x, y=np.float32(2))
+
+    assert ane.apply(squares(), ToPower(), require="proved", quiet=True).changes
+    with pytest.raises(
+        ProofError, match=r"1 of 1 edits have a lower grade than 'bits'; first to_power at .* \(proved\)"
+    ):
+        ane.apply(squares(), ToPower(), require="bits", quiet=True)
+    with pytest.raises(SurgeryError, match="require='certain'; it may be checked, exhaustive, proved, bits"):
+        ane.apply(squares(), SquareToMul(), require="certain", quiet=True)
+    with pytest.raises(SurgeryError, match='with prove="sites" or "both"'):
+        ane.apply(squares(), SquareToMul(), prove=None, require="proved", quiet=True)

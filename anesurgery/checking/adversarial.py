@@ -22,7 +22,7 @@ from anesurgery.ops import names
 
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
-ROUNDS = ("normal", "special", "nonfinite", "large", "small", "largest")
+ROUNDS = ("normal", "special", "nonfinite", "ties", "large", "small", "largest")
 """The kinds of rounds, the most telling first."""
 FEW = 3
 """Rounds of a site with many numbers."""
@@ -99,6 +99,8 @@ class Drawing:
             return normal * 64.0
         if kind == "largest":
             return rng.uniform(-1, 1, shape) * largest
+        if kind == "ties":
+            return rng.choice([-1.0, 0.0, 1.0], shape)
         if kind == "special":
             known = self._special(dtype, largest)
             scaled = normal * 10.0 ** rng.uniform(-4, min(4.0, math.log10(largest)), shape)

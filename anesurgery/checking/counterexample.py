@@ -77,7 +77,7 @@ def _simpler(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Nu
         return numbers
     for at in torch.nonzero(values.reshape(-1)).reshape(-1).tolist()[:SHOWN]:
         value = float(numbers[var].reshape(-1)[at])
-        choices = [*SIMPLE, round(value), round(value, 2)] if np.isfinite(value) else []
+        choices = [*SIMPLE, float(round(value)), round(value, 2)] if np.isfinite(value) else []
         for choice in choices:
             flat = numbers[var].reshape(-1).clone()
             flat[at] = choice

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 
 class Grade(IntEnum):
@@ -24,6 +26,15 @@ class Grade(IntEnum):
     def words(self) -> str:
         """As reports say it."""
         return {1: "checked", 2: "exhaustive", 3: "proved", 4: "bit for bit"}[self.value]
+
+
+REQUIRED = {
+    "checked": Grade.NUMBERS,
+    "exhaustive": Grade.EXHAUSTIVE,
+    "proved": Grade.PROVED,
+    "bits": Grade.BITS,
+}
+"""What `require=` may be."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,17 @@ class SiteCheck:
     counterexample: str = ""
     """Inputs on which both sides differ, to be pasted into Python."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        found = {**vars(self), "grade": self.grade.words}
+        return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+
+    @property
+    def preconditions(self) -> str:
+        """What the pass declares that the edit needs; empty for nothing."""
+        said = [f"numbers up to {self.magnitude:g}"] if math.isfinite(self.magnitude) else []
+        return ", ".join([*(["finite numbers"] if self.finite_only else []), *said])
+
     def within(self, tolerance: Tolerance) -> bool:
         """Does the difference keep the promise?"""
         return self.max_abs == 0 if tolerance.rtol == 0 else self.max_rel <= tolerance.rtol
@@ -96,4 +118,6 @@ def summary(checks: Iterable[SiteCheck]) -> str:
             words += f" on {'at least ' if any(c.values != least for c in found) else ''}{least} numbers"
             words += " each" if len(found) > 1 else ""
         said.append(words)
+    needs = Counter(c.preconditions for by in by_grade.values() for c in by if c.preconditions)
+    said += [f"{n} for {what} only" for what, n in needs.items()]
     return ", ".join(said)

@@ -11,6 +11,7 @@ import torch
 from anesurgery.checking.adversarial import Drawing, schedule
 from anesurgery.checking.grades import Promise
 from anesurgery.interpret import Evaluator
+from anesurgery.interpret.arithmetic.symbolic import narrows
 from anesurgery.mil import Array, Operation, Var
 
 Numbers = dict[Var, torch.Tensor]
@@ -33,8 +34,11 @@ class BothSides:
     """What the new side reads from inside the old side: computed, not drawn."""
 
     def __post_init__(self) -> None:
-        self._old = Evaluator(self.old_ops, [*(old for old, _ in self.replaced), *self.carried])
-        self._new = Evaluator(self.new_ops, [new for _, new in self.replaced])
+        # fp32 reads fp16 exactly and never rounds to it, so what a cast of its own loses shows in fp16 only
+        narrowed = any(map(narrows, self.new_ops)) and not any(map(narrows, self.old_ops))
+        precision = "fp16" if narrowed else "fp32"
+        self._old = Evaluator(self.old_ops, [*(old for old, _ in self.replaced), *self.carried], precision)
+        self._new = Evaluator(self.new_ops, [new for _, new in self.replaced], precision)
 
     def run(self, numbers: Numbers) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The pairs (old value, new value)."""

@@ -143,8 +143,11 @@ def apply(
         list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
     ] = None,
     prove: Annotated[
-        str, typer.Option(help="What is checked by numbers: sites (each edit), model (as a whole), both, none.")
+        str, typer.Option(help="What is proved or checked: sites (each edit), model (as a whole), both, none.")
     ] = "sites",
+    require: Annotated[
+        str | None, typer.Option(help="Grade that each edit must reach: checked, exhaustive, proved, bits.")
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--set", help="Of a step: multiple=32, embedding_matmul.mode=input; STEP=false."),
@@ -175,6 +178,7 @@ def apply(
         target=target,
         assume=dict(map(_range, assume or [])),
         prove=None if prove == "none" else prove,
+        require=require,
         quiet=quiet or as_json,
     )
     if target_path is not None and not dry_run:

@@ -83,7 +83,7 @@ def test_apply_writes_a_package(
     out_path = tmp_path / "out.mlpackage"
     code, out, _ = call(monkeypatch, capsys, "apply", "negate_subtract", package, out_path)
     assert code == 0
-    assert "1 bit-exact" in out
+    assert "1 edit: 1 bit for bit" in out
     assert "= sub(" not in to_text(load(out_path).program)
 
 

@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
-from anesurgery.checking.grades import REQUIRED
 from anesurgery.errors import InterfaceError, ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
@@ -26,6 +25,7 @@ from anesurgery.rewriting.gate import passing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import PROOFS, Pass, run_pass, subject_of
+from anesurgery.rewriting.required import check_grades, check_requirement
 from anesurgery.rewriting.session import Report, Session, refusal_lines
 from anesurgery.rewriting.subject import Graph, Subject
 
@@ -120,10 +120,7 @@ def apply(
     """
     if prove not in PROOFS:
         raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
-    if require is not None and (require not in REQUIRED or prove not in ("sites", "both")):
-        raise SurgeryError(
-            f'require={require!r}; it may be {", ".join(REQUIRED)}, with prove="sites" or "both"'
-        )
+    check_requirement(require, prove)
     recipe = _recipe(passes)
     steps = in_order(tuple(steps_of(passes)))
     started = time.perf_counter()
@@ -151,25 +148,10 @@ def apply(
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
     check_interface(original.interface, edited.interface, session)
     surgery = _surgery(original, edited, steps, session)
-    if require is not None:
-        _check_grades(surgery, require)
+    check_grades(surgery.changes, require)
     if prove in ("model", "both"):
         _prove_model(surgery, inputs, 60.0 if recipe is None else recipe.psnr, seed)
     return surgery
-
-
-def _check_grades(surgery: Surgery, require: str) -> None:
-    """Every edit has the grade that is asked for.
-
-    Raises:
-        ProofError: one has not; the first is named.
-    """
-    lower = [c for c in surgery.changes if c.proof is None or c.proof.grade < REQUIRED[require]]
-    if lower:
-        first = lower[0]
-        found = f"not checked: {first.unproven}" if first.proof is None else first.proof.grade.words
-        words = f"{len(lower)} of {len(surgery.changes)} edits have a lower grade than {require!r}"
-        raise ProofError(f"{words}; first {first.pass_name} at {first.where} ({found})")
 
 
 def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) -> None:

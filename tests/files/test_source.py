@@ -67,9 +67,9 @@ def test_a_new_file_of_the_name_changes_nothing(
 ) -> None:
     """The file that was read stays open: its weights are saved, run and given to coremltools."""
     loaded = load(package)
-    expected = run(loaded.program, {"x": np.ones((2, 8), np.float16)})["y"]
+    expected = run(loaded.program, {"x": np.full((2, 8), 3, np.float16)})["y"]
     happens(package)
-    np.testing.assert_array_equal(run(loaded.program, {"x": np.ones((2, 8), np.float16)})["y"], expected)
+    np.testing.assert_array_equal(run(loaded.program, {"x": np.full((2, 8), 3, np.float16)})["y"], expected)
     assert table(save(loaded, tmp_path / "saved.mlpackage")) == table(network(1))
     assert table(Path(to_mlmodel(loaded).package_path)) == table(network(1))
 
@@ -110,7 +110,7 @@ def test_a_file_that_is_written_to_is_refused(
     uses: dict[str, Callable[[Loaded], object]] = {
         "save": lambda loaded: save(loaded, tmp_path / "saved.mlpackage"),
         "model": to_mlmodel,
-        "run": lambda loaded: run(loaded.program, {"x": np.ones((2, 8), np.float16)}),
+        "run": lambda loaded: run(loaded.program, {"x": np.full((2, 8), 3, np.float16)}),
     }
     loaded = load(package)
     happens(package)
@@ -146,7 +146,7 @@ def test_a_result_is_saved_with_the_weights_that_were_checked(package: Path, tmp
     done = ane.apply(package, ["negate_subtract"], prove="both", quiet=True)
     replaced(package)
     again = ane.load(done.save(tmp_path / "done.mlpackage"))
-    values = {"x": np.ones((2, 8), np.float16)}
+    values = {"x": np.full((2, 8), 3, np.float16)}
     np.testing.assert_array_equal(run(again.program, values)["y"], run(load(network(1)).program, values)["y"])
 
 

@@ -37,7 +37,7 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
         compute_units: `ct.ComputeUnit` for the MLModel that comes out; that of a given MLModel by default.
 
     Raises:
-        LoadError: it does not exist, is damaged, or is no ML Program.
+        LoadError: it does not exist, is damaged, or is not an ML Program.
     """
     if isinstance(model, Loaded):
         return model

@@ -17,7 +17,7 @@ def read(path: Path) -> dict[str, Array]:
     """The arrays of an .npz file by name.
 
     Raises:
-        SurgeryError: there is no such file, or it is no .npz file of plain arrays.
+        SurgeryError: there is no such file, or it is not an .npz file of plain arrays.
     """
     try:
         with np.load(path, allow_pickle=False) as file:

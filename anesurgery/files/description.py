@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import tempfile
 from typing import Any
 
 from anesurgery.errors import LoadError, UnknownName
 from anesurgery.files import protobuf
 from anesurgery.files.interface import port
 from anesurgery.files.protobuf import proto
+from anesurgery.files.writing import temporary_files
 from anesurgery.mil import Program, Var, ct, dtype_name, exclusive, quiet_host, types
 
 _IMAGE, _ARRAY = proto.FeatureTypes_pb2.ImageFeatureType, proto.FeatureTypes_pb2.ArrayFeatureType
@@ -30,20 +30,16 @@ def new_spec(program: Program, version: int) -> Any:
         copy.functions[name].input_types = function.input_types
         copy.functions[name].output_types = function.output_types
     silent = contextlib.redirect_stderr(io.StringIO())  # its progress bars
-    try:
-        with quiet_host(), silent, protobuf.without_weights():
-            model = mil_convert(
-                copy,
-                convert_to="mlprogram",
-                convert_from="milinternal",
-                skip_model_load=True,
-                compute_units=ct.ComputeUnit.ALL,
-                specification_version=version,
-                pass_pipeline=ct.PassPipeline.EMPTY,
-            )
-    except OSError as error:
-        words = f"a temporary file cannot be written into {tempfile.gettempdir()}: {error.strerror}"
-        raise LoadError(f"{words}; free some space or set TMPDIR") from error
+    with temporary_files(), quiet_host(), silent, protobuf.without_weights():
+        model = mil_convert(
+            copy,
+            convert_to="mlprogram",
+            convert_from="milinternal",
+            skip_model_load=True,
+            compute_units=ct.ComputeUnit.ALL,
+            specification_version=version,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+        )
     return model.get_spec()
 
 

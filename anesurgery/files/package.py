@@ -27,7 +27,7 @@ from anesurgery.files.description import check_features, describe, new_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import WeightFile, WeightWriter
-from anesurgery.files.writing import check_target, scratch_folder, write_atomically
+from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
 from anesurgery.mil import Array, Program, ct, quiet_host, types
 
 MODEL = Path("com.apple.CoreML") / "model.mlmodel"
@@ -170,8 +170,8 @@ def read_spec(file: Path | SourceFile) -> Any:
         kind = spec.WhichOneof("Type")
     except Exception as error:
         raise LoadError(
-            f"{file} is no Core ML specification, or is damaged ({error}); give an .mlmodel or .mlpackage, or "
-            "export it again"
+            f"{file} is not a Core ML specification, or is damaged ({error}); "
+            "give an .mlmodel or .mlpackage, or export it again"
         ) from error
     if kind is None:
         raise LoadError(
@@ -264,18 +264,14 @@ def to_mlmodel(loaded: Loaded) -> Any:
     Raises:
         LoadError: the package cannot be written.
     """
-    folder = None
-    try:
+    with temporary_files():
         folder = Path(tempfile.mkdtemp(dir=_temporary()))
         package = folder / "model.mlpackage"
-        write_package(loaded, package)
-    except BaseException as error:
-        if folder is not None:
+        try:
+            write_package(loaded, package)
+        except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
-        if not isinstance(error, OSError):
             raise
-        words = f"the temporary package cannot be written into {tempfile.gettempdir()}: {error.strerror}"
-        raise LoadError(f"{words}; free some space or set TMPDIR") from error
     from coremltools.models.utils import _is_macos
 
     units = loaded.compute_units or ct.ComputeUnit.ALL

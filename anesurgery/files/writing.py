@@ -63,6 +63,20 @@ def write_atomically(target: Path, write: Callable[[Path], object], overwrite: b
 
 
 @contextmanager
+def temporary_files() -> Iterator[None]:
+    """Around what writes into the temporary folder of the system.
+
+    Raises:
+        LoadError: it cannot be written to.
+    """
+    try:
+        yield
+    except OSError as error:
+        words = f"the temporary folder {tempfile.gettempdir()} cannot be written to: {error.strerror or error}"
+        raise LoadError(f"{words}; free some space or set TMPDIR") from error
+
+
+@contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """A folder for what is being made, which goes away with its maker; those of dead makers go first."""
     with _locked(parent):
@@ -187,8 +201,7 @@ def check_target(source: Path | None, target: Path, overwrite: bool, suffix: str
         LoadError: wrong suffix, no such folder, the input or a place in it, or something is there already.
     """
     if target.suffix != suffix:
-        what = "package name" if suffix == ".mlpackage" else "name for this model"
-        raise LoadError(f"{target.name!r} is no {what}; let it end in {suffix}")
+        raise LoadError(f"{target.name!r} is not a name for this format; let it end in {suffix}")
     check_place(target, overwrite, source)
 
 

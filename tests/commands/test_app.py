@@ -134,7 +134,7 @@ def test_quiet_prints_nothing(
         ),
         (("apply", ",", "IN", "OUT"), "no recipe or pass is named"),
         (("apply", "gpt2_ane", "IN", "OUT", *LEFT), "gpt2_ane changed nothing: the model has no attention"),
-        (("apply", "negate_subtract", "TEXT", "OUT"), "is no Core ML specification, or is damaged"),
+        (("apply", "negate_subtract", "TEXT", "OUT"), "is not a Core ML specification, or is damaged"),
         (("list", "pass"), "did you mean 'passes'"),
         (("explain", "pad_last_axes"), "did you mean 'pad_last_axis'"),
         (("compare", "IN", "NOWHERE"), "does not exist"),

@@ -340,3 +340,16 @@ def test_a_full_temporary_folder_for_a_bare_program(tmp_path: Path, monkeypatch:
     with pytest.raises(LoadError, match="No space left on device"):
         save(load(program()), tmp_path / "out.mlpackage")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_temporary_folder_for_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bad_networks import build
+
+    def full(*given: Any, **named: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "in.mlmodel").write_bytes(build().SerializeToString())
+    done = ane.apply(tmp_path / "in.mlmodel", "fold_batchnorm", prove=None, quiet=True)
+    monkeypatch.setattr("coremltools.models.model._tempfile.NamedTemporaryFile", full)
+    with pytest.raises(LoadError, match="No space left on device; free some space or set TMPDIR"):
+        _ = done.model

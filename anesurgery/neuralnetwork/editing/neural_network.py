@@ -19,7 +19,7 @@ from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.files.package import locate, read_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
-from anesurgery.files.writing import check_target, write_atomically
+from anesurgery.files.writing import check_target, temporary_files, write_atomically
 from anesurgery.mil import Array, Program, ct, quiet_host
 from anesurgery.neuralnetwork.editing.network import Network
 from anesurgery.neuralnetwork.importing import import_network
@@ -202,7 +202,7 @@ class NeuralNetwork(Subject):
 
     def mlmodel(self) -> Any:
         """An MLModel of the older format."""
-        with quiet_host():
+        with temporary_files(), quiet_host():
             return ct.models.MLModel(self.spec, compute_units=self.units or ct.ComputeUnit.ALL)
 
     def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:

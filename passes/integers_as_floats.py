@@ -23,8 +23,8 @@ An integer leaves the integers at a comparison or at a cast to floats. What only
 and multiplies it, is done after one cast of where it comes from. An integer up to 2047 is compared rightly with
 any other, since rounding keeps the order; sums need both sides and the result within 2048.
 
-Refuses when neither side of a comparison is known to be within 2047, or when a sum may leave 2048, each with
-the range found; `assume={"mask": (0, 1)}` promises the range of an input.
+Refuses when a shape is symbolic, when neither side of a comparison is known to be within 2047, or when a sum
+may leave 2048, each with the range found; `assume={"mask": (0, 1)}` promises the range of an input.
 
 Why it helps: every op that reads or makes int32 stays on the CPU, and so do casts between int32 and fp16
 (measured through Core ML on M4, macOS 27): one cast at the entry takes the place of a chain. Proved: fp16 holds
@@ -83,7 +83,7 @@ class IntegersAsFloats(Rewrite):
             if np_dtype(op.x) != np.int32 or made.kind != "f" or not _computed(op.x):
                 return None
             most = EXACT if made == np.float16 else 1 << 24
-            reason = "" if _moved(op.x) else self.leaves(op.x, most)
+            reason = _symbolic(op.x) or ("" if _moved(op.x) else self.leaves(op.x, most))
             return Refusal(reason, op) if reason else m.bind(dtype=made)
         if np_dtype(op.x) != np.int32 or (_stored(op.x) and _stored(op.y)):
             return None
@@ -91,7 +91,7 @@ class IntegersAsFloats(Rewrite):
         if min(sides.values()) >= EXACT:
             words = " and ".join(f"%{v.name} {_reach(most)}" for v, most in sides.items())
             return Refusal(f"{words}; one of them must stay within {EXACT - 1}", op)
-        reasons = [self.leaves(v, EXACT) for v in sides if not _moved(v)]
+        reasons = [_symbolic(v) for v in sides] + [self.leaves(v, EXACT) for v in sides if not _moved(v)]
         reason = next((r for r in reasons if r), "")
         return Refusal(reason, op) if reason else m.bind(dtype=np.dtype(np.float16))
 
@@ -136,6 +136,17 @@ class IntegersAsFloats(Rewrite):
 
 def _reach(most: float) -> str:
     return "has an unknown range" if most == np.inf else f"reaches {most:g}"
+
+
+def _symbolic(var: Var) -> str:
+    """A symbolic shape among what is done to an integer, which another op would name otherwise."""
+    if static_shape(var) is None:
+        return f"%{var.name} has the symbolic shape {tuple(var.shape)}"
+    if var.op is None or var.op.op_type not in MOVES | SUMS:
+        return ""
+    return next(
+        (why for n in ("x", "y") if (v := var.op.inputs.get(n)) is not None and (why := _symbolic(v))), ""
+    )
 
 
 def _stored(var: Var) -> bool:

@@ -19,7 +19,7 @@ EDGES = [-(2**31), -70000, -2049, -2048, -2047, -1, 0, 1, 2046, 2047, 2048, 2049
 MASK = {"a": (0, 1)}
 
 
-def program_of(body: Callable[[Var], Any], shape: tuple[int, ...]) -> Program:
+def program_of(body: Callable[[Var], Any], shape: tuple[Any, ...]) -> Program:
     @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.int32)])
     def program(a: Var) -> Any:
         return body(a)
@@ -93,6 +93,13 @@ def test_positions_up_to_a_length_need_no_promise() -> None:
 )
 def test_refusals_name_the_range(body: Any, assume: Any, reason: str) -> None:
     assert_refuses(IntegersAsFloats(assume=assume), program_of(body, (4,)), reason)
+
+
+def test_symbolic_shapes_are_refused() -> None:
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    program = program_of(lambda a: mb.cast(x=mb.expand_dims(x=a, axes=[0]), dtype="fp16"), (get_new_symbol(),))
+    assert_refuses(IntegersAsFloats(), program, "has the symbolic shape")
 
 
 def test_a_product_that_fits_is_taken() -> None:

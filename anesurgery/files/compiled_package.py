@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from anesurgery.errors import LoadError
 from anesurgery.files.compiled import is_compiled, operations, read_compiled, values_of, weight_files
 from anesurgery.files.package import WEIGHTS, write_spec
-from anesurgery.files.weights import PIECE, WeightFile
+from anesurgery.files.weights import WeightFile
 from anesurgery.files.writing import check_target, write_atomically
 
 IN_MODEL = "@model_path/weights/"
@@ -58,19 +57,12 @@ def decompile(
         for name, file in weights.items():
             copy = package / "Data" / WEIGHTS / name
             copy.parent.mkdir(parents=True, exist_ok=True)
-            _copy(file, copy)
+            with copy.open("wb") as made:
+                file.copy_to(made)
         found.source.check_place()  # else the weights may be those of another model
         write_spec(found.spec, package)
 
     return Decompiled(write_atomically(place, write, overwrite), found.notes)
-
-
-def _copy(weights: WeightFile, copy: Path) -> None:
-    """Copy a weight file as it was when it was opened."""
-    with open(weights.source.handle, "rb", closefd=False) as source, copy.open("wb") as target:
-        source.seek(0)
-        shutil.copyfileobj(source, target, PIECE)
-    weights.source.check()
 
 
 def _weights(program: Any, folder: Path) -> dict[str, WeightFile]:

@@ -167,6 +167,20 @@ class WeightFile:
         blob = self._blobs.get(array.ctypes.data)
         return blob if blob is not None and blob.size == array.nbytes else None
 
+    def copy_to(self, file: BinaryIO) -> None:
+        """Copy the whole file, as it was when it was opened, into a new one.
+
+        Raises:
+            LoadError: it was changed since.
+        """
+        at = 0
+        while at < self.source.size:
+            done = _copy_range(self.source.handle, file, min(self.source.size - at, PIECE), at, at)
+            if not done:
+                raise LoadError(f"{self.path} was cut short after it was read; copy the package again")
+            at += done
+        self.source.check()
+
     def check(self, blob: Blob) -> None:
         """See that the file, and the metadata of a blob, are as they were when they were read.
 

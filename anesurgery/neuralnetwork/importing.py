@@ -72,9 +72,7 @@ def _no_network(spec: Any, what: str, kind: str) -> LoadError:
         return IsPipeline(f"{what} is a pipeline of several models ({names}); name one of them as the member")
     if kind == PROGRAM:
         return LoadError(f"{what} is an ML Program already")
-    return LoadError(
-        f"{what} is of type {kind}, which has no tensor ops: there is nothing to run or to rewrite"
-    )
+    return LoadError(f"{what} is of type {kind}, which has no tensor ops: nothing to run or to rewrite")
 
 
 def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program, Any, tuple[str, ...]]:

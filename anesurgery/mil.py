@@ -333,7 +333,7 @@ def behind(vars_: Sequence[Var], root: Operation) -> Operation:
             place = op
             break
         makers.discard(op)
-    assert place is not None, "root comes behind all that it reads"
+    assert place is not None, "root comes after all that it reads"
     return place
 
 
@@ -352,7 +352,7 @@ def inside(block: Block) -> Iterator[None]:
 
 
 def next_op(op: Operation) -> Operation:
-    """The op behind another one in its block.
+    """The op after another one in its block.
 
     Raises:
         ValueError: it is the last.

@@ -150,7 +150,9 @@ def apply(
     surgery = _surgery(original, edited, steps, session)
     check_grades(surgery.changes, require)
     if prove in ("model", "both"):
-        _prove_model(surgery, inputs, 60.0 if recipe is None else recipe.psnr, seed)
+        off, words = True if quiet else None, "comparing the whole models"
+        with tqdm(total=1, desc=words, bar_format="{desc} ...", disable=off, leave=False):
+            _prove_model(surgery, inputs, 60.0 if recipe is None else recipe.psnr, seed)
     return surgery
 
 

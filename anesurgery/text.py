@@ -9,7 +9,7 @@
 
 fp32 is not written; every other element type is. Constants of up to eight elements stand inline, larger ones
 as ``const<2x4xfp16>``, with their name in front when more than one op reads them. Optional inputs that
-hold the op's default are left out. A dimension that is known only at run time is ``?``.
+hold the op's default are left out. A dynamic dimension is ``?``.
 """
 
 from __future__ import annotations

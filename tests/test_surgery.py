@@ -313,7 +313,14 @@ def test_every_pass_leaves_real_packages_whole(corpus: Path, tmp_path: Path, nam
     surgery = ane.apply(corpus / f"{name}.mlpackage", steps, prove="sites", quiet=True)
     path = surgery.save(tmp_path / "out.mlpackage")
     for function in surgery.program.functions:
-        found = ane.compare(corpus / f"{name}.mlpackage", path, function=function, contract=surgery.contract)
+        source, options = (
+            corpus / f"{name}.mlpackage",
+            dict[str, Any](function=function, contract=surgery.contract),
+        )
+        found = ane.compare(source, path, **options)
+        if any(o.is_vacuous for o in found.outputs):  # it takes magnitudes, and makes NaN of anything below 0
+            sampled = ane.Predictor(source, function=function).sample()
+            found = ane.compare(source, path, {n: np.abs(v) for n, v in sampled.items()}, **options)
         undefined = {o.name: o.bad for o in found.outputs if o.bad}
         assert not undefined
         assert found.psnr >= 60

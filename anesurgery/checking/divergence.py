@@ -30,7 +30,7 @@ class Divergence:
     """In dB; minus infinite where the shapes differ."""
     max_abs: float
     note: str = ""
-    """What else is to be said: shapes that differ, elements that are NaN or infinite on one side only."""
+    """What else there is: shapes that differ, elements that are NaN or infinite on one side only."""
 
     def __str__(self) -> str:
         other = "" if self.other == self.name else f" (against {self.other})"

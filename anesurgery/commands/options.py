@@ -11,7 +11,7 @@ import typer
 BAD_INPUT = 64
 """Exit code of bad usage and bad input, as in sysexits.h; 2 is left to `inspect --status`."""
 DEFECT = 70
-"""Exit code of an error that nobody foresaw: a defect of this program."""
+"""Exit code of an unforeseen error: a defect of this program."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]

@@ -149,7 +149,7 @@ def view(inspection: Inspection, label: str, width: int | None = WIDTH, style: S
 
 
 def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
-    """The numbers at the top: name, value, and what is to be said beside it."""
+    """The numbers at the top: name, value, and a remark."""
     rows = summary.all_rows(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     illegal, unknown = (sum(r.legal is value for r in rows) for value in (False, None))
@@ -161,7 +161,7 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
         ("findings", f"{len(inspection.all_findings):,}", summary.counted(rules, "rule")),
     ]
     if (cost := summary.cost(inspection)) is not None:
-        made.append(("estimate", summary.microseconds(cost), "no run time"))
+        made.append(("estimate", summary.microseconds(cost), "not a run time"))
     memory = inspection.memory
     if memory is not None:
         limit = "limit unknown" if memory.limit is None else f"of {in_words(memory.limit)}"

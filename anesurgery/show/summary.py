@@ -41,7 +41,7 @@ class Attention:
 
     @property
     def reason(self) -> tuple[str, str]:
-        """What is alike in groups that can be told together: the rule and its remedy, or the words."""
+        """What groups have in common that are listed together: the rule and its remedy, or the words."""
         found = self.finding
         return (self.why, "") if found is None else (f"rule {found.rule}", found.remedy or "")
 
@@ -97,7 +97,7 @@ def all_rows(inspection: Inspection) -> list[OpRow]:
 
 
 def own_findings(inspection: Inspection) -> list[Finding]:
-    """What is said about the model as a whole, and about the parts of a pipeline as a whole."""
+    """Findings about the model as a whole, and about each part of a pipeline as a whole."""
     inner = [f for part in inspection.parts.values() for f in own_findings(part)]
     return [*inspection.findings, *inner]
 
@@ -139,7 +139,7 @@ def ordered_counts(inspection: Inspection) -> list[tuple[str | None, int]]:
 
 
 def percent(share: float) -> str:
-    """A share in percent; 100 and 0 are said only where they are exact."""
+    """A share in percent; 100 and 0 are exact."""
     said = f"{share:.1%}"
     if share < 1 and said == "100.0%":
         return "99.9%"
@@ -163,7 +163,7 @@ def verdict(inspection: Inspection) -> str:
     bare = [name for name, has_ops in named if not has_ops]
     if not bare or len(bare) == len(named):
         return _verdict(inspection)
-    rest = f"nothing is said of {', '.join(bare)}, without ops that could be placed"
+    rest = f"not rated, without ops: {', '.join(bare)}"
     return f"In {len(named) - len(bare)} of {len(named)} models: {_verdict(inspection)} ({rest})"
 
 
@@ -184,7 +184,7 @@ def _verdict(inspection: Inspection) -> str:
 
 
 def memory_words(inspection: Inspection) -> str:
-    """Weights, their limit and the number of chunks, in words; empty where it cannot be told."""
+    """Weights, their limit and the number of chunks, in words; empty where they are unknown."""
     memory = inspection.memory
     if memory is None:
         return ""
@@ -250,7 +250,7 @@ def _worst(group: Attention) -> int:
 
 
 def by_reason(groups: Iterable[Attention]) -> list[list[Attention]]:
-    """Neighbouring groups of one reason together, so that it is said once for all its op types."""
+    """Neighbouring groups of one reason together: it is given once for all its op types."""
     return [list(met) for _, met in itertools.groupby(groups, key=lambda g: g.reason)]
 
 
@@ -364,10 +364,10 @@ NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
     "ops the ANE cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
     "ops of unknown legality": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
     "findings": (_whole(lambda i: len(i.all_findings)), -1),
-    "estimate, no run time": (_cost, -1),
+    "estimate (not a run time)": (_cost, -1),
     "weights": (_weights, -1),
 }
-"""Number -> how it is had (as number and in words), and the direction in which it improves; 0 for none."""
+"""Label -> how the number is found (also in words), and the direction in which it improves; 0 for none."""
 
 
 def changes(before: Inspection, after: Inspection) -> list[Change]:

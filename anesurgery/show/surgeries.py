@@ -65,7 +65,7 @@ def _steps_table(surgery: Surgery) -> Table:
 
 
 def _idle(surgery: Surgery) -> list[str]:
-    """The steps of a long list that changed nothing: they are told in a line, not in a row each."""
+    """The steps of a long list that changed nothing: a line names them all, in place of a row each."""
     made = counts(surgery.changes)
     names = [step.name for step in surgery.steps]
     return [name for name in names if name not in made] if len(names) > ROWS else []
@@ -92,13 +92,13 @@ def _surgery_parts(surgery: Surgery) -> list[Any]:
         parts.append(plain(f"changed nothing: {', '.join(idle)}", style="dim"))
     if not surgery.changes:
         parts.append(Text("nothing to change: no step found a site", style="yellow"))
-    parts += _told(surgery)
+    parts += _remarks(surgery)
     if surgery.proof is not None:
         parts += [plain(f"whole model, {surgery.proof.precision} arithmetic"), _comparison_table(surgery.proof)]
     return parts
 
 
-def _told(report: Report) -> list[Text]:
+def _remarks(report: Report) -> list[Text]:
     """What the caller must change or know, and what was refused."""
     lines = [plain(f"interface: {change.words}", style="cyan") for change in report.contract]
     lines += [plain(f"note: {note}", style="cyan") for note in report.notes]
@@ -108,7 +108,7 @@ def _told(report: Report) -> list[Text]:
 def _report_group(report: Report) -> Group:
     edits = [plain(f"{name}: {n} edits") for name, n in counts(report.changes).items()]
     arrays = [plain(f"beside the package: {name}", style="cyan") for name in report.artifacts]
-    return Group(*(edits or [Text("no edits")]), *_told(report), *arrays)
+    return Group(*(edits or [Text("no edits")]), *_remarks(report), *arrays)
 
 
 @draws("Report", "text")

@@ -59,27 +59,25 @@ def device_bar(inspection: Inspection, width: int = BAR) -> Text:
 
 
 def status_line(inspection: Inspection) -> Text:
-    """Status, residency, switches and segments in a line, memory in the next."""
+    """Status and residency in a line; segments, switches, estimate and memory in the next."""
     residency = inspection.residency
     counted = summary.has_flop(inspection)
     flop = f"{percent(residency['flop'])} of flop" if counted else "flop not counted"
     memory, cost = summary.memory_words(inspection), summary.cost(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
-    said = [
-        f"on the ANE: {percent(residency['ops'])} of ops, {flop}",
-        f"{summary.counted(segments, 'segment')}, {summary.counted(inspection.switches, 'switch')}",
-    ]
+    share = f" | on the ANE: {percent(residency['ops'])} of ops, {flop}"
+    more = [f"{summary.counted(segments, 'segment')}, {summary.counted(inspection.switches, 'switch')}"]
+    more += [] if cost is None else [f"estimate {summary.microseconds(cost)}"]
+    more += [f"weights {memory}"] if memory else []
     line = Text(f"status {inspection.status}", style=f"bold {STATUS_STYLES[inspection.status]}")
-    said += [] if cost is None else [f"estimate {summary.microseconds(cost)}"]
-    rest = " | ".join(["", *said]) + (f"\nweights {memory}" if memory else "")
-    return line.append(rest, style="not bold default")
+    return line.append(f"{share}\n{' | '.join(more)}", style="not bold default")
 
 
 def evidence_words(finding: Finding | None, length: int = 70) -> str:
     """Grade and source of a finding, the source cut to a length."""
     if finding is None:
         return ""
-    source = finding.source.split(";")[0].strip()
+    source = finding.source.split(";")[0].strip().removeprefix("Apple: ")
     cut = source if len(source) <= length else source[: length - 1].rstrip(" ,") + "…"
     return f"{finding.grade.value}: {cut}" if cut else finding.grade.value
 

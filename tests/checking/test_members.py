@@ -93,7 +93,7 @@ def test_what_has_no_ops_is_named_and_others_can_be_run(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ane.run(path, X, member="double")["y"], [[-4, 6]])
     said = summary.verdict(ane.inspect(path))
     assert said.startswith("In 1 of 2 models: ")
-    assert "nothing is said of clean" in said
+    assert "(not rated, without ops: clean)" in said
 
 
 def test_advice_for_a_pipeline_is_to_name_a_member(two: Path) -> None:

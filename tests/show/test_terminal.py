@@ -78,8 +78,8 @@ def test_a_report_says_what_matters_in_its_lines() -> None:
     assert lines[0] == "model on M1/macOS 14"
     assert lines[1] == "16 of 20 ops are known to prefer the Neural Engine."
     assert lines[3] == "█ ANE 16   ▃ CPU 3   ░ unknown 1"
-    assert lines[4] == "status 1 | on the ANE: 80.0% of ops, 80.0% of flop | 4 segments, 3 switches"
-    assert lines[5] == "weights 118 MiB of 1 GiB, 1 chunk"
+    assert lines[4] == "status 1 | on the ANE: 80.0% of ops, 80.0% of flop"
+    assert lines[5] == "4 segments, 3 switches | weights 118 MiB of 1 GiB, 1 chunk"
     table = lines[lines.index("ops that need attention") :]
     assert table[1].split("  ")[0] == "op type"
     assert table[2].split() == ["cast", "1", "cast_0", "no", "CPU", "embedding_matmul"]
@@ -90,6 +90,16 @@ def test_a_report_says_what_matters_in_its_lines() -> None:
     assert "output %y is fp32" in said
     assert "axis -1" in said
     assert said.endswith("notes\n- estimates are no run times")
+
+
+def test_reports_fit_80_columns() -> None:
+    long = "a_name_of_forty_characters_and_some_more_"
+    named = inspection(
+        [row(i, long, "cpu", False, name=f"{long}{i}", findings=(finding(long),)) for i in (0, 1)]
+    )
+    for found in (large(), twenty(), named):
+        for said in (str(found), as_text(terminal.difference_group(found, large()))):
+            assert max(map(len, said.splitlines())) <= 80
 
 
 def test_the_bar_shows_units_by_height_in_file_order() -> None:

@@ -57,7 +57,7 @@ def make_list(
 
 @impl("list_write")
 def list_write(ls: list[Any], index: Any, value: torch.Tensor) -> list[Any]:
-    """A list with one element replaced; it grows when the index is behind its end."""
+    """A list with one element replaced; it grows when the index is beyond its end."""
     at = ints(index)[0]
     return [*(ls + [None] * (at + 1 - len(ls)))[:at], value, *ls[at + 1 :]]
 

@@ -114,7 +114,7 @@ def conv_transpose(
 ) -> Tensor:
     """Transposed convolution of [batch, in, spatial...] with a weight [in, out / groups, kernel...].
 
-    The padding is cut from the full result; an `output_shape` says where it ends, be it before or behind that.
+    The padding is cut from the full result; an `output_shape` says where it ends, be it before or after that.
     """
     n = x.ndim - 2
     s, d = _steps(strides, n), _steps(dilations, n)

@@ -1,7 +1,7 @@
 """Ops that read or write at indices: gather and scatter.
 
 Up to iOS 16 a negative index counts from the end. From iOS 17 on, which is where `validate_indices` exists, it
-lies outside like one behind the end. An index outside is an error if it is to be validated; otherwise the
+lies outside like one beyond the end. An index outside is an error if it is to be validated; otherwise the
 result is undefined and the program goes on: a gather reads the nearest element, a scatter writes nothing.
 """
 

@@ -53,7 +53,7 @@ def _windows(x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil
 
 
 def _count(size: int, width: int, step: int, padded: int, ceil_mode: bool) -> int:
-    """How many windows there are; one that would begin behind the data and its padding is none."""
+    """How many windows there are; one that would begin after the data and its padding is none."""
     if not ceil_mode:
         return (size + padded - width) // step + 1
     count = (size + padded - width + step - 1) // step + 1

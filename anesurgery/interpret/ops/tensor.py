@@ -279,7 +279,7 @@ def non_zero(x: Tensor) -> Tensor:
 
 @impl("sliding_windows")
 def sliding_windows(x: Tensor, axis: int, size: int, stride: int = 1) -> Tensor:
-    """All windows of an axis, on a new axis behind it: [..., n, ...] -> [..., windows, size, ...]."""
+    """All windows of an axis, on a new axis after it: [..., n, ...] -> [..., windows, size, ...]."""
     axis = int(axis) % x.ndim
     return x.unfold(axis, int(size), int(stride)).movedim(-1, axis + 1)
 

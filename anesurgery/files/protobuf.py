@@ -50,7 +50,7 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the pr
         LoadError: coremltools cannot transcribe it.
     """
     if not spec.functions:
-        raise LoadError(f"{where} holds a program without functions; convert it again")
+        raise LoadError(f"{where} has no functions; convert the model again")
     if version > NEWEST:
         raise LoadError(
             f"{where} is of specification {version}, this coremltools knows up to {NEWEST}; upgrade coremltools"

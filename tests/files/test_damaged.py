@@ -61,7 +61,7 @@ SPOILED: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "no functions": (
         lambda s: s.mlProgram.functions.clear(),
-        r"network\.mlpackage holds a program without functions; convert it again",
+        r"network\.mlpackage has no functions; convert the model again",
     ),
     "a misspelt op": (
         lambda s: setattr(op(s, "linear"), "type", "linaer"),

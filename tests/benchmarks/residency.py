@@ -1,8 +1,8 @@
 """What share of each model is on the Neural Engine before and after `auto`, and whether the outputs agree.
 
 Every ML Program of the corpus, its graphs with random weights, and a small transformers model of each family.
-The bars: no share falls on any; the share of ops or flop rises on at least 80 % of those below 99 %; outputs agree
-(in fp32 within 1e-4 of the largest value, or, where `compute_fp16` rounded the weights, in fp16 to 60 dB).
+The bars: no share falls on any; the share of ops or flop rises on at least 80 % of those below 99 %; outputs
+agree (in fp32 within 1e-4 of the largest value, or, where `compute_fp16` rounded weights, in fp16 to 60 dB).
 """
 
 from __future__ import annotations

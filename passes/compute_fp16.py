@@ -43,6 +43,8 @@ Why it helps: the ANE computes in fp16 and int8; fp32 ops stay on the CPU or GPU
 chips; "Unsupported tensor format: fp32" was measured through Core ML on M4, macOS 27, and on M1, macOS 14.6).
 Epsilons below the least fp16 number vanish (Apple's own port uses 1e-7). Intervals and promises hold for all
 inputs; observed ranges are checked on the samples they come from.
+
+Grade: none: fp16 rounds each value.
 """
 
 from __future__ import annotations

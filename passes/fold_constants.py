@@ -29,6 +29,8 @@ constants.
 
 Why it helps: masks and positions of today's transformers are written as gather_nd, cast and comparisons of
 integers, which stay on the CPU (measured: M4, macOS 27.0.1). What folding gains in time was not measured.
+
+Grade: none: the interpreter computes the value once.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ when an output is an input handed through.
 Why it helps: on M1 with macOS 14.6 the casts at the ends ran on the CPU; on M4 with macOS 27 they are legal
 on the ANE (both measured through Core ML). Where a cast goes away, results are the same as proved by types: the
 caller rounds what the cast rounded. Where one is added, the value is rounded once more.
+
+Grade: none: the interface changes.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ negation does not exist.
 Why it helps: the legacy NeuralNetwork form has no plain subtraction (Apple documents `subtractBroadcastable` as
 its layer, reported off the ANE on iOS 12 to 15). In ML Programs `sub` itself is legal on the ANE (measured:
 M4, macOS 27), so for them this is a normal form and no speed-up: not measured elsewhere.
+
+Grade: bit for bit.
 """
 
 from __future__ import annotations

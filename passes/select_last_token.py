@@ -36,6 +36,8 @@ read elsewhere, and, for `position="input"`, when the length is symbolic.
 Why it helps: the head is the largest product of a small language model and all rows but one are thrown away.
 GPT-2 medium 95 to 52 ms, GPT-2 XL 30 % less (measured by more-ane-transformers: M1 Max, macOS 13 to 14);
 there, `x[:, [-1], :]` became a gather and left the ANE.
+
+Grade: none: the shape changes on purpose.
 """
 
 from __future__ import annotations

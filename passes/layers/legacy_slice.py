@@ -26,6 +26,8 @@ sliced axis or the beginning is dynamic.
 Why it helps: `slice` and `crop` are of the first releases, which mostly run on the ANE (hollance/neural-engine,
 unsupported-layers; through Core ML, iOS 11 to 15); of the slices of specification 4 nothing was reported. Not
 measured on later systems. Exact: numbers are only copied.
+
+Grade: bit for bit.
 """  # noqa: E501 - the sketch is as the printer prints it
 
 from __future__ import annotations

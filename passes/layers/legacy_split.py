@@ -26,6 +26,8 @@ or when its length is dynamic. `split` takes three axes or more in Core ML's own
 Why it helps: layers of the ND kind were reported off the ANE; `split` and `slice` are of the first releases,
 which mostly run there (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured
 on later systems. Exact: numbers are only copied.
+
+Grade: bit for bit.
 """
 
 from __future__ import annotations

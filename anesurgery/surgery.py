@@ -32,6 +32,8 @@ from anesurgery.rewriting.subject import Graph, Subject
 OPTIONS = ("assume", "target", "prove", "require", "inputs", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
 
+COMPARING = "comparing the whole models ..."
+
 
 @dataclass(kw_only=True, repr=False)
 class Surgery(Report):
@@ -39,8 +41,8 @@ class Surgery(Report):
 
     subject: Subject
     """The model after."""
-    original: Subject
-    """The model as it came."""
+    original: Subject | None
+    """The model as it came, where something needed it: a comparison of whole models, a gate, a caller's own."""
     steps: tuple[Pass, ...]
     """The passes, in the order in which they ran."""
     before: dict[str, int]
@@ -124,13 +126,15 @@ def apply(
     recipe = _recipe(passes)
     steps = in_order(tuple(steps_of(passes)))
     started = time.perf_counter()
-    original = subject_of(steps).read(model)
-    edited = original.clone()
-    check_assumed(assume or {}, original.graphs)
+    given = subject_of(steps).read(model)
+    compares = prove in ("model", "both") or (recipe is not None and target is not None)
+    original, edited = (given, given.clone()) if compares or given.must_stay else (None, given)
+    start = _Start(original, given.interface, given.op_counts, given.inspect(target))
+    check_assumed(assume or {}, edited.graphs)
     session = Session(
         target=target,
         prove_sites=prove in ("sites", "both"),
-        images=original.interface.images,
+        images=start.interface.images,
         seed=seed,
         assume=assume or {},
     )
@@ -140,20 +144,29 @@ def apply(
     try:
         _run(steps, edited, session, quiet)
     except SurgeryError as error:
-        _rescue(error, original, edited, steps, session)
+        _rescue(error, start, edited, steps, session)
         raise
-    if recipe is not None and target is not None:
+    if original is not None and recipe is not None and target is not None:
         edited, session = _gated(steps, original, edited, session, quiet)
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
-    check_interface(original.interface, edited.interface, session)
-    surgery = _surgery(original, edited, steps, session)
+    check_interface(start.interface, edited.interface, session)
+    surgery = _surgery(start, edited, steps, session)
     check_grades(surgery.changes, require)
-    if prove in ("model", "both"):
-        off, words = True if quiet else None, "comparing the whole models"
-        with tqdm(total=1, desc=words, bar_format="{desc} ...", disable=off, leave=False):
-            _prove_model(surgery, inputs, 60.0 if recipe is None else recipe.psnr, seed)
+    if original is not None and prove in ("model", "both"):
+        with tqdm(total=1, desc=COMPARING, bar_format="{desc}", disable=True if quiet else None, leave=False):
+            _prove_model(original, surgery, inputs, 60.0 if recipe is None else recipe.psnr, seed)
     return surgery
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What is known of a model before its edits; the model itself where something needs it."""
+
+    model: Subject | None
+    interface: Interface
+    op_counts: dict[str, int]
+    inspected: tuple[Inspection, ...]
 
 
 def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) -> None:
@@ -165,7 +178,7 @@ def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) 
 
 
 def _rescue(
-    error: SurgeryError, original: Subject, edited: Subject, steps: Sequence[Pass], session: Session
+    error: SurgeryError, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session
 ) -> None:
     """Let an error carry the edits before it, if the place where it was raised was left as it was."""
     if not error.undone or not session.changes or session.dropped_inputs:
@@ -174,8 +187,8 @@ def _rescue(
         edited.finish()
         for graph in edited.graphs:
             edited.validate(graph)
-        check_interface(original.interface, edited.interface, session)
-        error.surgery = _surgery(original, edited, steps, session)
+        check_interface(start.interface, edited.interface, session)
+        error.surgery = _surgery(start, edited, steps, session)
         error.args = (f"{error}; the error's `surgery` holds the {len(session.changes)} edits made before it",)
 
 
@@ -193,21 +206,21 @@ def _gated(
     return edited, again
 
 
-def _surgery(original: Subject, edited: Subject, steps: Sequence[Pass], session: Session) -> Surgery:
+def _surgery(start: _Start, edited: Subject, steps: Sequence[Pass], session: Session) -> Surgery:
     """What was done, with what the caller should know of it."""
-    inspected = (original.inspect(session.target), edited.inspect(session.target))
+    inspected = (start.inspected, edited.inspect(session.target))
     used = {change.pass_name for change in session.changes}
     parts = [part for step in steps for part in step.parts()]
     caveats = [f"{part.name}: {part.caveat}" for part in parts if part.caveat and part.name in used]
     return Surgery(
         **{f.name: getattr(session, f.name) for f in dataclasses.fields(Report) if f.name != "notes"},
         subject=edited,
-        original=original,
+        original=start.model,
         steps=tuple(steps),
-        before=original.op_counts,
+        before=start.op_counts,
         after=edited.op_counts,
         inspected=inspected,
-        notes=[*edited.notes(original), *_kept_off(*inspected), *session.notes, *caveats],
+        notes=[*edited.notes(start.model or edited), *_kept_off(*inspected), *session.notes, *caveats],
     )
 
 
@@ -264,7 +277,9 @@ def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session:
     return "; ".join([f"{recipe.name} changed nothing: {misfits[0]}", *reasons])
 
 
-def _prove_model(surgery: Surgery, inputs: Mapping[str, Array] | None, gate: float, seed: int) -> None:
+def _prove_model(
+    original: Subject, surgery: Surgery, inputs: Mapping[str, Array] | None, gate: float, seed: int
+) -> None:
     """Compare the models as a whole; the worst comparison is the proof.
 
     Raises:
@@ -276,7 +291,7 @@ def _prove_model(surgery: Surgery, inputs: Mapping[str, Array] | None, gate: flo
         part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used
     )
     results = surgery.subject.compare(
-        surgery.original, inputs, contract=surgery.contract, gate=gate, exact=exact, seed=seed
+        original, inputs, contract=surgery.contract, gate=gate, exact=exact, seed=seed
     )
     surgery.notes += [f"not compared as a whole: {r}" for r in results if isinstance(r, Refusal)]
     compared = [r for r in results if isinstance(r, Comparison)]

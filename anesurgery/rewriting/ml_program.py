@@ -28,13 +28,18 @@ class MLProgram(Subject):
     suffix: ClassVar[str] = ".mlpackage"
     converts: ClassVar[bool] = True
 
-    def __init__(self, loaded: Loaded) -> None:
-        self.loaded = loaded
+    def __init__(self, loaded: Loaded, must_stay: bool = False) -> None:
+        self.loaded, self._must_stay = loaded, must_stay
 
     @classmethod
     def read(cls, model: Any) -> Self:
         """A package, MLModel or MIL program; a neural network is made into a program."""
-        return cls(load(model))
+        return cls(load(model), isinstance(model, (Program, Loaded)))
+
+    @property
+    def must_stay(self) -> bool:
+        """Is it a program that the caller gave?"""
+        return self._must_stay
 
     def clone(self) -> Self:
         """A program of its own; weights are shared."""

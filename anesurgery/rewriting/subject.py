@@ -47,6 +47,11 @@ class Subject(ABC):
             SurgeryError: it is of another format.
         """
 
+    @property
+    @abstractmethod
+    def must_stay(self) -> bool:
+        """Must it be cloned before an edit: does the caller hold it, or is it compared with the result?"""
+
     @abstractmethod
     def clone(self) -> Self:
         """A copy that can be edited without touching the original."""

@@ -154,6 +154,7 @@ class Clipped(LayerRewrite):
 
     name: ClassVar[str] = "clipped"
     kinds: ClassVar[frozenset[str]] = frozenset({"unary"})
+    tolerates_nonfinite: ClassVar[bool] = False  # infinity is clipped too
     low: float = 0.0
     """The lower limit."""
 

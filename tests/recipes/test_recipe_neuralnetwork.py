@@ -51,6 +51,7 @@ def test_real_networks(corpus: Path, tmp_path: Path, name: str) -> None:
     assert done.proof is not None
     assert done.proof.psnr > 100
     assert all(change.proof is not None for change in done.changes)
+    assert done.original is not None
     assert done.subject.spec.description == done.original.spec.description
     again = operate(done.save(tmp_path / "new.mlmodel"), "neuralnetwork_ane", prove=None)
     assert [(c.pass_name, c.where) for c in again.changes] == []

@@ -92,6 +92,11 @@ class NeuralNetwork(Subject):
         file = SourceFile(locate(source)[0])
         return cls(read_spec(file), file, source.resolve())
 
+    @property
+    def must_stay(self) -> bool:
+        """Always: what the rules of the format say is told before and after."""
+        return True
+
     def clone(self) -> Self:
         """A specification of its own."""
         spec = proto.Model_pb2.Model()

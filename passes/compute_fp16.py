@@ -77,7 +77,7 @@ class ComputeFp16(Pass):
 
     name: ClassVar[str] = "compute_fp16"
     tolerance: ClassVar[Tolerance] = Tolerance(5e-3)
-    follows: ClassVar[tuple[str, ...]] = ("unroll_recurrent",)
+    follows: ClassVar[tuple[str, ...]] = ("unroll_recurrent", "fold_batch_norm")
     caveat: ClassVar[str] = "values are rounded to fp16; compare the outputs on your own inputs"
     ranges: Mapping[str, tuple[float, float]] | None = None
     """What is known of values by name: (least, largest), promised or observed."""

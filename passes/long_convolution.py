@@ -95,6 +95,8 @@ class LongConvolution(Rewrite):
 
     name: ClassVar[str] = "long_convolution"
     tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerates_nonfinite: ClassVar[bool] = False
+    """Taps that were not there multiply by 0 what may be infinite."""
     most_width: int = 13
     """Widest kernel that stays, and that a folded one may have (13 on M1, 15 from M4 on)."""
     most_phases: int = 64

@@ -28,6 +28,8 @@ FEW = 3
 """Rounds of a site with many numbers."""
 MANY = 1 << 20
 """Numbers in a round above which a site gets few rounds."""
+HUGE = 1 << 24
+"""Numbers read, weights among them, above which a site gets one round, or two if it reads floats."""
 NUMBERS = 4096
 """How many numbers a small site is checked on at least, the rounds being repeated up to `REPEATS` times."""
 REPEATS = 6
@@ -217,9 +219,24 @@ def _length(table: Var, op: Operation) -> int | None:
     return SYMBOL_LENGTH if is_symbolic(size) else int(size)
 
 
-def schedule(numbers: int, nonfinite: bool) -> list[str]:
-    """The kinds of the rounds for a site that reads so many numbers from outside."""
+def weights(ops: Iterable[Operation]) -> int:
+    """How many numbers the largest constant holds that some ops read."""
+    read = {v for op in ops for v in reads(op) if v.op is not None and v.op.op_type == "const"}
+    return max((int(np.size(constant(v))) for v in read if np_dtype(v).kind in "fiub"), default=0)
+
+
+def schedule(numbers: int, nonfinite: bool, weight: int = 0, floats: bool = True) -> list[str]:
+    """The kinds of the rounds.
+
+    Args:
+        numbers: how many numbers a site reads from outside.
+        nonfinite: may they be infinite or NaN?
+        weight: how many numbers its largest constant holds.
+        floats: does it read floats?
+    """
     kinds = [kind for kind in ROUNDS if nonfinite or kind != "nonfinite"]
+    if numbers + weight > HUGE:
+        return kinds[:2] if floats else ["special"]
     if numbers > MANY:
         return kinds[:FEW]
     again = max(1, min(REPEATS, -(-NUMBERS // max(numbers * len(kinds), 1))))

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import Drawing, schedule
+from anesurgery.checking.adversarial import Drawing, schedule, weights
 from anesurgery.checking.grades import Promise
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.symbolic import narrows
-from anesurgery.mil import Array, Operation, Var
+from anesurgery.mil import Array, Operation, Var, np_dtype
 
 Numbers = dict[Var, torch.Tensor]
 
@@ -87,7 +87,9 @@ def compare_numbers(
     size = sum(
         int(np.prod(v.shape)) for v in _drawn(sides, drawing, "normal", np.random.default_rng(0)).values()
     )
-    for kind in schedule(size, promise.tolerates_nonfinite):
+    weight = weights([*sides.old_ops, *sides.new_ops])
+    floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
+    for kind in schedule(size, promise.tolerates_nonfinite, weight, floats):
         numbers = _drawn(sides, drawing, kind, rng)
         pairs = sides.run(numbers)
         undefined = [torch.isnan(old) if old.is_floating_point() else None for old, _ in pairs]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from anesurgery.checking.adversarial import drawn_shape
+from anesurgery.checking.adversarial import drawn_shape, weights
 from anesurgery.checking.both import Site
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import InterpretError
@@ -22,7 +22,7 @@ from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import LANES, Image, P, Zero
-from anesurgery.interpret.arithmetic.symbolic import Symbolic
+from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
 from anesurgery.mil import Operation, Var, types
 
 WANTED = 2.0**-40
@@ -44,6 +44,8 @@ class Proof:
 def prove(site: Site, seed: int = 0) -> Proof | None:
     """The strongest proof that there is, or None."""
     if any(not (types.is_tensor(v.sym_type) or types.is_scalar(v.sym_type)) for v in site.drawn):
+        return None
+    if weights([*site.old_ops, *site.new_ops]) > LARGEST:
         return None
     return _bit_for_bit(site, seed) or _algebraic(site, seed)
 

@@ -278,19 +278,21 @@ def compare(
 
 
 @app.command()
-def diff(a: Model, b: Model, as_json: Json = False, quiet: Quiet = False) -> None:
+def diff(
+    a: Model,
+    b: Model,
+    dialect: Annotated[str, typer.Option(help='"short", or "mil": every attribute and number too.')] = "short",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """What differs between two models: interface, number of ops, program text."""
     load_engine(quiet)
-    from anesurgery.loading import interface, load
+    from anesurgery.loading import interface, load, to_text
     from anesurgery.rewriting.ml_program import op_counts
-    from anesurgery.text import to_text
 
     old, new = load(a), load(b)
-    lines = list(
-        difflib.unified_diff(
-            to_text(old.program).splitlines(), to_text(new.program).splitlines(), a, b, lineterm="", n=2
-        )
-    )
+    texts = [to_text(model, dialect=dialect).splitlines() for model in (old, new)]
+    lines = list(difflib.unified_diff(*texts, a, b, lineterm="", n=2))
     words = interface(old).difference(interface(new))
     before, after = op_counts(old.program), op_counts(new.program)
     moved = {

@@ -179,6 +179,18 @@ def test_the_command_line_decompiles(corpus: Path, tmp_path: Path, capsys: pytes
     assert ane.compare(target, corpus / "fluid_argmax.mlmodelc").ok
 
 
+def test_the_command_line_compares_the_mil_texts(
+    twins: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twins differ in the versions of the compiler, and nowhere else."""
+    assert app(["diff", *map(str, twins), "--dialect", "mil", "--json"], standalone_mode=False) == 1
+    found = json.loads(capsys.readouterr().out)
+    changed = [line for line in found["text"][2:] if line[0] in "+-"]
+    assert changed
+    assert all("buildInfo" in line for line in changed)
+    assert not app(["diff", *map(str, twins)], standalone_mode=False)
+
+
 @pytest.mark.parametrize("damage", ["absent", "short", "layout"])
 def test_without_coremldata_the_interface_comes_from_the_metadata(
     damage: str, copied: Path, corpus: Path

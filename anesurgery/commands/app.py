@@ -291,8 +291,8 @@ def diff(
     from anesurgery.rewriting.ml_program import op_counts
 
     old, new = load(a), load(b)
-    texts = [to_text(model, dialect=dialect).splitlines() for model in (old, new)]
-    lines = list(difflib.unified_diff(*texts, a, b, lineterm="", n=2))
+    first, second = (to_text(model, dialect=dialect).splitlines() for model in (old, new))
+    lines = list(difflib.unified_diff(first, second, a, b, lineterm="", n=2))
     words = interface(old).difference(interface(new))
     before, after = op_counts(old.program), op_counts(new.program)
     moved = {

@@ -26,7 +26,7 @@ NO_PROMISE = (
 )
 ELSEWHERE = "what was measured on an M4 is extrapolated to {}"
 GPU = "what goes to the GPU is a guess, fitted to four models of an M4 Pro (macOS 26.5.1)"
-DYNAMIC = "lengths known at run time only count as 1"
+DYNAMIC = "dynamic lengths count as 1"
 
 RULES = (*slow.RULES, *numeric.RULES, *shapes.RULES)
 """The tables; `rules_beside` adds the rules that passes bring, and the user's own."""

@@ -188,7 +188,7 @@ def test_with_all_units_the_gpu_is_a_guess_and_says_so() -> None:
 
 def test_dynamic_lengths_are_counted_as_one_and_said() -> None:
     found = look(lambda x: mb.relu(x=x), shape=(1, get_new_symbol(), 8))
-    assert any("known at run time only count as 1" in note for note in found.notes)
+    assert any("dynamic lengths count as 1" in note for note in found.notes)
     assert found.ops[0].shape == "1x1x8"
 
 

@@ -271,7 +271,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         grade=Grade.DOCUMENTED,
         scope=Scope(os="iOS 18"),
         advice="coremltools' pass common::reorder_lut_per_channel_scale, which no default pipeline runs, puts "
-        "the scale behind the product",
+        "the scale after the product",
     ),
     _compiler(
         "sin-cos",
@@ -365,7 +365,7 @@ FORBIDDEN: tuple[Rule, ...] = (
     _compiler(
         "conv-dynamic",
         "conv max_pool avg_pool",
-        "strings of the compiler refuse it with lengths that are known at run time only",
+        "strings of the compiler refuse it with dynamic lengths",
         when.dynamic_window,
         source=STRINGS,
         legal=None,

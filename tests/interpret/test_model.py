@@ -370,7 +370,7 @@ def test_a_part_without_a_program_is_named(tmp_path: Path) -> None:
     spec.pipeline.models.add(specificationVersion=7).identity.SetInParent()
     path = tmp_path / "pipeline.mlmodel"
     path.write_bytes(spec.SerializeToString())
-    with pytest.raises(LoadError, match="model 0 of the pipeline is a identity, not an ML"):
+    with pytest.raises(LoadError, match="model 0 of the pipeline is of type identity, which has no tensor ops"):
         ane.run(path, {"x": floats(1, 4)})
 
 

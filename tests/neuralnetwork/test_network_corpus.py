@@ -230,13 +230,13 @@ def failing(context: Any, params: Any, inputs: list[Var]) -> Var:
     raise ZeroDivisionError("no such thing")
 
 
-def test_the_example_of_the_readme_works_as_written(
+def test_the_example_of_the_page_works_on_a_custom_layer(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "neural-networks.md").read_text(encoding="utf-8")
     (example,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "ane.upgrade" in b)
     shutil.copy(corpus / "custom_swish_mcneural.mlmodel", tmp_path / "old.mlmodel")
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, "README.md", "exec"), {})
-    assert sorted(os.listdir(tmp_path)) == ["new.mlpackage", "old.mlmodel"]
+    exec(compile(f"import anesurgery as ane\n{example}", "neural-networks.md", "exec"), {})
+    assert sorted(os.listdir(tmp_path)) == ["old.mlmodel", "upgraded.mlpackage"]
     assert DOUBLES in capsys.readouterr().out

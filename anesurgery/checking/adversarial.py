@@ -8,7 +8,7 @@ bounds it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
 ROUNDS = ("normal", "special", "nonfinite", "ties", "large", "small", "largest")
 """The kinds of rounds, the most telling first."""
+CALLED = {"nonfinite": "infinities and NaN", "ties": "ties", "large": "large numbers"}
+CALLED |= {"small": "small numbers", "largest": "the largest numbers"}
+"""Kinds of rounds as reports say them."""
 FEW = 3
 """Rounds of a site with many numbers."""
 MANY = 1 << 20
@@ -241,3 +244,9 @@ def schedule(numbers: int, nonfinite: bool, weight: int = 0, floats: bool = True
         return kinds[:FEW]
     again = max(1, min(REPEATS, -(-NUMBERS // max(numbers * len(kinds), 1))))
     return kinds * again
+
+
+def untried(kinds: Collection[str], nonfinite: bool, floats: bool) -> tuple[str, ...]:
+    """What was not tried, in words, when only rounds of some kinds were; see `schedule`."""
+    useful = [k for k in CALLED if nonfinite or k != "nonfinite"] if floats else ["large"]
+    return tuple(CALLED[k] for k in useful if k not in kinds)

@@ -44,8 +44,8 @@ def _broken(sides: BothSides, numbers: Numbers, promise: Promise) -> bool:
     finite = all(bool(torch.isfinite(t).all()) for t in numbers.values())
     for old, new in pairs:
         undefined = torch.isnan(old) if finite and old.is_floating_point() else None
-        max_abs, max_rel, _ = difference(old, new, undefined, finite_only=not promise.tolerates_nonfinite)
-        if max_abs > 0 and (rtol == 0 or max_rel > rtol):
+        found = difference(old, new, undefined, finite_only=not promise.tolerates_nonfinite)
+        if found.max_abs > 0 and (rtol == 0 or found.max_rel > rtol):
             return True
     return False
 

@@ -76,7 +76,7 @@ class SiteCheck:
     max_rel: float
     """`max_abs` over the largest finite magnitude of the old value, in the worst round."""
     values: int
-    """Number of elements compared; undefined old ones (NaN) are left out."""
+    """Number of elements compared."""
     grade: Grade = Grade.NUMBERS
     bound: float | None = None
     """Probability that a proof says so of two different computations stays below it; None without a proof."""
@@ -85,6 +85,11 @@ class SiteCheck:
     """The pass declares that it holds for finite numbers only."""
     magnitude: float = math.inf
     """The pass declares that it holds for numbers up to this magnitude."""
+    left_out: int = 0
+    """Elements that differ where the old side defines nothing, so that they were not compared: finite inputs
+    give NaN, or infinity if the pass declares that it holds for finite numbers only."""
+    untried: tuple[str, ...] = ()
+    """Kinds of numbers that were not tried, since the site is large or the old side overflows on them."""
     counterexample: str = ""
     """Inputs on which both sides differ, to be pasted into Python."""
 
@@ -120,4 +125,12 @@ def summary(checks: Iterable[SiteCheck]) -> str:
         said.append(words)
     needs = Counter(c.preconditions for by in by_grade.values() for c in by if c.preconditions)
     said += [f"{n} for {what} only" for what, n in needs.items()]
+    gaps = Counter(
+        f"not tried on {' or '.join(c.untried)}" for by in by_grade.values() for c in by if c.untried
+    )
+    said += [f"{n} {what}" for what, n in gaps.items()]
+    left_out = sum(c.left_out for by in by_grade.values() for c in by)
+    said += (
+        [f"{left_out} elements that differ left out, where the old side defines nothing"] if left_out else []
+    )
     return ", ".join(said)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import Drawing, schedule, weights
+from anesurgery.checking.adversarial import Drawing, schedule, untried, weights
 from anesurgery.checking.grades import Promise
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.symbolic import narrows
@@ -48,6 +49,18 @@ class BothSides:
         return list(zip(olds, news, strict=True))
 
 
+class Apart(NamedTuple):
+    """How far apart two values are."""
+
+    max_abs: float
+    max_rel: float
+    """`max_abs` over the largest finite magnitude of the old value."""
+    values: int
+    """Elements compared."""
+    left_out: int
+    """Elements that differ and were not compared, since the old ones mean nothing."""
+
+
 @dataclass
 class Difference:
     """The worst difference over the rounds so far."""
@@ -55,6 +68,9 @@ class Difference:
     max_abs: float = 0.0
     max_rel: float = 0.0
     values: int = 0
+    left_out: int = 0
+    untried: tuple[str, ...] = ()
+    """Kinds of numbers that were not tried."""
     numbers: Numbers = field(default_factory=dict)
     """The numbers of the worst round, when anything differed."""
 
@@ -63,10 +79,11 @@ class Difference:
         rtol = promise.tolerance.rtol
         return self.max_abs == 0 if rtol == 0 else self.max_rel <= rtol
 
-    def add(self, parts: Sequence[tuple[float, float, int]], numbers: Numbers) -> None:
+    def add(self, parts: Sequence[Apart], numbers: Numbers) -> None:
         """One more round."""
-        max_abs, max_rel = max(p[0] for p in parts), max(p[1] for p in parts)
-        self.values += sum(p[2] for p in parts)
+        max_abs, max_rel = max(p.max_abs for p in parts), max(p.max_rel for p in parts)
+        self.values += sum(p.values for p in parts)
+        self.left_out += sum(p.left_out for p in parts)
         if max_rel > self.max_rel or max_abs > self.max_abs:
             self.numbers = numbers
         self.max_abs, self.max_rel = max(self.max_abs, max_abs), max(self.max_rel, max_rel)
@@ -89,6 +106,7 @@ def compare_numbers(
     )
     weight = weights([*sides.old_ops, *sides.new_ops])
     floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
+    tried = set()
     for kind in schedule(size, promise.tolerates_nonfinite, weight, floats):
         numbers = _drawn(sides, drawing, kind, rng)
         pairs = sides.run(numbers)
@@ -96,10 +114,12 @@ def compare_numbers(
         if kind == "nonfinite":
             finite = {v: _finite(t) for v, t in numbers.items()}
             if all(t is numbers[v] for v, t in finite.items()):
+                tried.add(kind)  # none can occur here
                 continue
             undefined = [torch.isnan(o) if o.is_floating_point() else None for o, _ in sides.run(finite)]
         elif promise.tolerance.rtol and any(bool(torch.isinf(o).any()) for o, _ in pairs):
             continue  # a sum in another order may overflow elsewhere
+        tried.add(kind)
         parts = [
             difference(old, new, none, finite_only=not promise.tolerates_nonfinite)
             for (old, new), none in zip(pairs, undefined, strict=True)
@@ -107,6 +127,7 @@ def compare_numbers(
         worst.add(parts, numbers)
         if not worst.within(promise):
             break
+    worst.untried = untried(tried, promise.tolerates_nonfinite, floats)
     return worst
 
 
@@ -131,8 +152,8 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 
 def difference(
     old: torch.Tensor, new: torch.Tensor, undefined: torch.Tensor | None = None, *, finite_only: bool = False
-) -> tuple[float, float, int]:
-    """The largest difference, the same over the largest finite magnitude of the old values, elements compared.
+) -> Apart:
+    """How far apart the old and the new values are.
 
     Args:
         old: the old values.
@@ -141,17 +162,18 @@ def difference(
         finite_only: leave out where the old values are not finite.
     """
     if tuple(old.shape) != tuple(new.shape):
-        return float("inf"), float("inf"), 0
+        return Apart(float("inf"), float("inf"), 0, 0)
     if torch.equal(old, new):
-        return 0.0, 0.0, old.numel()
+        return Apart(0.0, 0.0, old.numel(), 0)
     a, b = old.double(), new.double()
     left_out = torch.zeros_like(a, dtype=torch.bool) if undefined is None else undefined
     if finite_only:
         left_out = left_out | ~torch.isfinite(a)
-    a, b = a[~left_out], b[~left_out]
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
-    apart = torch.where(same, 0.0, (a - b).abs()).nan_to_num(torch.inf, torch.inf)
+    apart = torch.where(same, 0.0, (a - b).abs()).nan_to_num(torch.inf, torch.inf)[~left_out]
+    ignored = int((left_out & ~same).sum())
+    a = a[~left_out]
     largest = float(apart.max()) if apart.numel() else 0.0
     finite = a[torch.isfinite(a)].abs()
     scale = float(finite.max()) if finite.numel() else 0.0
-    return largest, (largest / scale if scale else largest), a.numel()
+    return Apart(largest, largest / scale if scale else largest, a.numel(), ignored)

@@ -96,5 +96,7 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
         seed=seed,
         finite_only=not promise.tolerates_nonfinite,
         magnitude=promise.magnitude,
+        left_out=worst.left_out,
+        untried=worst.untried,
         counterexample=example,
     )

@@ -1,0 +1,94 @@
+"""What numbers do not cover is said: kinds of numbers that were not tried, elements that were left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from both_sides import checked
+
+from anesurgery.checking import adversarial
+from anesurgery.checking.grades import PLAIN, REASSOCIATED, Promise, SiteCheck, summary
+from anesurgery.checking.numbers import difference
+from anesurgery.mil import Var, mb, types
+
+FINITE = Promise(tolerates_nonfinite=False)
+
+
+def opaque_pair(x: Var) -> Var:
+    """What no arithmetic proves equal to `relu6`."""
+    made: Var = mb.minimum(x=mb.relu(x=x), y=np.float32(6))
+    return made
+
+
+def found(promise: Promise = PLAIN) -> SiteCheck:
+    check = checked(lambda x: mb.relu6(x=x), opaque_pair, promise=promise)
+    assert isinstance(check, SiteCheck)
+    assert check.within(promise.tolerance)
+    return check
+
+
+def test_a_small_site_has_no_gaps() -> None:
+    assert found().untried == ()
+    assert "not tried" not in summary([found()])
+
+
+@pytest.mark.parametrize("limit", ["MANY", "HUGE"])
+def test_a_large_site_names_what_was_not_tried(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adversarial, limit, 1)
+    check = found()
+    assert ("infinities and NaN" in check.untried) == (limit == "HUGE")
+    assert "ties" in check.untried
+    assert f"1 not tried on {' or '.join(check.untried)}" in summary([check])
+    assert check.to_json()["untried"] == check.untried
+
+
+def test_what_a_pass_declares_is_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adversarial, "HUGE", 1)
+    assert "infinities and NaN" not in found(FINITE).untried
+
+
+def test_integers_have_no_infinities(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(x: Var) -> Var:
+        return mb.add(x=x, y=x)
+
+    shape = (types.int32, (2, 4))
+    monkeypatch.setattr(adversarial, "HUGE", 1)
+    check = checked(twice, lambda x: mb.mul(x=x, y=np.int32(2)), shape)
+    assert isinstance(check, SiteCheck)
+    assert check.untried == ("large numbers",)
+
+
+def test_rounds_that_overflow_are_named() -> None:
+    def product(x: Var) -> Var:
+        return mb.mul(x=mb.exp(x=x), y=np.float32(3))
+
+    check = checked(product, lambda x: mb.mul(x=np.float32(3), y=mb.exp(x=x)), promise=Promise(REASSOCIATED))
+    assert isinstance(check, SiteCheck)
+    other = checked(
+        product, lambda x: mb.exp(x=mb.add(x=x, y=np.float32(np.log(3)))), promise=Promise(REASSOCIATED)
+    )
+    assert isinstance(other, SiteCheck)
+    assert "the largest numbers" in other.untried
+
+
+def test_elements_that_the_old_side_does_not_define_are_counted() -> None:
+    check = checked(
+        lambda x: mb.real_div(x=x, y=x), lambda x: mb.add(x=mb.mul(x=x, y=np.float32(0)), y=np.float32(1))
+    )
+    assert isinstance(check, SiteCheck)
+    assert check.left_out > 0
+    assert f"{check.left_out} elements that differ left out" in summary([check])
+
+
+def test_a_new_side_that_is_not_defined_is_refused() -> None:
+    check = checked(lambda x: mb.mul(x=x, y=np.float32(1)), lambda x: mb.real_div(x=mb.mul(x=x, y=x), y=x))
+    assert isinstance(check, SiteCheck)
+    assert not check.within(FINITE.tolerance)
+
+
+def test_left_out_counts_only_what_differs() -> None:
+    old, nan = torch.tensor([1.0, torch.nan, torch.nan]), torch.tensor([False, True, True])
+    apart = difference(old, torch.tensor([1.0, torch.nan, 5.0]), nan)
+    assert (apart.max_abs, apart.values, apart.left_out) == (0, 1, 1)
+    assert difference(old, torch.tensor([torch.nan, 0.0, 5.0]), nan).max_abs == float("inf")

@@ -23,10 +23,11 @@ ANY = Target.parse(None)
 
 
 def network(build: Build, shape: tuple[int, ...] = (4, 16, 16), **options: Any) -> Any:
-    """The specification of a network from `x` to `y`; `build` adds the layers."""
+    """The specification of a network from `x` to `y`; `build` adds the layers, `more` names other inputs."""
     array = ct.models.datatypes.Array
+    inputs = {"x": shape} | options.pop("more", {})
     builder = ct.models.neural_network.NeuralNetworkBuilder(
-        [("x", array(*shape))], [("y", array(*shape))], **options
+        [(name, array(*size)) for name, size in inputs.items()], [("y", array(*shape))], **options
     )
     build(builder)
     return builder.spec
@@ -122,17 +123,12 @@ def test_compute_units_decide_what_may_be_chosen(units: str, expected: list[str 
         (lambda b: pool(b, 14, 1), "nn-pool", "kernel 14x14, more than 13"),
         (lambda b: pool(b, 14, 3), "nn-pool", "kernel 14x14, more than 13; stride 3x3, more than 2"),
         (lambda b: b.add_upsample("u", 4, 4, "x", "y"), "nn-upsample", "factor 4x4, more than 2"),
-        (lambda b: b.add_gather("g", ["x", "i"], "y"), "nn-gather", "layer type gather"),
+        (lambda b: b.add_gather("g", ["x", "x"], "y"), "nn-gather", "layer type gather"),
         (lambda b: b.add_concat_nd("c", ["x", "x"], "y", 0), "nn-rank-free", "layer type concatND"),
         (
             lambda b: b.add_add_broadcastable("a", ["x", "x"], "y"),
             "nn-broadcastable",
             "layer type addBroadcastable",
-        ),
-        (
-            lambda b: b.add_embedding("e", np.zeros((2, 32769)), None, 32769, 2, False, "x", "y"),
-            "nn-lookup",
-            "32769 rows, more than 32768",
         ),
         (
             lambda b: conv(b, "c", "x", "y", kernel=(1, 20)),
@@ -157,7 +153,8 @@ def test_recurrent_layers_stay_on_the_cpu() -> None:
     def build(b: Any) -> None:
         b.add_unilstm("lstm", inner, weights, None, 4, 4, ["x", "h", "c"], ["y", "h2", "c2"])
 
-    assert look(build).row("lstm").findings[0].rule == "nn-recurrent"
+    found = look(build, shape=(4,), more={"h": (4,), "c": (4,)})
+    assert found.row("lstm").findings[0].rule == "nn-recurrent"
 
 
 @pytest.mark.parametrize(
@@ -186,24 +183,28 @@ def test_a_wider_kernel_depends_on_the_chip() -> None:
 
 
 def test_nothing_is_said_about_layers_that_nobody_tried() -> None:
-    found = look(lambda b: b.add_squeeze("s", "x", "y", axes=[0]), disable_rank5_shape_mapping=True)
+    found = look(
+        lambda b: b.add_squeeze("s", "x", "y", axes=[0]), shape=(1, 16), disable_rank5_shape_mapping=True
+    )
     assert (found.ops[0].legal, found.ops[0].preferred) == (None, None)
     assert "nothing is known about these layers: squeeze (1)" in found.notes
     assert found.counts == {"unknown": 1}
 
 
-def test_an_embedding_below_the_limit_is_not_known() -> None:
-    found = look(lambda b: b.add_embedding("e", np.zeros((2, 9)), None, 9, 2, False, "x", "y"))
-    assert found.ops[0].legal is None
+@pytest.mark.parametrize(("rows", "legal"), [(9, None), (32768, None), (32769, False)])
+def test_an_embedding_is_refused_above_the_limit_and_unknown_below(rows: int, legal: bool | None) -> None:
+    found = look(lambda b: b.add_embedding("e", np.zeros((2, rows)), None, rows, 2, False, "x", "y"))
+    said = [("nn-lookup", "32769 rows, more than 32768")] if legal is False else []
+    assert found.ops[0].legal is legal
+    assert [(f.rule, f.message) for f in found.ops[0].findings] == said
 
 
-def test_a_product_over_channels_needs_shapes_in_the_file() -> None:
-    spec = network(lambda b: b.add_elementwise("m", ["x", "f"], "y", "MULTIPLY"))
-    layer = spec.neuralNetwork.layers[0]
-    assert inspect_network(spec, ANY, "").ops[0].legal is True
-    for shape in ((4, 16, 16), (4, 1, 1)):
-        layer.inputTensor.add(rank=3, dimValue=shape)
-    (finding,) = inspect_network(spec, ANY, "").ops[0].findings
+def test_a_product_over_channels_is_told_by_the_shapes() -> None:
+    def build(b: Any) -> None:
+        b.add_elementwise("m", ["x", "f"], "y", "MULTIPLY")
+
+    assert look(build, more={"f": (4, 16, 16)}).ops[0].legal is True
+    (finding,) = look(build, more={"f": (4, 1, 1)}).ops[0].findings
     assert (finding.rule, finding.message) == ("nn-channel-broadcast", "4x16x16 times 4x1x1")
 
 
@@ -233,16 +234,21 @@ def test_the_first_kind_of_constant_has_no_row() -> None:
 def test_nested_networks_are_walked() -> None:
     def build(b: Any) -> None:
         branch = b.add_branch("branch", "x")
-        inner = ct.models.neural_network.NeuralNetworkBuilder(nn_spec=branch.branch.ifBranch)
-        inner.add_activation("inner", "RELU", "x", "y")
+        for name, side in (("inner", branch.branch.ifBranch), ("other", branch.branch.elseBranch)):
+            inner = ct.models.neural_network.NeuralNetworkBuilder(nn_spec=side)
+            inner.add_activation(name, "RELU", "x", "y")
 
-    found = look(build, disable_rank5_shape_mapping=True)
-    assert [(r.name, r.depth) for r in found.ops] == [("branch", 0), ("inner", 1)]
+    found = look(build, shape=(1,), disable_rank5_shape_mapping=True)
+    assert [(r.name, r.depth) for r in found.ops] == [("branch", 0), ("inner", 1), ("other", 1)]
     assert found.row("branch").findings[0].rule == "nn-control"
 
 
 def test_a_classifier_is_a_network_too_and_images_have_shapes() -> None:
-    spec = network(lambda b: conv(b, "c", "x", "y"), mode="classifier")
+    def build(b: Any) -> None:
+        b.add_activation("a", "RELU", "x", "y")
+        b.set_class_labels([str(n) for n in range(3 * 10 * 20)], "label")
+
+    spec = network(build, mode="classifier")
     spec.description.input[0].type.imageType.width = 20
     spec.description.input[0].type.imageType.height = 10
     spec.description.input[0].type.imageType.colorSpace = 20
@@ -250,11 +256,16 @@ def test_a_classifier_is_a_network_too_and_images_have_shapes() -> None:
     assert inspect_network(spec, ANY, "").segments[0].inputs == {"x": (3, 10, 20)}
 
 
-def test_an_empty_network_has_status_2() -> None:
+def test_a_network_without_layers_is_damaged() -> None:
     spec = network(lambda b: None)
     spec.neuralNetwork.SetInParent()
-    found = inspect_network(spec, ANY, "")
-    assert (found.ops, found.segments, found.status) == ((), (), 2)
+    with pytest.raises(LoadError, match="a network: the network has no layers"):
+        inspect_network(spec, ANY, "a network")
+
+
+def test_a_network_that_reads_what_nothing_makes_is_damaged() -> None:
+    with pytest.raises(LoadError, match="reads the blob 'f', which nothing makes"):
+        look(lambda b: b.add_elementwise("m", ["x", "f"], "y", "MULTIPLY"))
 
 
 def test_rules_are_of_one_format_and_named_once() -> None:

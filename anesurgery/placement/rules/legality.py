@@ -312,6 +312,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         "threshold",
         "no measurement of this op was found, while maximum was placed",
         legal=None,
+        scope=Scope(),
         grade=Grade.GUESS,
         remedy="threshold_to_maximum",
         advice="write it as maximum",

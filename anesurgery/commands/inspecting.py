@@ -155,9 +155,10 @@ def _print_segments(found: Any, quiet: bool) -> None:
 
 
 def _print_status(found: Any, as_json: bool, quiet: bool) -> None:
-    line = {"status": found.status, "words": WORDS[found.status], "counts": found.counts}
+    words = found.refused or WORDS[found.status]
+    line = {"status": found.status, "words": words, "counts": found.counts}
     counts = ", ".join(f"{n} {unit}" for unit, n in found.counts.items()) or "no ops"
-    show(line, f"{found.status}: {WORDS[found.status]} ({counts}; {found.target})", as_json, quiet)
+    show(line, f"{found.status}: {words} ({counts}; {found.target})", as_json, quiet)
 
 
 def _print_report(first: Any, second: Any, as_json: bool, quiet: bool) -> None:

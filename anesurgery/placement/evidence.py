@@ -60,7 +60,8 @@ class Finding:
 
     Attributes:
         rule: id of the rule.
-        kind: "legality", "speed", "memory", "numeric", "interface" or "shape".
+        kind: "load" (the OS refuses the model), "legality", "speed", "memory", "numeric", "interface" or
+            "shape".
         message: what was found, with the value found.
         because: why it matters.
         source: where that is known from.

@@ -11,6 +11,7 @@ from typing import Any
 from anesurgery.display import Drawn, drawn
 from anesurgery.files import arrays
 from anesurgery.placement.evidence import Finding
+from anesurgery.placement.loadable import refusal
 from anesurgery.placement.target import Target
 
 UNITS = ("ane", "gpu", "cpu", None)
@@ -145,11 +146,18 @@ class Inspection(Drawn):
 
     @property
     def status(self) -> int:
-        """0: every op prefers the ANE; 1: some do; 2: none does (ANECompat's numbers)."""
+        """ANECompat's numbers: 0: every op prefers the ANE; 1: some do; 2: none does, or it does not load."""
+        if self.refused:
+            return 2
         units = {row.preferred for row in self._rows()}
         if units == {"ane"}:
             return 0
         return 1 if "ane" in units else 2
+
+    @property
+    def refused(self) -> str:
+        """Why the target's OS cannot load the model, in words; "" where nothing says that it cannot."""
+        return refusal(self.all_findings)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -190,7 +198,10 @@ class Inspection(Drawn):
 
     def __repr__(self) -> str:
         share, ops = self.residency["ops"], len(self._rows())
-        where = f"status {self.status}, {share:.1%} of {ops} ops on the ANE, {self.switches} switches"
+        where = (
+            self.refused
+            or f"status {self.status}, {share:.1%} of {ops} ops on the ANE, {self.switches} switches"
+        )
         return f"<Inspection of {self.model!r} on {self.target}: {where}>"
 
     def save_html(self, path: str | os.PathLike[str], after: Inspection | None = None) -> Path:

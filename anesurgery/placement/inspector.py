@@ -10,7 +10,7 @@ from anesurgery.facts.work import kind_of, shape_of
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load
 from anesurgery.mil import any_symbolic, dtype_name, exclusive, function_of
-from anesurgery.placement import compute_plan, memory
+from anesurgery.placement import compute_plan, loadable, memory
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
@@ -81,7 +81,7 @@ def inspect_program(
     budget, about_memory = memory.measure(chosen, target)
     about_shapes = (*shapes.of_model(chosen, target), *shapes.save_changes(loaded.program))
     label = "MIL program" if loaded.source is None else str(loaded.source)
-    findings = (*about_memory, *about_shapes)
+    findings = (*loadable.of_version(loaded.version, target), *about_memory, *about_shapes)
     return Inspection(label, target, rows, segments, findings, budget, _notes(target, judged), cost=path)
 
 

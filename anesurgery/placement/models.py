@@ -14,6 +14,7 @@ from anesurgery.files.package import PIPELINES, Loaded, part_names, read_spec
 from anesurgery.mil import Program, ct
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.loadable import of_version
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.target import Target
 
@@ -106,7 +107,8 @@ def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -
     spec = spec_of(model)
     if spec.WhichOneof("Type") == PROGRAM:
         return None
-    return _part(spec, target, _label(model), _Programs(model, inspect_program))
+    found = _part(spec, target, _label(model), _Programs(model, inspect_program))
+    return replace(found, findings=(*of_version(spec.specificationVersion, target), *found.findings))
 
 
 def _label(model: Any) -> str:

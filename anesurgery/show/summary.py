@@ -16,7 +16,7 @@ from anesurgery.placement.inspection import Inspection, OpRow
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
 LEGAL_WORDS: dict[bool | None, str] = {False: "no", None: "unknown", True: "yes"}
-KINDS = ("interface", "shape", "memory", "legality", "speed", "numeric")
+KINDS = ("load", "interface", "shape", "memory", "legality", "speed", "numeric")
 SOFT = ("speed", "numeric")
 """Kinds of findings that do not take an op off the ANE."""
 
@@ -159,6 +159,8 @@ def has_flop(inspection: Inspection) -> bool:
 
 def verdict(inspection: Inspection) -> str:
     """The status in words; of a pipeline with models without ops, which models it speaks of."""
+    if refused := inspection.refused:
+        return f"It does not load: {refused}."
     named = [(name, bool(part.ops)) for name, part in sections(inspection)]
     bare = [name for name, has_ops in named if not has_ops]
     if not bare or len(bare) == len(named):

@@ -58,7 +58,7 @@ LARGEST = 1 << 24
 
 
 @dataclass(frozen=True)
-class Fold:
+class _Fold:
     """How the last axis of a convolution is folded."""
 
     stride: int
@@ -130,7 +130,7 @@ class LongConvolution(Rewrite):
             return Refusal(f"the kernel is {shape[2]} high, above {HIGHEST}", op)
         stride, dilation = (ints(op, n) or [1] for n in ("strides", "dilations"))
         reach = dilation[-1] * (shape[-1] - 1) + 1
-        folds = (Fold(stride[-1], dilation[-1], reach, n) for n in range(1, self.most_phases + 1))
+        folds = (_Fold(stride[-1], dilation[-1], reach, n) for n in range(1, self.most_phases + 1))
         fold = next((f for f in folds if f.taps <= self.most_width), None)
         if fold is None:
             return Refusal(f"{self.most_phases} phases leave a kernel {reach} wide above {self.most_width}", op)

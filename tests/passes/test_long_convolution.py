@@ -11,7 +11,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes.long_convolution import Fold, LongConvolution
+from anesurgery.passes.long_convolution import LongConvolution, _Fold
 from anesurgery.placement import Target
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
@@ -97,8 +97,8 @@ def test_a_target_says_how_wide_a_kernel_may_be() -> None:
 
 def test_a_phase_in_the_wrong_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: phases are not shifted by the stride."""
-    right = Fold.weight
-    monkeypatch.setattr(Fold, "weight", lambda fold, old: np.roll(right(fold, old), 1, axis=1))
+    right = _Fold.weight
+    monkeypatch.setattr(_Fold, "weight", lambda fold, old: np.roll(right(fold, old), 1, axis=1))
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(LongConvolution(), conv((1, 3, 100), (4, 3, 31)))
 

@@ -68,7 +68,7 @@ from anesurgery.rewriting.session import Change, Session
 
 EPSILON = 1e-7
 """The least epsilon of a norm (`num-eps`: Apple's own port)."""
-UNPROVEN = "fp16 rounds each value; compare whole models"
+UNCHECKED = "fp16 rounds each value; compare whole models"
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class _Conversion:
         self.replaced.append((op, news))
         fills = [self.verdicts.fills[v] for _, v in operands(op) if v in self.verdicts.fills]
         before, after = (f"{op.op_type} {op.name}",), (f"{new.op_type} {new.name}",)
-        change = Change(ComputeFp16.name, op.name, before, after, "; ".join(fills), None, UNPROVEN)
+        change = Change(ComputeFp16.name, op.name, before, after, "; ".join(fills), None, UNCHECKED)
         self.session.changes.append(change)
 
     def operand(self, op: Operation, name: str, value: Any) -> Any:

@@ -67,7 +67,7 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
 MIB = 1 << 20
-UNPROVEN = "computed once, by the interpreter; nothing else to compare it with"
+UNCHECKED = "computed once, by the interpreter; nothing else to compare it with"
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class _Folding:
             )
         gone = tuple(f"{o.op_type} {o.name}" for o in remove_dead([op]) if o.op_type != "const")
         made = tuple(f"const {v.name}" for v in held)
-        self.session.changes.append(Change(self.step.name, op.name, gone, made, unproven=UNPROVEN))
+        self.session.changes.append(Change(self.step.name, op.name, gone, made, unchecked=UNCHECKED))
 
     def constant(self, value: Array, var: Var, op: Operation) -> Var:
         """A constant at the head of the function; the same one for equal content."""

@@ -58,7 +58,7 @@ from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
-UNPROVEN = "the interface changes; the comparison of whole models covers it"
+UNCHECKED = "the interface changes; the comparison of whole models covers it"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class InterfaceFp16(Pass):
             _substitute(function, old, wide)
         words = f"give {name} as fp16"
         session.contract.append(InterfaceChange(words, (name,), inputs=lambda values: _halved(values, name)))
-        session.changes.append(Change(self.name, name, names, (), words, None, UNPROVEN))
+        session.changes.append(Change(self.name, name, names, (), words, None, UNCHECKED))
 
     def output(self, function: Function, session: Session, old: Var) -> None:
         """The output in fp16: what its last cast reads, or a cast of it."""
@@ -142,7 +142,7 @@ class InterfaceFp16(Pass):
         words = f"{name} is fp16"
         change = InterfaceChange(words, (name,), outputs=lambda found, inputs: _halved(found, name))
         session.contract.append(change)
-        session.changes.append(Change(self.name, name, (), (), words, None, UNPROVEN))
+        session.changes.append(Change(self.name, name, (), (), words, None, UNCHECKED))
 
 
 def _substitute(function: Function, old: Var, new: Var) -> None:

@@ -114,19 +114,19 @@ def compared(place: Place, built: Built) -> Mapping[str, Any]:
     if not session.prove_sites:
         return {}
     if built.uncompared is not None:
-        return {"unproven": built.uncompared.reason}
+        return {"unchecked": built.uncompared.reason}
     pairs = [(old, new) for old, new in built.pairs if alike(old, new)]
     if not pairs:
-        return {"unproven": "the shape changes on purpose; compare whole models for it"}
-    known = session.proven.setdefault(str(step), {})
+        return {"unchecked": "the shape changes on purpose; compare whole models for it"}
+    known = session.checks.setdefault(str(step), {})
     try:
         proof = check_site(pairs, built.made, place.sample, session.seed, built.matched, known, step.promise)
     except InterpretError:
         if not any(any_symbolic(old.shape) for old, _ in pairs):
             raise
-        return {"unproven": f"cannot be computed where dynamic sizes are {SYMBOL_LENGTH}"}
+        return {"unchecked": f"cannot be computed where dynamic sizes are {SYMBOL_LENGTH}"}
     if not isinstance(proof, SiteCheck):
-        return {"unproven": proof}
+        return {"unchecked": proof}
     if not proof.within(step.tolerance):
         raise ProofError(
             f"pass {step.name} at {place}: old and new differ by {proof.max_abs:g} "

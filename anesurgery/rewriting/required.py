@@ -32,6 +32,6 @@ def check_grades(changes: Sequence[Change], require: str | None) -> None:
     lower = [c for c in changes if c.proof is None or c.proof.grade < REQUIRED[require]]
     if lower:
         first = lower[0]
-        found = f"not checked: {first.unproven}" if first.proof is None else first.proof.grade.words
+        found = f"not checked: {first.unchecked}" if first.proof is None else first.proof.grade.words
         words = f"{len(lower)} of {len(changes)} edits have a lower grade than {require!r}"
         raise ProofError(f"{words}; first {first.pass_name} at {first.where} ({found})")

@@ -30,7 +30,7 @@ class Change:
     after: tuple[str, ...]
     bindings: str = ""
     proof: SiteCheck | None = None
-    unproven: str = ""
+    unchecked: str = ""
     """Why there is no site proof, when one was wanted."""
 
 
@@ -91,7 +91,7 @@ class Session(Report):
     """Input -> the least and the largest value that the caller will give."""
     ran: list[str] = field(default_factory=list)
     """Names of the passes that have run."""
-    proven: dict[str, dict[Hashable, SiteCheck | str]] = field(default_factory=dict)
+    checks: dict[str, dict[Hashable, SiteCheck | str]] = field(default_factory=dict)
     """Site proofs by step and fingerprint: the same computation is run once."""
     names: dict[Function, set[str]] = field(default_factory=dict)
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Session(Report):
             images=self.images,
             seed=self.seed,
             assume=self.assume,
-            proven=self.proven,
+            checks=self.checks,
         )
 
     def marked(self, function: Function) -> tuple[set[str], int, int, dict[str, Array]]:

@@ -27,11 +27,11 @@ ROWS = 8
 def site_summary(changes: Sequence[Change]) -> str:
     """What the checks of some edits say together."""
     proofs = [c.proof for c in changes if c.proof is not None]
-    unproven = Counter(c.unproven for c in changes if c.unproven)
-    if not proofs and not unproven:
+    unchecked = Counter(c.unchecked for c in changes if c.unchecked)
+    if not proofs and not unchecked:
         return "not run"
     said = [summary(proofs)] if proofs else []
-    said += [f"{n} not by itself: {why}" for why, n in unproven.items()]
+    said += [f"{n} not by itself: {why}" for why, n in unchecked.items()]
     return ", ".join(said)
 
 
@@ -257,7 +257,7 @@ def _change_json(change: Change) -> dict[str, Any]:
         "before": list(change.before),
         "after": list(change.after),
         "proof": None if change.proof is None else change.proof.to_json(),
-        "unproven": change.unproven,
+        "unchecked": change.unchecked,
     }
 
 

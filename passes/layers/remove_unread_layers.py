@@ -50,7 +50,7 @@ class RemoveUnreadLayers(LayerPass):
         """Remove them from the last to the first."""
         for node in network.remove_unread():
             words = "no output depends on it"
-            session.changes.append(Change(self.name, node.name, (str(node),), (), unproven=words))
+            session.changes.append(Change(self.name, node.name, (str(node),), (), unchecked=words))
 
 
 def example() -> Any:

@@ -19,7 +19,7 @@ The code of a custom layer is not in the file, so the pass takes the name for x 
 among its parameters for x sigmoid(beta x): so are they defined by the paper (Ramachandran and others,
 arXiv 1710.05941) and by the class of the example from which the name comes (hollance/CoreML-Custom-Layers,
 Swish.swift, where `beta` is 1 if it is absent). Nothing can be compared with the old layer: each change is told
-as not proven. Check a few outputs of both models on a Mac.
+as not checked. Check a few outputs of both models on a Mac.
 
 Refuses when the layer has weights, other parameters, or a `beta` that is no number, and when it does not read
 one blob and make one. `class_names` says which classes are meant.

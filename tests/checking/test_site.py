@@ -56,15 +56,15 @@ class Maximum(Swap):
 def proof_of(step: Rewrite, program: Program) -> SiteCheck:
     _, session = apply_pass(step, program)
     (change,) = session.changes
-    assert change.proof is not None, change.unproven
+    assert change.proof is not None, change.unchecked
     return change.proof
 
 
-def unproven(step: Rewrite, program: Program) -> str:
+def unchecked(step: Rewrite, program: Program) -> str:
     _, session = apply_pass(step, program)
     (change,) = session.changes
     assert change.proof is None
-    return change.unproven
+    return change.unchecked
 
 
 def test_only_the_site_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +172,12 @@ def test_a_site_that_depends_on_too_much() -> None:
             x = mb.sin(x=x)
         return mb.cos(x=x)
 
-    assert unproven(Far(), program_of(body)) == f"depends on {LARGEST_SITE + 1} ops"
+    assert unchecked(Far(), program_of(body)) == f"depends on {LARGEST_SITE + 1} ops"
 
 
 def test_an_op_that_the_interpreter_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(TABLE, "erf")
-    reason = unproven(Swap("erf", "tanh"), program_of(lambda x: mb.erf(x=x)))
+    reason = unchecked(Swap("erf", "tanh"), program_of(lambda x: mb.erf(x=x)))
     assert "does not know 'erf'" in reason
 
 
@@ -205,7 +205,7 @@ def test_what_is_no_tensor_cannot_be_drawn() -> None:
         def rewrite(self, mb: Builder, m: Match) -> Any:
             return mb.identity(x=mb.list_read(ls=m.ls, index=m.index, name="other"))
 
-    assert "is no tensor" in unproven(Again(), program_of(body))
+    assert "is no tensor" in unchecked(Again(), program_of(body))
 
 
 def test_the_pass_says_which_values_are_possible() -> None:

@@ -57,7 +57,7 @@ def test_masks_without_inputs_are_folded(converted: Callable[..., Any]) -> None:
     assert surgery.notes[-1].startswith("after: ")
 
 
-def test_a_decoder_is_repaired_and_proven(converted: Callable[..., Any]) -> None:
+def test_a_decoder_is_repaired_and_checked(converted: Callable[..., Any]) -> None:
     surgery = ane.apply(converted("gpt2").model, "auto", target="M4/macOS 27", prove="both", quiet=True)
     assert "select_last_token" in {change.pass_name for change in surgery.changes}
     assert surgery.proof is not None

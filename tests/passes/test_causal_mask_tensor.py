@@ -133,7 +133,7 @@ def masks_of(program: Program) -> list[Var]:
 
 
 def once(program: Program, step: CausalMaskTensor | None = None, edits: int = 2) -> Program:
-    """The program afterwards; every site proven bit-exact, nothing left to do."""
+    """The program afterwards; every site bit-exact, nothing left to do."""
     step = step or CausalMaskTensor()
     after, session = apply_pass(step, program)
     assert len(session.changes) == edits, reasons(session)

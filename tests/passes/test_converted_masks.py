@@ -165,7 +165,7 @@ GONE = {
 
 
 def check(program: Program, inputs: dict[str, Array], dtype: str) -> Program:
-    """One tensor, proven and equal in numbers, and nothing else that makes a mask; the program afterwards."""
+    """One tensor, checked and equal in numbers, and nothing else that makes a mask; the program afterwards."""
     after, session = apply_pass(CausalMaskTensor(), program)
     assert len(session.changes) == 2, reasons(session)
     assert all(c.proof is not None and c.proof.max_abs == 0 for c in session.changes)

@@ -183,7 +183,7 @@ UNSURE = {
 @pytest.mark.parametrize(
     ("make", "sure"), [*((f, True) for f in SURE.values()), *((f, False) for f in UNSURE.values())]
 )
-def test_a_guard_goes_when_the_ids_are_proven(make: Any, sure: bool) -> None:
+def test_a_guard_goes_when_the_ids_cannot_be_negative(make: Any, sure: bool) -> None:
     table = numbers(2500)
 
     @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)], opset_version=IOS[17])

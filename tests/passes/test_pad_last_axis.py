@@ -47,7 +47,7 @@ def kinds(program: Program, *op_types: str) -> list[Operation]:
 
 
 def check(program: Program, edges: int | None = None, step: PadLastAxis = STEP, rtol: float = RTOL) -> Program:
-    """Padded, proven, the same numbers, nothing left to do; `edges` values are cut, each once."""
+    """Padded, checked, the same numbers, nothing left to do; `edges` values are cut, each once."""
     slices = len(kinds(program, "slice_by_index"))
     after, session = apply_pass(step, program)
     assert session.changes, reasons(session)

@@ -1,4 +1,4 @@
-"""What holds for every pass: a true sketch, proven sites, nothing done twice, options with words."""
+"""What holds for every pass: a true sketch, checked sites, nothing done twice, options with words."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def class_of(name: str) -> type[Pass]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_sketch_is_true_and_each_site_is_proven(name: str) -> None:
+def test_the_sketch_is_true_and_each_site_is_checked(name: str) -> None:
     program: Program = module_of(name).example()
     assert sketch(module_of(name), "Before") == to_text(program)
     after, session = apply_pass(class_of(name)(), program)
     assert sketch(module_of(name), "After") == to_text(after)
     assert session.changes
     for change in session.changes:
-        assert change.proof is not None or change.unproven, change
+        assert change.proof is not None or change.unchecked, change
     again, second = apply_pass(class_of(name)(), after)
     assert not second.changes, to_text(again)
 

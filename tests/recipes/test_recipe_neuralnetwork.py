@@ -1,4 +1,4 @@
-"""`neuralnetwork_ane` on real files: proven, stable, and nothing where nothing is to be done."""
+"""`neuralnetwork_ane` on real files: checked, stable, and nothing where nothing is to be done."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_nothing_to_do_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> Non
 def test_a_custom_swish_becomes_layers_and_runs(corpus: Path, tmp_path: Path) -> None:
     done = operate(corpus / "custom_swish_mcneural.mlmodel", "neuralnetwork_ane")
     assert kept_off(done) == (1, 0)
-    assert any("custom" in change.unproven for change in done.changes)
+    assert any("custom" in change.unchecked for change in done.changes)
     assert any("not compared as a whole" in note for note in done.notes)
     predictor = ane.Predictor(done.save(tmp_path / "new.mlmodel"))
     assert all(np.isfinite(value).all() for value in predictor(predictor.sample(0)).values())

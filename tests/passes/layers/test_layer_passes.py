@@ -1,4 +1,4 @@
-"""What holds for every pass over layers: a true sketch, proven sites, nothing done twice, words."""
+"""What holds for every pass over layers: a true sketch, checked sites, nothing done twice, words."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def step_of(name: str) -> LayerPass:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_sketch_is_true_and_each_site_is_proven(name: str) -> None:
+def test_the_sketch_is_true_and_each_site_is_checked(name: str) -> None:
     spec: Any = module_of(name).example()
     assert sketch(module_of(name), "Before") == text_of(spec)
     after, session = apply_pass(step_of(name), spec)
     assert sketch(module_of(name), "After") == text_of(after)
     assert session.changes
     for change in session.changes:
-        assert change.proof is not None or change.unproven, change
+        assert change.proof is not None or change.unchecked, change
     again, second = apply_pass(step_of(name), after)
     assert not second.changes, text_of(again)
 

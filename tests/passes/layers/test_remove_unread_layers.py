@@ -27,7 +27,7 @@ def test_each_removal_is_told() -> None:
         ("unary abs",),
         ("loadConstantND left",),
     ]
-    assert all(change.unproven for change in session.changes)
+    assert all(change.unchecked for change in session.changes)
 
 
 def test_a_layer_of_two_outputs_stays_while_one_is_read() -> None:

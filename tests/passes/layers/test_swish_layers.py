@@ -53,7 +53,7 @@ def test_numbers(parameters: dict[str, Any], kinds: list[str], rank5: bool) -> N
     assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == kinds
     (change,) = session.changes
     assert change.proof is None
-    assert "whose code is not in the file" in change.unproven
+    assert "whose code is not in the file" in change.unchecked
     x = 4 * floats(*((2, 4, 4) if rank5 else (1, 2, 4, 4)))
     np.testing.assert_array_equal(ran(after, x), ran(spec, x))
 

@@ -77,6 +77,7 @@ class ComputeFp16(Pass):
 
     name: ClassVar[str] = "compute_fp16"
     tolerance: ClassVar[Tolerance] = Tolerance(5e-3)
+    rounds: ClassVar[bool] = True
     follows: ClassVar[tuple[str, ...]] = ("unroll_recurrent", "fold_batch_norm")
     caveat: ClassVar[str] = "values are rounded to fp16; compare the outputs on your own inputs"
     ranges: Mapping[str, tuple[float, float]] | None = None

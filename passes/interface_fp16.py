@@ -67,6 +67,7 @@ class InterfaceFp16(Pass):
 
     name: ClassVar[str] = "interface_fp16"
     tolerance: ClassVar[Tolerance] = Tolerance(2e-3)
+    rounds: ClassVar[bool] = True
     follows: ClassVar[tuple[str, ...]] = ("compute_fp16",)
 
     @classmethod

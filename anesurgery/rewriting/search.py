@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from anesurgery.checking.comparison import compare
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.loading import clone
 from anesurgery.mil import Operation, Program
@@ -14,6 +15,9 @@ from anesurgery.placement.standing import Standing, stand
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
+
+GATE = 60.0
+"""PSNR in dB that the outputs must keep where a step rounds: what recipes promise."""
 
 Remedies = Callable[[Sequence[Finding]], Sequence[Pass]]
 """The passes that findings name, with their options, in the order in which they are tried."""
@@ -143,18 +147,30 @@ class Search:
         return True
 
     def failure(self, old: State, steps: tuple[Pass, ...]) -> Refusal | None:
-        """What the check of a site says against these steps, or None."""
-        if not self.session.prove_sites:
+        """What the check of a site, or of the whole model where a step rounds, says against these steps."""
+        rounds = any(step.rounds for step in steps)
+        if not (self.session.prove_sites or rounds):
             return None
-        program, own = clone(old.program).program, self.session.again(prove_sites=True)
+        program, own = clone(old.program).program, self.session.again(prove_sites=self.session.prove_sites)
         try:
             for step in steps:
                 run_pass(step, program, own)
+            return _too_far(old.program, program, own) if rounds else None
         except SurgeryError as error:
             return Refusal(str(error))
-        return None
 
     def reject(self, steps: tuple[Pass, ...], reason: str) -> None:
         """Note why a step was not kept; a pair says no more than its steps."""
         if len(steps) == 1:
             self.rejected[str(steps[0])] = steps[0].name, Refusal(reason)
+
+
+def _too_far(before: Program, after: Program, session: Session) -> Refusal | None:
+    """What rounding does to the outputs on a sampled input, where it is more than the gate allows."""
+    for function in before.functions:
+        found = compare(
+            before, after, precision="fp16", contract=session.contract, gate=GATE, function=function
+        )
+        if not found.ok:
+            return Refusal(f"it keeps {found.psnr:.1f} dB of {GATE:g} on a sampled input")
+    return None

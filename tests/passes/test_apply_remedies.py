@@ -111,3 +111,26 @@ def test_every_function_counts() -> None:
 def test_trials_are_limited() -> None:
     _, session = apply_pass(ApplyRemedies(trials=0), example())
     assert not session.changes
+
+
+@pytest.mark.parametrize("prove", ["sites", None])
+def test_fp16_that_ruins_an_output_is_not_kept(prove: str | None) -> None:
+    """In fp16 the large term swallows the rest; at the same place a small one does not."""
+
+    def far(offset: float) -> Program:
+        weight = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32) / 32
+
+        @mb.program(input_specs=[mb.TensorSpec((64, 1024))], opset_version=ct.target.iOS17)
+        def program(x: Var) -> Any:
+            h = mb.linear(x=mb.linear(x=x, weight=weight), weight=weight)
+            return mb.sub(x=mb.add(x=h, y=np.float32(offset)), y=np.float32(offset))
+
+        return program
+
+    kept, lost = (
+        ane.apply(far(offset), "auto", target="M4/macOS 15", prove=prove, quiet=True) for offset in (0.5, 3e4)
+    )
+    assert "compute_fp16" in {change.pass_name for change in kept.changes}
+    assert not lost.changes
+    said = [r.reason for name, r in lost.refusals if name == "compute_fp16"]
+    assert any(re.search(r"keeps -?[\d.]+ dB of 60 on a sampled input", reason) for reason in said), said

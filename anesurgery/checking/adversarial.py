@@ -82,7 +82,7 @@ class Drawing:
             raise ValueError(f"%{var.name} is no tensor")
         given = self.sample(var, rng)
         if given is not None:
-            return np.asarray(given)
+            return self._aimed(var, np.asarray(given), kind, rng)
         shape, dtype = drawn_shape(var), np_dtype(var)
         if dtype.kind == "b":
             return rng.random(shape) < 0.5
@@ -90,6 +90,19 @@ class Drawing:
             raise ValueError(f"%{var.name} holds {dtype}")
         values = self._floats(shape, dtype, kind, rng) if dtype.kind == "f" else self._integers(var, kind, rng)
         return self._bounded(var, values, dtype)
+
+    def _aimed(self, var: Var, given: Array, kind: str, rng: np.random.Generator) -> Array:
+        """Integers that a pass draws from a range, some of them constants or their neighbours in the range."""
+        if given.dtype.kind not in "iu" or kind not in ("special", "ties") or not given.size:
+            return given
+        again = np.asarray(self.sample(var, rng))
+        if np.array_equal(given, again):
+            return given  # always the same: it belongs to another value
+        low, high = (int(end(np.concatenate([given.ravel(), again.ravel()]))) for end in (np.min, np.max))
+        near = {0, 1, -1, *(int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1))}
+        known = [n for n in near if low <= n <= high]
+        aimed = rng.choice(sorted(known) or [low], given.shape)
+        return np.where(rng.random(given.shape) < 0.7, aimed, given).astype(given.dtype)
 
     def _floats(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, rng: np.random.Generator

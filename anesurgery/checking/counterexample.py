@@ -91,8 +91,11 @@ def _simpler(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Nu
 def _text(sides: BothSides, numbers: Numbers) -> str:
     lines = [_assignment(var.name, values.numpy()) for var, values in numbers.items()]
     for old, new in sides.run(numbers):
+        if old.shape != new.shape:
+            lines.append(f"# the shapes differ: old {tuple(old.shape)}, new {tuple(new.shape)}")
+            break
         apart = ~((old == new) | ((old != old) & (new != new)))
-        if old.shape == new.shape and bool(apart.any()):
+        if bool(apart.any()):
             at = tuple(torch.nonzero(apart)[0].tolist())
             lines.append(f"# at {list(at)}: old {old[at].item()!r}, new {new[at].item()!r}")
             break

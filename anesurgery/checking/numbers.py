@@ -49,6 +49,10 @@ class BothSides:
         return list(zip(olds, news, strict=True))
 
 
+class Undrawable(ValueError):  # noqa: N818 - says what the value is
+    """No numbers can be drawn for a value."""
+
+
 class Apart(NamedTuple):
     """How far apart two values are."""
 
@@ -98,7 +102,7 @@ def compare_numbers(
     must the new side, unless the pass declares that it holds for finite numbers only.
 
     Raises:
-        ValueError: a value cannot be drawn.
+        Undrawable: no numbers can be drawn for a value.
     """
     worst = Difference()
     size = sum(
@@ -132,7 +136,10 @@ def compare_numbers(
 
 
 def _drawn(sides: BothSides, drawing: Drawing, kind: str, rng: np.random.Generator) -> Numbers:
-    return {v: as_tensor(drawing.draw(v, kind, rng)) for v in sides.drawn}
+    try:
+        return {v: as_tensor(drawing.draw(v, kind, rng)) for v in sides.drawn}
+    except ValueError as reason:
+        raise Undrawable(str(reason)) from reason
 
 
 def as_tensor(values: Array) -> torch.Tensor:

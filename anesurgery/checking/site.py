@@ -51,11 +51,13 @@ def check_site(
     if len(site.old_ops) > LARGEST_SITE:
         return f"depends on {len(site.old_ops)} ops"
     known = {} if known is None else known
+    from anesurgery.checking.numbers import Undrawable
+
     key = fingerprint(replaced, site.old_ops, new_ops)
     if key not in known:
         try:
             known[key] = _checked(site, sample, seed, promise)
-        except ValueError as reason:
+        except Undrawable as reason:
             return str(reason)
     return known[key]
 

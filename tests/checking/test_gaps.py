@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from both_sides import checked
+from both_sides import checked, side_by_side
 
 from anesurgery.checking import adversarial
+from anesurgery.checking.adversarial import Drawing
 from anesurgery.checking.grades import PLAIN, REASSOCIATED, Promise, SiteCheck, summary
 from anesurgery.checking.numbers import difference
 from anesurgery.mil import Var, mb, types
@@ -92,3 +93,23 @@ def test_left_out_counts_only_what_differs() -> None:
     apart = difference(old, torch.tensor([1.0, torch.nan, 5.0]), nan)
     assert (apart.max_abs, apart.values, apart.left_out) == (0, 1, 1)
     assert difference(old, torch.tensor([torch.nan, 0.0, 5.0]), nan).max_abs == float("inf")
+
+
+def test_integers_of_a_pass_meet_the_constants() -> None:
+    """A pass draws its integers from a wide range; the constants of both sides are still among them."""
+    program, _, _, _ = side_by_side(
+        lambda x: mb.identity(x=x), lambda x: mb.identity(x=x), (types.int32, (1, 4))
+    )
+    (x,) = program.functions["main"].inputs.values()
+    wide = Drawing(lambda v, rng: rng.integers(-5000, 5000, v.shape), (77.0,))
+    rng = np.random.default_rng(0)
+    found = {int(n) for _ in range(20) for n in wide.draw(x, "special", rng).ravel()}
+    assert {0, 1, 76, 77, 78} <= found
+    fixed = Drawing(lambda v, rng: np.full(v.shape, 3), (1.0,))
+    assert set(fixed.draw(x, "special", rng).ravel()) == {3}
+
+
+def test_a_shape_that_differs_is_a_counterexample() -> None:
+    check = checked(lambda x: mb.transpose(x=x, perm=[1, 0]), lambda x: mb.identity(x=x))
+    assert isinstance(check, SiteCheck)
+    assert "the shapes differ: old (4, 2), new (2, 4)" in check.counterexample

@@ -156,11 +156,6 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         "4 values",
         lambda: program(lambda x: mb.linear(x=x, weight=lut((32, 64), (1, 1))), (1, 64), **IOS18),
     ),
-    "comp-blockwise": (
-        lambda: program(lambda x: mb.linear(x=x, weight=scaled(int8(32, 64), (32, 4))), (1, 64), **IOS18),
-        "32x4 scales for 32x64 weights",
-        lambda: program(lambda x: mb.linear(x=x, weight=scaled(int8(32, 64), (32, 1))), (1, 64), **IOS18),
-    ),
     "perf-reshape": (
         lambda: program(lambda x: mb.relu(x=mb.transpose(x=x, perm=[0, 2, 1])), (1, 512, 512)),
         "1x512x512 is moved, 512 KiB",

@@ -150,16 +150,10 @@ VERDICTS: dict[str, tuple[Callable[[Var], Any], str, tuple[bool | None, str], di
         (True, ""),
         {},
     ),
-    "an update at a place of the run": (
-        lambda x: mb.slice_update(x=half(8, 8), update=half(2, 8), begin=x, end=[2, 8]),
+    "an update of no state": (
+        lambda x: mb.slice_update(x=x, update=half(2, 8), begin=[0, 0], end=[2, 8]),
         M4,
-        (True, ""),
-        {"shape": (2,), "dtype": types.int32},
-    ),
-    "an update of every second row": (
-        lambda x: mb.slice_update(x=x, update=half(2, 8), begin=[0, 0], end=[4, 8], stride=[2, 1]),
-        M4,
-        (None, "slice-update-stride"),
+        (False, "slice-update-alone"),
         {"shape": (8, 8)},
     ),
     "mirrored edges": (lambda x: mb.pad(x=x, pad=[1, 1], mode="reflect"), M4, (True, ""), {}),
@@ -237,6 +231,126 @@ VERDICTS: dict[str, tuple[Callable[[Var], Any], str, tuple[bool | None, str], di
 def test_verdicts(case: str) -> None:
     build, target, expected, options = VERDICTS[case]
     assert last(build, target, **options) == expected
+
+
+def of_state(build: Callable[[Var, Var, Var], Any]) -> tuple[bool | None, str]:
+    """Legality of the slice_update of a program with a state, and the rule that speaks about it."""
+
+    @mb.program(
+        input_specs=[
+            mb.TensorSpec((2, 8), dtype=types.fp16),
+            mb.TensorSpec((2,), dtype=types.int32),
+            mb.StateTensorSpec((8, 8), types.fp16),
+        ],
+        opset_version=ct.target.iOS18,
+    )
+    def program(x: Var, at: Var, cache: Var) -> Any:
+        return build(x, at, cache)
+
+    row = next(r for r in ane.inspect(program, M4).ops if r.op_type == "slice_update")
+    return row.legal, next((f.rule for f in row.findings if f.kind == "legality"), "")
+
+
+def updated(x: Var, at: Any, cache: Var, **more: Any) -> Var:
+    return mb.slice_update(x=mb.read_state(input=cache), update=x, begin=at, end=[2, 8], **more)
+
+
+def kept(cache: Var, value: Var) -> Var:
+    return mb.relu(x=mb.coreml_update_state(state=cache, value=value))
+
+
+def kept_and_read(x: Var, cache: Var) -> tuple[Var, Var]:
+    new = updated(x, [0, 0], cache)
+    return kept(cache, new), mb.relu(x=new)
+
+
+def kept_and_given(x: Var, cache: Var) -> tuple[Var, Var]:
+    new = updated(x, [0, 0], cache)
+    return kept(cache, new), new
+
+
+UPDATES: dict[str, tuple[Callable[[Var, Var, Var], Any], tuple[bool | None, str]]] = {
+    "of a state": (lambda x, at, s: kept(s, updated(x, [0, 0], s)), (True, "")),
+    "at a place of the run": (lambda x, at, s: kept(s, updated(x, at, s)), (True, "")),
+    "of every second row": (
+        lambda x, at, s: kept(
+            s, mb.slice_update(x=mb.read_state(input=s), update=x, begin=[0, 0], end=[4, 8], stride=[2, 1])
+        ),
+        (None, "slice-update-stride"),
+    ),
+    "that is not stored": (lambda x, at, s: mb.relu(x=updated(x, [0, 0], s)), (False, "slice-update-alone")),
+    "read by another op": (lambda x, at, s: kept_and_read(x, s), (False, "slice-update-alone")),
+    "given to the caller": (lambda x, at, s: kept_and_given(x, s), (False, "slice-update-alone")),
+    "of an activation": (
+        lambda x, at, s: kept(
+            s, mb.slice_update(x=mb.relu(x=mb.read_state(input=s)), update=x, begin=[0, 0], end=[2, 8])
+        ),
+        (False, "slice-update-alone"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UPDATES)
+def test_an_update_stays_only_between_the_ops_of_its_state(case: str) -> None:
+    build, expected = UPDATES[case]
+    assert of_state(build) == expected
+
+
+def int8(*shape: int) -> Any:
+    return np.ones(shape, np.int8)
+
+
+def scaled(shape: tuple[int, ...], *scales: int) -> Var:
+    """Weights of 8 bits with scales for blocks."""
+    return mb.constexpr_blockwise_shift_scale(data=int8(*shape), scale=half(*scales))
+
+
+def affine(shape: tuple[int, ...], axis: int, count: int) -> Var:
+    """Weights of 8 bits with scales along an axis."""
+    return mb.constexpr_affine_dequantize(
+        quantized_data=int8(*shape), scale=half(count), zero_point=np.zeros(count, np.int8), axis=axis
+    )
+
+
+BLOCKED, TAKEN = (False, "comp-blockwise"), (True, "")
+SCALES: dict[str, tuple[Callable[[Var], Any], tuple[bool | None, str], tuple[int, ...]]] = {
+    "conv, groups of inputs": (
+        lambda x: mb.conv(x=x, weight=scaled((32, 64, 1, 1), 32, 2, 1, 1)),
+        BLOCKED,
+        (1, 64, 8, 8),
+    ),
+    "conv, each output": (
+        lambda x: mb.conv(x=x, weight=scaled((32, 64, 1, 1), 32, 1, 1, 1)),
+        TAKEN,
+        (1, 64, 8, 8),
+    ),
+    "conv, one scale": (
+        lambda x: mb.conv(x=x, weight=scaled((32, 64, 1, 1), 1, 1, 1, 1)),
+        TAKEN,
+        (1, 64, 8, 8),
+    ),
+    "linear, groups of inputs": (lambda x: mb.linear(x=x, weight=scaled((32, 64), 32, 4)), BLOCKED, (1, 64)),
+    "linear, groups of outputs": (lambda x: mb.linear(x=x, weight=scaled((32, 64), 16, 1)), BLOCKED, (1, 64)),
+    "linear, each input": (lambda x: mb.linear(x=x, weight=scaled((32, 64), 1, 64)), BLOCKED, (1, 64)),
+    "linear, each output": (lambda x: mb.linear(x=x, weight=scaled((32, 64), 32, 1)), TAKEN, (1, 64)),
+    "linear, affine by output": (lambda x: mb.linear(x=x, weight=affine((32, 64), 0, 32)), TAKEN, (1, 64)),
+    "linear, affine by input": (lambda x: mb.linear(x=x, weight=affine((32, 64), 1, 64)), BLOCKED, (1, 64)),
+    "matmul, groups of inputs": (lambda x: mb.matmul(x=x, y=scaled((64, 32), 2, 32)), BLOCKED, (1, 64)),
+    "matmul, each output": (lambda x: mb.matmul(x=x, y=scaled((64, 32), 1, 32)), TAKEN, (1, 64)),
+    "matmul, each input": (lambda x: mb.matmul(x=x, y=scaled((64, 32), 64, 1)), BLOCKED, (1, 64)),
+    "turned matmul, each output": (
+        lambda x: mb.matmul(x=x, y=scaled((32, 64), 32, 1), transpose_y=True),
+        TAKEN,
+        (1, 64),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SCALES)
+@pytest.mark.parametrize("target", [M4, "M2/macOS 15", "M5/macOS 27"])
+def test_scales_are_for_the_tensor_or_for_each_output_channel(case: str, target: str) -> None:
+    build, expected, shape = SCALES[case]
+    assert last(build, target, shape) == expected
 
 
 def test_each_rule_cites_its_source_and_none_is_written_twice() -> None:

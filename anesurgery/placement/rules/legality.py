@@ -14,6 +14,7 @@ from typing import Any
 
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
+from anesurgery.placement.rules import block_scales, state_updates
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.target import SOURCES
 
@@ -62,10 +63,10 @@ NEVER: tuple[tuple[str, str, str | None, str, str], ...] = (
         "scatter scatter_along_axis",
         "the ANE cannot write at indices",
         None,
-        "blend with a mask, or use slice_update",
+        "blend with a mask, or update a state",
         STUDY,
     ),
-    ("scatter_nd", "the ANE cannot write at indices", None, "blend with a mask, or use slice_update", GUIDE),
+    ("scatter_nd", "the ANE cannot write at indices", None, "blend with a mask, or update a state", GUIDE),
     ("band_part", "masks are not built on the ANE", "causal_mask_tensor", "make the mask a constant", STUDY),
     ("one_hot", "the ANE cannot write at indices", None, "compare with a constant range", STUDY),
     ("non_zero shape range_1d", "it computes shapes or indices", None, "fix the shapes: it then folds", STUDY),
@@ -141,6 +142,8 @@ FORBIDDEN: tuple[Rule, ...] = (
     *(rule for row in NEVER for rule in _never(*row)),
     *_indices("reduce_argmax argsort", STUDY),
     *_indices("reduce_argmin", GUIDE),
+    block_scales.RULE,
+    state_updates.RULE,
     _row(
         "embedding",
         "gather",

@@ -105,7 +105,7 @@ def large_dilation(op: Operation, target: Target) -> str:
     return f"the dilation is {shape_in_words(dilations)}" if wide else ""
 
 
-def _makers(op: Operation) -> list[Operation]:
+def makers(op: Operation) -> list[Operation]:
     """The ops that decompress a weight, the last one first."""
     found: list[Operation] = []
     var = weight(op)
@@ -119,7 +119,7 @@ def _makers(op: Operation) -> list[Operation]:
 
 def lut(op: Operation) -> Operation | None:
     """The look-up table of a palettized weight."""
-    return next((m for m in _makers(op) if m.op_type == "constexpr_lut_to_dense"), None)
+    return next((m for m in makers(op) if m.op_type == "constexpr_lut_to_dense"), None)
 
 
 def small_groups(op: Operation, target: Target) -> str:
@@ -145,31 +145,13 @@ def few_bits(op: Operation, target: Target) -> str:
     return f"a palette of {colours} values" if colours <= 4 else ""
 
 
-def _scale_axes(maker: Operation) -> list[tuple[int, int]]:
-    """For each axis along which a scale changes: its number of scales, and the length of the axis."""
-    shape = static_shape(maker.outputs[0]) or ()
-    scales = [int(n) for n in maker.scale.shape]
-    return [(n, d) for n, d in zip(scales, shape, strict=False) if n > 1]
-
-
-def blockwise(op: Operation, target: Target) -> str:
-    """Scales for blocks that are smaller than a channel."""
-    for maker in _makers(op):
-        if maker.op_type == "constexpr_blockwise_shift_scale":
-            axes = _scale_axes(maker)
-            if len(axes) > 1 or any(n < d for n, d in axes):
-                scales, whole = maker.scale.shape, maker.outputs[0].shape
-                return f"{shape_in_words(scales)} scales for {shape_in_words(whole)} weights"
-    return ""
-
-
 def palette_scale(op: Operation) -> Var | None:
     """The scales by which a palette is multiplied before the product."""
-    makers = _makers(op)
-    kinds = [m.op_type for m in makers]
+    found = makers(op)
+    kinds = [m.op_type for m in found]
     if kinds[:2] != ["constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"]:
         return None
-    scale: Var = makers[0].scale
+    scale: Var = found[0].scale
     return scale
 
 
@@ -340,17 +322,6 @@ RULES: tuple[Rule, ...] = (
         kind="speed",
         grade=Grade.REPORTED,
         advice="use 4 to 8 bits",
-    ),
-    Rule(
-        "comp-blockwise",
-        PRODUCTS,
-        "blocks smaller than a channel are for the GPU, or are folded to fp16 (before M3); compiler strings "
-        "call them unsupported",
-        "coremltools guide: opt-quantization-perf; pytorch/executorch docs; compiler strings",
-        test=blockwise,
-        kind="speed",
-        grade=Grade.DOCUMENTED,
-        advice="one symmetric scale for each output channel",
     ),
     Rule(
         "perf-reshape",

@@ -205,6 +205,33 @@ def test_inputs_outputs_and_states() -> None:
     assert said["rank5-kv"] == "state %a is 1x1x2x8x64, of rank 5"
 
 
+@pytest.mark.parametrize(
+    ("states", "target", "rule"),
+    [
+        (1, "M4/macOS 26", None),
+        (2, "M4/macOS 26", "state-two"),
+        (2, "M1", "state-two"),
+        (2, "M4/macOS 15", None),
+        (2, "A19/iOS 26", None),
+        (2, "M4/iOS 26", None),
+        (3, "A19/iOS 26", "state-max-types"),
+        (3, "M4/macOS 26", "state-max-types"),
+    ],
+)
+def test_a_mac_runs_one_state_and_an_iphone_two(states: int, target: str, rule: str | None) -> None:
+    def body(x: Var, *caches: Var) -> Any:
+        return tuple(mb.add(x=x, y=mb.read_state(input=cache)) for cache in caches)
+
+    bodies = {
+        1: lambda x, a: body(x, a),
+        2: lambda x, a, b: body(x, a, b),
+        3: lambda x, a, b, c: body(x, a, b, c),
+    }
+    program = built(bodies[states], fp16(1, 64), *[state(1, 64)] * states)
+    said = words(shapes.of_model(main(program), Target.parse(target)))
+    assert {r for r in said if r.startswith("state-")} == ({rule} if rule else set())
+
+
 def test_a_model_without_products() -> None:
     said = words(shapes.of_model(main(built(lambda x: mb.relu(x=x), fp16(1, 64))), ANY))
     assert said == {"perf-elementwise": "none of the 1 ops is a convolution or matrix product"}

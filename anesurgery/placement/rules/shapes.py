@@ -27,7 +27,7 @@ from anesurgery.ops import WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.rules import overview
 from anesurgery.placement.rules.saving import save_changes
-from anesurgery.placement.target import Target
+from anesurgery.placement.target import CHIPS, Target
 
 __all__ = ["RULES", "of_model", "save_changes"]
 
@@ -38,7 +38,9 @@ BOTH = 64
 WORTH = 1 << 20
 """Bytes of padding, half of the smallest on-chip memory, from which a value of no product is worth a word."""
 MOST_STATES = 2
-"""Products whose result `pad_last_axis` pads."""
+"""States with which a model ran on A19; on Macs one did."""
+TWO_FAIL_FROM = 26
+"""The macOS on which two states failed; earlier ones were not reported."""
 
 
 def _padded(shape: tuple[int, ...], var: Var) -> int:
@@ -195,11 +197,22 @@ WIDTHS = Rule(
 STATES = Rule(
     "state-max-types",
     frozenset(),
-    "a plan showed a model of three states on the engine, and its prediction failed (0x1d); one or two ran",
+    "a plan showed a model of three states on the engine, and its prediction failed (0x1d); two ran",
     "john-rocky/CoreML-LLM: MLSTATE_PATTERN.md",
     kind="interface",
-    scope=Scope(os="seen on A19, M4"),
+    scope=Scope(os="seen on A19"),
     advice="pack them into two, or pass some as inputs and outputs",
+)
+TWO_STATES = Rule(
+    "state-two",
+    frozenset(),
+    "on Macs a model of two states failed at prediction (0x1d), though one of them was only read; one state ran, "
+    "and two ran on A19",
+    "john-rocky/CoreML-LLM: LFM2_CONVERSION_FINDINGS.md",
+    kind="interface",
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on M-series, macOS 26.0.1"),
+    advice="pack them into one, or pass one as input and output",
 )
 STATE_WIDTH = Rule(
     "state-width-32",
@@ -228,6 +241,7 @@ MODEL_RULES = (
     DOUBLES,
     WIDTHS,
     STATES,
+    TWO_STATES,
     STATE_WIDTH,
     STATE_RANK,
 )
@@ -243,7 +257,7 @@ def of_model(function: Function, target: Target, description: Any = None) -> tup
         description: of the model's specification, which tells enumerated shapes from ranges; a program that was
             just converted tells it by itself.
     """
-    found = [*_lengths(function, description), *_interface(function), *_states(function)]
+    found = [*_lengths(function, description), *_interface(function), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in found if rule.scope.concerns(target)]
     return (*kept, *overview.of_function(function, target))
 
@@ -308,10 +322,18 @@ def _hold(names: list[str]) -> str:
     return "holds" if len(names) == 1 else "hold"
 
 
-def _states(function: Function) -> Said:
+def _may_be_mac(target: Target) -> bool:
+    """Is there a Mac among the chips, on a release on which two states may fail?"""
+    late = target.os is None or target.os >= TWO_FAIL_FROM
+    return target.platform != "iOS" and late and any(CHIPS[n].platform == "macOS" for n in target.chips)
+
+
+def _states(function: Function, target: Target) -> Said:
     states = {n: shape_of(v) for n, v in function.inputs.items() if types.is_state(v.sym_type)}
     if len(states) > MOST_STATES:
         yield STATES, f"{len(states)} states: {_list([f'%{n}' for n in states])}"
+    elif len(states) == MOST_STATES and _may_be_mac(target):
+        yield TWO_STATES, f"2 states: {_list([f'%{n}' for n in states])}"
     for name, shape in states.items():
         if shape and shape[-1] % 32:
             yield (STATE_WIDTH, f"state %{name} is {shape_in_words(shape)}: {shape[-1]} is no multiple of 32")

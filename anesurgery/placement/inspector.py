@@ -24,7 +24,7 @@ NO_PROMISE = (
     "estimates are Core ML's own, as far as their formula was found on an M4 (macOS 27.0.1); no run times",
     "nothing here promises a placement: the compute plan on the device decides",
 )
-ELSEWHERE = "what was measured on an M4 is extrapolated to {}"
+ELSEWHERE = "what was measured on a base M4 with macOS 27.0.1 is extrapolated to {}"
 GPU = "what goes to the GPU is a guess, fitted to four models of an M4 Pro (macOS 26.5.1)"
 DYNAMIC = "dynamic lengths count as 1"
 
@@ -113,8 +113,8 @@ def _beside(found: Inspection, model: Any, target: Target, function: str | None)
 
 def _notes(target: Target, judged: Sequence[Judged]) -> tuple[str, ...]:
     notes = list(NO_PROMISE)
-    if not target.is_measured:
-        notes.append(ELSEWHERE.format(target.label))
+    if target.extrapolated:
+        notes.append(ELSEWHERE.format(target.extrapolated))
     if target.uses_gpu:
         notes.append(GPU)
     made = [v for j in judged for v in j.op.outputs if kind_of(v).is_tensor]

@@ -23,8 +23,8 @@ class Legality:
                 self._own.setdefault(op_type, []).append(rule)
 
     def forbids(self, rule: Rule) -> bool:
-        """Rows of the private compiler raise no more than a doubt where Core ML itself was measured."""
-        return rule.legal is False and not (rule.scope.via != "Core ML" and self.target.is_measured)
+        """Rows of the private compiler raise no more than a doubt on the chip on which Core ML was measured."""
+        return rule.legal is False and not (rule.scope.via != "Core ML" and self.target.on_measured_chip)
 
     def verdict(self, op: Operation) -> tuple[bool | None, Finding | None]:
         """Can the ANE run the op? True; False with the reason; or None, with what makes it doubtful.

@@ -82,8 +82,8 @@ SOURCES = {
 }
 """Where the numbers of `CHIPS` come from."""
 
-MEASURED = "M4"
-"""The chip on which most rules were measured through Core ML, op by op (751K, macOS 27.0.1)."""
+MEASURED, MEASURED_ON = "M4", ("macOS", 27)
+"""The chip, without Pro or Max, and the OS on which most rules were measured through Core ML (751K, 27.0.1)."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "any": tuple(CHIPS),
@@ -163,9 +163,18 @@ class Target:
         return frozenset(CHIPS[n].family for n in self.chips)
 
     @property
-    def is_measured(self) -> bool:
-        """Is it the one chip on which ops were put through Core ML one by one, the M4?"""
+    def on_measured_chip(self) -> bool:
+        """Is it of the one generation of which a chip was put through Core ML op by op, an M4 of any kind?"""
         return self.chips == (MEASURED,)
+
+    @property
+    def extrapolated(self) -> str:
+        """What measurements are extrapolated to, in words; "" for a base M4 on the macOS that was measured."""
+        if not self.on_measured_chip or _MARKETED.search(self.label):
+            return self.label
+        if self.os is None:
+            return f"{self.label} on other systems"
+        return "" if (self.platform, self.os) == MEASURED_ON else self.label
 
     @property
     def uses_ane(self) -> bool:

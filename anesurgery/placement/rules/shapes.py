@@ -206,8 +206,8 @@ STATES = Rule(
 TWO_STATES = Rule(
     "state-two",
     frozenset(),
-    "on Macs a model of two states failed at prediction (0x1d), though one of them was only read; one state ran, "
-    "and two ran on A19",
+    "on Macs a model of two states failed at prediction (0x1d), though one of them was only read; one state "
+    "ran, and two ran on A19",
     "john-rocky/CoreML-LLM: LFM2_CONVERSION_FINDINGS.md",
     kind="interface",
     grade=Grade.REPORTED,

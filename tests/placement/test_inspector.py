@@ -58,6 +58,33 @@ def test_targets(text: str | None, chips: tuple[str, ...], system: tuple[Any, An
 
 
 @pytest.mark.parametrize(
+    ("text", "beyond"),
+    [
+        ("M4/macOS 27", ""),
+        ("M4/macOS 27.0.1", ""),
+        ("M4/macOS 15", "M4/macOS 15"),
+        ("M4/iOS 26", "M4/iOS 26"),
+        ("M4 Max/macOS 27", "M4 Max/macOS 27"),
+        ("M4 Pro", "M4 Pro"),
+        ("M4", "M4 on other systems"),
+        ("M1/macOS 27", "M1/macOS 27"),
+        ("M4+/macOS 27", "M4+/macOS 27"),
+        ("any", "any"),
+    ],
+)
+def test_beyond_the_measured_chip_and_system_the_report_says_so(text: str, beyond: str) -> None:
+    notes = [n for n in look(lambda x: mb.relu(x=x), text).notes if "extrapolated" in n]
+    said = f"what was measured on a base M4 with macOS 27.0.1 is extrapolated to {beyond}"
+    assert notes == ([said] if beyond else [])
+
+
+def test_compiler_tables_raise_doubts_on_every_kind_of_m4() -> None:
+    for text in ("M4/macOS 27", "M4/macOS 15", "M4 Max/macOS 26"):
+        row = look(lambda x: mb.avg_pool(x=x, kernel_sizes=[32, 32], pad_type="valid"), text).ops[-1]
+        assert (row.legal, row.findings[0].rule) == (None, "pool-window")
+
+
+@pytest.mark.parametrize(
     ("text", "error", "words"),
     [
         ("M9", UnknownName, "unknown chip 'M9'; did you mean 'M"),

@@ -222,7 +222,7 @@ def test_a_mac_runs_one_state_and_an_iphone_two(states: int, target: str, rule: 
     def body(x: Var, *caches: Var) -> Any:
         return tuple(mb.add(x=x, y=mb.read_state(input=cache)) for cache in caches)
 
-    bodies = {
+    bodies: dict[int, Callable[..., Any]] = {
         1: lambda x, a: body(x, a),
         2: lambda x, a, b: body(x, a, b),
         3: lambda x, a, b, c: body(x, a, b, c),

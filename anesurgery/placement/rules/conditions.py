@@ -9,6 +9,7 @@ from anesurgery.facts.work import is_stored, is_tensor, kind_of, read_results, r
 from anesurgery.mil import Operation, Var, any_symbolic, constant, dtype_name
 from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL
 from anesurgery.placement.rules import mask_fills
+from anesurgery.placement.rules.long_heads import long_head
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 
@@ -140,7 +141,10 @@ def rank_under(least: int) -> Test:
 def long_axis(op: Operation, target: Target) -> str:
     """The last two axes are longer than the target takes, or another one longer than `CHANNELS`."""
     limit, chip = target.least("axis")
+    head = op.outputs[0] if long_head(op, target) else None
     for var in values(op):
+        if var is head:
+            continue
         shape = shape_of(var) if is_tensor(var) else ()
         wide = max(shape[-2:], default=0)
         if wide > limit:

@@ -14,7 +14,7 @@ from typing import Any
 
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules import block_scales, state_updates
+from anesurgery.placement.rules import block_scales, long_heads, state_updates
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.target import SOURCES
 
@@ -222,6 +222,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         remedy="rerank",
         advice="merge axes",
     ),
+    long_heads.RULE,
     _row(
         "axis",
         "",

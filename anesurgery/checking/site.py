@@ -83,18 +83,24 @@ def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCh
 
 def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promise: Promise) -> SiteCheck:
     from anesurgery.checking.counterexample import shrunk
+    from anesurgery.checking.domains import combinations, compare_all
     from anesurgery.checking.numbers import compare_numbers
 
     ops = [*site.old_ops, *site.new_ops]
     ordinary = promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite
     bounds = address_bounds(site.drawn, ops)
     drawing = Drawing(sample, constants_of(ops), bounds, ordinary, promise.magnitude)
-    worst = compare_numbers(sides, drawing, np.random.default_rng(seed), promise)
+    every = combinations(site.drawn, drawing, ops)
+    if every is not None:
+        worst = compare_all(sides, every, promise)
+    else:
+        worst = compare_numbers(sides, drawing, np.random.default_rng(seed), promise)
     example = "" if worst.within(promise) else shrunk(sides, worst.numbers, promise)
     return SiteCheck(
         worst.max_abs,
         worst.max_rel,
         worst.values,
+        Grade.NUMBERS if every is None or example else Grade.EXHAUSTIVE,
         seed=seed,
         finite_only=not promise.tolerates_nonfinite,
         magnitude=promise.magnitude,

@@ -1,0 +1,89 @@
+"""Small domains: where what a site reads can take few values, all of them are tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from anesurgery.checking.adversarial import ADDRESSES, Drawing, drawn_shape
+from anesurgery.checking.grades import Promise
+from anesurgery.checking.numbers import BothSides, Difference, Numbers, as_tensor, difference
+from anesurgery.facts.intervals import interval
+from anesurgery.interpret.sampling import LOOKUPS
+from anesurgery.mil import Operation, Var, any_symbolic, constant, ct, np_dtype, types
+
+WHOLE = 1024
+"""Combinations of values up to which all are tried."""
+
+
+def values_of(var: Var, drawing: Drawing) -> range | None:
+    """The values that each element may have, for conditions and integers with known ends; else None."""
+    dtype = np_dtype(var) if types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type) else None
+    if dtype is None or dtype.kind not in "biu" or drawing.sample(var, np.random.default_rng(0)) is not None:
+        return None
+    if dtype.kind == "b":
+        return range(2)
+    info = np.iinfo(dtype)
+    low, high = (drawing.bounds or {}).get(var, interval(var))
+    return range(int(max(low, info.min)), int(min(high, info.max)) + 1)
+
+
+def combinations(drawn: Sequence[Var], drawing: Drawing, ops: Sequence[Operation]) -> Iterator[Numbers] | None:
+    """All values of what a site reads; None where these are too many, or not known."""
+    choices = [values_of(var, drawing) for var in drawn]
+    known = [c for c in choices if c is not None]
+    if not drawn or len(known) < len(drawn):
+        return None
+    if any(any_symbolic(v.shape or ()) for v in drawn) or any(map(_partly_drawn, ops)):
+        return None
+    sizes = [math.prod(drawn_shape(var)) for var in drawn]
+    elements = [c for c, size in zip(known, sizes, strict=True) for _ in range(size)]
+    total = math.prod(map(len, elements)) if len(elements) <= WHOLE else math.inf
+    return _each(drawn, elements, int(total)) if total <= WHOLE else None
+
+
+def _partly_drawn(op: Operation) -> bool:
+    """Does it read integers of which a part is drawn: dynamic places, ids that may be negative?"""
+    for name, value in op.inputs.items():
+        if name in ADDRESSES and not isinstance(value, (list, tuple)) and constant(value) is None:
+            return True
+    if op.op_type not in LOOKUPS:
+        return op.op_type.startswith("scatter")
+    index, table = (op.inputs[name] for name in LOOKUPS[op.op_type])
+    counts_back = op.opset_version < ct.target.iOS17 and interval(index)[0] < 0
+    return constant(index) is None and (counts_back or any_symbolic(table.shape))
+
+
+def _each(drawn: Sequence[Var], elements: Sequence[range], total: int) -> Iterator[Numbers]:
+    for index in range(total):
+        chosen = []
+        for choice in elements:
+            index, at = divmod(index, len(choice))
+            chosen.append(choice[at])
+        numbers: Numbers = {}
+        for var in drawn:
+            shape = drawn_shape(var)
+            here, chosen = chosen[: math.prod(shape)], chosen[math.prod(shape) :]
+            numbers[var] = as_tensor(np.array(here).reshape(shape).astype(np_dtype(var)))
+        yield numbers
+
+
+def compare_all(sides: BothSides, every: Iterator[Numbers], promise: Promise) -> Difference:
+    """The worst difference over all combinations, or up to the first that breaks the promise."""
+    worst = Difference()
+    for numbers in every:
+        parts = [
+            difference(old, new, _undefined(old), finite_only=not promise.tolerates_nonfinite)
+            for old, new in sides.run(numbers)
+        ]
+        worst.add(parts, numbers)
+        if not worst.within(promise):
+            break
+    return worst
+
+
+def _undefined(old: torch.Tensor) -> torch.Tensor | None:
+    return torch.isnan(old) if old.is_floating_point() else None

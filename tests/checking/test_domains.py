@@ -1,0 +1,67 @@
+"""Small domains are tried as a whole, and one wrong combination is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from both_sides import checked
+
+from anesurgery.checking.grades import EXACT, Grade, SiteCheck
+from anesurgery.mil import Var, mb, types
+
+TABLE = np.array([[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]], np.float32)
+
+
+def grade(old: Any, new: Any, dtype: Any, shape: tuple[int, ...]) -> Grade | None:
+    found = checked(old, new, (dtype, shape))
+    assert isinstance(found, SiteCheck), found
+    return found.grade if found.within(EXACT) else None
+
+
+def lookup(x: Var, table: Any = TABLE) -> Var:
+    made: Var = mb.gather(x=table, indices=x, axis=0)
+    return made
+
+
+def as_matmul(x: Var, table: Any = TABLE) -> Var:
+    hot = mb.cast(x=mb.equal(x=mb.expand_dims(x=x, axes=[-1]), y=np.arange(5, dtype=np.int32)), dtype="fp32")
+    made: Var = mb.matmul(x=hot, y=table)
+    return made
+
+
+def count(x: Var, least: float) -> Var:
+    """Is more than one of them set?"""
+    total = mb.reduce_sum(x=mb.cast(x=x, dtype="fp32"), axes=[0])
+    made: Var = mb.greater(x=total, y=np.float32(least))
+    return made
+
+
+def test_ids_of_a_small_table() -> None:
+    assert grade(lookup, as_matmul, types.int32, (3,)) is Grade.EXHAUSTIVE
+    wrong = TABLE.copy()
+    wrong[3, 1] = 6
+    assert grade(lookup, lambda x: as_matmul(x, wrong), types.int32, (3,)) is None
+
+
+def test_more_combinations_are_not_all_tried() -> None:
+    assert grade(lookup, as_matmul, types.int32, (40,)) is Grade.NUMBERS
+
+
+def test_dynamic_places_are_not_all_tried() -> None:
+    """They are drawn from 0 and 1, which is a part of what they may be."""
+
+    def part(x: Var) -> Var:
+        made: Var = mb.slice_by_size(x=np.arange(9, dtype=np.float32), begin=x, size=[2])
+        return made
+
+    def other(x: Var) -> Var:
+        made: Var = mb.slice_by_size(x=np.array([0, 1, 2, 7, 7, 7, 7, 7, 7], np.float32), begin=x, size=[2])
+        return made
+
+    assert grade(part, other, types.int32, (1,)) is Grade.NUMBERS
+
+
+def test_conditions() -> None:
+    assert grade(lambda x: count(x, 9.25), lambda x: count(x, 9.5), types.bool, (10,)) is Grade.EXHAUSTIVE
+    assert grade(lambda x: count(x, 9.5), lambda x: count(x, 10), types.bool, (10,)) is None

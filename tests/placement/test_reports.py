@@ -104,10 +104,7 @@ CASES: dict[str, Case] = {
 }
 """Report -> program, target and compute units, what is read from the inspection, and what the report says."""
 
-STILL_WRONG = {
-    "N031": "the estimate of a linear with a batch of 128 favours the CPU",
-    "N094": "a topk on the M2 is extrapolated from the M4",
-}
+STILL_WRONG = {"N031": "the estimate of a linear with a batch of 128 favours the CPU"}
 NOT_WRITTEN = {
     "N036": "it speaks of two batches and of the GPU; the estimates of linear are not refitted",
     "N045": "the same product as linear goes to the ANE; the estimates do not tell them apart",

@@ -285,7 +285,12 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice="make the table a constant",
     ),
     _compiler(
-        "topk-old", "topk", "this generation has no sort", families={12, 13}, advice="choose on the host"
+        "topk-old",
+        "topk",
+        "this generation has no sort",
+        families={12, 13, 14},
+        source=f'{GUIDE}; on M2 with macOS 15 "RCAS isn\'t supported in this architecture" (public notes)',
+        advice="choose on the host",
     ),
     _compiler(
         "texture-old",

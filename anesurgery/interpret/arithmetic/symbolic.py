@@ -297,7 +297,7 @@ def _gather(a: Symbolic, op: Operation, **arguments: Any) -> Any:
     return a.function(("gather", x.shape[axis], arguments.get("validate_indices")), column, places)
 
 
-def _select(a: Symbolic, op: Operation, **arguments: Any) -> Any:
+def _select(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
     cond, x, y = arguments["cond"], a.image(arguments["a"]), a.image(arguments["b"])
     if isinstance(cond, Image):
         return a.choose(cond, x, y)

@@ -205,7 +205,7 @@ class Inspection(Drawn):
         return f"<Inspection of {self.model!r} on {self.target}: {where}>"
 
     def save_html(self, path: str | os.PathLike[str], after: Inspection | None = None) -> Path:
-        """Write the report as one HTML file that needs no network: whole, or not at all.
+        """Write the report as one HTML file that needs no network, atomically.
 
         Args:
             path: of the file; an existing one is replaced.

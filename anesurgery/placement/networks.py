@@ -58,7 +58,7 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
         label: the model in words.
 
     Returns:
-        Rows in file order, those of nested networks behind the layer that holds them; constants of the first
+        Rows in file order, those of nested networks after the layer that holds them; constants of the first
         kind are left out. `dtype` is "", `flop` and `bytes` are 0, `memory` is None: the file does not say.
         Where no ML Program can be made of a sound network, a note says why.
 

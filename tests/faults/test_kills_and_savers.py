@@ -120,11 +120,21 @@ def in_a_process(code: str, *arguments: object) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+ROUNDS = 5
+"""Times that the kills are repeated until they hit a save at work: when a kill comes is up to the machine."""
+
+
 def kill(folder: Path, count: int, system: str) -> None:
-    found = in_a_process(KILLS, folder, count, system)
-    assert set(found["found"]) == {0, 1}, "both the old and the new were seen"
-    assert found["left"] > count / 10, "kills hit a save at work"
-    assert system != "exchange" or not found["gone"], "with an exchange the target is always there"
+    seen: set[int] = set()
+    left = 0
+    for n in range(ROUNDS):
+        (folder / str(n)).mkdir()
+        found = in_a_process(KILLS, folder / str(n), count, system)
+        assert system != "exchange" or not found["gone"], "with an exchange the target is always there"
+        seen, left = seen | set(found["found"]), left + found["left"]
+        if seen == {0, 1} and left > count / 10:
+            return
+    raise AssertionError(f"{ROUNDS * count} kills hit {left} saves at work and saw {seen} of old and new")
 
 
 def test_kills(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from anesurgery import frontend, registry
 from anesurgery.interpret import Executable
 from anesurgery.mil import ct, quiet_host
 from anesurgery.show import surgeries
+from anesurgery.show.console import WIDTH
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "demo"
@@ -156,7 +157,7 @@ def main() -> None:
     before = converted(trained(text), BUILD / "gpt2.mlpackage")
     surgery = ane.apply(before, "gpt2_ane", prove="both")
     surgery.save(BUILD / "gpt2_ane.mlpackage", overwrite=True)
-    console = Console(width=surgeries.WIDTH, record=True)
+    console = Console(width=WIDTH, record=True)
     console.print(surgeries.surgery_group(surgery))
     if arguments.svg is not None:
         console.save_svg(str(arguments.svg), title="anesurgery apply gpt2_ane", clear=False)

@@ -19,15 +19,14 @@ After::
     }
 
 What the input adds to the gates is one product for all steps; each step adds one product of the state. LSTM
-(peepholes, clipped cells), GRU and simple RNN; forward, reverse and both directions; every activation and
-any initial state. A reverse sequence keeps the order of the op: its first row is the step computed first.
+(peepholes, clipped cells), GRU and simple RNN; every direction, activation and initial state. A reverse
+sequence keeps the order of the op: its first row is the step computed first.
 
-Refuses when the shape of the sequence is symbolic, when it has more than `max_steps` steps (the program grows
-by about 12 ops for each step and direction), and when constants that must be taken apart are compressed.
+Refuses when the sequence is symbolic or longer than `max_steps` (the program grows by about 12 ops for each
+step and direction), when constants are compressed, and for `reset_after` and `input_bias` of a gru.
 
 Why it helps: lstm, gru and rnn stay on the CPU (measured through Core ML on M4, macOS 27; the tables of the
-compiler have no such op on any chip), and a step is estimated at 100 ms and more. Products and activations
-run on the ANE. The rewrite is proved algebraically (the same sums in another order); sites are checked in fp32.
+compiler have no such op on any chip). Products and activations run on the ANE.
 
 Grade: checked: recurrent ops are not taken apart in the field.
 """
@@ -63,6 +62,8 @@ BACK = {"forward": ("",), "reverse": ("",), "bidirectional": ("", "_back")}
 """Direction -> the suffixes of the weights of each way through the sequence."""
 TAKEN_APART = ("bias", "peephole", "weight_hh")
 """Constants of which a step reads parts (`weight_hh` of a gru)."""
+
+AFTER = ("reset_after", "input_bias")  # of the gru of iOS 18
 
 States = tuple[Var, ...]
 Step = Callable[[Var, States], States]
@@ -100,6 +101,9 @@ class UnrollRecurrent(Rewrite):
             if var is not None and needed and producer(var, "const") is None:
                 made_by = "an input" if var.op is None else var.op.op_type
                 return Refusal(f"{name} is taken apart, but it is made by {made_by}", op)
+        for name in AFTER:
+            if (value := constant(op.inputs.get(name))) is not None and np.any(value):
+                return Refusal(f"{name} of a gru is not unrolled", op)
         for name in ("recurrent_activation", "cell_activation", "activation"):
             kind = constant(op.inputs.get(name))
             if kind is not None and str(kind).lower() not in ACTIVATIONS:

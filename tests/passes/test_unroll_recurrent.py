@@ -170,3 +170,16 @@ def test_real_models_have_no_recurrent_op_left(name: str, corpus: Path) -> None:
     assert all(o.max_rel <= 1e-5 for o in comparison.outputs), comparison
     found = ane.inspect(surgery.program, target="M4/macOS 15")
     assert not any(f.rule == "op-lstm" for row in found.ops for f in row.findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("reset_after", True), ("input_bias", floats(3 * HIDDEN))], ids=["reset", "bias"]
+)
+def test_what_only_the_gru_of_ios_18_has_is_refused(name: str, value: Any) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((STEPS, BATCH, INPUT))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Any:
+        weights = {"weight_ih": floats(3 * HIDDEN, INPUT), "weight_hh": floats(3 * HIDDEN, HIDDEN)}
+        more = {"bias": floats(3 * HIDDEN), name: value}
+        return mb.gru(x=x, initial_h=floats(BATCH, HIDDEN), **weights, **more)[1]
+
+    assert_refuses(UnrollRecurrent(), program, f"{name} of a gru is not unrolled")

@@ -219,8 +219,7 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, float]]] = {
     "tanh": ("tanh", {}),
     "scaled_tanh": ("tanh", {}),  # both factors are 1 where a recurrent op names it
     "sigmoid": ("sigmoid", {}),
-    "hard_sigmoid": ("sigmoid_hard", {"alpha": 0.2, "beta": 0.5}),
-    "sigmoid_hard": ("sigmoid_hard", {"alpha": 0.2, "beta": 0.5}),
+    **dict.fromkeys(("hard_sigmoid", "sigmoid_hard"), ("sigmoid_hard", {"alpha": 0.2, "beta": 0.5})),
     "relu": ("relu", {}),
     "linear": ("", {}),
 }

@@ -20,7 +20,7 @@ The change is declared: the caller gives fp16 arrays and gets them. Where ops re
 output in fp32, a cast stands between (`compute_fp16` before it makes most of these fp16).
 
 Refuses when the program is for iOS 15, whose interface has no fp16, when an input or output is an image, and
-when an output is an input handed through.
+when an output is an input as well.
 
 Why it helps: on M1 with macOS 14.6 the casts at the ends ran on the CPU; on M4 with macOS 27 they are legal
 on the ANE (both measured through Core ML). Where a cast goes away, results are the same as proved by types: the

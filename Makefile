@@ -21,7 +21,7 @@ demo: $(READY)  ## train a small GPT-2, convert it, operate on it, prove it, let
 	$(BIN)/python notebooks/demo.py
 
 test: lint types  ## what CI runs: lint, types, tests
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: lint types  ## the slow tests too
 	$(BIN)/python -m pytest

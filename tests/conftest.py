@@ -23,6 +23,11 @@ collect_ignore_glob = ["conformance/[!t]*.py", "benchmarks/*.py", "benchmarks/*/
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers take whole files: those that run longest come first, so that no worker is left with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
 @pytest.fixture(scope="session")
 def corpus() -> Path:
     """The folder of real models; tests that need it skip where it is absent."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
     from anesurgery.loading import load, to_text
-    from anesurgery.neuralnetwork.upgrade import upgrade
+    from anesurgery.network_editing.upgrade import upgrade
     from anesurgery.placement import Inspection, Target
     from anesurgery.placement.inspector import inspect
     from anesurgery.placement.registered import register_rule
@@ -69,7 +69,7 @@ _HOMES = {
     "run": "interpret",
     "save": "files.package",
     "to_text": "loading",
-    "upgrade": "neuralnetwork.upgrade",
+    "upgrade": "network_editing.upgrade",
     "var": "rewriting.pattern",
 }
 

@@ -14,9 +14,9 @@ import numpy as np
 from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
 from anesurgery.loading import load
 from anesurgery.mil import Array, Program, any_symbolic, np_dtype
-from anesurgery.neuralnetwork.editing.layer_text import network_text
-from anesurgery.neuralnetwork.editing.network import Network
-from anesurgery.neuralnetwork.editing.neural_network import NeuralNetwork
+from anesurgery.network_editing.layer_text import network_text
+from anesurgery.network_editing.network import Network
+from anesurgery.network_editing.neural_network import NeuralNetwork
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import Pass, run_pass

@@ -24,7 +24,7 @@ CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Workers take whole files: those that run longest come first, so that no worker is left with one at the end."""
+    """Workers take whole files: the longest come first, so that no worker is left alone with one."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 

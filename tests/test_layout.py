@@ -39,8 +39,7 @@ ROOMS = tuple(
         passes
         surgery
         testing
-        neuralnetwork.upgrade
-        neuralnetwork.editing
+        network_editing
         registry
         rewriting
         placement

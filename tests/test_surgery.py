@@ -20,8 +20,8 @@ from anesurgery.errors import InterfaceError, PassError, ProofError, Refusal, Su
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.loading import interface
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
-from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.network_editing.layer_pass import LayerPass
+from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var

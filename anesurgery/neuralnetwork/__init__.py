@@ -1,6 +1,5 @@
 """The older `.mlmodel` format: networks of layers, read and rebuilt as ML Programs.
 
-`upgrade` is the entry, `importing` makes the program, `context` builds layer after layer by the functions in
-`layers/` (a file for each family), `ports` knows inputs and outputs, `spec` reads weights. `editing` rewrites
-networks.
+`importing` makes the program, `context` builds layer after layer by the functions in
+`layers/` (a file for each family), `ports` knows inputs and outputs, `spec` reads weights.
 """

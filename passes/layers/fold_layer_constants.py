@@ -50,8 +50,8 @@ from anesurgery.errors import Refusal
 from anesurgery.facts.slices import slice_back
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, operands
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 NEUTRAL = {

@@ -50,9 +50,9 @@ import numpy as np
 from anesurgery.checking.adversarial import SYMBOL_LENGTH
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Var, is_symbolic
-from anesurgery.neuralnetwork.editing.chains import chain_to
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.network import Node
+from anesurgery.network_editing.chains import chain_to
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.network import Node
 from anesurgery.neuralnetwork.making import make_layer, make_network
 
 THRESHOLD = 7

@@ -45,10 +45,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing import affine
-from anesurgery.neuralnetwork.editing.chains import sole_maker
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.network import Node
+from anesurgery.network_editing import affine
+from anesurgery.network_editing.chains import sole_maker
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.network import Node
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 MODEST = 64

@@ -43,8 +43,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.two_sides import Constant, combine, plus, times, two_sides
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.two_sides import Constant, combine, plus, times, two_sides
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 FORMS = {

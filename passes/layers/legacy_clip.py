@@ -53,10 +53,10 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.broadcast_forms import SPATIAL, same_result
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.network import Network, Node
-from anesurgery.neuralnetwork.editing.two_sides import Constant, combine, two_sides
+from anesurgery.network_editing.broadcast_forms import SPATIAL, same_result
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.network import Network, Node
+from anesurgery.network_editing.two_sides import Constant, combine, two_sides
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 PLAIN = {"maxBroadcastable": "max", "minBroadcastable": "min"}

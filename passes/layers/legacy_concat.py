@@ -42,17 +42,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.channels import CHANNELS, picking
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.spatial_axes import (
-    CHANNEL,
-    HEIGHT,
-    NAMES,
-    SEQUENCE,
-    WIDTH,
-    border,
-    from_end,
-)
+from anesurgery.network_editing.channels import CHANNELS, picking
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.spatial_axes import CHANNEL, HEIGHT, NAMES, SEQUENCE, WIDTH, border, from_end
 from anesurgery.neuralnetwork.making import make_layer, make_network
 
 LEAST = {CHANNEL: 3, SEQUENCE: 5, HEIGHT: 2, WIDTH: 2}

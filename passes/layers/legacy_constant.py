@@ -38,7 +38,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 RANK = 5

@@ -42,17 +42,10 @@ import numpy as np
 from anesurgery.errors import Refusal
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, Var, np_dtype
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.movement import (
-    MOVERS,
-    Movement,
-    movement,
-    moving_after,
-    moving_row,
-    places,
-)
-from anesurgery.neuralnetwork.editing.moving_forms import Limits, Step, emit, first_layers
-from anesurgery.neuralnetwork.editing.network import Node
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.movement import MOVERS, Movement, movement, moving_after, moving_row, places
+from anesurgery.network_editing.moving_forms import Limits, Step, emit, first_layers
+from anesurgery.network_editing.network import Node
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 KIND = "embeddingND"

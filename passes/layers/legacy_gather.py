@@ -43,9 +43,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.channels import CHANNELS, picking
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, CUT, NAMES, cut, from_end
+from anesurgery.network_editing.channels import CHANNELS, picking
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.spatial_axes import CHANNEL, CUT, NAMES, cut, from_end
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 IMAGE = 4

@@ -40,9 +40,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.movement import SHAPERS
-from anesurgery.neuralnetwork.editing.network import Node
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.movement import SHAPERS
+from anesurgery.network_editing.network import Node
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.ops import names
 

@@ -41,8 +41,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, HEIGHT, WIDTH, Margins, border, cut
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.spatial_axes import CHANNEL, HEIGHT, WIDTH, Margins, border, cut
 from anesurgery.neuralnetwork.making import make_layer, make_network
 
 JOINED, PADDED = 3, 2

@@ -55,8 +55,8 @@ from anesurgery.checking.adversarial import drawn_shape
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Var
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.two_sides import Constant, two_sides
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.two_sides import Constant, two_sides
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 MOST_FACTORS = 4

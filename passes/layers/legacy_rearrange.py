@@ -47,11 +47,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.channels import CHANNELS
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.movement import FIRST_MOVERS, MOVERS, movement, moving_row
-from anesurgery.neuralnetwork.editing.moving_forms import BLOCKS, Limits, Step, emit, first_layers
-from anesurgery.neuralnetwork.editing.network import Node
+from anesurgery.network_editing.channels import CHANNELS
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.movement import FIRST_MOVERS, MOVERS, movement, moving_row
+from anesurgery.network_editing.moving_forms import BLOCKS, Limits, Step, emit, first_layers
+from anesurgery.network_editing.network import Node
 from anesurgery.neuralnetwork.making import make_layer, make_network
 
 

@@ -37,8 +37,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Shape, Site, Unknown
-from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, CUT, HEIGHT, WIDTH, borders, cut, from_end
+from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site, Unknown
+from anesurgery.network_editing.spatial_axes import CHANNEL, CUT, HEIGHT, WIDTH, borders, cut, from_end
 from anesurgery.neuralnetwork.layers.blob_axes import of_each
 from anesurgery.neuralnetwork.making import make_layer, make_network
 

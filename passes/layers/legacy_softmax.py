@@ -38,8 +38,8 @@ from typing import Any, ClassVar
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, NAMES, SWAPS, from_end, swap
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.spatial_axes import CHANNEL, NAMES, SWAPS, from_end, swap
 from anesurgery.neuralnetwork.making import make_layer, make_network
 
 LEAST, PERMUTED = 3, 5

@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site, Unknown
-from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, CUT, cut, from_end
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site, Unknown
+from anesurgery.network_editing.spatial_axes import CHANNEL, CUT, cut, from_end
 from anesurgery.neuralnetwork.making import make_layer, make_network
 
 

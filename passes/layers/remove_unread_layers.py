@@ -33,8 +33,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
-from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.network_editing.layer_pass import LayerPass
+from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.rewriting.session import Change, Session
 

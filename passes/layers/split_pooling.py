@@ -48,9 +48,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.spatial_axes import HEIGHT, WIDTH, borders, cut
-from anesurgery.neuralnetwork.editing.windows import Windows, windows_of
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.spatial_axes import HEIGHT, WIDTH, borders, cut
+from anesurgery.network_editing.windows import Windows, windows_of
 from anesurgery.neuralnetwork.layers.window_padding import pairs
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.placement.rules.layer_rules import POOL_KERNEL, POOL_STRIDE

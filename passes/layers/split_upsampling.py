@@ -52,10 +52,10 @@ import numpy as np
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.kernels import WIDE, depthwise, no_image, takes
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.spatial_axes import HEIGHT, WIDTH, Margins, borders, cut
-from anesurgery.neuralnetwork.editing.windows import height_and_width
+from anesurgery.network_editing.kernels import WIDE, depthwise, no_image, takes
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.spatial_axes import HEIGHT, WIDTH, Margins, borders, cut
+from anesurgery.network_editing.windows import height_and_width
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.placement.rules.layer_rules import UPSAMPLE
 

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.errors import Refusal
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.spatial_axes import borders
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.spatial_axes import borders
 from anesurgery.neuralnetwork.making import make_layer, make_network
 
 

@@ -56,11 +56,11 @@ import numpy as np
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
+from anesurgery.network_editing.kernels import HIGH, WIDE, no_image, takes
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.spatial_axes import CHANNEL, border, borders
+from anesurgery.network_editing.windows import height_and_width, windows_of
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.editing.kernels import HIGH, WIDE, no_image, takes
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, border, borders
-from anesurgery.neuralnetwork.editing.windows import height_and_width, windows_of
 from anesurgery.neuralnetwork.layers.window_padding import pairs
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.placement.rules.conditions import CHANNELS

@@ -18,7 +18,7 @@ from anesurgery.errors import LoadError
 from anesurgery.files.package import read_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Var, ct, mb, quiet_host
-from anesurgery.neuralnetwork.upgrade import NOTES
+from anesurgery.network_editing.upgrade import NOTES
 
 Kind = proto.FeatureTypes_pb2.ArrayFeatureType.ArrayDataType
 DOUBLES = "64 bit floats became 32 bit floats"

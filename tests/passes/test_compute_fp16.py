@@ -13,7 +13,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, dtype_name, mb, types, walk_ops
-from anesurgery.neuralnetwork.upgrade import NOTES
+from anesurgery.network_editing.upgrade import NOTES
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.testing import apply_pass, assert_same_numbers, reasons
 from anesurgery.text import to_text

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
+from anesurgery.network_editing.layer_pass import LayerPass
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.testing import apply_pass, assert_same_numbers
 

@@ -11,7 +11,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.fuse_clip import FuseClip, example

@@ -11,7 +11,7 @@ import pytest
 from sketches import sketch
 
 from anesurgery import registry
-from anesurgery.neuralnetwork.editing.layer_pass import LayerPass
+from anesurgery.network_editing.layer_pass import LayerPass
 from anesurgery.testing import apply_pass, assert_same_numbers, text_of
 
 NAMES = [*registry.layer_pass_names(), "_template"]

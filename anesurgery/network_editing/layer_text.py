@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.network_editing.network import Network
 from anesurgery.text import INLINE
 
 

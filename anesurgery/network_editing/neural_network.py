@@ -21,7 +21,7 @@ from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.files.writing import check_target, temporary_files, write_atomically
 from anesurgery.mil import Array, Program, ct, quiet_host
-from anesurgery.neuralnetwork.editing.network import Network
+from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import network_of, networks_of, walk_layers
 from anesurgery.placement.inspection import Inspection

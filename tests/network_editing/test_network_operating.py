@@ -16,7 +16,7 @@ from anesurgery.errors import LoadError, PassError, ProofError, Refusal, Surgery
 from anesurgery.files.package import read_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import ct, mb, quiet_host
-from anesurgery.neuralnetwork.editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 NAME = "legacy_add_multiply"

@@ -9,8 +9,8 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
+from anesurgery.network_editing.network import Node
 from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.editing.network import Node
 from anesurgery.neuralnetwork.making import weights
 
 KINDS = frozenset({"convolution", "innerProduct"})

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_pass import Site, Unknown
-from anesurgery.neuralnetwork.editing.network import Network, Node
+from anesurgery.network_editing.layer_pass import Site, Unknown
+from anesurgery.network_editing.network import Network, Node
 from anesurgery.neuralnetwork.spec import is_legacy
 
 CHANNEL_LAST = 1

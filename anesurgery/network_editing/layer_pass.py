@@ -21,8 +21,8 @@ import numpy as np
 
 from anesurgery.errors import LoadError, Refusal
 from anesurgery.mil import Array, Var, any_symbolic, quiet_host
-from anesurgery.neuralnetwork.editing.network import Network, Node
-from anesurgery.neuralnetwork.editing.neural_network import NeuralNetwork
+from anesurgery.network_editing.network import Network, Node
+from anesurgery.network_editing.neural_network import NeuralNetwork
 from anesurgery.neuralnetwork.making import make_layer
 from anesurgery.rewriting.driver import Built, Place, operate
 from anesurgery.rewriting.passes import Pass

@@ -9,8 +9,8 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.layer_pass import Site
-from anesurgery.neuralnetwork.editing.spatial_axes import CHANNEL, Margins, borders
+from anesurgery.network_editing.layer_pass import Site
+from anesurgery.network_editing.spatial_axes import CHANNEL, Margins, borders
 from anesurgery.neuralnetwork.making import weights
 from anesurgery.placement.target import Target
 

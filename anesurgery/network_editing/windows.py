@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anesurgery.neuralnetwork.editing.layer_pass import Site, Unknown
+from anesurgery.network_editing.layer_pass import Site, Unknown
 from anesurgery.neuralnetwork.layers.window_padding import pairs
 
 LATER = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from anesurgery.neuralnetwork.editing.network import Network, Node
+from anesurgery.network_editing.network import Network, Node
 
 T = TypeVar("T")
 

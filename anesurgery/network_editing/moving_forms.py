@@ -16,9 +16,9 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.channels import CHANNELS, picking
-from anesurgery.neuralnetwork.editing.layer_pass import Site
-from anesurgery.neuralnetwork.editing.movement import PERMUTED, Movement, channel_last, last_axes, places
+from anesurgery.network_editing.channels import CHANNELS, picking
+from anesurgery.network_editing.layer_pass import Site
+from anesurgery.network_editing.movement import PERMUTED, Movement, channel_last, last_axes, places
 
 Step = tuple[str, dict[str, Any]]
 """A layer type and its fields."""

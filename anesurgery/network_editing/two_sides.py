@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
-from anesurgery.neuralnetwork.editing.broadcast_forms import Sizes, constant_form, same_result
-from anesurgery.neuralnetwork.editing.layer_pass import Site
+from anesurgery.network_editing.broadcast_forms import Sizes, constant_form, same_result
+from anesurgery.network_editing.layer_pass import Site
 from anesurgery.neuralnetwork.making import weights
 
 

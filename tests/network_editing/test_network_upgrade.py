@@ -15,8 +15,8 @@ from anesurgery.errors import LoadError, UnknownName
 from anesurgery.files.protobuf import proto
 from anesurgery.loading import interface, load
 from anesurgery.mil import Array, ct, quiet_host
+from anesurgery.network_editing.upgrade import NOTES
 from anesurgery.neuralnetwork.importing import import_network
-from anesurgery.neuralnetwork.upgrade import NOTES
 
 with quiet_host():
     from coremltools.models import datatypes

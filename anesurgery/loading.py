@@ -110,7 +110,7 @@ def load_member(model: Any, member: str | int) -> Loaded:
         member: its name, or its number from 0 (also as text).
 
     Raises:
-        LoadError: it is no pipeline, or the member can be no ML Program.
+        LoadError: it is not a pipeline, or the member cannot be made an ML Program.
         UnknownName: no such member.
     """
     if isinstance(model, ct.models.MLModel) and model.package_path is None:
@@ -122,7 +122,7 @@ def load_member(model: Any, member: str | int) -> Loaded:
         spec = read_spec(file)
     kind = spec.WhichOneof("Type")
     if kind not in PIPELINES:
-        raise LoadError(f"{where} is no pipeline; leave member={member!r} out")
+        raise LoadError(f"{where} is not a pipeline; leave member={member!r} out")
     models, names = PIPELINES[kind](spec).models, part_names(PIPELINES[kind](spec))
     wanted = str(member)
     if wanted not in names and wanted.isdigit() and int(wanted) < len(names):

@@ -166,13 +166,13 @@ __all__ = [
     "Var",
     "add_input",
     "any_symbolic",
-    "behind",
     "blocks",
     "constant",
     "consumers",
     "ct",
     "dtype_name",
     "exclusive",
+    "first_op_after",
     "function_of",
     "inside",
     "is_constant",
@@ -262,7 +262,7 @@ def static_shape(var: Var) -> tuple[int, ...] | None:
 
 
 def dtype_name(var: Var) -> str:
-    """The element type as MIL prints it: "fp16", "int32", "bool"; "list" or "dict" of what is no tensor."""
+    """The element type as MIL prints it: "fp16", "int32", "bool"; "list" or "dict" of what is not a tensor."""
     return _described(var.sym_type)[0]
 
 
@@ -320,7 +320,7 @@ def stamp(op: Operation, origin: Operation) -> None:
         waiting.discard(op)
 
 
-def behind(vars_: Sequence[Var], root: Operation) -> Operation:
+def first_op_after(vars_: Sequence[Var], root: Operation) -> Operation:
     """The first op, in the block of `root` or around it, at which all of these values are known."""
     block = root.enclosing_block
     assert block is not None

@@ -42,11 +42,11 @@ class Surgery(Report):
     subject: Subject
     """The model after."""
     original: Subject | None
-    """The model as it came, where something needed it: a comparison of whole models, a gate, a caller's own."""
+    """The model as given, where something needed it: a comparison of whole models, a gate, a caller's own."""
     steps: tuple[Pass, ...]
     """The passes, in the order in which they ran."""
     before: dict[str, int]
-    """Number of ops (or layers) by type in the model as it came."""
+    """Number of ops (or layers) by type in the model as given."""
     after: dict[str, int]
     inspected: tuple[tuple[Inspection, ...], tuple[Inspection, ...]] = ((), ())
     """The inspections before and after; of neural networks alone, which cost next to nothing."""
@@ -109,7 +109,7 @@ def apply(
             (fp16), "both", or None.
         require: the grade that every edit must reach: "checked", "exhaustive", "proved" or "bits".
         inputs: for the comparison of whole models; sampled by default.
-        quiet: no progress bar (it vanishes by itself when the output is no terminal).
+        quiet: no progress bar (it vanishes by itself when the output is not a terminal).
         seed: of all random numbers.
 
     Raises:

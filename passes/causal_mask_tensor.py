@@ -30,7 +30,7 @@ finite weights: those of the scores without a mask.
 
 Refuses when an element is neither kept as it is nor masked (a bias), when a position sees one ahead of it,
 when a row keeps nothing at conversion, when the number of positions is symbolic, or when what depends on an
-input is no conjunction.
+input is not a conjunction.
 
 Why it helps: `band_part`, run-time ranges and int32 comparisons never run on the ANE (measured: M4, macOS 27),
 an fp32 mask sends the scores to the CPU (reported: M1 Max, macOS 13), and its softmax does not handle -inf

@@ -33,7 +33,7 @@ become 0.0); an id outside the table gives zeros. A table with more than `max_in
 and the products are added.
 
 A table that a tied head reads too stays as it is, so that it is not stored twice; with `pad_tied=True` it is
-padded as `pad_last_axis` will pad the head's behind this pass, and both read one constant. The guard that lets
+padded as `pad_last_axis` will pad the head's after this pass, and both read one constant. The guard that lets
 negative ids count from the end stays, and a gather that counts so by itself (before iOS 17) is given one,
 unless the ids cannot be negative: by proof, or by `nonnegative_ids=True`.
 
@@ -100,7 +100,7 @@ class EmbeddingMatmul(Rewrite):
     nonnegative_ids: bool = False
     """Does the caller promise that no id is negative?"""
     pad_tied: bool = False
-    """Pad also a table that a head reads; right when `pad_last_axis` runs behind, which pads the head's."""
+    """Pad also a table that a head reads; right when `pad_last_axis` runs afterwards, which pads the head's."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("matmul", "input"):

@@ -25,7 +25,7 @@ by a slice with constant bounds and never a gather. `position="input"` adds a on
 finite), so a prompt may be padded on either side.
 
 The cut lies at the last value that alone carries what the norm and the head read, usually the residual
-stream; everything behind it must treat each position alike. `depth="block"` goes on through what else is
+stream; everything downstream must treat each position alike. `depth="block"` goes on through what else is
 row-wise: the last MLP, as a rule. The logits are the widest output of rank 3 that a head (a linear, or a
 matmul with a constant) leads to, or the one that `output` names. A model that selects its last position by
 itself, after the norm or after the head, does so earlier and by a slice. Other outputs stay as they are.
@@ -122,11 +122,11 @@ class SelectLastToken(Rewrite):
         alone = consumers(value) == [m.root] and not is_output(value)
         if self.position == "input" or self.output is not None or value.rank != 3:
             return None  # such a model gives one position only, or another output is meant
-        behind = not alone or leads_to_weights(m.root.outputs[0])
-        tail = row_tail(value, 1, deep=self.depth == "block", head_follows=behind) if alone else None
+        leads_to_head = not alone or leads_to_weights(m.root.outputs[0])
+        tail = row_tail(value, 1, deep=self.depth == "block", head_follows=leads_to_head) if alone else None
         if not isinstance(tail, Tail):
             tail = Tail(value, 1, ())
-        # Where only views are behind it, moving it again gains nothing.
+        # Where only views follow it, moving it again gains nothing.
         saves = any(op.op_type not in MOVING | CARRIERS for op, _ in tail.ops)
         return m.bind(tail=tail, selects=True) if saves or m.root.op_type == "gather" else None
 

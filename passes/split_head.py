@@ -173,7 +173,7 @@ def _is_elementwise(op: Operation, var: Var) -> bool:
 
 
 def _source(op: Operation) -> Var:
-    """The operand of an elementwise op that is no constant."""
+    """The operand of an elementwise op that is not a constant."""
     return next(v for _, v in operands(op) if constant(v) is None)
 
 

@@ -76,10 +76,10 @@ class Drawing:
         """Values for one var in one kind of round.
 
         Raises:
-            ValueError: the var is no plain tensor.
+            ValueError: the var is not a plain tensor.
         """
         if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
-            raise ValueError(f"%{var.name} is no tensor")
+            raise ValueError(f"%{var.name} is not a tensor")
         given = self.sample(var, rng)
         if given is not None:
             return self._aimed(var, np.asarray(given), kind, rng)

@@ -109,7 +109,7 @@ class _Keep(Listener):
                 self.values[var] = value.copy()
 
 
-class _Found(Exception):  # noqa: N818 - ends a run, and is no error
+class _Found(Exception):  # noqa: N818 - ends a run, and is not an error
     def __init__(self, divergence: Divergence) -> None:
         self.divergence = divergence
 

@@ -22,7 +22,7 @@ Options = dict[str, dict[str, Any]]
 SIMPLE = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Constant, ast.Tuple, ast.Load)
 
 
-class _Unread(Exception):  # noqa: N818 - ends the reading, and is no error
+class _Unread(Exception):  # noqa: N818 - ends the reading, and is not an error
     """Something is written in a way that is not read here."""
 
 

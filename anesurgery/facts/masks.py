@@ -81,7 +81,7 @@ def take_apart(chain: Chain) -> Parts | Refusal:
             return tried
         if tried.any() or not held:
             if literals is not None:
-                return Refusal("what the mask depends on is no conjunction")
+                return Refusal("what the mask depends on is not a conjunction")
             literals, keep = list(held.items()), tried
     return _parts(chain, literals or [], keep, list(free))
 
@@ -198,7 +198,7 @@ def _filled(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
 
 
 def _keep(chain: Chain, bound: Bound) -> Array | Refusal:
-    """Which scores are kept, given values for what is dynamic; or why this is no mask."""
+    """Which scores are kept, given values for what is dynamic; or why this is not a mask."""
     results = _offsets(chain, bound)
     if results is None:
         return Refusal("the mask cannot be evaluated")

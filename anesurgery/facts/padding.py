@@ -108,7 +108,7 @@ def lanewise(op: Operation, length: int) -> list[Var] | None:
     """The values that must be padded for `op` to make a padded result; None when it cannot, whatever they hold.
 
     Args:
-        op: an op that is no product with a constant weight.
+        op: an op that is not a product with a constant weight.
         length: of the last axis of its result.
     """
     if op.op_type in CARRIERS:

@@ -87,7 +87,7 @@ def _kind(sym_type: Any) -> Kind:
 
 
 def kind_of(var: Var) -> Kind:
-    """What the type of a value says; of a state, that it is no tensor, and the shape of the one it holds."""
+    """What the type of a value says; of a state, that it is not a tensor, and the shape of the one it holds."""
     return _kind(var.sym_type)
 
 
@@ -102,7 +102,7 @@ def shape_of(var: Var) -> tuple[int, ...]:
 
 
 def size_of(var: Var) -> int:
-    """Bytes, rows not padded; 0 for what is no tensor."""
+    """Bytes, rows not padded; 0 for what is not a tensor."""
     kind = kind_of(var)
     return math.ceil(math.prod(kind.shape) * kind.itemsize) if kind.is_tensor else 0
 

@@ -80,7 +80,7 @@ def read_compiled(folder: Path, name: str = PROGRAM_TEXT) -> Compiled:
     try:
         content = opened.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise LoadError(f"{file} is no text: {error}; copy the compiled model again") from error
+        raise LoadError(f"{file} is not a text: {error}; copy the compiled model again") from error
     text = read_mil(content, str(file))
     described = describe_compiled(text.program, _container(folder), _metadata(folder), str(folder))
     spec = proto.Model_pb2.Model(

@@ -43,11 +43,11 @@ def decompile(
         overwrite: may an existing package be replaced?
 
     Raises:
-        LoadError: the source is no compiled ML Program or is damaged; or the target cannot be written.
+        LoadError: the source is not a compiled ML Program or is damaged; or the target cannot be written.
     """
     folder, place = Path(source).expanduser(), Path(target).expanduser().absolute()
     if not is_compiled(folder):
-        raise LoadError(f"{folder} is no compiled model; give an .mlmodelc folder")
+        raise LoadError(f"{folder} is not a compiled model; give an .mlmodelc folder")
     check_target(folder, place, overwrite)
     found = read_compiled(folder)
     weights = _weights(found.spec.mlProgram, folder)

@@ -62,7 +62,7 @@ class TypeReader:
             elif dim.isdecimal() and len(dim) <= DIGITS:
                 made.tensorType.dimensions.add().constant.size = int(dim)
             else:
-                self._scanner.fail(f"{dim!r} is no size of a dimension", at)
+                self._scanner.fail(f"{dim!r} is not a size of a dimension", at)
         made.tensorType.rank = len(made.tensorType.dimensions)
         return made
 

@@ -190,13 +190,13 @@ def _parse(name: str, words: list[str]) -> Any:
 
 
 def _bad_element(name: str, words: list[str]) -> str:
-    """Which of the words is no value of a type."""
+    """Which of the words is not a value of a type."""
     for at, word in enumerate(words):
         try:
             _parse(name, [word])
         except (ValueError, KeyError, OverflowError):
             return f"{word.strip()[:40]!r} (element {at}) is no {name}"
-    return f"these are no values of {name}"
+    return f"these are not values of {name}"
 
 
 def _container(name: str) -> Any:

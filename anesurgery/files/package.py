@@ -42,7 +42,7 @@ class Loaded:
 
     program: Program
     spec: Any = None
-    """Model protobuf as it came, ML Program included (it stays as the source of what is kept); None for a
+    """Model protobuf as given, ML Program included (it stays as the source of what is kept); None for a
     bare program."""
     source: Path | None = None
     """The package, which is never written to."""

@@ -49,7 +49,7 @@ def check_names(wanted: Iterable[str], given: Any) -> None:
     """Refuse what gives no inputs by name, and an input that a model does not have.
 
     Raises:
-        InterpretError: it is no dictionary, or a key is no name.
+        InterpretError: it is not a dictionary, or a key is not a name.
         UnknownName: with the names that come near.
     """
     known = list(wanted)
@@ -74,7 +74,7 @@ def as_array(name: str, value: Any) -> Array:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise InterpretError(f"input {name!r} is no array: its rows differ in length") from error
+        raise InterpretError(f"input {name!r} is not an array: its rows differ in length") from error
 
 
 def _numbers(name: str, tensor: torch.Tensor) -> Array:

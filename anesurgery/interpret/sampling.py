@@ -43,7 +43,7 @@ def generator(seed: int) -> np.random.Generator:
     """The source of random numbers of a seed.
 
     Raises:
-        SurgeryError: it is no whole number from 0 up.
+        SurgeryError: it is not a whole number from 0 up.
     """
     if not isinstance(seed, (int, np.integer)) or seed < 0:
         raise SurgeryError(f"seed={seed!r}; it must be a whole number from 0 up")

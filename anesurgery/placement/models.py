@@ -68,7 +68,7 @@ def kind_of(model: Any) -> str:
         model: path, MLModel, MIL program or Loaded.
 
     Raises:
-        LoadError: it cannot be read, or is no model.
+        LoadError: it cannot be read, or is not a model.
     """
     if isinstance(model, (Program, Loaded)):
         return PROGRAM
@@ -79,7 +79,7 @@ def spec_of(model: Any) -> Any:
     """The specification of a model on disk or of an MLModel.
 
     Raises:
-        LoadError: it cannot be read, or is no model.
+        LoadError: it cannot be read, or is not a model.
     """
     if isinstance(model, ct.models.MLModel):
         return model.get_spec()
@@ -100,7 +100,7 @@ def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -
         None where the model is an ML Program itself.
 
     Raises:
-        LoadError: it cannot be read, or is no model.
+        LoadError: it cannot be read, or is not a model.
     """
     if isinstance(model, (Program, Loaded)):
         return None

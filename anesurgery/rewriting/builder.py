@@ -81,7 +81,7 @@ class Builder:
         full_key = (self._function, *key)
         known = self._session.shared.get(full_key)
         if known is None or (known.op is not None and known.op.enclosing_block is None):
-            place = mil.behind(reads, self._root)
+            place = mil.first_op_after(reads, self._root)
             maker = self.before(place)
             maker.made = []
             with mil.inside(cast(mil.Block, place.enclosing_block)):

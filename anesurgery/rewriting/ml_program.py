@@ -107,7 +107,7 @@ class MLProgram(Subject):
 
     @property
     def spec(self) -> Any:
-        """The specification as it came; the program in it is not brought up to date."""
+        """The specification as given; the program in it is not brought up to date."""
         return self.loaded.spec
 
     def mlmodel(self) -> Any:

@@ -115,7 +115,7 @@ class Subject(ABC):
         """The numbers of each graph as a whole against those before, or why they cannot be compared.
 
         Args:
-            before: the model as it came.
+            before: the model as given.
             inputs: sampled by default.
             contract: declared interface changes.
             gate: PSNR in dB that the recipe promises in fp16.

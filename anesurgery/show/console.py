@@ -13,7 +13,7 @@ from rich.text import Text
 from anesurgery.display import printable
 
 WIDTH = 80
-"""Columns of what is no terminal."""
+"""Columns of what is not a terminal."""
 
 
 class PlainConsole(Console):

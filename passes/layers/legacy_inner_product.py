@@ -23,7 +23,7 @@ So networks squeeze and excite: vectors are taken out of images, multiplied, ben
 matrix, `batchedMatmul` of one input, becomes an `innerProduct`.
 
 Refuses when the vectors do not come from four axes with the same N, by layers that only state other shapes;
-when another layer reads one of the blobs between; when a layer between is no product and no function of each
+when another layer reads one of the blobs between; when a layer between is not a product and no function of each
 number or channel, or bends whole images; and when a size is dynamic.
 
 Why it helps: products and functions of four axes were seen on the ANE (fredyshox/ANECompat, macOS 12 or later),
@@ -110,7 +110,7 @@ def _strange(site: Site, node: Node) -> Refusal | None:
     """Why a layer is none of those that may stand between."""
     bend = node.params.WhichOneof("NonlinearityType") if node.kind == "activation" else ""
     if bend not in BENDING | BY_CHANNEL and node.kind not in PRODUCTS | POINTWISE:
-        return Refusal(f"{node} is no product, and no function of each number or channel")
+        return Refusal(f"{node} is not a product, and no function of each number or channel")
     if len(node.inputs) > 1:
         return Refusal(f"{node} has {len(node.inputs)} inputs, not 1")
     shape = site.sizes(node.inputs[0])

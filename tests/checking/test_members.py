@@ -82,7 +82,7 @@ def test_members_that_are_none(two: Path, tmp_path: Path) -> None:
         ane.run(two, X, member=2)
     alone = tmp_path / "one.mlmodel"
     alone.write_bytes(network().SerializeToString())
-    with pytest.raises(LoadError, match=r"one.mlmodel is no pipeline; leave member='double' out"):
+    with pytest.raises(LoadError, match=r"one.mlmodel is not a pipeline; leave member='double' out"):
         ane.run(alone, X, member="double")
 
 

@@ -205,7 +205,7 @@ def test_what_is_no_tensor_cannot_be_drawn() -> None:
         def rewrite(self, mb: Builder, m: Match) -> Any:
             return mb.identity(x=mb.list_read(ls=m.ls, index=m.index, name="other"))
 
-    assert "is no tensor" in unchecked(Again(), program_of(body))
+    assert "is not a tensor" in unchecked(Again(), program_of(body))
 
 
 def test_the_pass_says_which_values_are_possible() -> None:

@@ -149,7 +149,7 @@ def test_decompiling_gives_a_package_that_coremltools_reads(name: str, corpus: P
 
 def test_decompiling_refuses_what_it_would_lose(copied: Path, corpus: Path, tmp_path: Path) -> None:
     target = tmp_path / "made.mlpackage"
-    with pytest.raises(LoadError, match="is no compiled model"):
+    with pytest.raises(LoadError, match="is not a compiled model"):
         ane.decompile(corpus / "silero_unified.mlpackage", target)
     ane.decompile(copied, target)
     with pytest.raises(LoadError, match="exists; choose another name"):

@@ -1,4 +1,4 @@
-"""What is given in the place of inputs, and what is no plain array: each is an error that says what to give."""
+"""Inputs that are not plain arrays: each is an error that says what to give."""
 
 from __future__ import annotations
 

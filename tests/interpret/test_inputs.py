@@ -67,7 +67,7 @@ def holding(number: Any) -> Array:
         ("scale", np.full((2, 3), None), "holds object, expected float16"),
         ("tokens", holding(0.5), "holds float64, expected int32; numbers such as 0.5 do not fit"),
         ("tokens", holding(np.nan), "numbers such as nan do not fit into int32"),
-        ("tokens", [[1, 2], [3]], "is no array: its rows differ in length"),
+        ("tokens", [[1, 2], [3]], "is not an array: its rows differ in length"),
         ("tokens", holding(2**31), "holds int64, expected int32; numbers such as 2147483648"),
         ("small", holding(128), "numbers such as 128 do not fit into int8"),
         ("middle", holding(-32769), "numbers such as -32769 do not fit into int16"),

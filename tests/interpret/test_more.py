@@ -197,7 +197,7 @@ VALIDATED: dict[str, dict[str, Array]] = {
 @pytest.mark.parametrize("op_type", VALIDATED)
 def test_indices_outside(op_type: str) -> None:
     inputs = VALIDATED[op_type]
-    with pytest.raises(InterpretError, match=r"an index lies outside \[0, 3\)"):
+    with pytest.raises(InterpretError, match=r"an index is outside \[0, 3\)"):
         computed(op_type, inputs, validate_indices=True)
     (found,) = computed(op_type, inputs)  # undefined, but no error
     if op_type.startswith("scatter"):

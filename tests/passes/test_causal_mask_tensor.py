@@ -236,7 +236,7 @@ SYMBOLIC: dict[str, Any] = {"mask": ((1, 1, Q, Q), types.fp32)}
                 ),
                 p=((1, 1, Q, Q), types.bool),
             ),
-            "is no conjunction",
+            "is not a conjunction",
         ),
     ],
 )

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.first
+
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "placement" / "accuracy.py"
 
 

@@ -56,7 +56,7 @@ def written(spec: Any, path: Path) -> Path:
 
 
 def by_hand(loaded: Loaded, target: Target) -> Inspection:
-    """In the place of the inspection of ML Programs: a row for each op that is no constant."""
+    """In the place of the inspection of ML Programs: a row for each op that is not a constant."""
     (function,) = loaded.program.functions.values()
     ops = [op for op in function.operations if op.op_type != "const"]
     rows = tuple(OpRow(i, op.name, op.op_type, "", "", True, "cpu", 0) for i, op in enumerate(ops))

@@ -64,7 +64,7 @@ ELEMENTS: tuple[Element, ...] = (
     ),
     Element(
         "fixed_point",
-        "the accumulator has 16 bits behind the point: products below about 2^-17 vanish",
+        "the accumulator has 16 bits after the binary point: products below about 2^-17 vanish",
         ("M4", "M6"),
         "measured",
         STUDY,

@@ -55,7 +55,7 @@ UNLIKE = names(
     make_list list_write list_read list_gather list_scatter list_length classify
     """
 )
-"""Ops that are no functions of what they read, or make no tensors."""
+"""Ops that are not functions of what they read, or make no tensors."""
 
 BY_ROW = {
     "softmax": "axis",
@@ -127,7 +127,7 @@ class Symbolic:
 
     def _run(self, op: Operation, known: Meaning, arguments: dict[str, Any]) -> Any:
         if op.op_type in UNLIKE:
-            raise Unsupported(f"{op.op_type} is no function of its inputs")
+            raise Unsupported(f"{op.op_type} is not a function of its inputs")
         tensors = [t for v in arguments.values() for t in (v if isinstance(v, list) else [v])]
         read = [t for t in tensors if isinstance(t, (Image, Tensor))]
         symbolic = [t for t in read if isinstance(t, Image)]

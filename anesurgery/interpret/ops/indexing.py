@@ -24,13 +24,13 @@ def _index(indices: Any, length: int, validate: bool | None) -> Tensor:
     """Indices as int64; without `validate`, those that count from the end are made positive.
 
     Raises:
-        IndexError: validation is asked for, and an index lies outside.
+        IndexError: validation is asked for, and an index is outside.
     """
     index = torch.as_tensor(indices).long()
     if validate is None:
         return torch.where(index < 0, index + length, index)
     if validate and bool(((index < 0) | (index >= length)).any()):
-        raise IndexError(f"an index lies outside [0, {length})")
+        raise IndexError(f"an index is outside [0, {length})")
     return index
 
 

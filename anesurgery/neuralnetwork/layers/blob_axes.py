@@ -82,7 +82,7 @@ def known(ctx: Context, x: Var, what: str) -> Array:
     """The numbers of a blob as a flat fp32 array.
 
     Raises:
-        LoadError: it is no constant.
+        LoadError: it is not a constant.
     """
     if x.val is None:
         raise ctx.limit(

@@ -79,7 +79,7 @@ def scale_after(op: Operation, target: Target) -> str:
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
-    """A constant beyond fp16 that is no mask."""
+    """A constant beyond fp16 that is not a mask."""
     if not _half(op):
         return ""
     for _, var in operands(op):
@@ -154,7 +154,7 @@ def large_integers(op: Operation, target: Target) -> str:
 
 
 def _reads_an_id(op: Operation) -> bool:
-    """Does an op compare with a table, or multiply with frequencies (and is no mask arithmetic)?"""
+    """Does an op compare with a table, or multiply with frequencies (and is not arithmetic of a mask)?"""
     tables = [v for _, v in operands(op) if is_stored(v) and np.prod(static_shape(v) or ()) > 1]
     if op.op_type in COMPARISONS or op.op_type == "gather":
         return bool(tables) or op.op_type == "gather"

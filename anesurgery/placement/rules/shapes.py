@@ -336,6 +336,6 @@ def _states(function: Function, target: Target) -> Said:
         yield TWO_STATES, f"2 states: {_list([f'%{n}' for n in states])}"
     for name, shape in states.items():
         if shape and shape[-1] % 32:
-            yield (STATE_WIDTH, f"state %{name} is {shape_in_words(shape)}: {shape[-1]} is no multiple of 32")
+            yield STATE_WIDTH, f"state %{name} is {shape_in_words(shape)}: the width is not a multiple of 32"
         if len(shape) > 4:
             yield STATE_RANK, f"state %{name} is {shape_in_words(shape)}, of rank {len(shape)}"

@@ -74,7 +74,7 @@ def wide_kernel(op: Operation, target: Target) -> str:
 
 
 def odd_stride(op: Operation, target: Target) -> str:
-    """A stride that is no product of 2 and 3, or a mix that Apple does not name."""
+    """A stride that is not a product of 2 and 3, or a mix that Apple does not name."""
     strides = ints(op, "strides")
     odd = [s for s in strides if s not in EFFICIENT]
     mixed = len(set(strides)) > 1 and 1 not in strides and 2 not in strides

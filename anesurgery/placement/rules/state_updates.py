@@ -12,7 +12,7 @@ STATES = names("read_state coreml_update_state")
 
 
 def standalone(op: Operation, target: Target) -> str:
-    """What is updated is no state, or the result goes elsewhere than into a state."""
+    """What is updated is not a state, or the result goes elsewhere than into a state."""
     made = op.x.op
     if made is None or made.op_type not in STATES:
         return f"it updates %{op.x.name}, which is not read from a state"

@@ -98,7 +98,7 @@ def test_towers(shape: Shape, row: Row, expected: list[str]) -> None:
         ((2, 6), [product(6, 4), to(2, 4, 1, 1)], "come from 'x' of shape (2, 6), not (2, C, H, W)"),
         ((1, 2, 6), [to(2, 6), product(6, 4), to(2, 4, 1, 1)], "come from 'x' of shape (1, 2, 6)"),
         ((1, 12, 1, 1), [to(2, 6), product(6, 4), to(2, 4, 1, 1)], "of shape (1, 12, 1, 1), not (2, C"),
-        ((2, 6, 1, 1), [to(2, 6), ("softmaxND", {"axis": 1}), to(2, 6, 1, 1)], "softmaxND b1 is no product"),
+        ((2, 6, 1, 1), [to(2, 6), ("softmaxND", {"axis": 1}), to(2, 6, 1, 1)], "softmaxND b1 is not a product"),
         ((2, 6, 1, 1), [to(1, 2, 6), product(6, 4), to(2, 4, 1, 1)], "works on 3 axes, not on 2"),
         (
             (2, 3, 2, 1),

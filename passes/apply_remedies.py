@@ -23,15 +23,16 @@ After::
       return %logits
     }
 
-Candidates are the passes that findings of the inspection name, with the options that suit the target. Each is
-tried on a copy of the program, which is inspected again; where none pays by itself, pairs are tried: a step,
-and then one that is named after it. A trial is kept only if no op that was legal becomes illegal, neither the
-share of the flop nor that of the ops on the ANE falls, and something is better, in this order: less off the
-ANE, fewer switches between units, a lower estimate, fewer findings. A pass that changes what the model gives
-back (`select_last_token`) is kept only for a decoder, where each position sees those before it alone. The notes
-of the surgery say what was gained; its refusals, what was not kept, and what keeps ops off the ANE still.
+Candidates are the passes that findings of the inspection name, with the options that suit the target, and
+`group_by_unit`, which needs no finding. Each is tried on a copy of the program, which is inspected again;
+where none pays by itself, pairs are tried: a step, and then one that is named after it. A trial is kept only
+if no op that was legal becomes illegal, neither the share of the flop nor that of the ops on the ANE falls,
+and something is better, in this order: less off the ANE, less that cannot run there at all, fewer switches
+between units, a lower estimate, fewer findings. A pass that changes what the model gives back
+(`select_last_token`) is kept only for a decoder, where each position sees those before it alone. The notes of
+the surgery say what was gained; its refusals, what was not kept, and what keeps ops off the ANE still.
 
-Refuses when the inspection names no pass.
+Refuses when no candidate makes the model stand better.
 
 Why it helps: it repairs what is wrong and nothing else. The estimate is Core ML's own formula as far as it was
 found (M4, macOS 27.0.1) and no run time; a pass that only numbers or alignment ask for may be left out for it.
@@ -62,6 +63,8 @@ from anesurgery.rewriting.session import Session
 FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
 """Remedies that make others pay, in the order in which they are tried; all others come after them, by name;
 what passes declare about their order goes first."""
+ALWAYS = ("group_by_unit",)
+"""What is tried whatever is found: the order of the ops is nobody's finding."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def _remedies(findings: Sequence[Finding], target: Target) -> list[Pass]:
     """The passes over ops that findings name, with the options that suit the target."""
     named = {f.remedy for f in findings if f.remedy} & set(registry.op_pass_names())
     order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
-    return in_order([step for name in order for step in registry.pass_class(name).variants(target)])
+    return in_order([step for name in (*order, *ALWAYS) for step in registry.pass_class(name).variants(target)])
 
 
 def _changes_results(attempt: Session, program: Program) -> Refusal | None:

@@ -1,8 +1,9 @@
 """How a program stands on a target: what `auto` and the gate of recipes compare, and say in words.
 
-`loss` and `gain` are the objective, in this order: no op becomes illegal that was legal; the shares of the flop
-and of the ops on the ANE, at no much higher estimate; switches between units; the estimate. A share that rises
-because there is more on the ANE is no gain by itself: less must be off it.
+`loss` and `gain` are the objective, in this order: no op becomes illegal that was legal; the shares of the
+flop and of the ops on the ANE, at no much higher estimate; what is not legal there, which is all that counts
+of a model too small to be placed on the ANE; switches between units; the estimate. A share that rises because
+there is more on the ANE is no gain by itself: less must be off it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Standing:
         findings: number of findings.
         legal: function and name of the ops that are legal on the ANE.
         illegal: the same of those that are not.
+        illegal_flop: of the latter.
     """
 
     ops: int
@@ -50,6 +52,7 @@ class Standing:
     findings: int
     legal: frozenset[tuple[int, str]]
     illegal: frozenset[tuple[int, str]]
+    illegal_flop: int = 0
 
     @classmethod
     def of(cls, inspections: Sequence[Inspection]) -> Standing:
@@ -67,6 +70,7 @@ class Standing:
             sum(len(part.all_findings) for part in inspections),
             frozenset((i, row.name) for i, row in rows if row.legal),
             frozenset((i, row.name) for i, row in rows if row.legal is False),
+            sum(row.flop for _, row in rows if row.legal is False),
         )
 
     @property
@@ -82,6 +86,16 @@ class Standing:
         """Flop and ops that are not on the ANE."""
         return self.flop - self.on_flop, self.ops - self.on_ops
 
+    @property
+    def legal_share(self) -> float:
+        """Of the ops, those that the ANE can run, whether or not Core ML would choose it."""
+        return len(self.legal) / self.ops if self.ops else 1.0
+
+    @property
+    def barred(self) -> tuple[int, int]:
+        """Flop and ops that are not legal on the ANE."""
+        return self.illegal_flop, len(self.illegal)
+
     def loss(self, before: Standing) -> str:
         """What is worse than before, in words; "" for nothing that counts."""
         if lost := sorted(before.legal & self.illegal):
@@ -90,7 +104,7 @@ class Standing:
         for what, old in before.share.items():
             if self.share[what] < old:
                 return f"the share of {what} on the ANE would fall {_percents(old, self.share[what])}"
-        if self.off[0] > before.off[0]:
+        if self.off[0] > before.off[0] and not self.frees(before):
             return f"flop off the ANE would rise {before.off[0]:,} -> {self.off[0]:,}"
         if self.estimate > DEARER * before.estimate and self.estimate - before.estimate > SWITCH:
             return f"the estimate would rise {in_time(before.estimate)} -> {in_time(self.estimate)}"
@@ -102,6 +116,10 @@ class Standing:
             if new < old:
                 rise = _percents(before.share[what], self.share[what])
                 return f"{what} off the ANE {old:,} -> {new:,} (share on it {rise})"
+        if self.frees(before):
+            rise = _percents(before.legal_share, self.legal_share)
+            counts = f"{len(before.illegal)} -> {len(self.illegal)}"
+            return f"ops that cannot run on the ANE {counts} (share that can {rise})"
         cheaper = self.estimate < before.estimate * (1 - SAME) and self.unknown <= before.unknown
         risen = self.off > before.off
         if not risen and self.switches != before.switches:
@@ -110,6 +128,12 @@ class Standing:
         if cheaper:
             return f"estimate {in_time(before.estimate)} -> {in_time(self.estimate)}"
         return ""
+
+    def frees(self, before: Standing) -> bool:
+        """Is less illegal on the ANE, at no much higher estimate?"""
+        pairs = list(zip(self.barred, before.barred, strict=True))
+        dearer = self.estimate > DEARER * before.estimate or self.unknown > before.unknown
+        return all(new <= old for new, old in pairs) and self.barred != before.barred and not dearer
 
     def tidier(self, before: Standing) -> bool:
         """Are there fewer findings, at no higher estimate?"""

@@ -45,6 +45,20 @@ def test_a_better_share_may_not_cost_half_as_much_again() -> None:
     assert not replace(small, on_ops=95, estimate=150.0).loss(small), "less than a switch"
 
 
+def test_of_a_model_too_small_for_the_ane_what_is_legal_counts() -> None:
+    """An LSTM that becomes legal ops, all of which Core ML would leave on the CPU."""
+    small = Standing(2, 0, 100, 0, 0, 50.0, 0, 3, frozenset({(0, "a")}), frozenset({(0, "lstm")}), 90)
+    legal = frozenset((0, str(i)) for i in range(8)) | small.legal
+    unrolled = replace(small, ops=9, flop=150, legal=legal, illegal=frozenset(), illegal_flop=0)
+    assert not unrolled.loss(small)
+    assert unrolled.gain(small) == "ops that cannot run on the ANE 1 -> 0 (share that can 50.0% -> 100.0%)"
+    assert not replace(unrolled, estimate=76.0).gain(small), "half as dear again"
+    assert not replace(unrolled, unknown=1).gain(small)
+    moved = replace(unrolled, illegal=frozenset({(0, "other")}), illegal_flop=95)
+    assert not moved.gain(small), "more flop are barred"
+    assert moved.loss(small) == "flop off the ANE would rise 100 -> 150"
+
+
 def test_switches_come_before_the_estimate() -> None:
     assert replace(NOW, switches=2, estimate=9e9).gain(NOW) == "switches between units 4 -> 2"
     assert not replace(NOW, switches=6, estimate=1.0).gain(NOW)

@@ -1,0 +1,111 @@
+"""Orders of ops: what moves, what keeps its place, and orders that are wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.group_by_unit import GroupByUnit, example
+from anesurgery.placement.standing import stand
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.session import Session
+from anesurgery.testing import apply_pass, assert_same_numbers
+
+WEIGHT = np.random.default_rng(0).standard_normal((64, 64, 3, 3)).astype(np.float16)
+SHAPE = (1, 64, 64, 64)
+
+
+def conv(x: Var, **options: Any) -> Var:
+    made: Var = mb.conv(x=x, weight=WEIGHT, pad_type="same", **options)
+    return made
+
+
+def kinds(program: Program) -> list[str]:
+    return [op.op_type for op in program.functions["main"].operations if op.op_type != "const"]
+
+
+@mb.program(input_specs=[mb.TensorSpec(SHAPE, dtype=types.fp16)], opset_version=ct.target.iOS17)
+def with_a_chain(x: Var) -> Any:
+    """A legal op stands between two that are off the engine, whose result is wanted later."""
+    trunk = conv(conv(x))
+    aside = mb.cumsum(x=mb.relu(x=mb.cumsum(x=x, axis=1)), axis=1)
+    return conv(mb.add(x=trunk, y=aside), name="y")
+
+
+@mb.program(input_specs=[mb.TensorSpec(SHAPE, dtype=types.fp16)], opset_version=ct.target.iOS17)
+def with_noise(x: Var) -> Any:
+    """Random numbers between the convolutions, in an order of their own."""
+    found = x
+    for seed in (1, 2):
+        noise = mb.random_normal(shape=SHAPE, mean=np.float16(0), stddev=np.float16(1), seed=seed)
+        found = mb.add(x=conv(found), y=noise)
+    return mb.relu(x=found, name="y")
+
+
+@mb.program(input_specs=[mb.TensorSpec(SHAPE, dtype=types.fp16)], opset_version=ct.target.iOS17)
+def with_a_branch(x: Var) -> Any:
+    """A cond that reads from outside what a convolution makes."""
+    first = conv(x)
+    total = mb.reduce_sum(x=x, axes=[0, 1, 2, 3], keep_dims=False)
+    taken = mb.cond(
+        pred=mb.greater(x=total, y=np.float16(0)),
+        _true_fn=lambda: mb.relu(x=first),
+        _false_fn=lambda: mb.exp(x=x),
+    )
+    return mb.add(x=conv(first), y=taken, name="y")
+
+
+def test_a_short_chain_goes_with_the_op_that_it_leads_to() -> None:
+    after, _ = apply_pass(GroupByUnit("M4/macOS 15"), with_a_chain)
+    assert kinds(after) == ["cumsum", "relu", "cumsum", "conv", "conv", "add", "conv"]
+    assert_same_numbers(with_a_chain, after)
+
+
+@pytest.mark.parametrize("program", [example(), with_a_chain, with_noise, with_a_branch])
+@pytest.mark.parametrize("target", ["M1/macOS 14", "M4/macOS 15", "A15/iOS 17"])
+def test_it_never_stands_worse_and_a_second_run_changes_nothing(program: Program, target: str) -> None:
+    aim = Target.parse(target)
+    after, session = apply_pass(GroupByUnit(target), program)
+    assert sorted(kinds(after)) == sorted(kinds(program))
+    assert not stand(after, aim)[0].loss(stand(program, aim)[0])
+    assert bool(session.changes) == (kinds(after) != kinds(program))
+    assert not apply_pass(GroupByUnit(target), after)[1].changes
+
+
+def test_random_numbers_are_drawn_in_their_order() -> None:
+    after, session = apply_pass(GroupByUnit("M4/macOS 15"), with_noise)
+    assert session.changes
+    assert kinds(after)[:2] == ["random_normal", "random_normal"]
+    assert [op.seed.val for op in walk_ops(after) if op.op_type == "random_normal"] == [1, 2]
+
+
+def test_what_a_branch_reads_from_outside_comes_before_it() -> None:
+    after, _ = apply_pass(GroupByUnit("M4/macOS 15"), with_a_branch)
+    order = kinds(after)
+    assert order.index("conv") < order.index("cond")
+    assert_same_numbers(with_a_branch, after)
+
+
+def test_nothing_moves_where_every_op_is_legal() -> None:
+    legal = mb.program(input_specs=[mb.TensorSpec(SHAPE, dtype=types.fp16)])(lambda x: conv(conv(x)))
+    assert not apply_pass(GroupByUnit("M4"), legal)[1].changes
+
+
+@pytest.mark.parametrize("wrong", ["late", "missing", "twice"])
+def test_a_wrong_order_is_an_error(wrong: str) -> None:
+    """The wrong versions: an op before what it reads, one that is left out, one that stands there twice."""
+    program = example()
+    main = program.functions["main"]
+    ops = [op for op in main.operations if op.op_type != "const"]
+    given = {"late": ops[::-1], "missing": ops[:-1], "twice": [*ops, ops[0]]}[wrong]
+    with pytest.raises(ane.SurgeryError, match="out of order|left out"):
+        GroupByUnit().rearrange(main, given, Session())
+
+
+def test_auto_tries_it() -> None:
+    surgery = ane.apply(example(), "auto", target="M4/macOS 15", quiet=True)
+    assert "group_by_unit" in {change.pass_name for change in surgery.changes}

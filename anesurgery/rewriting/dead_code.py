@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anesurgery.mil import Operation, operands
-from anesurgery.ops import IMPURE
+from anesurgery.mil import Operation, operands, walk_ops
+from anesurgery.ops import CONTROL, IMPURE
 
 
 def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
@@ -14,12 +14,18 @@ def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
     while queue:
         op = queue.pop()
         block = op.enclosing_block
-        if block is None or op.op_type in IMPURE or op.blocks:
+        if block is None or _does_more(op):
             continue
         if any(v.child_ops or v.consuming_blocks for v in op.outputs):
             continue
-        sources = [v.op for _, v in operands(op) if v.op is not None]
+        inner = [o for nested in op.blocks for o in walk_ops(nested)]
+        sources = [v.op for o in (op, *inner) for _, v in operands(o) if v.op is not None and v.op not in inner]
         block.remove_ops([op])
         removed.append(op)
         queue += sources
     return removed
+
+
+def _does_more(op: Operation) -> bool:
+    """Does an op, or one nested in it, do more than compute its results?"""
+    return op.op_type in IMPURE - CONTROL or any(_does_more(o) for block in op.blocks for o in walk_ops(block))

@@ -16,7 +16,7 @@ from anesurgery.checking.adversarial import SYMBOL_LENGTH
 from anesurgery.checking.grades import SiteCheck
 from anesurgery.checking.site import check_site
 from anesurgery.errors import InterpretError, PassError, ProofError, Refusal, SurgeryError
-from anesurgery.mil import Array, Operation, Var, any_symbolic
+from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, types
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
@@ -115,7 +115,11 @@ def compared(place: Place, built: Built) -> Mapping[str, Any]:
         return {}
     if built.uncompared is not None:
         return {"unchecked": built.uncompared.reason}
-    pairs = [(old, new) for old, new in built.pairs if alike(old, new)]
+    pairs = [
+        (old, new)
+        for old, new in built.pairs
+        if alike(old, new, step.refines) and not types.is_list(old.sym_type)
+    ]
     if not pairs:
         return {"unchecked": "the shape changes on purpose; compare whole models for it"}
     known = session.checks.setdefault(str(step), {})
@@ -136,6 +140,17 @@ def compared(place: Place, built: Built) -> Mapping[str, Any]:
     return {"proof": proof}
 
 
-def alike(old: Var, new: Var) -> bool:
-    """Have two values the same shape, dynamic sizes included?"""
-    return tuple(old.shape or ()) == tuple(new.shape or ())
+def alike(old: Var, new: Var, refines: bool = False) -> bool:
+    """Have two values the same shape, dynamic sizes included? A list has none.
+
+    Args:
+        old: one value.
+        new: the other.
+        refines: may it have another size where that of the old one is dynamic?
+    """
+    if types.is_list(old.sym_type) or types.is_list(new.sym_type):
+        return types.is_list(old.sym_type) and types.is_list(new.sym_type)
+    olds, news = tuple(old.shape or ()), tuple(new.shape or ())
+    if refines and len(olds) == len(news):
+        olds = tuple(n if is_symbolic(o) else o for o, n in zip(olds, news, strict=True))
+    return olds == news

@@ -43,6 +43,8 @@ class Pass:
     """Does that hold for infinities and NaN too? False is an exception that reports name; say the reason."""
     magnitude: ClassVar[float] = math.inf
     """Up to which magnitude of the floats that a site reads that holds: a precondition that reports name."""
+    refines: ClassVar[bool] = False
+    """May a new value have a size of its own where that of the old one is dynamic?"""
     rounds: ClassVar[bool] = False
     """Does it round values everywhere, so that only whole models show whether that is fine?"""
     caveat: ClassVar[str] = ""

@@ -26,6 +26,7 @@ from anesurgery.mil import (
     Program,
     Var,
     consumers,
+    dtype_name,
     is_output,
     operands,
     remove_input,
@@ -202,7 +203,7 @@ class _OpPlace(Place):
         for old, new in pairs:
             if not isinstance(new, Var):
                 raise self.error(f"`rewrite` returned {new!r} for %{old.name}, not a value")
-            same = alike(old, new) and old.dtype == new.dtype
+            same = alike(old, new, self.step.refines) and dtype_name(old) == dtype_name(new)
             if not same and not (old.name in declared and not old.child_ops):
                 raise self.error(f"%{old.name} is {type_text(old)}, its replacement {type_text(new)}")
         return pairs

@@ -16,6 +16,7 @@ from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import block_scales, long_heads, state_updates
 from anesurgery.placement.rules import conditions as when
+from anesurgery.placement.rules.remedies import REMEDIES
 from anesurgery.placement.target import SOURCES
 
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
@@ -48,71 +49,60 @@ LEGAL = names(
 WITH_STATE = names("read_state coreml_update_state slice_update")
 """Seen on the ANE in models with a state: A19 on iOS 18, M4 (john-rocky/CoreML-LLM)."""
 
-NEVER: tuple[tuple[str, str, str | None, str, str], ...] = (
+NEVER: tuple[tuple[str, str, str, str], ...] = (
     (
         "asin acos tan sinh cosh atanh asinh acosh",
         "the ANE has no such function",
-        None,
         "make a table, or write it with sin, cos, exp or atan",
         STUDY,
     ),
-    ("mod", "the ANE has no remainder", None, "write it as x - floor_div(x, y) * y", STUDY),
-    ("reduce_prod", "the ANE has no product reduction", None, "sum logarithms, or multiply slices", STUDY),
-    ("cumsum", "the ANE has no running sum", None, "multiply with a triangular matrix of ones", STUDY),
+    ("mod", "the ANE has no remainder", "write it as x - floor_div(x, y) * y", STUDY),
+    ("reduce_prod", "the ANE has no product reduction", "sum logarithms, or multiply slices", STUDY),
+    ("cumsum", "the ANE has no running sum", "multiply with a triangular matrix of ones", STUDY),
     (
         "scatter scatter_along_axis",
         "the ANE cannot write at indices",
-        None,
         "blend with a mask, or update a state",
         STUDY,
     ),
-    ("scatter_nd", "the ANE cannot write at indices", None, "blend with a mask, or update a state", GUIDE),
-    ("band_part", "masks are not built on the ANE", "causal_mask_tensor", "make the mask a constant", STUDY),
-    ("one_hot", "the ANE cannot write at indices", None, "compare with a constant range", STUDY),
-    ("non_zero shape range_1d", "it computes shapes or indices", None, "fix the shapes: it then folds", STUDY),
+    ("scatter_nd", "the ANE cannot write at indices", "blend with a mask, or update a state", GUIDE),
+    ("band_part", "masks are not built on the ANE", "make the mask a constant", STUDY),
+    ("one_hot", "the ANE cannot write at indices", "compare with a constant range", STUDY),
+    ("non_zero shape range_1d", "it computes shapes or indices", "fix the shapes: it then folds", STUDY),
     (
         "random_normal random_uniform random_bernoulli random_categorical",
         "the ANE has no random numbers",
-        None,
         "make the noise an input",
         STUDY,
     ),
-    ("sliding_windows", "the compiler has no converter for it", None, "use slices", STUDY),
-    ("reverse_sequence", "the compiler has no converter for it", None, "use slices", GUIDE),
+    ("sliding_windows", "the compiler has no converter for it", "use slices", STUDY),
+    ("reverse_sequence", "the compiler has no converter for it", "use slices", GUIDE),
     (
         "crop_resize",
         "it ran on the CPU alone, and box indices of int32 are refused",
-        None,
         "slice, then resize",
         STUDY,
     ),
-    (
-        "lstm gru rnn",
-        "recurrent ops stay on the CPU",
-        "unroll_recurrent",
-        "unroll the steps into linear and sigmoid",
-        STUDY,
-    ),
-    ("cond while_loop", "control flow stays on the CPU", None, "unroll it, or use select", OLDER),
+    ("lstm gru rnn", "recurrent ops stay on the CPU", "unroll the steps into linear and sigmoid", STUDY),
+    ("cond while_loop", "control flow stays on the CPU", "unroll it, or use select", OLDER),
     (
         "make_list list_read list_write list_gather list_scatter list_length",
         "lists stay on the CPU",
-        None,
         "use stack and slices",
         OLDER,
     ),
-    ("non_maximum_suppression", "it stays on the CPU", None, "run it on the host", STUDY),
-    ("custom", "a custom layer is code for the CPU or GPU", None, "split the model there", OLDER),
-    ("classify", "class labels are chosen on the CPU", None, "", OLDER),
+    ("non_maximum_suppression", "it stays on the CPU", "run it on the host", STUDY),
+    ("custom", "a custom layer is code for the CPU or GPU", "split the model there", OLDER),
+    ("classify", "class labels are chosen on the CPU", "", OLDER),
 )
-"""(op types, because, remedy, advice, source): refused in every form that was tried."""
+"""(op types, because, advice, source): refused in every form that was tried."""
 
 
-def _never(ops: str, because: str, remedy: str | None, advice: str, source: str) -> list[Rule]:
+def _never(ops: str, because: str, advice: str, source: str) -> list[Rule]:
     seen = source == STUDY
     grade, scope = (Grade.MEASURED, ON_M4) if seen else (Grade.REPORTED, Scope())
     return [
-        Rule(f"op-{op}", names(op), because, source, False, None, grade, scope, "legality", remedy, advice)
+        Rule(f"op-{op}", names(op), because, source, False, None, grade, scope, "legality", advice=advice)
         for op in ops.split()
     ]
 
@@ -120,7 +110,7 @@ def _never(ops: str, because: str, remedy: str | None, advice: str, source: str)
 def _indices(ops: str, source: str) -> list[Rule]:
     """Ops that make indices: what is refused is the int32 of their result."""
     advice = "leave it last, or return the numbers and choose on the host"
-    rows = _never(ops, "its result is int32", None, advice, source)
+    rows = _never(ops, "its result is int32", advice, source)
     return [replace(row, test=when.int32) for row in rows]
 
 
@@ -138,7 +128,7 @@ def _compiler(rule: str, ops: str, because: str, test: when.Test | None = None, 
 
 KERNELS = "sum shifted smaller convolutions; lay long kernels on the height"
 
-FORBIDDEN: tuple[Rule, ...] = (
+_FORBIDDEN: tuple[Rule, ...] = (
     *(rule for row in NEVER for rule in _never(*row)),
     *_indices("reduce_argmax argsort", STUDY),
     *_indices("reduce_argmin", GUIDE),
@@ -149,7 +139,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         "gather",
         "a gather at indices of the run is refused",
         when.lookup,
-        remedy="embedding_matmul",
         advice="look the rows up on the host",
     ),
     _row(
@@ -164,7 +153,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         " ".join(sorted(when.GUARD)),
         "integer arithmetic stays on the CPU; this makes the indices of an embedding",
         when.index_guard,
-        remedy="token_id_guard",
         advice="say that the ids are never negative (assume=), or look the rows up on the host",
     ),
     _row(
@@ -179,7 +167,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         "",
         "integer arithmetic stays on the CPU; this makes a causal mask",
         when.mask_positions,
-        remedy="causal_mask_tensor",
         advice="make the mask a constant or an input",
     ),
     _row(
@@ -187,7 +174,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         "",
         "a 32-bit integer at run time keeps the op on the CPU",
         when.int32,
-        remedy="integers_as_floats",
         advice="fold it into constants, move it to the host, or compute in fp16 up to 2048",
     ),
     _row(
@@ -198,7 +184,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         scope=Scope(),
         source="coremltools guide (typed execution); " + STUDY,
         grade=Grade.DOCUMENTED,
-        remedy="compute_fp16",
         advice="convert with compute_precision=FLOAT16",
     ),
     _row(
@@ -208,7 +193,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         when.fp32_cast,
         source="freedomtan/coreml_modelc_profling",
         scope=Scope(frozenset({12, 13}), "seen on M1, macOS 14.6", until=(("macOS", 14), ("iOS", 17))),
-        remedy="interface_fp16",
         advice="declare fp16 inputs and outputs (from iOS 16 on)",
     ),
     _row(
@@ -219,7 +203,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         scope=Scope(),
         grade=Grade.DOCUMENTED,
         source="apple/coreai-models (rules for the ANE); " + STUDY,
-        remedy="rerank",
         advice="merge axes",
     ),
     long_heads.RULE,
@@ -238,7 +221,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         "the kernel is larger than this generation takes",
         when.large_kernel,
         families=OLDER_CHIPS,
-        remedy="long_convolution",
         advice=KERNELS,
     ),
     _row(
@@ -247,16 +229,10 @@ FORBIDDEN: tuple[Rule, ...] = (
         "the kernel is too large (decomposition preconditions)",
         when.large_kernel,
         scope=Scope(LATER, "seen on M4, macOS 27.0.1"),
-        remedy="long_convolution",
         advice=KERNELS,
     ),
     _row(
-        "max-pool-width",
-        "max_pool",
-        "the window is too wide",
-        when.wide_window,
-        remedy="chain_pools",
-        advice="chain smaller pools",
+        "max-pool-width", "max_pool", "the window is too wide", when.wide_window, advice="chain smaller pools"
     ),
     _row(
         "matmul-inner",
@@ -305,7 +281,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         "this generation does not mirror edges",
         when.mirrored,
         families={12, 13},
-        remedy="reflect_pad_slices",
         advice="pad with a constant, or concat reversed slices",
     ),
     _compiler(
@@ -313,7 +288,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         "avg_pool l2_pool",
         "the window is larger than the tables of the compiler allow; through Core ML (M4) up to 14 was tried",
         when.large_window,
-        remedy="chain_pools",
         advice="chain smaller pools",
     ),
     _row(
@@ -323,7 +297,6 @@ FORBIDDEN: tuple[Rule, ...] = (
         legal=None,
         scope=Scope(),
         grade=Grade.GUESS,
-        remedy="threshold_to_maximum",
         advice="write it as maximum",
     ),
     _compiler(
@@ -391,6 +364,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice="write contiguous parts",
     ),
 )
+FORBIDDEN = tuple(replace(rule, remedy=REMEDIES.get(rule.id, rule.remedy)) for rule in _FORBIDDEN)
 """Conditions under which an op leaves the ANE, and those that make its place doubtful."""
 
 INDEXED = names("gather gather_nd gather_along_axis cast topk slice_update")

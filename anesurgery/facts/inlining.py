@@ -1,0 +1,206 @@
+"""Nested blocks as straight code: what a loop computes round by round, as long as its condition is known.
+
+A value is known where it depends on no input: counters, and what is computed of them. The same walk is made
+without a maker, to count the rounds, and with one, to write the ops down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.errors import InterpretError
+from anesurgery.facts.slices import reads
+from anesurgery.mil import Array, Block, Maker, Operation, Var, constant, np_dtype, static_shape, types
+from anesurgery.ops import CONTROL, LISTS, RANDOM
+
+LARGEST = 4096
+"""Most elements of a value that is computed beforehand."""
+
+
+class NotStraight(ValueError):  # noqa: N818 - says what the code is
+    """Why nested blocks cannot be written as straight code."""
+
+
+class Inliner:
+    """One walk through nested blocks; with a maker, the ops are written down on the way."""
+
+    def __init__(self, maker: Maker | None, most_rounds: int, most_ops: int) -> None:
+        self.maker, self.most_rounds, self.left = maker, most_rounds, most_ops
+        self.known: dict[Var, Any] = {}
+        self.made: dict[Var, Var | None] = {}
+        self.varying: set[Var] = set()
+        """What changes from round to round."""
+        self.most_ops = most_ops
+
+    def value(self, var: Var) -> Any:
+        """What is known of a value; None where it depends on an input."""
+        found = constant(var)
+        return self.known.get(var) if found is None else found
+
+    def control(self, op: Operation) -> list[Var]:
+        """A `cond` or `while_loop` as straight code: the values that stand for its outputs.
+
+        Raises:
+            NotStraight: the number of rounds is not known or too large, or the branches cannot both run.
+        """
+        if op.op_type == "cond":
+            return self.branches(op)
+        condition, body = op.blocks
+        values: list[Var] = list(op.loop_vars)
+        self.find_varying(body, condition)
+        for round_ in range(self.most_rounds + 1):
+            (go_on,) = self.block(condition, values)
+            if (known := self.value(go_on)) is None:
+                raise NotStraight(f"whether round {round_ + 1} runs depends on %{go_on.name}")
+            if not np.all(known):
+                return values
+            values = self.block(body, values)
+        raise NotStraight(f"the loop runs more than {self.most_rounds} rounds")
+
+    def branches(self, op: Operation) -> list[Var]:
+        """The branch that runs; where that is dynamic, both, and the outputs of one are selected."""
+        known = self.value(op.pred)
+        if known is not None:
+            return self.block(op.blocks[0 if np.all(known) else 1], [])
+        yes, no = (self.block(block, []) for block in op.blocks)
+        for v in (v for pair in zip(yes, no, strict=True) for v in pair):
+            if not types.is_tensor(v.sym_type) and not types.is_scalar(v.sym_type):
+                raise NotStraight(
+                    f"%{v.name} is a list, which cannot be selected by the dynamic %{op.pred.name}"
+                )
+            if static_shape(v) is None:
+                raise NotStraight(f"%{v.name} of a branch has the symbolic shape {tuple(v.shape)}")
+        found = []
+        for old, a, b in zip(op.outputs, yes, no, strict=True):
+            if self.maker is None:
+                found.append(old)
+            else:
+                cond = self.read(op.pred)
+                found.append(self.maker.select(cond=cond, a=self.read(a), b=self.read(b)))
+        return found
+
+    def block(self, block: Block, given: Sequence[Var]) -> list[Var]:
+        """The outputs of a block, given its inputs."""
+        known = [self.value(v) for v in given]
+        made = [self.made.get(v, v) for v in given]
+        for var, value, new in zip(block.inputs, known, made, strict=True):
+            self.known.pop(var, None)
+            if value is not None:
+                self.known[var] = value
+            self.made[var] = new
+        for op in block.operations:
+            if op.op_type != "const":
+                self.op(op)
+        return [self.carried(v) for v in block.outputs]
+
+    def carried(self, var: Var) -> Var:
+        """A value that leaves a block: as it was made, so that another round does not change it."""
+        if constant(var) is not None:
+            return var
+        if (new := self.made.get(var)) is not None and new is not var:
+            if var in self.known:
+                self.known[new] = self.known[var]
+            return new
+        return var if self.maker is None or var not in self.known else self.stored(var)
+
+    def stored(self, var: Var) -> Var:
+        """A known value as a constant."""
+        assert self.maker is not None
+        value = np.asarray(self.known[var], np_dtype(var))
+        made: Var = self.maker.const(val=value if value.ndim else value[()])
+        return made
+
+    def op(self, op: Operation) -> None:
+        """One op: computed now, or written down."""
+        if op.op_type in RANDOM or op.op_type == "coreml_update_state":
+            raise NotStraight(f"{op.name} ({op.op_type}) does more than compute its results")
+        if not self.varying.intersection(reads(op)) and op.outputs and op.outputs[0] in self.made:
+            return  # the same in every round
+        if not op.blocks and self.compute(op):
+            return
+        self.left -= 1
+        if self.left < 0:
+            raise NotStraight(f"more than {self.most_ops} ops would be written")
+        if op.op_type in CONTROL:
+            news: Sequence[Var] = self.control(op)
+        elif self.maker is None:
+            news = op.outputs
+        else:
+            inputs = {k: self.argument(v) for k, v in op.inputs.items() if v is not None and k[0] != "_"}
+            found = getattr(self.maker, op.op_type)(name=op.name, **inputs)
+            news = found if isinstance(found, (list, tuple)) else [found]
+        for old, new in zip(op.outputs, news, strict=True):
+            self.known.pop(old, None)
+            self.made[old] = new
+            if (value := self.value(new)) is not None:
+                self.known[old] = value
+
+    def compute(self, op: Operation) -> bool:
+        """Compute an op of known operands; was it?"""
+        needed = reads(op)
+        if (
+            op.op_type in LISTS
+            or op.op_type.startswith("constexpr_")
+            or any(self.value(v) is None for v in needed)
+        ):
+            return False
+        if any(np.prod(static_shape(v) or (1,)) > LARGEST or static_shape(v) is None for v in op.outputs):
+            return False
+        for var, value in zip(op.outputs, self.results(op, needed), strict=True):
+            self.known[var] = value
+            self.made.pop(var, None)
+        return True
+
+    def results(self, op: Operation, needed: Sequence[Var]) -> list[Array]:
+        """What an op gives, in the arithmetic of the program."""
+        import torch
+
+        from anesurgery.interpret import evaluate
+
+        bound = {v: torch.as_tensor(np.array(self.known[v])) for v in needed if v in self.known}
+        try:
+            found = evaluate([op], bound, op.outputs, precision="fp16")
+        except InterpretError as error:
+            raise NotStraight(f"{op.name} was not computed: {str(error).splitlines()[0]}") from error
+        return [np.asarray(t.numpy()).astype(np_dtype(v)) for t, v in zip(found, op.outputs, strict=True)]
+
+    def argument(self, given: Any) -> Any:
+        """An operand of a new op."""
+        if isinstance(given, (list, tuple)):
+            return tuple(self.read(v) for v in given)
+        return self.read(given)
+
+    def read(self, var: Var) -> Any:
+        """What stands for a value in the new ops; constants of a block move out of it."""
+        assert self.maker is not None
+        if (new := self.made.get(var)) is not None:
+            var = new
+        if var in self.known and constant(var) is None:
+            return self.stored(var)
+        value = constant(var)
+        if value is None:
+            return var
+        if isinstance(value, np.ndarray) and value.ndim and not self.visible(var):
+            return self.maker.shared((var,), lambda: value, var.name)
+        return var if self.visible(var) else value
+
+    def visible(self, var: Var) -> bool:
+        """Is a constant in a block around the new ops?"""
+        assert self.maker is not None
+        assert var.op is not None
+        block: Block | None = self.maker.block
+        while block is not None and block is not var.op.enclosing_block:
+            block = block.outer_op.enclosing_block if block.outer_op is not None else None
+        return block is not None
+
+    def find_varying(self, *blocks: Block) -> None:
+        """Note what depends on the inputs of blocks, or on nested ones."""
+        for block in blocks:
+            self.varying.update(block.inputs)
+            for op in block.operations:
+                if op.blocks or self.varying.intersection(reads(op)):
+                    self.varying.update(op.outputs)
+                self.find_varying(*op.blocks)

@@ -1,0 +1,25 @@
+"""Which pass repairs what a legality rule finds: a table by rule. docs/remedies.md has it with the reasons."""
+
+from __future__ import annotations
+
+PASSES: dict[str, str] = {
+    "causal_mask_tensor": "op-band_part mask-positions",
+    "chain_pools": "max-pool-width pool-window",
+    "compute_fp16": "fp32",
+    "embedding_matmul": "embedding",
+    "fold_constants": "op-shape op-range_1d",
+    "integers_as_floats": "int32",
+    "interface_fp16": "fp32-cast",
+    "long_convolution": "conv-kernel conv-kernel-old",
+    "reflect_pad_slices": "pad-mirror",
+    "rerank": "rank",
+    "threshold_to_maximum": "threshold",
+    "token_id_guard": "index-guard",
+    "unroll_loop": "op-cond op-while_loop op-make_list op-list_read op-list_write op-list_gather "
+    "op-list_scatter op-list_length",
+    "unroll_recurrent": "op-lstm op-gru op-rnn",
+}
+"""Pass -> the rules whose findings it repairs, where it can."""
+
+REMEDIES: dict[str, str] = {rule: name for name, rules in PASSES.items() for rule in rules.split()}
+"""Rule -> the pass."""

@@ -1,0 +1,209 @@
+"""A loop with a constant number of rounds becomes straight code, and a list the values that were written to it.
+
+Before::
+
+    main(%x: 2x3) {
+      %make_list_0: list = make_list(init_length=2, dynamic_length=False, elem_shape=(3))
+      %rows: list = list_scatter(ls=%make_list_0, indices=[0, 1], value=%x)
+      %made: list = make_list(init_length=2, dynamic_length=False, elem_shape=(3))
+      %loop_0: int32, %loop_1: list = while_loop(loop_vars=(0, %made))
+        block(%loop_loop_vars0_0_x0: int32, %made_x0: list) {
+          %less_1: bool = less(x=%loop_loop_vars0_0_x0, y=2)
+          return %less_1
+        }
+        block(%loop_loop_vars0_0_x0: int32, %made_x0: list) {
+          %row: 3 = list_read(ls=%rows, index=%loop_loop_vars0_0_x0)
+          %relu_1: 3 = relu(x=%row)
+          %add_1: int32 = add(x=%loop_loop_vars0_0_x0, y=1)
+          %list_write_1: list = list_write(ls=%made_x0, index=%loop_loop_vars0_0_x0, value=%relu_1)
+          return %add_1, %list_write_1
+        }
+      %y: 2x3 = list_gather(ls=%loop_1, indices=[0, 1])
+      return %y
+    }
+
+After::
+
+    main(%x: 2x3) {
+      %row_1_unroll_loop_slice_by_size: 1x3 = slice_by_size(x=%x, begin=[0, 0], size=[1, -1])
+      %row_1: 3 = squeeze(x=%row_1_unroll_loop_slice_by_size, axes=[0])
+      %relu_1_1: 3 = relu(x=%row_1)
+      %row_2_unroll_loop_slice_by_size: 1x3 = slice_by_size(x=%x, begin=[1, 0], size=[1, -1])
+      %row_2: 3 = squeeze(x=%row_2_unroll_loop_slice_by_size, axes=[0])
+      %relu_1_2: 3 = relu(x=%row_2)
+      %y: 2x3 = stack(values=(%relu_1_1, %relu_1_2), axis=0)
+      return %y
+    }
+
+The counter of a loop is computed beforehand, and with it whether a round runs; what does not change from
+round to round is written once. Of a `cond` by a dynamic condition, both branches are computed and one is
+selected. What is read of a list is a slice of what was written to it, or the value itself.
+
+Refuses when the number of rounds depends on an input, when it is above `max_rounds`, when more than `most_ops`
+ops would be written, when a nested op draws random numbers or updates a state, when a selected branch gives a
+list or a symbolic shape, and when an element of a list is read that was not written at a known place.
+
+Why it helps: control flow and lists stay on the CPU (hollance/neural-engine, smpanaro/more-ane-transformers,
+reported). What it gains was not measured.
+
+Grade: checked: loops are not taken apart in the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.inlining import Inliner, NotStraight
+from anesurgery.facts.list_elements import Element, elements, length
+from anesurgery.facts.slices import reads
+from anesurgery.mil import Operation, Program, Var, constant, consumers, mb, types
+from anesurgery.ops import CONTROL, LISTS, names
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+READERS = names("list_read list_gather list_length")
+
+
+@dataclass(frozen=True)
+class UnrollLoop(Rewrite):
+    """`while_loop`, `cond` and lists become the ops that run."""
+
+    name: ClassVar[str] = "unroll_loop"
+    refines: ClassVar[bool] = True
+    """The elements of a list are declared with sizes of their own; what is written has those of the program."""
+    max_rounds: int = 64
+    """Most rounds of a loop that is unrolled."""
+    most_ops: int = 2000
+    """Most ops that a loop may become."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_rounds", "most_ops"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise PassError(f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer")
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Control flow, and what reads lists."""
+        return op.any(*sorted(CONTROL | READERS))()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Known rounds; elements that were written at known places."""
+        op = m.root
+        if op.op_type in READERS:
+            found = length(op.ls) if op.op_type == "list_length" else elements(op)
+            return Refusal(found, op) if isinstance(found, str) else m.bind(elements=found)
+        try:
+            Inliner(None, self.max_rounds, self.most_ops).control(op)
+        except NotStraight as reason:
+            return Refusal(str(reason), op)
+        return m.bind(ops=(op, *_list_makers(op)))
+
+    def rewrite(self, mb: Builder, m: Match) -> Any:
+        """The values of the outputs, each in straight code."""
+        op = m.root
+        if op.op_type == "list_length":
+            return mb.const(val=np.int32(m.elements))
+        if op.op_type in READERS:
+            return _gathered(mb, m.elements, op.op_type == "list_gather")
+        inliner = Inliner(mb, self.max_rounds, self.most_ops)
+        values = [inliner.read(v) for v in inliner.control(op)]
+        pairs: dict[Var, Var] = {}
+        for old, new in zip(op.outputs, values, strict=True):
+            if types.is_list(old.sym_type):
+                pairs |= {r.outputs[0]: _again(mb, r, new) for r in _readers(old)}
+            pairs[old] = _value(mb, new)
+        return pairs
+
+
+def _value(mb: Builder, found: Any) -> Var:
+    """A value of the program for what stands for an output."""
+    made: Var = found if isinstance(found, Var) else mb.const(val=found)
+    return made
+
+
+def _readers(ls: Var) -> list[Operation]:
+    """What reads known elements of a list, in its own block."""
+    block = ls.op.enclosing_block if ls.op is not None else None
+    return [
+        r
+        for r in consumers(ls)
+        if r.op_type in READERS
+        and r.enclosing_block is block
+        and all(constant(v) is not None for n, v in r.inputs.items() if n != "ls" and v is not None)
+    ]
+
+
+def _again(mb: Builder, reader: Operation, ls: Var) -> Var:
+    """The same read of another list."""
+    rest = {k: v for k, v in reader.inputs.items() if k != "ls" and v is not None}
+    made: Var = getattr(mb, reader.op_type)(ls=ls, **rest)
+    return made
+
+
+def _list_makers(op: Operation) -> list[Operation]:
+    """The ops that made the lists which a loop is given."""
+    found: dict[Operation, None] = {}
+    waiting = [v for v in reads(op) if types.is_list(v.sym_type)]
+    while waiting:
+        maker = waiting.pop().op
+        if maker is not None and maker not in found and maker.op_type in LISTS:
+            found[maker] = None
+            waiting += [v for v in reads(maker) if types.is_list(v.sym_type)]
+    return list(found)
+
+
+def _gathered(mb: Builder, found: Sequence[Element], stacked: bool) -> Var:
+    """The elements; stacked along a new first axis if more than one may be asked for."""
+    if not stacked:
+        return _row(mb, *found[0], squeezed=True)
+    values = {value for value, _ in found}
+    (first, row), rows = found[0], [row for _, row in found]
+    if len(values) == 1 and row is not None and rows == list(range(int(first.shape[0]))):
+        return first
+    if all(row is None for row in rows):
+        all_: Var = mb.stack(values=tuple(v for v, _ in found), axis=0)
+        return all_
+    parts = [_row(mb, value, row, squeezed=False) for value, row in found]
+    made: Var = parts[0] if len(parts) == 1 else mb.concat(values=tuple(parts), axis=0)
+    return made
+
+
+def _row(mb: Builder, value: Var, row: int | None, squeezed: bool) -> Var:
+    """One element, with or without a first axis of length 1."""
+    if row is None:
+        return value if squeezed else mb.expand_dims(x=value, axes=[0])
+    if value.shape[0] != 1:
+        rest = [0] * (value.rank - 1)
+        value = mb.slice_by_size(x=value, begin=[row, *rest], size=[1, *(-1 for _ in rest)])
+    return mb.squeeze(x=value, axes=[0]) if squeezed else value
+
+
+def example() -> Program:
+    """Two rounds of a loop that writes each row of its input, times its number, into a list."""
+
+    def go_on(i: Var, ls: Var) -> Var:
+        return mb.less(x=i, y=np.int32(2))
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
+    def program(x: Var) -> Var:
+        rows = mb.list_scatter(
+            ls=mb.make_list(init_length=2, dynamic_length=False, elem_shape=(3,)),
+            indices=np.arange(2, dtype=np.int32),
+            value=x,
+            name="rows",
+        )
+
+        def body(i: Var, ls: Var) -> tuple[Var, Var]:
+            row = mb.relu(x=mb.list_read(ls=rows, index=i, name="row"))
+            return mb.add(x=i, y=np.int32(1)), mb.list_write(ls=ls, index=i, value=row)
+
+        made = mb.make_list(init_length=2, dynamic_length=False, elem_shape=(3,), name="made")
+        _, ls = mb.while_loop(_cond=go_on, _body=body, loop_vars=(np.int32(0), made), name="loop")
+        return mb.list_gather(ls=ls, indices=np.arange(2, dtype=np.int32), name="y")
+
+    return program

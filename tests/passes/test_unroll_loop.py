@@ -1,0 +1,229 @@
+"""Loops, branches and lists as straight code: how often a round runs, what is selected, what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anesurgery as ane
+from anesurgery.errors import PassError, ProofError
+from anesurgery.facts.inlining import Inliner
+from anesurgery.mil import Block, Program, Var, ct, mb, quiet_host, types, walk_ops
+from anesurgery.ops import CONTROL, LISTS
+from anesurgery.passes import unroll_loop
+from anesurgery.passes.unroll_loop import UnrollLoop
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
+
+WEIGHT = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+
+
+def less(count: Any) -> Callable[..., Var]:
+    return lambda i, *_: mb.less(x=i, y=count)
+
+
+def one_more(i: Var) -> Var:
+    return mb.add(x=i, y=np.int32(1))
+
+
+def counted(rounds: Any = 3, start: int = 0) -> Program:
+    """A product in every round, by a weight and by what no round changes."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))])
+    def program(x: Var) -> Any:
+        def body(i: Var, h: Var) -> tuple[Var, Var]:
+            fixed = mb.tanh(x=x, name="fixed")
+            scale = mb.cast(x=i, dtype="fp32")
+            return one_more(i), mb.add(x=mb.mul(x=mb.linear(x=h, weight=WEIGHT), y=scale), y=fixed)
+
+        return mb.while_loop(_cond=less(np.int32(rounds)), _body=body, loop_vars=(np.int32(start), x))[1]
+
+    return program
+
+
+def branched(pred: bool | None, body: Callable[[Var], Var] = lambda x: mb.exp(x=x)) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((3,)), mb.TensorSpec((1,))])
+    def program(x: Var, p: Var) -> Any:
+        large = mb.squeeze(x=mb.greater(x=p, y=np.float32(0)), axes=[0])
+        false = lambda: mb.sub(x=x, y=np.float32(2))  # noqa: E731
+        made = mb.cond(
+            pred=large if pred is None else pred, _true_fn=lambda: body(x), _false_fn=false, name="made"
+        )
+        return made, mb.relu(x=p)
+
+    return program
+
+
+def listed(length: int = 2, read: Any = (1, 0), **more: Any) -> Program:
+    """Two elements are written; some are read."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3)), mb.TensorSpec((1,), dtype=types.int32)])
+    def program(x: Var, k: Var) -> Any:
+        made = mb.make_list(init_length=length, dynamic_length=False, elem_shape=(3,))
+        made = mb.list_scatter(ls=made, indices=np.array([0, 1], np.int32), value=x)
+        at = mb.squeeze(x=k, axes=[0]) if more.get("dynamic") else np.int32(1)
+        made = mb.list_write(ls=made, index=at, value=mb.reduce_sum(x=x, axes=[0]))
+        count = mb.list_length(ls=made)
+        return mb.list_gather(ls=made, indices=np.array(read, np.int32)), mb.add(x=count, y=k)
+
+    return program
+
+
+def is_straight(program: Program) -> bool:
+    return not (CONTROL | LISTS) & {op.op_type for op in walk_ops(program)}
+
+
+@pytest.mark.parametrize(("rounds", "start"), [(3, 0), (1, 0), (0, 0), (3, -2)])
+def test_a_counted_loop_keeps_its_numbers(rounds: int, start: int) -> None:
+    program = counted(rounds, start)
+    after, session = apply_pass(UnrollLoop(), program)
+    assert is_straight(after), session.refusals
+    assert_same_numbers(program, after)
+    assert all(change.proof is not None for change in session.changes)
+    kinds = [op.op_type for op in walk_ops(after)]
+    assert kinds.count("linear") == rounds - start
+    assert kinds.count("tanh") == (rounds > start), "what no round changes is written once"
+
+
+@pytest.mark.parametrize("pred", [True, False])
+def test_a_constant_branch_is_the_one_that_runs(pred: bool) -> None:
+    program = branched(pred)
+    after, _ = apply_pass(UnrollLoop(), program)
+    assert ("exp" in {op.op_type for op in walk_ops(after)}) == pred
+    assert is_straight(after)
+    assert_same_numbers(program, after)
+
+
+def test_a_dynamic_branch_is_selected() -> None:
+    program = branched(None)
+    after, session = apply_pass(UnrollLoop(), program)
+    assert is_straight(after), session.refusals
+    for seed in range(4):
+        assert_same_numbers(program, after, random_inputs(program, seed=seed))
+
+
+@pytest.mark.parametrize("read", [(1, 0), (0,), (0, 1)])
+def test_the_last_write_counts(read: Any) -> None:
+    program = listed(read=read)
+    after, session = apply_pass(UnrollLoop(), program)
+    assert is_straight(after), session.refusals
+    assert_same_numbers(program, after)
+
+
+def test_a_loop_inside_a_loop() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4,))])
+    def program(x: Var) -> Any:
+        def inner(j: Var, h: Var) -> tuple[Var, Var]:
+            return one_more(j), mb.sin(x=h)
+
+        def outer(i: Var, h: Var) -> tuple[Var, Var]:
+            deep = mb.while_loop(_cond=less(np.int32(2)), _body=inner, loop_vars=(i, h))[1]
+            return one_more(i), mb.mul(x=deep, y=np.float32(2))
+
+        return mb.while_loop(_cond=less(np.int32(2)), _body=outer, loop_vars=(np.int32(0), x))[1]
+
+    after, session = apply_pass(UnrollLoop(), program)
+    assert is_straight(after), session.refusals
+    assert [op.op_type for op in walk_ops(after)].count("sin") == 3
+    assert_same_numbers(program, after)
+
+
+def test_loop_variables_that_change_places() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4,)), mb.TensorSpec((4,))])
+    def program(x: Var, y: Var) -> Any:
+        def swap(i: Var, a: Var, b: Var) -> tuple[Var, ...]:
+            return one_more(i), mb.relu(x=b), a
+
+        return mb.while_loop(_cond=less(np.int32(3)), _body=swap, loop_vars=(np.int32(0), x, y))[1:]
+
+    after, session = apply_pass(UnrollLoop(), program)
+    assert is_straight(after), session.refusals
+    assert_same_numbers(program, after)
+
+
+def dynamic_count() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((3,)), mb.TensorSpec((1,), dtype=types.int32)])
+    def program(x: Var, count: Var) -> Any:
+        n = mb.squeeze(x=count, axes=[0])
+
+        def body(i: Var, h: Var) -> tuple[Var, Var]:
+            return one_more(i), mb.relu(x=h)
+
+        return mb.while_loop(_cond=less(n), _body=body, loop_vars=(np.int32(0), x))[1]
+
+    return program
+
+
+def noisy(x: Var) -> Var:
+    noise: Var = mb.random_normal(shape=np.array([3], np.int32), mean=np.float32(0), stddev=np.float32(1))
+    return mb.add(x=x, y=noise)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (dynamic_count(), "whether round 1 runs depends on %less"),
+        (counted(65), "the loop runs more than 64 rounds"),
+        (branched(None, noisy), "does more than compute its results"),
+        (listed(3, (2,)), "element 2 of %make_list_0 was never written"),
+        (listed(dynamic=True), "the places written of"),
+    ],
+    ids=["count", "long", "random", "unwritten", "place"],
+)
+def test_what_is_refused(program: Program, reason: str) -> None:
+    found = apply_pass(UnrollLoop(), program)[1].refusals
+    assert any(reason in refusal.reason for _, refusal in found), found
+
+
+def test_refuses_more_ops_than_allowed() -> None:
+    assert_refuses(UnrollLoop(most_ops=5), counted(3), "more than 5 ops would be written")
+    with pytest.raises(PassError, match="max_rounds=0"):
+        UnrollLoop(max_rounds=0)
+
+
+def test_a_lost_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong rewrite: every round begins with the first state."""
+
+    class Wrong(Inliner):
+        def block(self, block: Block, given: Any) -> Any:
+            found = super().block(block, given)
+            return [found[0], given[1]] if self.maker is not None and len(found) == 2 else found
+
+    monkeypatch.setattr(unroll_loop, "Inliner", Wrong)
+    with pytest.raises(ProofError, match="old and new differ"):
+        apply_pass(UnrollLoop(), counted(3))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_scripted_loop_of_torch() -> None:
+    class Steps(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(4):
+                x = torch.sin(x) * x
+            return x
+
+    module, x = torch.jit.script(Steps()), torch.randn(2, 3)
+    with quiet_host():
+        model = ct.convert(
+            module,
+            inputs=[ct.TensorType("x", x.shape)],
+            compute_precision=ct.precision.FLOAT32,
+            minimum_deployment_target=ct.target.iOS16,
+            skip_model_load=True,
+        )
+    surgery = ane.apply(model, "unroll_loop", quiet=True)
+    assert is_straight(surgery.program)
+    (found,) = ane.run(surgery.program, {"x": x.numpy()}).values()
+    np.testing.assert_allclose(found, module(x).numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_real_models_have_no_loop_left(part: int, corpus: Path) -> None:
+    surgery = ane.apply(corpus / f"dtln_aec_128_part{part}_fp16.mlpackage", "unroll_loop", quiet=True)
+    assert is_straight(surgery.program)
+    assert len(surgery.changes) == 6
+    assert all(change.proof is not None for change in surgery.changes), surgery

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PASSES: dict[str, str] = {
+    "argmax_as_floats": "op-reduce_argmax op-reduce_argmin",
     "causal_mask_tensor": "op-band_part mask-positions",
     "chain_pools": "max-pool-width pool-window",
     "compute_fp16": "fp32",

@@ -51,7 +51,7 @@ def test_each_reader_gets_the_type_that_it_had() -> None:
 def test_an_integer_output_keeps_a_cast() -> None:
     program = search(casts=())
     after, _ = apply_pass(ArgmaxAsFloats(), program)
-    assert next(iter(after.functions["main"].outputs)).op.op_type == "cast"  # type: ignore[union-attr]
+    assert next(iter(after.functions["main"].outputs)).op.op_type == "cast"
     assert_same_numbers(program, after, rtol=0)
 
 

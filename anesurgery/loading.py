@@ -14,6 +14,7 @@ from anesurgery.files.compiled import (
     WEIGHTS,
     for_coremltools,
     is_compiled,
+    is_network,
     is_text,
     read_compiled,
 )
@@ -54,7 +55,7 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
 
 
 def _load_path(path: Path, compute_units: Any) -> Loaded:
-    if is_compiled(path) or is_text(path):
+    if (is_compiled(path) and not is_network(path)) or is_text(path):
         return _compiled(path, compute_units)
     file, weights = locate(path)
     opened = SourceFile(file)
@@ -90,7 +91,7 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
         LoadError: it cannot be read, or a part is neither an ML Program nor a neural network.
     """
     source = Path(path).expanduser()
-    if is_compiled(source) or is_text(source):
+    if (is_compiled(source) and not is_network(source)) or is_text(source):
         loaded = _compiled(source, None)
         return loaded.spec, [loaded]
     file, weights = locate(source)

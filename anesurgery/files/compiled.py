@@ -58,6 +58,11 @@ def is_compiled(path: Path) -> bool:
     return path.suffix == SUFFIX or any((path / name).is_file() for name in (DATA, PROGRAM_TEXT, NETWORK))
 
 
+def is_network(path: Path) -> bool:
+    """Is a path a compiled neural network, which has no program?"""
+    return os.path.isfile(path / NETWORK) and not os.path.exists(path / PROGRAM_TEXT)
+
+
 def is_text(path: Path) -> bool:
     """Is a path a MIL text?"""
     return path.suffix == TEXT_SUFFIX and os.path.isfile(path)
@@ -154,10 +159,8 @@ def _other(folder: Path) -> str:
         words = f"a compiled {kind or 'pipeline'} of {len(parts)} models ({', '.join(parts)})"
         part = folder / (parts[0] if parts else "model0")
         return f"{folder} is {words}; {ONLY}: give one of its parts, as {part}"
-    if (folder / NETWORK).is_file():
-        return (
-            f"{folder} is a compiled neural network ({NETWORK}); {ONLY}: give the .mlmodel it was compiled from"
-        )
+    if is_network(folder):
+        return f"{folder} is a compiled neural network; `upgrade` makes an ML Program of it"
     if kind and kind != "mlProgram":
         return f"{folder} is a compiled model of the kind {kind}; {ONLY}"
     return f"{folder} lacks {PROGRAM_TEXT}; copy the compiled model again"

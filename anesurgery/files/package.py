@@ -21,9 +21,18 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
-from anesurgery.files.compiled import PROGRAM_TEXT, TEXT_SUFFIX, is_compiled, is_text, read_compiled
+from anesurgery.files.compiled import (
+    NETWORK,
+    PROGRAM_TEXT,
+    TEXT_SUFFIX,
+    is_compiled,
+    is_network,
+    is_text,
+    read_compiled,
+)
 from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.description import check_features, describe, new_spec
+from anesurgery.files.espresso_network import read_espresso
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import WeightFile, WeightWriter
@@ -119,6 +128,8 @@ def locate(path: Path) -> tuple[Path, Path | None]:
             return path, path.parent / COMPILED_WEIGHTS
         if path.is_file():
             return path, None
+        if is_network(path):
+            return path / NETWORK, None
         if is_compiled(path):
             return path / PROGRAM_TEXT, path / COMPILED_WEIGHTS
         if not (path / "Manifest.json").is_file():
@@ -163,6 +174,8 @@ def read_spec(file: Path | SourceFile) -> Any:
     if isinstance(file, Path) and file.suffix == TEXT_SUFFIX:
         return read_compiled(file.parent, file.name).spec
     opened = SourceFile(file) if isinstance(file, Path) else file
+    if opened.path.name == NETWORK:
+        return read_espresso(opened.path.parent)
     content, file = opened.read(), opened.path
     spec = proto.Model_pb2.Model()
     try:

@@ -329,8 +329,9 @@ def test_compiled_models_of_other_kinds_are_named(copied: Path, tmp_path: Path) 
     with pytest.raises(LoadError, match="compiled model of the kind treeEnsembleClassifier"):
         load(copied)
     (copied / "model.espresso.net").write_text("{}")
-    with pytest.raises(LoadError, match=r"compiled neural network \(model\.espresso\.net\)"):
+    with pytest.raises(LoadError, match="has format_version None"):
         load(copied)
+    (copied / "model.espresso.net").unlink()
     (copied / "model0").mkdir()
     (copied / "model0" / "model.mil").write_text(text)
     with pytest.raises(LoadError, match=r"of 1 models \(model0\).*give one of its parts"):

@@ -14,6 +14,9 @@ from anesurgery.files.source import SourceFile
 
 DATA = "coremldata.bin"
 IMAGES = "image inputs are arrays of what the first layer reads: where scale and bias are is not known"
+FLOAT32 = proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT32
+EXACT = 4
+"""The first specification version in which arrays have the shapes that are stated."""
 NOTES = "anesurgery.notes"
 """Where notes are in the metadata."""
 
@@ -39,8 +42,8 @@ def read_espresso(folder: Path) -> Any:
 
 
 def _specification(model: Espresso, folder: Path) -> Any:
-    described = _described(folder)
-    spec = proto.Model_pb2.Model(specificationVersion=max(4, described.version))
+    described = _described(model, folder)
+    spec = proto.Model_pb2.Model(specificationVersion=max(EXACT, described.version))
     spec.description.CopyFrom(described.description)
     network = spec.neuralNetwork
     network.arrayInputShapeMapping = proto.NeuralNetwork_pb2.EXACT_ARRAY_MAPPING
@@ -54,17 +57,25 @@ def _specification(model: Espresso, folder: Path) -> Any:
     return spec
 
 
-def _described(folder: Path) -> Described:
-    """The description in `coremldata.bin`.
-
-    Raises:
-        LoadError: it cannot be read.
-    """
-    file = folder / DATA
-    found = read_container(SourceFile(file).read())
-    if isinstance(found, str):
-        raise LoadError(f"{file.name} cannot be understood: {found}")
-    return found
+def _described(model: Espresso, folder: Path) -> Described:
+    """The description in `coremldata.bin`; where that cannot be read, one of the blobs that enter and leave."""
+    try:
+        found = read_container(SourceFile(folder / DATA).read())
+    except LoadError as error:
+        found = str(error)
+    if isinstance(found, Described):
+        return found
+    made = [name for entry in model.layers for name in entry["top"].split(",")]
+    read = [name for entry in model.layers for name in entry.get("bottom", "").split(",") if name]
+    marked = [e["top"].split(",") for e in model.layers if e.get("attributes", {}).get("is_output")]
+    leaving = [name for names in marked for name in names] or [n for n in made if n not in set(read)]
+    description = proto.Model_pb2.ModelDescription()
+    for name in dict.fromkeys(n for n in read if n not in set(made)):
+        description.input.add(name=name).type.multiArrayType.dataType = FLOAT32
+    for name in leaving:
+        description.output.add(name=name).type.multiArrayType.dataType = FLOAT32
+    description.metadata.userDefined[NOTES] = f"inputs and outputs are those of the layers, for {found}"
+    return Described("neuralNetwork", EXACT, description)
 
 
 def _describe(description: Any, model: Espresso) -> None:
@@ -79,7 +90,7 @@ def _describe(description: Any, model: Espresso) -> None:
             description.metadata.userDefined[NOTES] = IMAGES
         if kind == "imageType" or len(feature.type.multiArrayType.shape) != len(shape):
             array = proto.FeatureTypes_pb2.ArrayFeatureType(shape=shape)
-            array.dataType = proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT32
+            array.dataType = FLOAT32
             feature.type.multiArrayType.CopyFrom(array)
     kept = [f for f in description.output if f.name in made]
     last = model.layers[-1]["top"].split(",")[0] if model.layers else ""
@@ -88,6 +99,6 @@ def _describe(description: Any, model: Espresso) -> None:
         description.output.add().CopyFrom(feature)
     if not kept:
         array = description.output.add(name=last).type.multiArrayType
-        array.dataType = proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT32
+        array.dataType = FLOAT32
     for name in ("predictedFeatureName", "predictedProbabilitiesName"):
         description.ClearField(name)

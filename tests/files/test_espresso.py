@@ -287,7 +287,6 @@ DAMAGE: dict[str, tuple[str, bytes, str]] = {
     "weights empty": ("model.espresso.weights", b"", "has 0 bytes"),
     "a long table": ("model.espresso.weights", struct.pack("<Q", 1 << 40), "announces"),
     "a blob beyond the end": ("model.espresso.weights", struct.pack("<QQQ", 1, 5, 99), "ends behind the file"),
-    "no description": ("coremldata.bin", b"", "cannot be understood"),
 }
 
 
@@ -301,9 +300,18 @@ def test_damaged_files_are_errors_in_words(folder: Path, name: str) -> None:
     assert str(folder) in str(caught.value)
 
 
-@pytest.mark.parametrize("file", ["model.espresso.shape", "model.espresso.weights", "coremldata.bin"])
+@pytest.mark.parametrize("file", ["model.espresso.shape", "model.espresso.weights"])
 def test_a_file_that_is_missing_is_named(folder: Path, file: str) -> None:
     write(folder, [entry("activation", mode=0)], {"x": X.shape, "y": X.shape})
     (folder / file).unlink()
     with pytest.raises(LoadError, match=file):
         ane.load(folder)
+
+
+def test_without_a_description_the_layers_say_what_enters_and_leaves(folder: Path) -> None:
+    layers = [entry("activation", "x", "y", mode=0), entry("elementwise", "x,y", "z", operation=0, alpha=1)]
+    write(folder, layers, {name: X.shape for name in "xyz"})
+    (folder / "coremldata.bin").write_bytes(b"")
+    spec = read_spec(folder / "model.espresso.net")
+    assert "it is cut short" in spec.description.metadata.userDefined["anesurgery.notes"]
+    np.testing.assert_allclose(ane.run(folder, {"x": X})["z"], X + X.clip(0), rtol=1e-6)

@@ -310,7 +310,7 @@ def test_a_file_that_is_missing_is_named(folder: Path, file: str) -> None:
 
 def test_without_a_description_the_layers_say_what_enters_and_leaves(folder: Path) -> None:
     layers = [entry("activation", "x", "y", mode=0), entry("elementwise", "x,y", "z", operation=0, alpha=1)]
-    write(folder, layers, {name: X.shape for name in "xyz"})
+    write(folder, layers, dict.fromkeys("xyz", X.shape))
     (folder / "coremldata.bin").write_bytes(b"")
     spec = read_spec(folder / "model.espresso.net")
     assert "it is cut short" in spec.description.metadata.userDefined["anesurgery.notes"]

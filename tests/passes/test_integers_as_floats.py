@@ -11,7 +11,7 @@ import torch
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, dtype_name, mb, operands, quiet_host, types, walk_ops
-from anesurgery.ops import COMPARISONS
+from anesurgery.ops import COMPARISONS, LOGICAL
 from anesurgery.passes.integers_as_floats import IntegersAsFloats
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
@@ -116,6 +116,75 @@ def test_a_limit_that_is_not_checked_is_caught(monkeypatch: pytest.MonkeyPatch) 
     after, _ = apply_pass(IntegersAsFloats(), program, prove=False)
     with pytest.raises(AssertionError):
         assert_same_numbers(program, after, {"a": np.arange(100000, dtype=np.int32)})
+
+
+def half(x: Var) -> Any:
+    return mb.cast(x=x, dtype="fp16")
+
+
+WHOLE: dict[str, Callable[[Var], Any]] = {
+    "bounds": lambda a: half(mb.minimum(x=mb.maximum(x=a, y=np.int32(2)), y=np.int32(7))),
+    "size": lambda a: half(mb.mul(x=mb.abs(x=a), y=mb.sign(x=a))),
+    "division": lambda a: half(mb.floor_div(x=a, y=np.int32(7))),
+    "remainder": lambda a: half(mb.mod(x=a, y=np.int32(7))),
+    "choice": lambda a: half(mb.select(cond=mb.less(x=a, y=np.int32(3)), a=a, b=mb.sub(x=a, y=np.int32(1)))),
+    "count": lambda a: half(mb.reduce_sum(x=mb.sign(x=a), axes=[0])),
+    "running": lambda a: half(mb.cumsum(x=mb.sign(x=a), axis=0, exclusive=True)),
+    "joined": lambda a: half(mb.stack(values=(a, mb.reverse(x=a, axes=[0])), axis=0)),
+    "looked up": lambda a: half(mb.gather(x=a, indices=np.array([3, 1], np.int32), axis=0)),
+    "from a condition": lambda a: half(mb.add(x=mb.cast(x=mb.equal(x=a, y=np.int32(3)), dtype="int32"), y=a)),
+    "as a condition": lambda a: mb.cast(x=mb.sub(x=a, y=np.int32(3)), dtype="bool"),
+    "not": lambda a: mb.logical_not(x=mb.less(x=a, y=np.int32(3))),
+    "between": lambda a: mb.logical_and(x=mb.greater(x=a, y=np.int32(-3)), y=mb.less(x=a, y=np.int32(5))),
+    "outside": lambda a: mb.logical_not(
+        x=mb.logical_or(
+            x=mb.equal(x=a, y=np.int32(4)), y=mb.expand_dims(x=mb.cast(x=a, dtype="bool"), axes=[0])
+        )
+    ),
+    "either": lambda a: half(mb.logical_xor(x=mb.less(x=a, y=np.int32(3)), y=mb.cast(x=a, dtype="bool"))),
+}
+"""What is done to integers of [-20, 20]; the pass leaves one cast of the input."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_else_is_done_to_integers(name: str) -> None:
+    program = program_of(WHOLE[name], (41,))
+    after, session = apply_pass(IntegersAsFloats(assume={"a": (-20, 20)}), program)
+    assert integer_ops(after) == ["cast"], session.refusals
+    assert not LOGICAL & {op.op_type for op in walk_ops(after)}
+    assert_same_numbers(program, after, {"a": np.arange(-20, 21, dtype=np.int32)}, precision="fp16")
+    assert not apply_pass(IntegersAsFloats(assume={"a": (-20, 20)}), after)[1].changes
+
+
+@pytest.mark.parametrize("by", [1, 3, 7, 31, 100, 2047])
+def test_division_is_exact_up_to_the_limit(by: int) -> None:
+    """fp16 quotients are rounded, but never up to the next integer."""
+    every = np.arange(-2048, 2049, dtype=np.int32)
+    program = program_of(lambda a: half(mb.floor_div(x=a, y=np.int32(by))), every.shape)
+    after, session = apply_pass(IntegersAsFloats(assume={"a": (-2048, 2048)}), program)
+    assert integer_ops(after) == ["cast"], session.refusals
+    assert_same_numbers(program, after, {"a": every}, precision="fp16")
+
+
+def test_a_float_that_becomes_an_integer_is_rounded_towards_zero() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((5,))])
+    def program(x: Var) -> Any:
+        cut = mb.cast(x=mb.mul(x=mb.tanh(x=x), y=np.float32(9)), dtype="int32")
+        return half(mb.add(x=cut, y=np.int32(1)))
+
+    after, session = apply_pass(IntegersAsFloats(), program)
+    assert integer_ops(after) == [], session.refusals
+    assert_same_numbers(program, after, {"x": np.array([-3, -0.3, 0, 0.1, 2], np.float32)})
+
+
+def test_a_running_sum_that_may_pass_the_limit_is_refused() -> None:
+    program = program_of(lambda a: half(mb.cumsum(x=a, axis=0)), (3000,))
+    assert_refuses(IntegersAsFloats(assume=MASK), program, "reaches 3000, above 2048")
+
+
+def test_the_divisor_must_be_a_positive_constant() -> None:
+    program = program_of(lambda a: half(mb.floor_div(x=a, y=np.int32(-3))), (4,))
+    assert_refuses(IntegersAsFloats(assume=MASK), program, "has an unknown range")
 
 
 def test_a_converted_mask_keeps_one_integer_op() -> None:

@@ -9,7 +9,7 @@ PASSES: dict[str, str] = {
     "compute_fp16": "fp32",
     "embedding_matmul": "embedding",
     "fold_constants": "op-shape op-range_1d",
-    "integers_as_floats": "int32",
+    "integers_as_floats": "int32 logical-and",
     "interface_fp16": "fp32-cast",
     "long_convolution": "conv-kernel conv-kernel-old",
     "reflect_pad_slices": "pad-mirror",

@@ -1,0 +1,259 @@
+"""Integers and conditions as floats: where they lie, and the ops that make the same numbers in fp16.
+
+fp16 holds every integer up to 2048. What is computed of integers that stay within it is the same in floats, op
+by op; a condition is 0 or 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.facts.intervals import interval, summed
+from anesurgery.facts.reading import number
+from anesurgery.mil import Array, Maker, Operation, Var, constant, np_dtype, operands, static_shape
+from anesurgery.ops import JOINING, LOGICAL, LOOKUPS, names
+
+Range = tuple[float, float]
+
+EXACT = 2048
+"""Every integer up to here is a number of fp16."""
+MOVES = (
+    names("reshape expand_dims squeeze transpose slice_by_index slice_by_size tile reverse identity")
+    | JOINING
+    | LOOKUPS
+)
+"""Ops that hand numbers on, whatever their type."""
+SUMS = names(
+    "add sub mul maximum minimum abs sign reduce_sum reduce_max reduce_min cumsum floor_div mod select"
+)
+"""Ops that make integers of integers, and the same in floats."""
+TRUTHS = LOGICAL | {"logical_not"}
+
+NUMBERS = {"select": ("a", "b"), **dict.fromkeys(JOINING, ("values",))}
+"""The operands that hold numbers, where they are not `x` and `y`."""
+
+
+def operands_of(op: Operation) -> Iterator[tuple[str, Var]]:
+    """The operands of an op that hold numbers, with their parameter."""
+    for name in NUMBERS.get(op.op_type, ("x", "y")):
+        given = op.inputs.get(name)
+        for var in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(var, Var):
+                yield name, var
+
+
+def makes_whole(var: Var) -> Operation | None:
+    """The op that makes an integer or a condition out of others, if floats can do it too."""
+    op = var.op
+    if op is None or np_dtype(var).kind not in "ib":
+        return None
+    if op.op_type in LOOKUPS and constant(op.indices) is None:
+        return None
+    if op.op_type in MOVES:
+        return op
+    if op.op_type in (TRUTHS if np_dtype(var).kind == "b" else SUMS):
+        return op
+    return op if op.op_type == "cast" and np_dtype(op.x).kind in "ibf" else None
+
+
+def source(var: Var) -> Var:
+    """Where an integer comes from, before it was moved."""
+    while (op := makes_whole(var)) is not None and op.op_type in MOVES:
+        given = list(operands_of(op))
+        if len(given) != 1:
+            break
+        var = given[0][1]
+    return var
+
+
+class WholeNumbers:
+    """What is known of integers, given what the caller promises of inputs."""
+
+    def __init__(self, assume: Mapping[str, Range]) -> None:
+        self.assume = assume
+        self.found: dict[Var, Range] = {}
+
+    def known(self, var: Var) -> Range:
+        """Where an integer lies: as assumed, or by what makes it."""
+        if var not in self.found:
+            self.found[var] = self._known(var)
+        return self.found[var]
+
+    def _known(self, var: Var) -> Range:
+        op = makes_whole(var)
+        if var.op is None:
+            return self.assume.get(var.name, (0, 1) if np_dtype(var).kind == "b" else (-math.inf, math.inf))
+        if op is None or np_dtype(var).kind == "b":
+            return interval(var)
+        given = [self.known(v) for _, v in operands_of(op)]
+        if op.op_type in RANGES:
+            return RANGES[op.op_type](op, given)
+        if op.op_type == "cast":
+            return _ends(math.trunc(v) if math.isfinite(v) else v for v in interval(op.x))
+        return min(low for low, _ in given), max(high for _, high in given)
+
+    def reach(self, var: Var) -> float:
+        """The largest magnitude."""
+        return max(map(abs, self.known(var)))
+
+    def leaves(self, var: Var, most: int) -> str:
+        """Why the floats of an integer may be others; "" when they are the same."""
+        if np_dtype(var).kind == "f":
+            return ""
+        at = source(var)
+        if not self.reach(at) <= most:
+            return f"%{at.name} {in_words(self.reach(at))}, above {most}"
+        op = makes_whole(at)
+        if op is None:
+            return ""
+        if op.op_type in ("floor_div", "mod") and not (number(op.y) or 0) > 0:
+            return f"%{at.name} is divided by %{op.y.name}, which is not a positive constant"
+        return next((why for _, v in operands_of(op) if (why := self.leaves(v, most))), "")
+
+
+def in_words(reach: float) -> str:
+    """How far an integer is known to reach."""
+    return "has an unknown range" if reach == math.inf else f"reaches {reach:g}"
+
+
+def symbolic(var: Var) -> str:
+    """A symbolic shape among what is done to an integer, which another op would name otherwise; "" if none."""
+    if static_shape(var) is None:
+        return f"%{var.name} has the symbolic shape {tuple(var.shape)}"
+    op = makes_whole(var)
+    given = operands_of(op) if op is not None else ()
+    return next((why for _, v in given if np_dtype(v).kind != "f" and (why := symbolic(v))), "")
+
+
+def _ends(found: Any) -> Range:
+    ends = list(found)
+    return min(ends), max(ends)
+
+
+def _product(op: Operation, given: Sequence[Range]) -> Range:
+    (a, b), (c, d) = given
+    return _ends(0.0 if 0 in (i, j) else i * j for i in (a, b) for j in (c, d))
+
+
+def _times(count: float, numbers: Range) -> Range:
+    return _ends([0.0 if not v else v * count for v in numbers])
+
+
+def _sum(op: Operation, given: Sequence[Range]) -> Range:
+    return _times(summed(op), given[0])
+
+
+def _running(op: Operation, given: Sequence[Range]) -> Range:
+    length = (static_shape(op.x) or (math.inf,))[int(number(op.inputs.get("axis")) or 0)]
+    low, high = _times(length, given[0])
+    return min(low, given[0][0], 0.0), max(high, given[0][1], 0.0)
+
+
+def _quotient(op: Operation, given: Sequence[Range]) -> Range:
+    by = number(op.y) or 0
+    return (
+        _ends(math.floor(v / by) if math.isfinite(v) else v for v in given[0])
+        if by > 0
+        else (-math.inf, math.inf)
+    )
+
+
+RANGES: dict[str, Callable[[Operation, Sequence[Range]], Range]] = {
+    "add": lambda op, given: (given[0][0] + given[1][0], given[0][1] + given[1][1]),
+    "sub": lambda op, given: (given[0][0] - given[1][1], given[0][1] - given[1][0]),
+    "mul": _product,
+    "maximum": lambda op, given: (max(given[0][0], given[1][0]), max(given[0][1], given[1][1])),
+    "minimum": lambda op, given: (min(given[0][0], given[1][0]), min(given[0][1], given[1][1])),
+    "abs": lambda op, given: (0.0, max(map(abs, given[0]))),
+    "sign": lambda op, given: (-1.0, 1.0),
+    "reduce_sum": _sum,
+    "cumsum": _running,
+    "floor_div": _quotient,
+    "mod": lambda op, given: (0.0, max((number(op.y) or math.inf) - 1, 0.0)),
+}
+"""Op type -> where its result lies; all others hand their operands on."""
+
+
+def _literal(given: Any) -> Any:
+    """A parameter as it can be given before the constant that holds it."""
+    value = constant(given) if isinstance(given, Var) else None
+    return given if value is None else value
+
+
+def _is_view(op: Operation) -> bool:
+    """Does a cast or an identity keep the number?"""
+    kinds = np_dtype(op.x).kind, np_dtype(op.outputs[0]).kind
+    return kinds[0] in "ib" and (kinds[1] == "i" or kinds[0] == "b")
+
+
+class Floats:
+    """The floats of integers and conditions, each made once for all edits."""
+
+    def __init__(self, maker: Any, dtype: np.dtype[Any]) -> None:
+        self.maker, self.dtype = maker, dtype
+        self.name = {np.dtype(np.float16): "fp16", np.dtype(np.float32): "fp32"}[dtype]
+        self.made: dict[Var, Any] = {}
+
+    def of(self, var: Var) -> Any:
+        """The same numbers as floats."""
+        if var not in self.made:
+            self.made[var] = self._of(var)
+        return self.made[var]
+
+    def _of(self, var: Var) -> Any:
+        if (value := constant(var)) is not None:
+            stored: Array = np.asarray(value).astype(self.dtype)
+            return stored if stored.ndim else stored[()]
+        op = makes_whole(var)
+        if op is not None and op.op_type in ("cast", "identity") and _is_view(op):
+            return self.of(op.x)
+        if op is None or (op.op_type == "cast" and np_dtype(op.x).kind == "f"):
+            reads, build = [var], lambda maker: self.cast(maker, var, op)
+        else:
+            found = [(name, self.of(v)) for name, v in operands_of(op)]
+            others = [v for name, v in operands(op) if name not in dict(found)]
+            given = [*others, *(v for _, v in found)]
+            reads = [v for v in given if isinstance(v, Var) and constant(v) is None]
+            build = lambda maker: self.build(maker, op, found)  # noqa: E731
+        return self.maker.shared_value((var, "as", self.name), reads or [var], build)
+
+    def cast(self, maker: Maker, var: Var, op: Operation | None) -> Var:
+        """A value that has to be cast; what cuts a fraction off becomes a rounding towards zero."""
+        if op is None:
+            made: Var = maker.cast(x=var, dtype=self.name)
+            return made
+        if np_dtype(var).kind == "b":
+            made = maker.cast(x=maker.not_equal(x=op.x, y=np_dtype(op.x).type(0)), dtype=self.name)
+            return made
+        whole = maker.mul(x=maker.sign(x=op.x), y=maker.floor(x=maker.abs(x=op.x)))
+        return whole if np_dtype(whole) == self.dtype else maker.cast(x=whole, dtype=self.name)
+
+    def build(self, maker: Maker, op: Operation, found: Sequence[tuple[str, Any]]) -> Var:
+        """The op that stands for one of integers or conditions."""
+        given = [v for _, v in found]
+        one = self.dtype.type(1)
+        made: Var
+        if op.op_type == "cast":
+            made = maker.cast(x=maker.not_equal(x=given[0], y=self.dtype.type(0)), dtype=self.name)
+        elif op.op_type == "mod":
+            whole = maker.floor_div(x=given[0], y=given[1])
+            made = maker.sub(x=given[0], y=maker.mul(x=whole, y=given[1]))
+        elif op.op_type == "logical_not":
+            made = maker.sub(x=one, y=given[0])
+        elif op.op_type == "logical_xor":
+            made = maker.abs(x=maker.sub(x=given[0], y=given[1]))
+        elif op.op_type in LOGICAL:
+            made = getattr(maker, {"logical_and": "minimum", "logical_or": "maximum"}[op.op_type])(
+                x=given[0], y=given[1]
+            )
+        else:
+            inputs = {k: _literal(v) for k, v in op.inputs.items() if v is not None and k[0] != "_"}
+            inputs |= dict(found)
+            if op.op_type in JOINING:
+                inputs["values"] = tuple(given)
+            made = getattr(maker, op.op_type)(**inputs)
+        return made

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
+from anesurgery.checking.model_proofs import ModelProof
 from anesurgery.errors import InterfaceError, IsPipeline
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load, load_member
-from anesurgery.mil import Array, Program
+from anesurgery.mil import Array, Program, function_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Comparison:
     """The first op (in file order of `b`) whose value differs by more than the gate, when not `ok`."""
     words: tuple[str, ...] = field(default=())
     """The declared interface changes under which the models were compared."""
+    proof: ModelProof | None = None
+    """What `prove=True` found."""
 
     @property
     def psnr(self) -> float:
@@ -67,6 +70,7 @@ class Comparison:
             "first_divergence": self.first_divergence,
             "outputs": rows,
             "interface_changes": list(self.words),
+            **({} if self.proof is None else {"proof": self.proof.to_json()}),
         }
 
 
@@ -86,6 +90,7 @@ def compare(
     seed: int = 0,
     last: bool = False,
     member: str | int | None = None,
+    prove: bool = False,
 ) -> Comparison:
     """Run two models on the same inputs with the interpreter and measure how far apart they are.
 
@@ -100,9 +105,13 @@ def compare(
         seed: of the sampled inputs.
         last: where an output of `b` has one position and that of `a` several, compare the last of them.
         member: of pipelines, the one model to compare, by name or number; the whole pipelines when absent.
+        prove: also prove `b` against `a` op by op: bit for bit, over a prime field, and on numbers where
+            neither shows it (docs/proofs.md). The result's `proof` has the grade and the first op that is not
+            proved.
 
     Raises:
-        InterfaceError: the models give different outputs although nothing was declared.
+        InterfaceError: the models give different outputs although nothing was declared, or whole pipelines
+            are to be proved.
         InterpretError: inputs that do not fit.
     """
     from anesurgery.checking.divergence import first_divergence
@@ -110,6 +119,8 @@ def compare(
     try:
         first, second = _single(a, member), _single(b, member)
     except IsPipeline:
+        if prove:
+            raise InterfaceError("a pipeline is proved model by model: name one by member=") from None
         return _compare_pipelines(a, b, inputs, precision, gate, seed, last)
     if inputs is None:
         inputs = sample_inputs(first.program, function=function, seed=seed)
@@ -121,13 +132,30 @@ def compare(
     found = run(second.program, new_inputs, precision=precision, function=function)
     rows = _rows(expected, found, last)
     words = tuple(change.words for change in contract)
-    result = Comparison(rows, precision, gate, None, words)
+    proof = _proved(first, second, inputs, contract, gate, function, seed, last) if prove else None
+    result = Comparison(rows, precision, gate, None, words, proof)
     if result.ok:
         return result
     where = first_divergence(
         first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
     )
-    return Comparison(rows, precision, gate, None if where is None else str(where), words)
+    return replace(result, first_divergence=None if where is None else str(where))
+
+
+def _proved(
+    a: Loaded,
+    b: Loaded,
+    inputs: Mapping[str, Any],
+    contract: Sequence[InterfaceChange],
+    gate: float,
+    function: str | None,
+    seed: int,
+    last: bool,
+) -> ModelProof:
+    from anesurgery.checking.lockstep import prove_models
+
+    old, new = (function_of(model.program, function) for model in (a, b))
+    return prove_models(old, new, inputs, contract=contract, gate=gate, seed=seed, last=last)
 
 
 def _single(model: Any, member: str | int | None) -> Loaded:

@@ -8,7 +8,7 @@ it does not say.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,17 +61,25 @@ def _bit_for_bit(site: Site, seed: int) -> Proof | None:
 
 
 def _algebraic(site: Site, seed: int) -> Proof | None:
+    return at_points(lambda arithmetic: _agree(site, arithmetic, arithmetic.seed), seed)
+
+
+def at_points(agree: Callable[[Algebraic], int | None], seed: int) -> Proof | None:
     """Points are added until the bound holds; each has to agree.
 
     The bound at a point: any two different arguments of random functions may meet, or two different results
     may; each with a probability of degree / P in every lane.
+
+    Args:
+        agree: how many elements agree at a point; None where one does not. It may raise `Zero`.
+        seed: of the points.
     """
     bound, elements = 1.0, 0
     for point in range(POINTS):
         for draw in range(3):
             arithmetic = Algebraic(seed + 1000 * point + draw)
             try:
-                found = _agree(site, arithmetic, arithmetic.seed)
+                found = agree(arithmetic)
                 break
             except Zero:
                 found = None

@@ -257,6 +257,9 @@ def compare(
     last: Annotated[
         bool, typer.Option("--last", help="Where B gives one position and A several, compare A's last.")
     ] = False,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Also prove B against A, op by op; exit code 1 if that fails.")
+    ] = False,
     function: Function = None,
     member: Member = None,
     seed: Seed = 0,
@@ -270,10 +273,18 @@ def compare(
 
     with waiting("running both models", quiet):
         found = run(
-            a, b, precision=precision, gate=gate, function=function, seed=seed, last=last, member=member
+            a,
+            b,
+            precision=precision,
+            gate=gate,
+            function=function,
+            seed=seed,
+            last=last,
+            member=member,
+            prove=prove,
         )
     show(found.to_json(), surgeries.comparison_group(found), as_json, quiet)
-    if not found.ok:
+    if not found.ok or (found.proof is not None and not found.proof.proved):
         raise typer.Exit(1)
 
 

@@ -143,7 +143,8 @@ def _comparison_table(comparison: Comparison) -> Table:
 def comparison_group(comparison: Comparison) -> Group:
     """A comparison as a table and a verdict."""
     verdict = f"{'ok' if comparison.ok else 'FAILED'}: {comparison.verdict}"
-    return Group(_comparison_table(comparison), plain(f"{verdict} ({comparison.precision} arithmetic)"))
+    proof = [] if comparison.proof is None else [plain(line) for line in comparison.proof.lines]
+    return Group(_comparison_table(comparison), plain(f"{verdict} ({comparison.precision} arithmetic)"), *proof)
 
 
 def surgery_group(surgery: Surgery) -> Group:

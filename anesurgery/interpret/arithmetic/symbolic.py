@@ -8,7 +8,7 @@ conditions that no input reaches stay what they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +26,17 @@ Rule = Callable[..., Any]
 
 LARGEST = 1 << 22
 """Elements of a value above which a site is not looked at in these arithmetics."""
+
+BLOCK = 1 << 21
+"""Weights that are looked at at a time, where an op can be cut along its outputs."""
+
+CUTS: dict[str, tuple[Mapping[str, int], int]] = {
+    "linear": ({"weight": 0, "bias": 0}, -1),
+    "conv": ({"weight": 0, "bias": 0}, 1),
+    "matmul": ({"y": 1}, -1),
+    "gather": ({"x": 1}, -1),
+}
+"""Op type -> the axis along which each constant can be cut, the largest first, and that of the result."""
 
 ELEMENTWISE = (
     frozenset(UNARY)
@@ -135,6 +146,8 @@ class Symbolic:
         exact = op.op_type in EXACT and not narrows(op)
         if not symbolic and (known.moves or exact or not inexact):
             return known.function(**arguments)
+        if (cut := _cut_of(op, arguments)) is not None:
+            return self._in_blocks(op, known, arguments, *cut)
         if any(isinstance(t, Tensor) and t.numel() > self.largest for t in read):
             raise Unsupported(f"a constant of {max(t.numel() for t in read)} elements")
         if op.op_type in MOVING:
@@ -145,6 +158,24 @@ class Symbolic:
         if rule is not None:
             return rule(self, op, **arguments)
         return self.uninterpreted(op, arguments)
+
+    def _in_blocks(
+        self, op: Operation, known: Meaning, arguments: dict[str, Any], cut: Mapping[str, int], axis: int
+    ) -> Image:
+        """An op with large weights, some outputs at a time: what a block needs in memory is small."""
+        first = next(iter(cut))
+        length = arguments[first].shape[cut[first]]
+        step = max(1, BLOCK * length // arguments[first].numel())
+        parts = []
+        for at in range(0, length, step):
+            given = {
+                name: arguments[name].narrow(along, at, min(step, length - at))
+                for name, along in cut.items()
+                if isinstance(arguments.get(name), Tensor)
+            }
+            parts.append(self._run(op, known, {**arguments, **given}))
+        lanes = [torch.cat([p.lanes[i] for p in parts], axis) for i in range(field.LANES)]
+        return Image(lanes, max(p.degree for p in parts), any(p.fraction for p in parts))
 
     def _moved(self, known: Meaning, arguments: dict[str, Any]) -> Any:
         name, x = next((k, v) for k, v in arguments.items() if isinstance(v, Image))
@@ -222,6 +253,24 @@ class Symbolic:
     def rounds_to(self, op: Operation) -> str:
         """The dtype to which an op rounds, where that matters in this arithmetic."""
         return ""
+
+
+def _cut_of(op: Operation, arguments: Mapping[str, Any]) -> tuple[Mapping[str, int], int] | None:
+    """Where to cut an op whose weights are large: the axis of each operand, and that of the result."""
+    if op.op_type not in CUTS:
+        return None
+    cut, axis = CUTS[op.op_type]
+    weight = arguments.get(next(iter(cut)))
+    if not isinstance(weight, Tensor) or weight.numel() <= BLOCK or weight.shape[cut[next(iter(cut))]] < 2:
+        return None
+    if any(isinstance(arguments.get(name), Image) for name in cut):
+        return None
+    plain = {
+        "conv": int(arguments.get("groups") or 1) == 1,
+        "matmul": weight.ndim == 2 and not arguments.get("transpose_y"),
+        "gather": weight.ndim == 2 and int(arguments.get("axis") or 0) == 0 and not arguments.get("batch_dims"),
+    }
+    return (cut, axis) if plain.get(op.op_type, True) else None
 
 
 def narrows(op: Operation) -> bool:

@@ -1,0 +1,217 @@
+"""Prove a whole model against another: op by op, from values that are known to be the same.
+
+Both run in step, the reference as far as the other asks for: values of the same name are compared, and from a
+match on they are one. What is dropped, and when, is in `numbering`; how values are compared, in `matching`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from anesurgery.checking.adapted import Adapted, last_of, still
+from anesurgery.checking.divergence import PAIRINGS
+from anesurgery.checking.grades import Grade
+from anesurgery.checking.matching import Match, Move, match
+from anesurgery.checking.model_proofs import ModelProof, Seam
+from anesurgery.checking.numbering import LARGEST_VALUE, Side, Table, Value, is_constant_op
+from anesurgery.files.interface_change import InterfaceChange, adapt_inputs
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.bitwise import Bitwise
+from anesurgery.interpret.arithmetic.field import LANES, P
+from anesurgery.interpret.inputs import bind
+from anesurgery.mil import Array, Function, Operation, Var, np_dtype, types
+from anesurgery.text import to_text
+
+FEW = 0.1
+"""Share of values with a name of the other program below which values are paired by their position too."""
+
+
+def prove_models(
+    old: Function,
+    new: Function,
+    inputs: Mapping[str, Array],
+    *,
+    contract: Sequence[InterfaceChange] = (),
+    gate: float = 60.0,
+    seed: int = 0,
+    last: bool = False,
+) -> ModelProof:
+    """Prove one function against another.
+
+    Args:
+        old: the reference.
+        new: the candidate.
+        inputs: of `old`, by name; what is not proved is compared on these.
+        contract: declared interface changes.
+        gate: PSNR in dB up to which numbers count as equal.
+        seed: of the names and points.
+        last: where an output has one position, compare it with the last of several.
+    """
+    with torch.inference_mode():
+        return _Lockstep(old, new, inputs, contract, gate, seed, last).proof()
+
+
+class _Lockstep:
+    """Two functions that run in step."""
+
+    def __init__(
+        self,
+        old: Function,
+        new: Function,
+        inputs: Mapping[str, Array],
+        contract: Sequence[InterfaceChange],
+        gate: float,
+        seed: int,
+        last: bool,
+    ) -> None:
+        self.old, self.new, self.gate, self.seed, self.last = old, new, gate, seed, last
+        self.inputs, self.contract = inputs, contract
+        self.names = Bitwise(seed, LARGEST_VALUE)
+        self.pairs = paired(old, new)
+        self.uses = Counter(self.pairs.values())
+        table = Table()
+        first, second = self._bound()
+        self.a = Side(old, first, set(self.pairs.values()), self.names, table, first=True)
+        self.b = Side(new, second, set(self.pairs), self.names, table, first=False)
+        self.found: dict[Operation, tuple[Match | None, Operation | None]] = {}
+
+    def _bound(self) -> tuple[dict[Var, Value], dict[Var, Value]]:
+        """The inputs of both sides; those of the same name and content are the same variables."""
+        first = self._values(self.old, self.inputs, "first")
+        second = self._values(self.new, adapt_inputs(self.contract, self.inputs), "second")
+        by_name = {v.name: value for v, value in first.items()}
+        for var, value in second.items():
+            twin = by_name.get(var.name)
+            if twin is not None and _alike(twin, value):
+                value.names, value.serial = twin.names, twin.serial
+        return first, second
+
+    def _values(self, function: Function, given: Mapping[str, Array], side: str) -> dict[Var, Value]:
+        made = {}
+        for var, held in bind(function, given, None).items():
+            numbers = held.value if types.is_state(var.sym_type) else held
+            generator = torch.Generator().manual_seed(field.key(self.seed, side, var.name) % 2**62)
+            made[var] = Value(var, numbers, field.random(numbers.shape, generator))
+        return made
+
+    def proof(self) -> ModelProof:
+        """Run both to the end, and compare the outputs."""
+        while (op := self.b.next) is not None:
+            self._step(op)
+        while self.a.next is not None:
+            self.a.step()
+        outputs = self._outputs()
+        grades = {name: value.grade if same else None for name, (value, same) in outputs.items()}
+        weakest = [g for g in grades.values() if g is not None]
+        steps = 2 * (len(self.a.ops) + len(self.b.ops)) + 1
+        bound = steps / P**LANES + sum(m.bound for m, _ in self.found.values() if m is not None)
+        return ModelProof(
+            min(weakest) if weakest and len(weakest) == len(grades) else None,
+            bound,
+            {n: "not matched" if g is None else g.words for n, g in grades.items()},
+            self._counts(),
+            self._seams([value for value, same in outputs.values() if not same]),
+            self.seed,
+        )
+
+    def _step(self, op: Operation) -> None:
+        """Run the next op of the second program, and look for its values in the first."""
+        others = [self.pairs.get(var) for var in op.outputs]
+        for other in others:
+            if other is not None:
+                self.a.reach(other)  # before the op runs: what both compute is computed once
+        made = self.b.step()
+        for b, other in zip(made, others, strict=True):
+            if other is None:
+                continue
+            a = self.a.reach(other)
+            found = None if a is None else match(a, b, self.names, self.gate)
+            self._remember(op, found, other)
+            self.uses[other] -= 1
+            self.b.release(b.var)
+            if not self.uses[other]:
+                self.a.release(other)
+
+    def _remember(self, op: Operation, found: Match | None, other: Var) -> None:
+        """The weakest match of an op's values."""
+        known = self.found.get(op)
+        weaker = known is None or (known[0] is not None and (found is None or found.grade < known[0].grade))
+        if weaker:
+            self.found[op] = (found, other.op)
+
+    def _outputs(self) -> dict[str, tuple[Value, bool]]:
+        """Each output and state of the second program, and whether it is that of the first."""
+        adapted = Adapted(self.contract, {v.name: self.a.there(v) for v in self.old.outputs}, self.inputs)
+        made = {}
+        for var in self.new.outputs:
+            b = self.b.there(var)
+            a, move = adapted.expected(var.name)
+            made[var.name] = (b, a is not None and self._same(a, b, move))
+        states = {v.name: value for v, value in self.a.states.items()}
+        for var, b in self.b.states.items():
+            a = states.get(var.name)
+            made[f"state {var.name}"] = (b, a is not None and self._same(a, b, still))
+        return made
+
+    def _same(self, a: Value, b: Value, move: Move) -> bool:
+        if self.last and move is still:
+            move = last_of(a, b)
+        return match(a, b, self.names, self.gate, exact=move) is not None
+
+    def _counts(self) -> dict[str, int]:
+        """Ops of the second program by grade."""
+        said = Counter[str]()
+        for op in self.b.ops:
+            found, _ = self.found.get(op, (None, None))
+            said["without a counterpart" if found is None else found.grade.words] += 1
+        order = [*(g.words for g in sorted(Grade, reverse=True)), "without a counterpart"]
+        return {what: said[what] for what in order if said[what]}
+
+    def _seams(self, lost: Sequence[Value]) -> tuple[Seam, ...]:
+        """The ops below proved, and the first ones upstream of an output that is lost, in file order."""
+        open_ops = {op for value in lost for op in _unmatched(value)}
+        tried = [op for op in open_ops if op in self.found] or list(open_ops)
+        seams = []
+        for op in self.b.ops:
+            found, other = self.found.get(op, (None, None))
+            if found is None and op in tried[:]:
+                seams.append(Seam(_line(op), _line(other), "not matched"))
+            elif found is not None and found.grade < Grade.PROVED:
+                seams.append(Seam(_line(op), _line(other), found.grade.words, found.note))
+        return tuple(seams)
+
+
+def paired(old: Function, new: Function) -> dict[Var, Var]:
+    """Value of the second program -> the value of the first that it may be: of the same name, or place."""
+    named = PAIRINGS["name"](old, new)
+    values = [v for op in new.operations if op.op_type != "const" for v in op.outputs]
+    found = {} if len(named) >= FEW * len(values) else PAIRINGS["position"](old, new)
+    outputs = {v.name: v for v in old.outputs}
+    found |= named | {v: outputs[v.name] for v in new.outputs if v.name in outputs}
+    plain = {v: w for v, w in found.items() if not any(x.op is None or is_constant_op(x.op) for x in (v, w))}
+    return {v: w for v, w in plain.items() if np_dtype(v).kind == np_dtype(w).kind}
+
+
+def _alike(a: Value, b: Value) -> bool:
+    """Do two inputs hold the same numbers in the same type?"""
+    return np_dtype(a.var) == np_dtype(b.var) and torch.equal(a.numbers, b.numbers)
+
+
+def _unmatched(value: Value) -> set[Operation]:
+    """The ops upstream of a value that have no counterpart, up to values that have one."""
+    found: set[Operation] = set()
+    stack = [value]
+    while stack:
+        here = stack.pop()
+        if here.op is not None and here.op not in found:
+            found.add(here.op)
+            stack += here.operands
+    return found
+
+
+def _line(op: Operation | None) -> str:
+    """An op in a line."""
+    return "" if op is None else to_text(op).splitlines()[0].strip()

@@ -1,0 +1,235 @@
+"""Tell whether a value of one program is a value of another: by names, over the field, or by numbers.
+
+Names are hashes of how elements are computed, so equal names are equal bits. Where they part, the ops since
+the last values known to be the same are evaluated over the field, in which each name is a variable. What
+neither shows is compared on numbers. From a match on, both values have the same names, whichever grade it has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from anesurgery.checking.grades import Grade
+from anesurgery.checking.metrics import psnr
+from anesurgery.checking.numbering import LARGEST_VALUE, Value, constants_of_ops, reason_of
+from anesurgery.checking.proofs import Proof, at_points
+from anesurgery.errors import InterpretError
+from anesurgery.interpret import Evaluator
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.algebraic import Algebraic
+from anesurgery.interpret.arithmetic.bitwise import Bitwise
+from anesurgery.interpret.arithmetic.field import Image
+from anesurgery.mil import Operation, Var
+
+Move = Callable[[torch.Tensor], torch.Tensor]
+
+LARGEST_SLICE = 64
+"""Ops between known values, on either side, up to which the field is tried."""
+MOST_AXES = 5
+"""Axes longer than 1 up to which every order of them is tried."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """Two values are the same, by some grade."""
+
+    grade: Grade
+    bound: float = 0.0
+    note: str = ""
+    """What was tried on numbers, and why there is no proof."""
+
+
+def match(a: Value, b: Value, names: Bitwise, gate: float, *, exact: Move | None = None) -> Match | None:
+    """Find out whether `b` is `a` in some layout, and give both the same names if so.
+
+    Args:
+        a: a value of the first program.
+        b: of the second.
+        names: the arithmetic of the names.
+        gate: PSNR in dB up to which numbers count as equal.
+        exact: the one layout that counts; any by default.
+    """
+    if exact is None and a.serial == b.serial:
+        return Match(Grade.BITS)
+    if not all(isinstance(v.numbers, torch.Tensor) for v in (a, b)):
+        return None
+    moves = list(layouts(a.numbers.shape, b.numbers.shape)) if exact is None else [exact]
+    for move in moves:
+        if same_names(a, b, names, move):
+            return _settle(a, b, move, Match(Grade.BITS))
+    near = [(move, ratio) for move in moves if (ratio := closeness(move(a.numbers), b.numbers)) >= gate]
+    reason = b.reason or a.reason
+    if near:
+        proof, move, why = _over_points(a, b, [move for move, _ in near], names.seed)
+        reason = reason or why
+        if proof is not None:
+            return _settle(a, b, move, Match(proof.grade, proof.bound))
+    for move, ratio in near:
+        words = "equal" if math.isinf(ratio) else f"PSNR {ratio:.1f} dB"
+        note = f"{words} on {b.numbers.numel()} numbers" + (f"; {reason}" if reason else "")
+        return _settle(a, b, move, Match(Grade.NUMBERS, note=note))
+    return None
+
+
+def _over_points(a: Value, b: Value, moves: Sequence[Move], seed: int) -> tuple[Proof | None, Move, str]:
+    """A proof over the field with the layout in which it holds, or why there is none."""
+    reason = ""
+    try:
+        for shared in (None, _shared(a, b)):
+            for move in moves:
+
+                def agree(arithmetic: Algebraic, move: Move = move, names: Any = shared) -> int | None:
+                    return _agree(a, b, move, arithmetic, names)
+
+                if (proof := at_points(agree, seed)) is not None:
+                    return proof, move, ""
+    except InterpretError as error:
+        reason = reason_of(error)
+    return None, moves[0], reason
+
+
+def same_names(a: Value, b: Value, names: Bitwise, move: Move) -> bool:
+    """Have two values the same names in a layout?"""
+    if a.names is None or b.names is None:
+        return False
+    return names.image(a.names).map(move).same(names.image(b.names))
+
+
+def layouts(old: Sequence[int], new: Sequence[int]) -> Iterator[Move]:
+    """How the elements of one shape may lie in another: axes in some order, others of length 1 put in."""
+    if math.prod(old) != math.prod(new):
+        return
+    wanted, long = list(new), [n for n in old if n > 1]
+    if long == [n for n in new if n > 1]:
+        yield lambda t: t.reshape(wanted)
+    if len(long) > MOST_AXES:
+        return
+    for order in itertools.permutations(range(len(long))):
+        if order != tuple(range(len(long))) and [long[i] for i in order] == [n for n in new if n > 1]:
+            yield lambda t, order=order: t.reshape(long).permute(order).reshape(wanted)  # type: ignore[misc]
+
+
+def closeness(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The PSNR; infinite for equal numbers, minus infinite where anything is undefined on one side only."""
+    if a.shape != b.shape:
+        return -math.inf
+    same = (a == b) | ((a != a) & (b != b))
+    if bool(same.all()):
+        return math.inf
+    finite = torch.isfinite(a) & torch.isfinite(b)
+    if not a.is_floating_point() or bool((~same & ~finite).any()):
+        return -math.inf
+    zero = torch.zeros((), dtype=torch.float64)
+    apart = torch.where(same, zero, a.double() - b.double())
+    peak = float(torch.where(finite, a.double().abs(), zero).max())
+    return psnr(peak, float(apart.square().mean().sqrt()))
+
+
+def _settle(a: Value, b: Value, move: Move, found: Match) -> Match:
+    """From here on both are known by the same names."""
+    if a.names is None:
+        generator = torch.Generator().manual_seed(a.serial)
+        a.names = field.random(a.numbers.shape, generator)
+    x, numbers = a.names, move(a.numbers)
+    b.names = x.map(move) if isinstance(x, Image) else move(x)
+    b.reason = a.reason = ""
+    b.numbers, b.grade = numbers, min(b.grade, found.grade)
+    if numbers.shape == a.numbers.shape and numbers.data_ptr() == a.numbers.data_ptr():
+        b.serial, b.names = a.serial, x
+    a.forget()
+    b.forget()
+    return found
+
+
+def _agree(a: Value, b: Value, move: Move, arithmetic: Algebraic, shared: torch.Tensor | None) -> int | None:
+    """How many elements agree over the field.
+
+    Raises:
+        Unsupported: an op that the field does not know.
+        Zero: the point has to be drawn again.
+    """
+    arithmetic.largest = LARGEST_VALUE
+    x, y = _over_field(a, arithmetic, shared).map(move), _over_field(b, arithmetic, shared)
+    arithmetic.degree = max(arithmetic.degree, x.degree, y.degree)
+    return y.numel() if x.same(y) else None
+
+
+def _over_field(value: Value, arithmetic: Algebraic, shared: torch.Tensor | None) -> Image:
+    """A value over the field, where the names of values that are known, and those given, are variables."""
+    made, edges = upstream(value)
+    bound: dict[Var, Any] = {v.var: _variables(v, arithmetic) for v in edges}
+    for op, values in made.items():
+        found = Evaluator([*constants_of_ops([op]), op], list(values), arithmetic)(bound)
+        for (var, known), image in zip(values.items(), found, strict=True):
+            bound[var] = image if shared is None or known is value else _known(known, image, arithmetic, shared)
+    return arithmetic.image(bound[value.var])
+
+
+def _known(value: Value, image: Any, arithmetic: Algebraic, shared: torch.Tensor) -> Any:
+    """An image in which elements with certain names are variables."""
+    if not isinstance(value.names, Image):
+        return image
+    there = torch.isin(_key_of(value.names), shared)
+    variables, image = _variables(value, arithmetic), arithmetic.image(image)
+    assert isinstance(variables, Image)
+    lanes = [torch.where(there, v, w) for v, w in zip(variables.lanes, image.lanes, strict=True)]
+    return Image(lanes, image.degree, image.fraction)
+
+
+def _shared(a: Value, b: Value) -> torch.Tensor:
+    """The names that occur on both sides since the last values that are known."""
+    sides = []
+    for value in (a, b):
+        made, edges = upstream(value)
+        inner = [v for values in made.values() for v in values.values() if v is not value]
+        keys = [_key_of(v.names).reshape(-1) for v in (*inner, *edges) if isinstance(v.names, Image)]
+        sides.append(torch.unique(torch.cat(keys)) if keys else torch.zeros(0, dtype=torch.int64))
+    return sides[0][torch.isin(sides[0], sides[1])]
+
+
+def _key_of(names: Image) -> torch.Tensor:
+    """One number for each name, the same for its negative."""
+    return field.packed(field.signed(names)[0])
+
+
+def _variables(value: Value, arithmetic: Algebraic) -> Image | torch.Tensor:
+    """A variable for each name; that of the negative of a name is the negative."""
+    if value.names is None:
+        raise Unnamed(f"the elements of {value.var.name} have no names: {value.reason}")
+    if isinstance(value.names, torch.Tensor):
+        return value.names
+    even, turned = field.signed(value.names)
+    return field.with_sign(field.opaque(field.key(arithmetic.seed, "variable"), field.packed(even)), turned)
+
+
+class Unnamed(InterpretError):  # noqa: N818 - says what is missing
+    """A value whose elements could not be named."""
+
+
+def upstream(value: Value) -> tuple[dict[Operation, dict[Var, Value]], list[Value]]:
+    """The ops that made a value out of values that are known, with what they made, and the known values.
+
+    Raises:
+        Unnamed: there are too many ops.
+    """
+    ops: dict[Operation, dict[Var, Value]] = {}
+    edges: dict[Var, Value] = {}
+    stack = [(value, False)]
+    while stack:
+        here, ready = stack.pop()
+        if here.op is None:
+            edges[here.var] = here
+        elif ready or here.op in ops:
+            ops.setdefault(here.op, {})[here.var] = here
+        else:
+            stack.append((here, True))
+            stack += [(v, False) for v in here.operands]
+        if len(ops) > LARGEST_SLICE:
+            raise Unnamed(f"more than {LARGEST_SLICE} ops since the last values that are known")
+    return ops, list(edges.values())

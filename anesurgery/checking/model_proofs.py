@@ -1,0 +1,80 @@
+"""What the proof of one model against another found: the grade, where it ends, how many ops reached which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anesurgery.checking.grades import Grade
+from anesurgery.checking.proofs import words
+
+SHOWN = 8
+"""Ops below proved that a report names."""
+
+
+@dataclass(frozen=True)
+class Seam:
+    """An op of the second model whose value is not proved to be a value of the first."""
+
+    op: str
+    other: str
+    """The op of the first model that it was compared with; empty if there is none."""
+    grade: str
+    """ "checked", or "not matched"."""
+    note: str = ""
+
+    def __str__(self) -> str:
+        other = f" against {self.other}" if self.other else ""
+        return f"{self.grade}: {self.op}{other}{f' ({self.note})' if self.note else ''}"
+
+
+@dataclass(frozen=True)
+class ModelProof:
+    """How sure it is that two models compute the same."""
+
+    grade: Grade | None
+    """The weakest grade on any path to the outputs; None where an output could not be matched."""
+    bound: float
+    """Bound on the probability of a match that is none, where ops are matched bit for bit or proved."""
+    outputs: Mapping[str, str]
+    """The grade of each output in words, or "not matched"."""
+    counts: Mapping[str, int]
+    """Ops of the second model by grade; those inside a rewritten part have no counterpart."""
+    seams: tuple[Seam, ...]
+    """The ops at which the proof ends, in file order."""
+    seed: int
+
+    @property
+    def proved(self) -> bool:
+        """Is every output proved, or bit for bit the same?"""
+        return self.grade is not None and self.grade >= Grade.PROVED
+
+    @property
+    def words(self) -> str:
+        """The grade, the bound, and how many ops reached which grade."""
+        ops = ", ".join(f"{n} {what}" for what, n in self.counts.items() if n)
+        if self.grade is None:
+            return f"not proved ({ops})"
+        said = self.grade.words if self.grade >= Grade.PROVED else f"not proved, {self.grade.words} only"
+        return f"{said}, error of the proved part below {words(self.bound)} ({ops})"
+
+    @property
+    def lines(self) -> list[str]:
+        """The report: the grade, where the proof ends, and the other ops below proved."""
+        ends = [f"the proof ends at the first of {len(self.seams)} ops:"] if self.seams else []
+        more = len(self.seams) - SHOWN
+        rest = [f"... and {more} more"] if more > 0 else []
+        return [self.words, *ends, *(f"  {s}" for s in self.seams[:SHOWN]), *rest]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "grade": None if self.grade is None else self.grade.words,
+            "proved": self.proved,
+            "bound": self.bound,
+            "outputs": dict(self.outputs),
+            "ops": dict(self.counts),
+            "seams": [vars(s) for s in self.seams],
+            "seed": self.seed,
+        }

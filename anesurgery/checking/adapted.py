@@ -11,15 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from anesurgery.checking.matching import Move
+from anesurgery.checking.matching import Move, still
 from anesurgery.checking.numbering import Value
 from anesurgery.files.interface_change import InterfaceChange, adapt_outputs
 from anesurgery.mil import Array
-
-
-def still(values: torch.Tensor) -> torch.Tensor:
-    """The same elements in the same layout."""
-    return values
 
 
 class Adapted:

@@ -11,6 +11,7 @@ import numpy as np
 
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.checking.model_proofs import ModelProof
+from anesurgery.display import Drawn
 from anesurgery.errors import InterfaceError, IsPipeline
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.files.package import Loaded
@@ -21,7 +22,7 @@ from anesurgery.mil import Array, Program, function_of
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Drawn):
     """What `compare` found, against a stated gate."""
 
     outputs: tuple[OutputComparison, ...]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from anesurgery.checking.adapted import Adapted, last_of, still
+from anesurgery.checking.adapted import Adapted, last_of
 from anesurgery.checking.divergence import PAIRINGS
 from anesurgery.checking.grades import Grade
-from anesurgery.checking.matching import Match, Move, match
+from anesurgery.checking.matching import Match, Move, match, still
 from anesurgery.checking.model_proofs import ModelProof, Seam
 from anesurgery.checking.numbering import LARGEST_VALUE, Side, Table, Value, is_constant_op
+from anesurgery.facts.slices import reads
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
@@ -25,7 +27,7 @@ from anesurgery.interpret.inputs import bind
 from anesurgery.mil import Array, Function, Operation, Var, np_dtype, types
 from anesurgery.text import to_text
 
-FEW = 0.1
+FEW = 0.3
 """Share of values with a name of the other program below which values are paired by their position too."""
 
 
@@ -113,7 +115,7 @@ class _Lockstep:
             bound,
             {n: "not matched" if g is None else g.words for n, g in grades.items()},
             self._counts(),
-            self._seams([value for value, same in outputs.values() if not same]),
+            self._seams([v for v, same in outputs.values() if not same]) + _moved(outputs),
             self.seed,
         )
 
@@ -172,27 +174,63 @@ class _Lockstep:
 
     def _seams(self, lost: Sequence[Value]) -> tuple[Seam, ...]:
         """The ops below proved, and the first ones upstream of an output that is lost, in file order."""
-        open_ops = {op for value in lost for op in _unmatched(value)}
-        tried = [op for op in open_ops if op in self.found] or list(open_ops)
-        seams = []
+        lost_ops = {op for value in lost for op in _unmatched(value)}
+        tried = {op for op in lost_ops if op in self.found} or lost_ops
+        seams, downstream = [], set[Operation]()
         for op in self.b.ops:
             found, other = self.found.get(op, (None, None))
-            if found is None and op in tried[:]:
+            if any(v.op in downstream for v in reads(op)):
+                downstream |= {op} & lost_ops
+            elif found is None and op in tried:
+                downstream.add(op)
                 seams.append(Seam(_line(op), _line(other), "not matched"))
             elif found is not None and found.grade < Grade.PROVED:
                 seams.append(Seam(_line(op), _line(other), found.grade.words, found.note))
         return tuple(seams)
 
 
+def _moved(outputs: Mapping[str, tuple[Value, bool]]) -> tuple[Seam, ...]:
+    """Outputs that are lost although the op that makes them has a counterpart."""
+    lost = [name for name, (value, same) in outputs.items() if not same and value.op is None]
+    note = "the reference gives other elements here, or the same in another order"
+    return tuple(Seam(f"output %{name}", "", "not matched", note) for name in lost)
+
+
 def paired(old: Function, new: Function) -> dict[Var, Var]:
-    """Value of the second program -> the value of the first that it may be: of the same name, or place."""
+    """Value of the second program -> the value of the first that it may be.
+
+    Values of one name are paired, and those that ops of one type make of paired values; where few names are
+    common, also ops of one type and shape in their order.
+    """
     named = PAIRINGS["name"](old, new)
     values = [v for op in new.operations if op.op_type != "const" for v in op.outputs]
     found = {} if len(named) >= FEW * len(values) else PAIRINGS["position"](old, new)
     outputs = {v.name: v for v in old.outputs}
     found |= named | {v: outputs[v.name] for v in new.outputs if v.name in outputs}
+    _by_operands(old, new, found)
     plain = {v: w for v, w in found.items() if not any(x.op is None or is_constant_op(x.op) for x in (v, w))}
     return {v: w for v, w in plain.items() if np_dtype(v).kind == np_dtype(w).kind}
+
+
+def _by_operands(old: Function, new: Function, found: dict[Var, Var]) -> None:
+    """Pair what ops of one type make of paired operands."""
+    found |= {v: old.inputs[name] for name, v in new.inputs.items() if name in old.inputs}
+    known: dict[Any, list[Operation]] = {}
+    taken = {v.op for v in found.values()}
+    for op in reversed(old.operations):
+        if op not in taken:
+            known.setdefault((op.op_type, tuple(_dynamic(op))), []).append(op)
+    for op in new.operations:
+        read = _dynamic(op)
+        if any(v in found for v in op.outputs) or not all(v in found for v in read):
+            continue
+        if read and (twins := known.get((op.op_type, tuple(found[v] for v in read)))):
+            found |= zip(op.outputs, twins.pop().outputs, strict=False)
+
+
+def _dynamic(op: Operation) -> list[Var]:
+    """What an op reads but constants."""
+    return [v for v in reads(op) if v.op is None or not is_constant_op(v.op)]
 
 
 def _alike(a: Value, b: Value) -> bool:

@@ -35,6 +35,11 @@ MOST_AXES = 5
 """Axes longer than 1 up to which every order of them is tried."""
 
 
+def still(values: torch.Tensor) -> torch.Tensor:
+    """The same elements in the same layout."""
+    return values
+
+
 @dataclass(frozen=True)
 class Match:
     """Two values are the same, by some grade."""
@@ -106,7 +111,9 @@ def layouts(old: Sequence[int], new: Sequence[int]) -> Iterator[Move]:
     if math.prod(old) != math.prod(new):
         return
     wanted, long = list(new), [n for n in old if n > 1]
-    if long == [n for n in new if n > 1]:
+    if list(old) == wanted:
+        yield still
+    elif long == [n for n in new if n > 1]:
         yield lambda t: t.reshape(wanted)
     if len(long) > MOST_AXES:
         return
@@ -140,7 +147,7 @@ def _settle(a: Value, b: Value, move: Move, found: Match) -> Match:
     b.names = x.map(move) if isinstance(x, Image) else move(x)
     b.reason = a.reason = ""
     b.numbers, b.grade = numbers, min(b.grade, found.grade)
-    if numbers.shape == a.numbers.shape and numbers.data_ptr() == a.numbers.data_ptr():
+    if move is still:
         b.serial, b.names = a.serial, x
     a.forget()
     b.forget()

@@ -56,13 +56,14 @@ class ModelProof:
         ops = ", ".join(f"{n} {what}" for what, n in self.counts.items() if n)
         if self.grade is None:
             return f"not proved ({ops})"
-        said = self.grade.words if self.grade >= Grade.PROVED else f"not proved, {self.grade.words} only"
-        return f"{said}, error of the proved part below {words(self.bound)} ({ops})"
+        if self.grade < Grade.PROVED:
+            return f"not proved, but {self.grade.words} ({ops})"
+        return f"{self.grade.words}, probability of error below {words(self.bound)} ({ops})"
 
     @property
     def lines(self) -> list[str]:
         """The report: the grade, where the proof ends, and the other ops below proved."""
-        ends = [f"the proof ends at the first of {len(self.seams)} ops:"] if self.seams else []
+        ends = [f"the proof ends at {_count(len(self.seams))}:"] if self.seams else []
         more = len(self.seams) - SHOWN
         rest = [f"... and {more} more"] if more > 0 else []
         return [self.words, *ends, *(f"  {s}" for s in self.seams[:SHOWN]), *rest]
@@ -78,3 +79,7 @@ class ModelProof:
             "seams": [vars(s) for s in self.seams],
             "seed": self.seed,
         }
+
+
+def _count(n: int) -> str:
+    return "one op" if n == 1 else f"{n} ops, in file order"

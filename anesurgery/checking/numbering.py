@@ -22,6 +22,7 @@ from anesurgery.facts.slices import reads
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import Image
+from anesurgery.interpret.arithmetic.symbolic import UNLIKE
 from anesurgery.mil import Function, Operation, Var, constant, operands, types
 
 LARGEST_VALUE = 1 << 27
@@ -66,8 +67,8 @@ class Table:
         self._contents: dict[int, Hashable] = {}
 
     def key(self, op: Operation, values: Mapping[Var, Value]) -> Hashable | None:
-        """Equal for ops that compute the same; None for an op with nested blocks."""
-        if op.blocks:
+        """Equal for ops that compute the same; None for an op with nested blocks, or that is no function."""
+        if op.blocks or op.op_type in UNLIKE:
             return None
         given = tuple((name, self._known(var, values)) for name, var in op.inputs.items() if var is not None)
         return op.op_type, str(op.opset_version), given, tuple(str(v.sym_type) for v in op.outputs)

@@ -147,6 +147,18 @@ def comparison_group(comparison: Comparison) -> Group:
     return Group(_comparison_table(comparison), plain(f"{verdict} ({comparison.precision} arithmetic)"), *proof)
 
 
+@draws("Comparison", "text")
+def comparison_text(comparison: Comparison) -> str:
+    """A comparison as plain text."""
+    return as_text(comparison_group(comparison))
+
+
+@draws("Comparison", "html")
+def comparison_html(comparison: Comparison) -> str:
+    """A comparison for a notebook cell."""
+    return as_html(comparison_group(comparison))
+
+
 def surgery_group(surgery: Surgery) -> Group:
     """A surgery as a table and lines, for a rich console."""
     return Group(*_surgery_parts(surgery))

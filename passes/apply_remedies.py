@@ -104,6 +104,8 @@ def _remedies(findings: Sequence[Finding], target: Target) -> list[Pass]:
 
 def _changes_results(attempt: Session, program: Program) -> Refusal | None:
     """Why a trial that changes what the model gives back is not kept; None where it may be."""
+    if attempt.contract and attempt.wired:
+        return Refusal("the interface would change, which other models of the pipeline depend on")
     if not attempt.contract or all(is_decoder(f) for f in program.functions.values()):
         return None
     words = "; ".join(change.words for change in attempt.contract)

@@ -136,11 +136,15 @@ def _repair(
 
 
 def _of_layers(model: str) -> bool:
-    """Is it a neural network, or a pipeline with one?"""
+    """Is it a neural network, or a pipeline with one and without ML Programs?"""
+    from anesurgery.files.package import PIPELINES, PROGRAM
+    from anesurgery.files.pipeline_file import members
     from anesurgery.neuralnetwork.spec import networks_of
     from anesurgery.placement.models import spec_of
 
-    return bool(networks_of(spec_of(model)))
+    spec = spec_of(model)
+    parts = members(spec) if spec.WhichOneof("Type") in PIPELINES else ()
+    return bool(networks_of(spec)) and all(part.WhichOneof("Type") != PROGRAM for _, part in parts)
 
 
 def _write_page(path: Path, first: Any, second: Any) -> None:

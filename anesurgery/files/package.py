@@ -277,17 +277,26 @@ def to_mlmodel(loaded: Loaded) -> Any:
     Raises:
         LoadError: the package cannot be written.
     """
+    return mlmodel_of(lambda package: write_package(loaded, package), loaded.compute_units)
+
+
+def mlmodel_of(write: Callable[[Path], None], compute_units: Any = None) -> Any:
+    """An MLModel of what `write` puts into a temporary package, which goes away with the process.
+
+    Raises:
+        LoadError: the package cannot be written.
+    """
     with temporary_files():
         folder = Path(tempfile.mkdtemp(dir=_temporary()))
         package = folder / "model.mlpackage"
         try:
-            write_package(loaded, package)
+            write(package)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
     from coremltools.models.utils import _is_macos
 
-    units = loaded.compute_units or ct.ComputeUnit.ALL
+    units = compute_units or ct.ComputeUnit.ALL
     with quiet_host():
         return ct.models.MLModel(str(package), compute_units=units, skip_model_load=not _is_macos())
 

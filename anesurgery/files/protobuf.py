@@ -81,24 +81,36 @@ def weight_file_name(spec: Any, where: object = "the program") -> str:
     Raises:
         LoadError: it refers to several.
     """
-    blocks = (b for f in spec.functions.values() for b in f.block_specializations.values())
-    names = sorted({name.rsplit("/", 1)[-1] for block in blocks for name in _weight_files(block)})
+    names = sorted({value.fileName.rsplit("/", 1)[-1] for value in _stored(spec)})
     if len(names) > 1:
         raise LoadError(f"{where} has its weights in {len(names)} files, {', '.join(names)}; put them into one")
     return names[0] if names else WEIGHT_FILE.rsplit("/", 1)[-1]
 
 
-def _weight_files(block: Any) -> Iterator[str]:
-    """The weight files that the ops of a block refer to, nested blocks included."""
+def move_weights(spec: Any, file_name: str) -> None:
+    """Let the ops of a `Program` protobuf refer to a file of another name."""
+    for value in _stored(spec):
+        value.fileName = f"{WEIGHT_FILE.rsplit('/', 1)[0]}/{file_name}"
+
+
+def _stored(spec: Any) -> Iterator[Any]:
+    """The places of weights that a `Program` protobuf refers to."""
+    for function in spec.functions.values():
+        for block in function.block_specializations.values():
+            yield from _stored_in(block)
+
+
+def _stored_in(block: Any) -> Iterator[Any]:
+    """The places that the ops of a block refer to, nested blocks included."""
     for op in block.operations:
         values = list(op.attributes.values())
         if op.type.startswith("constexpr_"):
             values += [b.value for given in op.inputs.values() for b in given.arguments if b.HasField("value")]
         for value in values:
             if value.WhichOneof("value") == "blobFileValue":
-                yield str(value.blobFileValue.fileName)
+                yield value.blobFileValue
         for nested in op.blocks:
-            yield from _weight_files(nested)
+            yield from _stored_in(nested)
 
 
 def _bare(function: Any) -> Any:

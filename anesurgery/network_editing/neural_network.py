@@ -16,7 +16,8 @@ from anesurgery.errors import LoadError, Refusal, SurgeryError
 from anesurgery.files.description import parts
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import InterfaceChange
-from anesurgery.files.package import locate, read_spec
+from anesurgery.files.package import PIPELINES, PROGRAM, locate, read_spec
+from anesurgery.files.pipeline_file import members
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.files.writing import check_target, temporary_files, write_atomically
@@ -65,6 +66,13 @@ class NeuralNetwork(Subject):
             SurgeryError: it holds no neural network.
         """
         found = cls._given(model)
+        if found.spec.WhichOneof("Type") in PIPELINES and any(
+            member.WhichOneof("Type") == PROGRAM for _, member in members(found.spec)
+        ):
+            raise SurgeryError(
+                f"{found.source or 'the model'} is a pipeline with ML Programs, whose weights an {cls.suffix} "
+                "cannot hold; passes over ops edit them (`auto`), and its networks stay as they are"
+            )
         networks, what = networks_of(found.spec), "the model" if found.file is None else str(found.file.path)
         for i, spec in enumerate(networks):
             _check(spec, what if spec is found.spec else f"{what}: network {i} of the pipeline")

@@ -1,18 +1,19 @@
-"""An ML Program as passes operate on it: a package goes in and comes out."""
+"""An ML Program, or a pipeline of them, as passes operate on it: a package goes in and comes out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from anesurgery.checking.comparison import Comparison, compare
-from anesurgery.errors import Refusal
+from anesurgery.errors import InterfaceError, IsPipeline, Refusal
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import InterfaceChange
-from anesurgery.files.package import Loaded, save, to_mlmodel
+from anesurgery.files.package import Loaded, mlmodel_of, save, to_mlmodel
+from anesurgery.files.pipeline_file import LoadedPipeline, members, read_pipeline, save_pipeline, write_pipeline
 from anesurgery.loading import clone, interface, load
-from anesurgery.mil import Array, Program, walk_ops
+from anesurgery.mil import Array, Operation, Program, walk_ops
 from anesurgery.placement.standing import Standing, stand
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.subject import Subject, counted
@@ -33,8 +34,18 @@ class MLProgram(Subject):
 
     @classmethod
     def read(cls, model: Any) -> Self:
-        """A package, MLModel or MIL program; a neural network is made into a program."""
-        return cls(load(model), isinstance(model, (Program, Loaded)))
+        """A package, MLModel or MIL program; a neural network is made into a program.
+
+        A pipeline counts as its ML Programs, edited one after the other; its other models stay as they are.
+        """
+        try:
+            return cls(load(model), isinstance(model, (Program, Loaded)))
+        except IsPipeline:
+            place = getattr(model, "package_path", model)
+            if place is None:
+                raise
+            units = getattr(model, "compute_unit", None)
+            return cast("Self", ProgramPipeline(read_pipeline(Path(place).expanduser(), units)))
 
     @property
     def must_stay(self) -> bool:
@@ -119,6 +130,130 @@ class MLProgram(Subject):
         return save(self.loaded, path, overwrite=overwrite)
 
 
+class ProgramPipeline(MLProgram):
+    """The ML Programs of a pipeline."""
+
+    def __init__(self, pipeline: LoadedPipeline, given: Interface | None = None) -> None:
+        self.pipeline = pipeline
+        self.given = given or pipeline.interface
+
+    @property
+    def must_stay(self) -> bool:
+        """No: it was read from a file."""
+        return False
+
+    @property
+    def wired(self) -> bool:
+        """Each member reads what others make."""
+        return True
+
+    def clone(self) -> Self:
+        """Programs of their own; weights are shared."""
+        return type(self)(self.pipeline.copy(clone), self.given)
+
+    @property
+    def source(self) -> Path | None:
+        """The package."""
+        return self.pipeline.source
+
+    def check_source(self) -> None:
+        """The weights are read from their files when they are needed."""
+        for loaded in self.pipeline.programs.values():
+            loaded.check_source()
+
+    @property
+    def graphs(self) -> Sequence[Program]:
+        """The programs, in the order in which they run."""
+        return [loaded.program for loaded in self.pipeline.programs.values()]
+
+    def finish(self) -> None:
+        """See that each member still takes and gives what its neighbours count on.
+
+        Raises:
+            InterfaceError: a pass changed it on purpose.
+        """
+        if difference := self.given.difference(self.interface):
+            raise InterfaceError(
+                f"the models of a pipeline depend on each other, so their interfaces must stay: {difference}; "
+                "leave that pass out"
+            )
+
+    @property
+    def interface(self) -> Interface:
+        """That of the pipeline, and the signatures of the programs in it."""
+        return self.pipeline.interface
+
+    @property
+    def op_counts(self) -> dict[str, int]:
+        """Number of ops by type in all programs."""
+        return counted(op.op_type for graph in self.graphs for op in _counting(graph))
+
+    def standing(self, target: str) -> Standing:
+        """By the inspections of all programs together."""
+        aim = Target.parse(target)
+        return Standing.of([found for graph in self.graphs for found in stand(graph, aim)[1]])
+
+    def notes(self, before: MLProgram) -> list[str]:
+        """Which members are edited."""
+        held = list(self.pipeline.programs)
+        others = [name for name, _ in members(self.pipeline.spec) if name not in held]
+        stay = f"; {', '.join(others)} {'stays' if len(others) == 1 else 'stay'} unchanged" if others else ""
+        return [f"of the pipeline, the ML Programs are operated on: {', '.join(held)}{stay}"]
+
+    def compare(
+        self,
+        before: MLProgram,
+        inputs: Mapping[str, Array] | None,
+        *,
+        contract: Sequence[InterfaceChange],
+        gate: float,
+        exact: bool,
+        seed: int,
+    ) -> list[Comparison | Refusal]:
+        """Each program with what it was, as stored; inputs that are given go to the one that takes them."""
+        assert isinstance(before, ProgramPipeline)
+        pairs = zip(before.pipeline.programs.values(), self.pipeline.programs.values(), strict=True)
+        return [self._compared(old, new, inputs, gate, seed) for old, new in pairs]
+
+    @staticmethod
+    def _compared(
+        old: Loaded, new: Loaded, inputs: Mapping[str, Array] | None, gate: float, seed: int
+    ) -> Comparison:
+        wanted = {name for f in old.program.functions.values() for name in f.inputs}
+        fitting = inputs if inputs is not None and set(inputs) == wanted else None
+        return compare(old, new, fitting, precision="fp16", gate=gate, seed=seed)
+
+    @property
+    def program(self) -> Program:
+        """The program, where there is only one.
+
+        Raises:
+            IsPipeline: there are several.
+        """
+        if len(self.graphs) > 1:
+            names = ", ".join(self.pipeline.programs)
+            raise IsPipeline(f"a pipeline has several programs ({names}); `subject.graphs` lists them")
+        return self.graphs[0]
+
+    @property
+    def spec(self) -> Any:
+        """The specification as it came."""
+        return self.pipeline.spec
+
+    def mlmodel(self) -> Any:
+        """An MLModel in a temporary package."""
+        return mlmodel_of(lambda package: write_pipeline(self.pipeline, package), self.pipeline.compute_units)
+
+    def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
+        """Write the package."""
+        return save_pipeline(self.pipeline, path, overwrite=overwrite)
+
+
 def op_counts(program: Program) -> dict[str, int]:
     """Number of ops by type, constants left out, the most frequent first."""
-    return counted(op.op_type for op in walk_ops(program) if op.op_type != "const")
+    return counted(op.op_type for op in _counting(program))
+
+
+def _counting(program: Program) -> list[Operation]:
+    """The ops that count: constants do not."""
+    return [op for op in walk_ops(program) if op.op_type != "const"]

@@ -86,6 +86,8 @@ class Session(Report):
     prove_sites: bool = False
     images: frozenset[str] = frozenset()
     """The inputs and outputs that are images, which keep their type."""
+    wired: bool = False
+    """Are its graphs the members of a pipeline, whose interfaces must stay?"""
     seed: int = 0
     assume: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Input -> the least and the largest value that the caller will give."""
@@ -109,6 +111,7 @@ class Session(Report):
             target=self.target,
             prove_sites=self.prove_sites if prove_sites is None else prove_sites,
             images=self.images,
+            wired=self.wired,
             seed=self.seed,
             assume=self.assume,
             checks=self.checks,

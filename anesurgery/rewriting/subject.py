@@ -89,6 +89,11 @@ class Subject(ABC):
     def op_counts(self) -> dict[str, int]:
         """Number of ops or layers by type, constants left out, the most frequent first."""
 
+    @property
+    def wired(self) -> bool:
+        """Do other models depend on the interfaces of its graphs, which then must stay?"""
+        return False
+
     def inspect(self, target: str | None) -> tuple[Inspection, ...]:
         """The inspections of its graphs, where they cost next to nothing; else ()."""
         return ()

@@ -1,0 +1,157 @@
+"""Pipelines: passes edit the ML Programs in them, and a pipeline with all its models is saved again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.commands import app as cli
+from anesurgery.errors import InterfaceError, LoadError, SurgeryError
+from anesurgery.files.package import PIPELINES, part_names, read_spec
+from anesurgery.files.pipeline_file import members
+from anesurgery.mil import Program, Var, ct, mb, quiet_host
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.surgery import find_recipe
+
+WEIGHT = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float16)
+X = {"x": np.random.default_rng(1).standard_normal((1, 32, 8, 8)).astype(np.float32)}
+
+
+def model(program: Program) -> Any:
+    with quiet_host():
+        return ct.convert(
+            program,
+            minimum_deployment_target=ct.target.iOS16,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
+
+
+def first() -> Any:
+    @mb.program(input_specs=[mb.TensorSpec((1, 32, 8, 8))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        narrow = mb.cast(x=x, dtype="fp16")
+        kept = mb.identity(x=mb.conv(x=narrow, weight=WEIGHT, pad_type="same"))
+        return mb.cast(x=kept, dtype="fp32", name="y")
+
+    return model(program)
+
+
+def second() -> Any:
+    @mb.program(input_specs=[mb.TensorSpec((1, 32, 8, 8))], opset_version=ct.target.iOS16)
+    def program(y: Var) -> Var:
+        kept = mb.identity(x=mb.conv(x=mb.cast(x=y, dtype="fp16"), weight=-WEIGHT, pad_type="same"))
+        return mb.cast(x=kept, dtype="fp32", name="z")
+
+    return model(program)
+
+
+def network() -> Any:
+    layer = make_layer("activation", ["z"], ["w"], linear={"alpha": 2.0, "beta": 0.0})
+    spec = make_network({"z": (1, 32, 8, 8)}, [layer], ["w"])
+    spec.description.output[0].type.multiArrayType.shape.extend([1, 32, 8, 8])
+    with quiet_host():
+        return ct.models.MLModel(spec, skip_model_load=True)
+
+
+def joined(path: Path, *models: Any) -> Path:
+    with quiet_host():
+        ct.utils.make_pipeline(*models).save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ML Programs with weights, and a network."""
+    return joined(tmp_path_factory.mktemp("pipeline") / "three.mlpackage", first(), second(), network())
+
+
+def spec_of(package: Path) -> Any:
+    return read_spec(package / "Data" / "com.apple.CoreML" / "model.mlmodel")
+
+
+def test_every_program_is_edited_and_the_rest_stays(three: Path, tmp_path: Path) -> None:
+    surgery = ane.apply(three, "remove_identity", prove="both", quiet=True)
+    assert [change.pass_name for change in surgery.changes] == ["remove_identity"] * 2
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+    assert surgery.before["identity"] == 2
+    assert "identity" not in surgery.after
+    assert "of the pipeline, the ML Programs are operated on: model 0, model 1; model 2 stays" in surgery.notes[0]
+    saved = surgery.save(tmp_path / "new.mlpackage")
+    old, new = spec_of(three), spec_of(saved)
+    assert new.description == old.description
+    assert part_names(new.pipeline) == part_names(old.pipeline)
+    assert new.pipeline.models[2] == old.pipeline.models[2]
+    np.testing.assert_array_equal(ane.run(three, X)["w"], ane.run(saved, X)["w"])
+    assert ane.compare(three, saved).ok
+    again = ane.apply(saved, "remove_identity", quiet=True)
+    assert not again.changes
+
+
+def test_each_program_has_its_own_weights(three: Path, tmp_path: Path) -> None:
+    """The wrong version: one file for all, in which the second program would read the first one's weights."""
+    saved = ane.apply(three, "remove_identity", quiet=True).save(tmp_path / "new.mlpackage")
+    found = {i: ane.run(saved, {"xy"[i]: X["x"]}, member=i) for i in range(2)}
+    np.testing.assert_allclose(found[0]["y"], -np.asarray(found[1]["z"]), rtol=0, atol=1e-6)
+    files = sorted(p.name for p in (saved / "Data" / "com.apple.CoreML" / "weights").iterdir())
+    assert files == ["0-weight.bin", "1-weight.bin"]
+
+
+def test_auto_and_the_model_as_coremltools_sees_it(three: Path) -> None:
+    surgery = ane.apply(three, "auto", target="M4/macOS 15", quiet=True)
+    assert surgery.changes
+    made = surgery.model
+    kind = made.get_spec().WhichOneof("Type")
+    assert len(PIPELINES[kind](made.get_spec()).models) == 3
+    np.testing.assert_allclose(ane.run(made, X)["w"], ane.run(three, X)["w"], atol=1e-5)
+    assert find_recipe("auto")(three, target="M4/macOS 15", quiet=True).get_spec().WhichOneof("Type") == kind
+
+
+def test_what_flows_between_models_must_stay(three: Path) -> None:
+    with pytest.raises(InterfaceError, match="the models of a pipeline depend on each other"):
+        ane.apply(three, "interface_fp16", quiet=True)
+    assert not [
+        change
+        for change in ane.apply(three, "auto", target="M1/macOS 14", quiet=True).changes
+        if change.pass_name == "interface_fp16"
+    ]
+
+
+def test_a_pipeline_in_a_pipeline(three: Path, tmp_path: Path) -> None:
+    spec = spec_of(three)
+    outer = type(spec)(specificationVersion=spec.specificationVersion)
+    outer.description.CopyFrom(spec.description)
+    outer.pipeline.models.add().CopyFrom(spec)
+    assert [name for name, _ in members(outer)] == [f"model 0/{name}" for name in part_names(spec.pipeline)]
+
+
+def test_networks_alone_are_for_passes_over_layers(tmp_path: Path) -> None:
+    from anesurgery.files.protobuf import proto
+
+    spec = proto.Model_pb2.Model(specificationVersion=4)
+    net = network().get_spec()
+    spec.pipeline.models.extend([net, net])
+    spec.description.CopyFrom(net.description)
+    path = tmp_path / "networks.mlmodel"
+    path.write_bytes(spec.SerializeToString())
+    with pytest.raises(LoadError, match=r"a pipeline without an ML Program \(model 0, model 1\)"):
+        ane.apply(path, "auto", quiet=True)
+
+
+def test_layers_beside_programs_are_refused(three: Path) -> None:
+    """An .mlmodel has no place for the weights of the programs: they would be lost."""
+    with pytest.raises(SurgeryError, match="is a pipeline with ML Programs, whose weights"):
+        ane.apply(three, "neuralnetwork_ane", quiet=True)
+
+
+def test_the_command_line_repairs_a_pipeline(three: Path, tmp_path: Path) -> None:
+    fixed, applied = tmp_path / "fixed.mlpackage", tmp_path / "applied.mlpackage"
+    cli.app(["inspect", str(three), "--fix", str(fixed), "--quiet"], standalone_mode=False)
+    cli.app(["apply", "remove_identity", str(three), str(applied), "--quiet"], standalone_mode=False)
+    for path in (fixed, applied):
+        assert ane.compare(three, path).ok

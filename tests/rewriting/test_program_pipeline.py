@@ -81,7 +81,9 @@ def test_every_program_is_edited_and_the_rest_stays(three: Path, tmp_path: Path)
     assert surgery.proof.ok
     assert surgery.before["identity"] == 2
     assert "identity" not in surgery.after
-    assert "of the pipeline, the ML Programs are operated on: model 0, model 1; model 2 stays" in surgery.notes[0]
+    assert (
+        "of the pipeline, the ML Programs are operated on: model 0, model 1; model 2 stays" in surgery.notes[0]
+    )
     saved = surgery.save(tmp_path / "new.mlpackage")
     old, new = spec_of(three), spec_of(saved)
     assert new.description == old.description

@@ -131,8 +131,8 @@ def apply(
     original, edited = (given, given.clone()) if compares or given.must_stay else (None, given)
     start = _Start(original, given.interface, given.op_counts, given.inspect(target))
     check_assumed(assume or {}, edited.graphs)
-    told = {"target": target, "seed": seed, "assume": assume or {}, "wired": edited.wired}
-    session = Session(prove_sites=prove in ("sites", "both"), images=start.interface.images, **told)
+    session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
+    session.images, session.wired = start.interface.images, edited.wired
     session.timings["load"] = time.perf_counter() - started
     misfits = [] if recipe is None else [r for g in edited.graphs if (r := recipe.applies_to(g)) is not None]
     session.refusals += [(recipe.name, r) for r in misfits if recipe is not None]

@@ -31,6 +31,10 @@ SUMS = names(
     "add sub mul maximum minimum abs sign reduce_sum reduce_max reduce_min cumsum floor_div mod select"
 )
 """Ops that make integers of integers, and the same in floats."""
+ROUNDING = names("ceil floor round sign floor_div")
+"""Ops that make whole numbers of any floats."""
+WHOLE_SUMS = names("add sub mul maximum minimum abs reduce_sum reduce_max reduce_min cumsum select relu")
+"""Ops that make whole numbers of whole floats."""
 TRUTHS = LOGICAL | {"logical_not"}
 
 NUMBERS = {"select": ("a", "b"), **dict.fromkeys(JOINING, ("values",))}
@@ -257,3 +261,17 @@ class Floats:
                 inputs["values"] = tuple(given)
             made = getattr(maker, op.op_type)(**inputs)
         return made
+
+
+def is_whole(var: Var) -> bool:
+    """Is a float known to hold whole numbers only?"""
+    if (value := constant(var)) is not None:
+        return bool(np.all(np.asarray(value) == np.floor(value)))
+    op = var.op
+    if op is None or np_dtype(var).kind in "ib":
+        return np_dtype(var).kind in "ib"
+    if op.op_type in ROUNDING:
+        return True
+    if op.op_type == "cast" or op.op_type in MOVES | WHOLE_SUMS:
+        return all(is_whole(v) for _, v in operands_of(op))
+    return False

@@ -7,6 +7,7 @@ PASSES: dict[str, str] = {
     "causal_mask_tensor": "op-band_part mask-positions",
     "chain_pools": "max-pool-width pool-window",
     "compute_fp16": "fp32",
+    "decompose_ops": "op-mod op-reduce_prod op-cumsum op-one_hot",
     "embedding_matmul": "embedding",
     "fold_constants": "op-shape op-range_1d",
     "integers_as_floats": "int32 logical-and",

@@ -1,0 +1,226 @@
+"""A remainder, product, running sum or one-hot row, which the Neural Engine lacks, is written with other ops.
+
+Before::
+
+    main(%x: 2x3) {
+      %p: 1x3 = reduce_prod(x=%x, axes=[0], keep_dims=True)
+      %y: 1x3 = cumsum(x=%p, axis=1)
+      return %y
+    }
+
+After::
+
+    main(%x: 2x3) {
+      %p_decompose_ops_split_0: 1x3, %p_decompose_ops_split_1: 1x3 = split(x=%x, num_splits=2, axis=0)
+      %p: 1x3 = mul(x=%p_decompose_ops_split_0, y=%p_decompose_ops_split_1)
+      %y: 1x3 = matmul(x=%p, y=const<3x3>)
+      return %y
+    }
+
+| op | becomes |
+|---|---|
+| `mod` | x - floor(x / y) * y |
+| `reduce_prod` | slices, multiplied one after another |
+| `cumsum` | a product with a triangular matrix of ones |
+| `one_hot` | a comparison with 0, 1, 2, ... |
+
+Refuses when a length is symbolic; a `mod` whose divisor is not a constant power of two, unless both sides are
+whole numbers up to 2048 (elsewhere rounding may reach the divisor); a product of more than `most_factors`
+numbers; a running sum of more than `most_length` steps, whose matrix would grow with the square; more than
+2048 classes, which fp16 cannot count; and running sums and remainders of integers, which `integers_as_floats`
+makes floats first.
+
+Why it helps: none of these ops was placed on the ANE in any form (measured through Core ML on M4, macOS 27),
+while those that take their place were. What it gains in time was not measured. A running sum by a product
+takes finite numbers: 0 times infinity is no number.
+
+Grade: checked: a product along an axis is opaque in the field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.intervals import magnitude
+from anesurgery.facts.reading import flag, ints, number
+from anesurgery.facts.whole_numbers import EXACT, is_whole
+from anesurgery.mil import Array, Operation, Program, Var, constant, mb, np_dtype, static_shape
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+
+def _no_remainder(step: DecomposeOps, op: Operation) -> str:
+    if np_dtype(op.x).kind != "f":
+        return "it is computed of integers; integers_as_floats makes them floats where that is exact"
+    by = number(op.y)
+    if by is None or by <= 0:
+        return f"the divisor %{op.y.name} is no positive constant"
+    if math.frexp(by)[0] == 0.5:
+        return ""
+    if not (by.is_integer() and is_whole(op.x)):
+        return f"the divisor is {by:g}, no power of two, and %{op.x.name} may be no whole number"
+    reach = max(magnitude(op.x), by)
+    return "" if reach <= EXACT else f"%{op.x.name} reaches {reach:g}, above {EXACT}"
+
+
+def _remainder(mb: Builder, op: Operation) -> Var:
+    by = np_dtype(op.x).type(number(op.y))
+    whole = mb.floor(x=mb.mul(x=op.x, y=1 / by)) if math.frexp(by)[0] == 0.5 else mb.floor_div(x=op.x, y=by)
+    made: Var = mb.sub(x=op.x, y=mb.mul(x=whole, y=by))
+    return made
+
+
+def _axes(op: Operation) -> list[int]:
+    return [a % op.x.rank for a in ints(op, "axes")] or list(range(op.x.rank))
+
+
+def _no_product(step: DecomposeOps, op: Operation) -> str:
+    count = math.prod(op.x.shape[a] for a in _axes(op))
+    if np_dtype(op.x).kind != "f":
+        return "it multiplies integers"
+    return "" if 0 < count <= step.most_factors else f"it multiplies {count} numbers, above {step.most_factors}"
+
+
+def _product(mb: Builder, op: Operation) -> Var:
+    """Along one axis after another; the axes go at the end."""
+    made: Var = op.x
+    for axis in _axes(op):
+        if (count := int(made.shape[axis])) > 1:
+            first, *rest = mb.split(x=made, num_splits=count, axis=axis)
+            for factor in rest:
+                first = mb.mul(x=first, y=factor)
+            made = first
+    if not flag(op, "keep_dims"):
+        return mb.squeeze(x=made, axes=_axes(op)) if op.x.rank else made
+    return made if made is not op.x else mb.identity(x=made)
+
+
+def _no_running_sum(step: DecomposeOps, op: Operation) -> str:
+    length = int(op.x.shape[int(number(op.axis) or 0)])
+    if np_dtype(op.x).kind != "f":
+        return "it is a sum of integers; integers_as_floats makes them floats where that is exact"
+    return "" if length <= step.most_length else f"it runs over {length} numbers, above {step.most_length}"
+
+
+def _triangle(length: int, exclusive: bool, reverse: bool, dtype: Any) -> Array:
+    """[i, j]: is element i part of the sum at j?"""
+    i, j = np.ogrid[:length, :length]
+    i, j = (j, i) if reverse else (i, j)
+    return np.asarray(i < j if exclusive else i <= j, dtype)
+
+
+def _running_sum(mb: Builder, op: Operation) -> Var:
+    """A product along the last axis; another axis goes there and back."""
+    x, axis = op.x, int(number(op.axis) or 0) % op.x.rank
+    what = (int(x.shape[axis]), flag(op, "exclusive"), flag(op, "reverse"), np_dtype(x))
+    ones = mb.shared(("triangle", *what), lambda: _triangle(*what), f"ones_{what[0]}")
+    if x.rank == 1:
+        row = mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=ones)
+        made: Var = mb.squeeze(x=row, axes=[0])
+        return made
+    perm = [a for a in range(x.rank) if a != axis] + [axis]
+    if axis == x.rank - 1:
+        made = mb.matmul(x=x, y=ones)
+        return made
+    product = mb.matmul(x=mb.transpose(x=x, perm=perm), y=ones)
+    made = mb.transpose(x=product, perm=[int(a) for a in np.argsort(perm)])
+    return made
+
+
+def _no_classes(step: DecomposeOps, op: Operation) -> str:
+    size = int(constant(op.one_hot_vector_size) or 0)
+    if not 0 < size <= EXACT:
+        return f"it has {size or 'a dynamic number of'} classes; fp16 counts up to {EXACT}"
+    if np_dtype(op.outputs[0]).kind != "f":
+        return "its result is of integers; the ops that read it would still be off the engine"
+    on, off = _values(op)
+    if on is None or off is None:
+        return "its values are dynamic"
+    return "" if (on - off) + off == on else f"{on:g} - {off:g} is rounded"
+
+
+def _values(op: Operation) -> tuple[Any, Any]:
+    """What stands at the index and elsewhere, in the type of the result; None where it is dynamic."""
+    found = (number(op.on_value), number(op.off_value))
+    on, off = (None if v is None else np_dtype(op.outputs[0]).type(v) for v in found)
+    return on, off
+
+
+def _classes(mb: Builder, op: Operation) -> Var:
+    """The number of each class stands along the new axis; the index is compared with all of them."""
+    out, size = op.outputs[0], int(constant(op.one_hot_vector_size))
+    axis, dtype = int(constant(op.axis)) % out.rank, np_dtype(out)
+    place = [-1 if a == axis else 1 for a in range(out.rank)]
+    half = np.float16
+    at = mb.expand_dims(x=mb.cast(x=op.indices, dtype="fp16"), axes=[axis])
+    here = mb.equal(x=at, y=np.arange(size, dtype=half).reshape(place))
+    on, off = _values(op)
+    made: Var = mb.cast(x=here, dtype="fp16" if dtype == half else "fp32")
+    made = made if on - off == 1 else mb.mul(x=made, y=on - off)
+    made = mb.add(x=made, y=off) if off else made
+    return made
+
+
+Form = tuple[Callable[[Any, Operation], str], Callable[[Builder, Operation], Var]]
+
+FORMS: dict[str, Form] = {
+    "mod": (_no_remainder, _remainder),
+    "reduce_prod": (_no_product, _product),
+    "cumsum": (_no_running_sum, _running_sum),
+    "one_hot": (_no_classes, _classes),
+}
+"""Op type -> why an op has no such form ("" where it has), and the form."""
+
+
+@dataclass(frozen=True)
+class DecomposeOps(Rewrite):
+    """`mod`, `reduce_prod`, `cumsum` and `one_hot` in ops that the engine has."""
+
+    name: ClassVar[str] = "decompose_ops"
+    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A running sum by a product multiplies by 0 what may be infinite."""
+    most_factors: int = 32
+    """Most numbers that a `reduce_prod` multiplies."""
+    most_length: int = 1024
+    """Longest running sum."""
+
+    def __post_init__(self) -> None:
+        for name in ("most_factors", "most_length"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise PassError(f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer")
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every op of the table."""
+        return op.any(*FORMS)()
+
+    def check(self, m: Match) -> Match | Refusal:
+        """What the form of the op needs."""
+        op = m.root
+        read = op.inputs.get("x") or op.indices
+        if static_shape(op.outputs[0]) is None or static_shape(read) is None:
+            return Refusal(f"%{op.outputs[0].name} has the symbolic shape {tuple(op.outputs[0].shape)}", op)
+        reason = FORMS[op.op_type][0](self, op)
+        return Refusal(reason, op) if reason else m
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The form of the op."""
+        return FORMS[m.root.op_type][1](mb, m.root)
+
+
+def example() -> Program:
+    """A product of two numbers, and a running sum of three."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
+    def program(x: Var) -> Var:
+        return mb.cumsum(x=mb.reduce_prod(x=x, axes=[0], keep_dims=True, name="p"), axis=1, name="y")
+
+    return program

@@ -14,6 +14,7 @@ PASSES: dict[str, str] = {
     "interface_fp16": "fp32-cast",
     "long_convolution": "conv-kernel conv-kernel-old",
     "reflect_pad_slices": "pad-mirror",
+    "replace_scatter": "op-scatter op-scatter_along_axis op-scatter_nd",
     "rerank": "rank",
     "threshold_to_maximum": "threshold",
     "token_id_guard": "index-guard",

@@ -1,0 +1,230 @@
+"""What a scatter writes at constant places becomes slices and a concatenation; at dynamic places, selections.
+
+Before::
+
+    main(%x: 4x2, %u: 2x2) {
+      %y: 4x2 = scatter(data=%x, indices=[2, 3], updates=%u, mode="update")
+      return %y
+    }
+
+After::
+
+    main(%x: 4x2, %u: 2x2) {
+      %y_replace_scatter_slice_by_size: 2x2 = slice_by_size(x=%x, begin=[0, 0], size=[2, -1])
+      %y: 4x2 = concat(values=(%y_replace_scatter_slice_by_size, %u), axis=0)
+      return %y
+    }
+
+Rows that stay are a slice of the data; rows that are written are a slice of the updates, added to the data
+where the mode says so (or subtracted, multiplied, ...). At dynamic places each update is selected where its
+place equals the number of the row, one update after another; the numbers of up to 2047 rows are exact in
+fp16.
+
+Refuses when a shape is symbolic, when more than `most_pieces` pieces or `most_updates` dynamic updates were
+needed, when dynamic places have several coordinates, and for integers, which stay off the engine anyway.
+
+Why it helps: scatter and scatter_along_axis were not placed on the ANE in any form (measured through Core ML
+on M4, macOS 27; scatter_nd is reported), while slices, concatenations, comparisons and selections were. A
+dynamic place is still an int32, whose one cast stays on the CPU.
+
+Grade: bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.whole_numbers import EXACT
+from anesurgery.mil import Array, Operation, Program, Var, constant, mb, np_dtype, static_shape
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+MODES = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "maximum", "min": "minimum"}
+"""Mode -> the op that combines a row with its update; "update" takes the update."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Neighbouring rows, with the first row of each run of updates that goes there, in order."""
+
+    start: int
+    length: int
+    updates: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A scatter along one axis: the shapes in which data and updates are seen, and where the updates go."""
+
+    axis: int
+    data: tuple[int, ...]
+    updates: tuple[int, ...]
+    places: Array
+
+    def pieces(self, mode: str) -> list[_Piece]:
+        """The rows, as few runs as possible."""
+        count = self.data[self.axis]
+        at: list[list[int]] = [[] for _ in range(count)]
+        for update, place in enumerate(self.places.tolist()):
+            place += count if place < 0 else 0
+            if 0 <= place < count:
+                at[place] = [update] if mode == "update" else [*at[place], update]
+        found: list[_Piece] = []
+        for row, updates in enumerate(at):
+            last = found[-1] if found else None
+            if last is not None and tuple(u + last.length for u in last.updates) == tuple(updates):
+                found[-1] = _Piece(last.start, last.length + 1, last.updates)
+            else:
+                found.append(_Piece(row, 1, tuple(updates)))
+        return found
+
+
+def _rows(op: Operation, places: Array) -> _Rows:
+    """A scatter at constant places as one along a single axis."""
+    data, updates = static_shape(op.data) or (), static_shape(op.updates) or ()
+    if op.op_type == "scatter_nd":
+        depth = places.shape[-1]
+        rest = data[depth:]
+        length = data[:depth]
+        wrapped = np.where(places < 0, places + np.array(length), places).reshape(-1, depth)
+        flat = np.zeros(len(wrapped), np.int64)
+        for axis, size in enumerate(length):
+            flat = flat * size + wrapped[:, axis]
+        outside = ((wrapped < 0) | (wrapped >= np.array(length))).any(axis=1)
+        count = math.prod(length)
+        return _Rows(0, (count, *rest), (len(flat), *rest), np.where(outside, count, flat))
+    axis = int(constant(op.axis) or 0) % len(data)
+    if op.op_type == "scatter":
+        seen = (*data[:axis], places.size, *data[axis + 1 :])
+        return _Rows(axis, data, seen, places.ravel())
+    line = np.moveaxis(places, axis, 0).reshape(places.shape[axis], -1)
+    if (line == line[:, :1]).all():
+        return _Rows(axis, data, updates, line[:, 0])
+    wrapped = np.where(places < 0, places + data[axis], places)
+    grid: list[Any] = list(np.indices(places.shape))
+    outside = (wrapped < 0) | (wrapped >= data[axis])
+    grid[axis] = np.where(outside, 0, wrapped)
+    flat = np.where(outside, math.prod(data), np.ravel_multi_index(tuple(grid), data))
+    return _Rows(0, (math.prod(data),), (flat.size,), flat.ravel())
+
+
+@dataclass(frozen=True)
+class ReplaceScatter(Rewrite):
+    """`scatter`, `scatter_along_axis` and `scatter_nd` in slices, or in selections."""
+
+    name: ClassVar[str] = "replace_scatter"
+    most_pieces: int = 32
+    """Most slices that a scatter at constant places may become."""
+    most_updates: int = 8
+    """Most rows that are written at dynamic places."""
+
+    def __post_init__(self) -> None:
+        for name in ("most_pieces", "most_updates"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise PassError(f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer")
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every scatter."""
+        return op.any("scatter", "scatter_along_axis", "scatter_nd")()
+
+    def check(self, m: Match) -> Match | Refusal:
+        """Known shapes, and few pieces."""
+        op, mode = m.root, str(constant(m.root.inputs.get("mode")) or "add")
+        for v in (op.data, op.updates, op.indices):
+            if static_shape(v) is None:
+                return Refusal(f"%{v.name} has the symbolic shape {tuple(v.shape)}", op)
+        if np_dtype(op.data).kind != "f":
+            return Refusal(f"%{op.data.name} holds integers, which stay off the engine", op)
+        if (places := constant(op.indices)) is None:
+            return self.dynamic(m.bind(mode=mode))
+        rows = _rows(op, np.asarray(places))
+        pieces = rows.pieces(mode)
+        if len(pieces) > self.most_pieces:
+            return Refusal(f"{len(pieces)} pieces would be needed, the limit is {self.most_pieces}", op)
+        return m.bind(mode=mode, rows=rows, pieces=pieces)
+
+    def dynamic(self, m: Match) -> Match | Refusal:
+        """A few updates along one axis that fp16 can count."""
+        op, shape = m.root, static_shape(m.root.data) or ()
+        if op.op_type == "scatter_nd" and op.indices.shape[-1] != 1:
+            return Refusal(f"the dynamic places have {op.indices.shape[-1]} coordinates", op)
+        axis = 0 if op.op_type == "scatter_nd" else int(constant(op.axis) or 0) % len(shape)
+        along = op.op_type == "scatter_along_axis"
+        count = int(op.indices.shape[axis]) if along else math.prod(op.indices.shape)
+        if count > self.most_updates:
+            return Refusal(f"{count} rows are written at dynamic places, the limit is {self.most_updates}", op)
+        if shape[axis] >= EXACT:
+            return Refusal(f"the axis has {shape[axis]} rows; fp16 counts up to {EXACT - 1}", op)
+        return m.bind(rows=None, axis=axis, count=count)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Pieces of data and updates, or one selection for each update."""
+        return _selected(mb, m) if m.rows is None else _joined(mb, m.root, m.rows, m.pieces, m.mode)
+
+
+def _joined(mb: Builder, op: Operation, rows: _Rows, pieces: Sequence[_Piece], mode: str) -> Var:
+    data, updates = _seen(mb, op.data, rows.data), _seen(mb, op.updates, rows.updates)
+    parts = []
+    for piece in pieces:
+        new = [_cut(mb, updates, rows.axis, u, piece.length) for u in piece.updates]
+        if new and mode == "update":
+            parts.append(new[0])
+            continue
+        made = _cut(mb, data, rows.axis, piece.start, piece.length)
+        for u in new:
+            made = getattr(mb, MODES[mode])(x=made, y=u)
+        parts.append(made)
+    whole = parts[0] if len(parts) == 1 else mb.concat(values=tuple(parts), axis=rows.axis)
+    return _seen(mb, whole, static_shape(op.data) or ())
+
+
+def _selected(mb: Builder, m: Match) -> Var:
+    """Each update where its place is the number of the row; a negative place counts from the end."""
+    op, axis, shape = m.root, m.axis, static_shape(m.root.data) or ()
+    rank, length = len(shape), np.float16(shape[axis])
+    one = tuple(m.count if a == axis else 1 for a in range(rank))
+    along = op.op_type == "scatter_along_axis"
+    at = mb.cast(x=op.indices if along else _seen(mb, op.indices, one), dtype="fp16")
+    behind = mb.cast(x=mb.less(x=at, y=np.float16(0)), dtype="fp16")
+    at = mb.add(x=at, y=mb.mul(x=behind, y=length))
+    numbers = np.arange(shape[axis], dtype=np.float16).reshape([-1 if a == axis else 1 for a in range(rank)])
+    updates = _seen(mb, op.updates, (*shape[:axis], m.count, *shape[axis + 1 :])) if not along else op.updates
+    made: Var = op.data
+    for i in range(m.count):
+        here = mb.equal(x=_cut(mb, at, axis, i, 1), y=numbers)
+        new = _cut(mb, updates, axis, i, 1)
+        new = new if m.mode == "update" else getattr(mb, MODES[m.mode])(x=made, y=new)
+        made = mb.select(cond=here, a=new, b=made)
+    return made
+
+
+def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
+    if length == x.shape[axis]:
+        return x
+    begin, size = [0] * x.rank, [-1] * x.rank
+    begin[axis], size[axis] = start, length
+    made: Var = mb.slice_by_size(x=x, begin=begin, size=size)
+    return made
+
+
+def _seen(mb: Builder, x: Var, shape: Sequence[int]) -> Var:
+    return x if tuple(x.shape) == tuple(shape) else mb.reshape(x=x, shape=list(shape))
+
+
+def example() -> Program:
+    """Two rows of four are written."""
+
+    @mb.program(input_specs=[mb.TensorSpec((4, 2)), mb.TensorSpec((2, 2))])
+    def program(x: Var, u: Var) -> Var:
+        return mb.scatter(
+            data=x, indices=np.array([2, 3], np.int32), updates=u, axis=0, mode="update", name="y"
+        )
+
+    return program

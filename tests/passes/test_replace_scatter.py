@@ -1,0 +1,142 @@
+"""Scatters at constant and at dynamic places: every kind, every mode, doubles and places outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anesurgery as ane
+from anesurgery.errors import PassError, ProofError
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
+from anesurgery.passes import replace_scatter
+from anesurgery.passes.replace_scatter import MODES, ReplaceScatter
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
+
+SCATTERS = {"scatter", "scatter_along_axis", "scatter_nd"}
+EVERY_MODE = ["update", *MODES]
+
+
+def scattered(
+    kind: str, places: Any, shape: tuple[int, ...], updates: tuple[int, ...], dynamic: bool = False, **more: Any
+) -> Program:
+    """A scatter, with the places as a constant or as an input."""
+    places = np.asarray(places, np.int32)
+    specs = [mb.TensorSpec(shape), mb.TensorSpec(updates), mb.TensorSpec(places.shape, dtype=types.int32)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS16)
+    def program(x: Var, u: Var, k: Var) -> Any:
+        made = getattr(mb, kind)(data=x, indices=k if dynamic else places, updates=u, **more)
+        return made if dynamic else (made, mb.identity(x=k))
+
+    return program
+
+
+def held(program: Program, places: Any = None) -> None:
+    """No scatter is left, each site was checked, and the numbers are the same, bit by bit."""
+    after, session = apply_pass(ReplaceScatter(), program)
+    assert not SCATTERS & {op.op_type for op in walk_ops(after)}, session.refusals
+    assert all(change.proof is not None for change in session.changes)
+    inputs = random_inputs(program, seed=1)
+    if places is not None:
+        inputs["k"] = np.asarray(places, np.int32)
+    assert_same_numbers(program, after, inputs)
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_constant_rows(mode: str, axis: int) -> None:
+    updates = [4, 5, 6]
+    updates[axis] = 3
+    held(scattered("scatter", [3, 0, 1], (4, 5, 6), tuple(updates), axis=axis, mode=mode))
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+def test_a_row_that_is_written_twice(mode: str) -> None:
+    held(scattered("scatter", [2, 0, 2, -1], (4, 3), (4, 3), axis=0, mode=mode))
+
+
+@pytest.mark.parametrize("places", [[[0, 1], [3, 2]], [[0, 0]], [[-1, -2]]], ids=["two", "first", "last"])
+def test_coordinates(places: Any) -> None:
+    held(scattered("scatter_nd", places, (4, 3, 2), (len(places), 2), mode="update"))
+    held(scattered("scatter_nd", places, (4, 3), (len(places),), mode="add"))
+
+
+@pytest.mark.parametrize("places", [[[1, 1, 1], [0, 0, 0]], [[0, 1, 1], [1, 0, 0]]], ids=["rows", "elements"])
+def test_places_along_an_axis(places: Any) -> None:
+    held(scattered("scatter_along_axis", places, (2, 3), (2, 3), axis=0, mode="update"))
+
+
+def test_places_of_two_axes() -> None:
+    held(scattered("scatter", [[0, 1], [3, 2]], (4, 3), (2, 2, 3), axis=0, mode="add"))
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+@pytest.mark.parametrize("places", [[1], [-1], [3]])
+def test_a_dynamic_row(mode: str, places: Any) -> None:
+    held(scattered("scatter", [0], (2, 4, 3), (2, 1, 3), dynamic=True, axis=1, mode=mode), places)
+
+
+def test_dynamic_rows_one_after_another() -> None:
+    held(scattered("scatter", [0, 0], (4, 3), (2, 3), dynamic=True, axis=0, mode="add"), [2, 2])
+    held(scattered("scatter_nd", [[0], [0]], (4, 3), (2, 3), dynamic=True, mode="update"), [[2], [3]])
+    held(
+        scattered("scatter_along_axis", [[0, 1, 2]], (4, 3), (1, 3), dynamic=True, axis=0, mode="update"),
+        [[3, 0, 3]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (scattered("scatter", range(0, 80, 2), (80,), (40,), axis=0), "80 pieces would be needed"),
+        (scattered("scatter", range(9), (80,), (9,), dynamic=True, axis=0), "9 rows are written at dynamic"),
+        (scattered("scatter", [0], (2048,), (1,), dynamic=True, axis=0), "fp16 counts up to 2047"),
+        (scattered("scatter_nd", [[0, 0]], (3, 3), (1,), dynamic=True), "have 2 coordinates"),
+    ],
+    ids=["pieces", "updates", "length", "coordinates"],
+)
+def test_refusals_name_what_was_found(program: Program, reason: str) -> None:
+    assert_refuses(ReplaceScatter(), program, reason)
+    with pytest.raises(PassError, match="most_pieces=0"):
+        ReplaceScatter(most_pieces=0)
+
+
+def test_an_update_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: of two updates of a row, the first one counts."""
+    right = replace_scatter._Rows.pieces
+
+    def wrong(self: Any, mode: str) -> Any:
+        back = replace_scatter._Rows(self.axis, self.data, self.updates, self.places.copy())
+        back.places[-1] = back.places[1]
+        return right(back, mode)
+
+    monkeypatch.setattr(replace_scatter._Rows, "pieces", wrong)
+    with pytest.raises(ProofError, match="old and new differ"):
+        apply_pass(ReplaceScatter(), scattered("scatter", [2, 0, 2], (4, 3), (3, 3), axis=0, mode="update"))
+
+
+def test_a_converted_assignment() -> None:
+    class Written(torch.nn.Module):
+        def forward(self, x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+            x = x * 1
+            x[:, 1:3] = u
+            return x + 1
+
+    x, u = torch.randn(2, 5), torch.randn(2, 2)
+    with quiet_host():
+        model = ct.convert(
+            torch.jit.trace(Written().eval(), (x, u)),  # type: ignore[no-untyped-call]
+            inputs=[ct.TensorType("x", x.shape), ct.TensorType("u", u.shape)],
+            compute_precision=ct.precision.FLOAT32,
+            minimum_deployment_target=ct.target.iOS16,
+            skip_model_load=True,
+        )
+    before = SCATTERS & {op.op_type for op in walk_ops(ane.load(model).program)}
+    surgery = ane.apply(model, ["fold_constants", "replace_scatter"], quiet=True)
+    assert before
+    assert not SCATTERS & {op.op_type for op in walk_ops(surgery.program)}, surgery.refusals
+    (found,) = ane.run(surgery.program, {"x": x.numpy(), "u": u.numpy()}).values()
+    np.testing.assert_allclose(found, Written()(x, u).numpy(), rtol=0, atol=1e-6)

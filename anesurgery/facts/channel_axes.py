@@ -1,0 +1,199 @@
+"""Norms, reductions and parts of one axis in a channels-first region."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anesurgery.facts.axis_slice import axis_slice
+from anesurgery.facts.channel_products import sequence
+from anesurgery.facts.channel_steps import Layouts, Step, Twins, axes_of, axis_of, given
+from anesurgery.facts.layouts import BATCH, CHANNELS, Groups, Layout, groups_for
+from anesurgery.facts.reading import flag, ints
+from anesurgery.mil import Operation, Var, constant, static_shape
+
+
+def _apart(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | None:
+    """The axes of a twin with the atoms of some of the value's axes apart, and where they are."""
+    chosen = {a for axis in axes for a in layout.axes[axis]}
+    if not chosen:
+        return None
+    shape = [1 if i in axes else n for i, n in enumerate(layout.shape)]
+    groups = groups_for(layout, [shape])
+    return groups, [i for i, group in enumerate(groups) if group and set(group) <= chosen]
+
+
+def layer_norm(op: Operation, known: Layouts) -> Step | None:
+    """A norm over channels, or over those of each head."""
+    shape, axes = static_shape(op.x), axes_of(op)
+    if shape is None:
+        return None
+    if known.get(op.x) is None and not (axes == [len(shape) - 1] and known.ask(op.x, sequence(shape))):
+        return None
+    layout = known.get(op.x)
+    found = None if layout is None else _apart(layout, axes)
+    if layout is None or found is None or len(axes) != 1 or len(found[1]) != 1:
+        return None
+    order = layout.column_order(axes[0])
+
+    def build(t: Twins) -> list[Var]:
+        x = t.seen(op.x, [layout.length(g) for g in found[0]])
+        changed = {
+            k: t.stored(op.inputs[k], f"norm_{layout.sizes + layout.axes[axes[0]]}", lambda v: v[order])
+            for k in ("gamma", "beta")
+            if order is not None and op.inputs.get(k) is not None
+        }
+        return [t.mb.layer_norm(**{**given(op), **changed, "x": x, "axes": found[1]})]
+
+    return Step((layout,), build)
+
+
+def reduction(op: Operation, known: Layouts) -> Step | None:
+    """A reduction over some of the atoms."""
+    layout, axes = known.get(op.x), axes_of(op)
+    found = None if layout is None else _apart(layout, axes)
+    if layout is None or found is None:
+        return None
+    made = layout.without(axes, flag(op, "keep_dims"))
+
+    def build(t: Twins) -> list[Var]:
+        x = t.seen(op.x, [layout.length(g) for g in found[0]])
+        return [getattr(t.mb, op.op_type)(x=x, axes=found[1], keep_dims=True)]
+
+    return Step((made,), build) if made.sizes else None
+
+
+def softmax(op: Operation, known: Layouts) -> Step | None:
+    """Over one axis of the twin."""
+    layout = known.get(op.x)
+    found = None if layout is None else _apart(layout, [axis_of(op)])
+    if layout is None or found is None or len(found[1]) != 1:
+        return None
+
+    def build(t: Twins) -> list[Var]:
+        return [t.mb.softmax(x=t.seen(op.x, [layout.length(g) for g in found[0]]), axis=found[1][0])]
+
+    return Step((layout,), build)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the only atom of an axis stands in a twin."""
+
+    groups: Groups
+    axis: int
+    unit: int
+    """Elements of the twin's axis for one of the atom."""
+
+    @classmethod
+    def of(cls, layout: Layout, axis: int) -> Place | None:
+        """None where the axis is not one atom."""
+        if len(layout.axes[axis]) != 1:
+            return None
+        (atom,) = layout.axes[axis]
+        groups = list(layout.groups)
+        at = next(i for i, group in enumerate(groups) if atom in group)
+        before, rest = groups[at][: groups[at].index(atom)], groups[at][groups[at].index(atom) :]
+        if before:
+            groups[at : at + 1] = [before, rest]
+            at += 1
+            if len(groups) > 4 and () in groups:
+                empty = groups.index(())
+                del groups[empty]
+                at -= empty < at
+        return cls(tuple(groups), at, math.prod(layout.sizes[a] for a in rest[1:]))
+
+    def shape(self, layout: Layout, size: int) -> list[int]:
+        """Of the twin of a value whose axis has a length."""
+        lengths = [layout.length(group) for group in self.groups]
+        return [*lengths[: self.axis], size * self.unit, *lengths[self.axis + 1 :]]
+
+
+def slice(op: Operation, known: Layouts) -> Step | None:
+    """A part of one axis, which is one atom."""
+    layout, cut = known.get(op.x), axis_slice(op)
+    place = None if layout is None or cut is None else Place.of(layout, cut.axis)
+    if layout is None or cut is None or place is None or (cut.stride != 1 and place.unit != 1):
+        return None
+    made = layout.resized(cut.axis, cut.size)
+    if cut.dropped:
+        made = made.without([cut.axis], keep_dims=False)
+    shape = place.shape(layout, layout.shape[cut.axis])
+
+    def build(t: Twins) -> list[Var]:
+        begin, end, stride = [0] * len(shape), list(shape), [1] * len(shape)
+        begin[place.axis], end[place.axis] = cut.begin * place.unit, cut.end * place.unit
+        stride[place.axis] = cut.stride
+        strides = {"stride": stride} if cut.stride != 1 else {}
+        return [t.mb.slice_by_index(x=t.seen(op.x, shape), begin=begin, end=end, **strides)]
+
+    return Step((made,), build) if made.sizes else None
+
+
+def split(op: Operation, known: Layouts) -> Step | None:
+    """Parts of one axis, which is one atom."""
+    layout, axis = known.get(op.x), axis_of(op)
+    place = None if layout is None else Place.of(layout, axis)
+    if layout is None or place is None:
+        return None
+    sizes = [int(v.shape[axis]) for v in op.outputs]
+    outs = tuple(layout.resized(axis, size) for size in sizes)
+
+    def build(t: Twins) -> list[Var]:
+        x = t.seen(op.x, [layout.length(g) for g in place.groups])
+        return list(t.mb.split(x=x, split_sizes=[n * place.unit for n in sizes], axis=place.axis))
+
+    return Step(outs, build)
+
+
+def concat(op: Operation, known: Layouts) -> Step | None:
+    """Values side by side along one atom; those without a layout enter with that of the others."""
+    axis, values = axis_of(op), list(op.values)
+    layouts = [known.get(v) for v in values]
+    like = next((x for x in layouts if x is not None and len(x.axes[axis]) == 1), None)
+    place = None if like is None else Place.of(like, axis)
+    if like is None or place is None or flag(op, "interleave"):
+        return None
+    sizes = [int(v.shape[axis]) for v in values]
+    wanted = [like.resized(axis, n) for n in sizes]
+    for var, found, wish in zip(values, layouts, wanted, strict=True):
+        if constant(var) is None and (found or wish) != wish:
+            return None
+        if constant(var) is None and found is None and not known.ask(var, wish):
+            return None
+
+    def build(t: Twins) -> list[Var]:
+        made = []
+        for var, size, wish in zip(values, sizes, wanted, strict=True):
+            if constant(var) is None:
+                made.append(t.seen(var, place.shape(like, size)))
+            else:
+                moved = t.constant(var, wish, wish.groups)
+                made.append(t.mb.reshape(x=moved, shape=place.shape(like, size)))
+        return [t.mb.concat(values=made, axis=place.axis)]
+
+    return Step((like.resized(axis, sum(sizes)),), build)
+
+
+def tile(op: Operation, known: Layouts) -> Step | None:
+    """An axis of length 1 is repeated: keys and values for several heads of queries."""
+    layout, reps = known.get(op.x), ints(op, "reps")
+    grown = [axis for axis, n in enumerate(reps) if n > 1]
+    if layout is None or len(grown) != 1 or layout.axes[grown[0]]:
+        return None
+    axis, times = grown[0], reps[grown[0]]
+    channels = layout.having(CHANNELS)
+    before = [a for other in layout.axes[:axis] for a in other if a in channels]
+    at = max(before) + 1 if before else len(layout.having(BATCH))
+    sizes, roles = layout.sizes, layout.roles
+    number = [a + (a >= at) for a in range(len(sizes))]
+    axes = [tuple(number[a] for a in other) for other in layout.axes]
+    axes[axis] = (at,)
+    made = Layout((*sizes[:at], times, *sizes[at:]), roles[:at] + CHANNELS + roles[at:], tuple(axes)).normal()
+    shape = [1, math.prod(sizes[:at]), 1, math.prod(sizes[at:])]
+
+    def build(t: Twins) -> list[Var]:
+        return [t.mb.tile(x=t.seen(op.x, shape), reps=[1, 1, times, 1])]
+
+    return Step((made,), build)

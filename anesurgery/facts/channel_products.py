@@ -1,0 +1,156 @@
+"""Products of a channels-first region: 1x1 convolutions, and the two products of attention.
+
+A product with a stored weight over all channels is a 1x1 convolution. Queries times keys contract channels: the
+scores (tokens, tokens) keep their form. Values are summed with the weights of attention as (channels, tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anesurgery.facts.channel_steps import Layouts, Step, Twins, shape_of
+from anesurgery.facts.layouts import CHANNELS, TOKENS, Layout
+from anesurgery.facts.reading import flag
+from anesurgery.mil import Array, Operation, Var, constant, static_shape
+
+
+def weight_of(op: Operation) -> tuple[Var, bool] | None:
+    """The weight of a product over the last axis, and does it stand as (in, out)?"""
+    if op.op_type == "linear":
+        return op.weight, False
+    if flag(op, "transpose_x") or op.x.rank < 2 or constant(op.x) is not None or op.y.rank != 2:
+        return None
+    stored = op.y.op is not None and op.y.op.op_type.startswith("const")
+    return (op.y, not flag(op, "transpose_y")) if stored else None
+
+
+def sequence(shape: Sequence[int]) -> Layout | None:
+    """The layout of rows of channels: the last axis holds channels, the one or two before it tokens."""
+    roles = {2: "tc", 3: "btc", 4: "bttc"}.get(len(shape))
+    layout = None if roles is None else Layout.of(shape, roles)
+    return layout if layout is not None and layout.having(TOKENS) and layout.having(CHANNELS) else None
+
+
+def weighted(op: Operation, known: Layouts) -> Step | None:
+    """A product over all channels is a 1x1 convolution."""
+    found, shape = weight_of(op), static_shape(op.x)
+    if found is None or shape is None or constant(found[0]) is None:
+        return None
+    if known.get(op.x) is None and not known.ask(op.x, sequence(shape)):
+        return None
+    layout, (weight, turned) = known.get(op.x), found
+    if layout is None or sorted(layout.axes[-1]) != list(layout.having(CHANNELS)):
+        return None
+    outputs = int(weight.shape[1 if turned else 0])
+    rest = layout.without([len(shape) - 1], keep_dims=True)
+    made = _with_channels(rest, outputs)
+    order = layout.column_order(len(shape) - 1)
+
+    def kernel(value: Array) -> Array:
+        rows = value.T if turned else value
+        return (rows if order is None else rows[:, order])[:, :, None, None]
+
+    def build(t: Twins) -> list[Var]:
+        x = t.seen(op.x, [layout.length(g) for g in layout.groups])
+        bias = {} if op.inputs.get("bias") is None else {"bias": op.bias}
+        key = f"conv_{turned}_{None if order is None else layout.sizes + layout.axes[-1]}"
+        return [t.mb.conv(x=x, weight=t.stored(weight, key, kernel), **bias)]
+
+    return Step((made,), build, products=1)
+
+
+def _with_channels(rest: Layout, size: int) -> Layout:
+    """A layout without channels, with some in its last axis."""
+    if size == 1:
+        return rest
+    first = len(rest.having("b"))
+    number = [a + (a >= first) for a in range(len(rest.sizes))]
+    axes = tuple(tuple(number[a] for a in axis) for axis in rest.axes[:-1])
+    sizes = (*rest.sizes[:first], size, *rest.sizes[first:])
+    roles = rest.roles[:first] + CHANNELS + rest.roles[first:]
+    return Layout(sizes, roles, (*axes, (first,))).normal()
+
+
+def product(op: Operation, known: Layouts) -> Step | None:
+    """A product with a weight, or of two values of attention."""
+    if (step := weighted(op, known)) is not None:
+        return step
+    return _scores(op, known) or _weighted_sum(op, known)
+
+
+def _split_matrix(layout: Layout, contracted: int, free: int, role: str) -> bool:
+    """Is the order of the twin: the leading axes, then channels, then tokens; the contracted ones of a role?"""
+    leading = [a for axis in layout.axes[:-2] for a in axis]
+    last = (layout.axes[contracted], layout.axes[free])
+    channels, tokens = last if role == CHANNELS else (last[1], last[0])
+    kinds = {layout.roles[a] for a in channels} <= {CHANNELS} and {layout.roles[a] for a in tokens} <= {TOKENS}
+    return kinds and [*leading, *channels, *tokens] == list(range(len(layout.sizes)))
+
+
+def _matrix(layout: Layout, channels: int, tokens: int) -> list[int]:
+    """The shape of a twin as the leading axes, channels, and tokens."""
+    shape = layout.shape
+    return [*shape[:-2], shape[channels], shape[tokens]]
+
+
+def _sides(op: Operation) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The contracted and the free axis of both operands."""
+    x = (-2, -1) if flag(op, "transpose_x") else (-1, -2)
+    y = (-1, -2) if flag(op, "transpose_y") else (-2, -1)
+    return x, y
+
+
+def _scores(op: Operation, known: Layouts) -> Step | None:
+    """Queries times keys, summed over channels: (tokens, tokens), which needs no twin."""
+    x, y = known.get(op.x), known.get(op.y)
+    at_x, at_y = _sides(op)
+    if x is None or min(op.x.rank, op.y.rank) < 2 or not _split_matrix(x, *at_x, CHANNELS):
+        return None
+    if y is not None and not _split_matrix(y, *at_y, CHANNELS):
+        return None
+    if y is None and constant(op.y) is not None:
+        return None
+
+    def build(t: Twins) -> list[Var]:
+        left = t.seen(op.x, _matrix(x, *at_x))
+        right = t.plain(op.y) if y is None else t.seen(op.y, _matrix(y, *at_y))
+        turned = y is None and flag(op, "transpose_y")
+        return [t.mb.matmul(x=left, y=right, transpose_x=True, transpose_y=turned)]
+
+    return Step((None,), build, products=at_x == (-1, -2))
+
+
+def _weighted_sum(op: Operation, known: Layouts) -> Step | None:
+    """Values summed with the weights of attention, which have no twin: both sides exchanged and transposed."""
+    x, y = known.get(op.x), known.get(op.y)
+    if (x is None) == (y is None) or min(op.x.rank, op.y.rank) < 2:
+        return None
+    (at, weights, var), layout = ((1, op.x, op.y), y) if x is None else ((0, op.y, op.x), x)
+    contracted, free = _sides(op)[at]
+    if layout is None or constant(weights) is not None or not _split_matrix(layout, contracted, free, TOKENS):
+        return None
+    made = _summed(layout, contracted, shape_of(op.outputs[0]), turned=at == 0)
+    if made is None:
+        return None
+    # the product is (channels, tokens): weights as (tokens summed over, tokens)
+    turned = not flag(op, "transpose_x") if at == 1 else flag(op, "transpose_y")
+
+    def build(t: Twins) -> list[Var]:
+        values = t.seen(var, _matrix(layout, free, contracted))
+        return [t.mb.matmul(x=values, y=t.plain(weights), transpose_y=turned)]
+
+    return Step((made,), build, products=at)
+
+
+def _summed(layout: Layout, contracted: int, out: Sequence[int], turned: bool) -> Layout | None:
+    """The layout of weighted values: their channels, and the tokens of the weights."""
+    rank = len(layout.axes)
+    tokens = out[-1] if turned else out[-2]
+    roles = [layout.roles[axis[0]] if axis else CHANNELS for axis in layout.axes]
+    if len(out) != rank or any(out[i] != layout.shape[i] and layout.axes[i] for i in range(rank - 2)):
+        return None
+    if any(len(axis) != 1 for axis in layout.axes if axis):
+        return None
+    roles[-2:] = [CHANNELS, TOKENS] if turned else [TOKENS, CHANNELS]
+    made = Layout.of(out, "".join(roles))
+    return made if tokens > 1 else None

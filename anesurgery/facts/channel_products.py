@@ -24,6 +24,22 @@ def weight_of(op: Operation) -> tuple[Var, bool] | None:
     return (op.y, not flag(op, "transpose_y")) if stored else None
 
 
+def why_not(op: Operation) -> str:
+    """Why a product with a weight is in no region; "" for other ops."""
+    found = weight_of(op) if op.op_type in ("linear", "matmul") else None
+    if found is None:
+        return ""
+    shape, weight = static_shape(op.x), found[0]
+    if shape is None:
+        return f"%{op.x.name} has the dynamic shape {tuple(map(str, op.x.shape))}"
+    if constant(weight) is None:
+        stored = weight.op is not None and weight.op.op_type.startswith("constexpr_")
+        return f"the weight %{weight.name} is {'compressed' if stored else 'dynamic'}"
+    if sequence(shape) is None:
+        return f"%{op.x.name} of shape {shape} has no axis of several tokens beside its channels"
+    return "alone between ops that stay as they are, it would gain transpositions and nothing else"
+
+
 def sequence(shape: Sequence[int]) -> Layout | None:
     """The layout of rows of channels: the last axis holds channels, the one or two before it tokens."""
     roles = {2: "tc", 3: "btc", 4: "bttc"}.get(len(shape))

@@ -1,14 +1,15 @@
 """Find the regions of a block that can go channels first, and build them anew.
 
-A region begins at rows of channels that a product or a norm reads, and grows through all ops that have a form on
-twins, downstream as far as it goes and upstream where that needs no more transpositions. What enters and leaves
-it is transposed there; inside, views and transpositions of the old axes are nothing.
+A region begins at rows of channels that a product or a norm reads, and grows through all ops that have a form
+on twins, downstream as far as it goes and upstream where that needs no more transpositions. What enters and
+what leaves is transposed there; inside, views and transpositions of the old axes are nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -112,8 +113,14 @@ class Region:
         return len(self.moved(self.entries)) + len(self.moved(self.exits))
 
     def first(self, count: int) -> Region:
-        """Its first ops."""
-        return Region(dict(list(self.steps.items())[:count]), self.layouts)
+        """Its first ops; views and transpositions, of which nothing is left, do not count."""
+        left, steps = count, dict[Operation, Step]()
+        for op, step in self.steps.items():
+            left -= op.op_type not in FREE
+            if left < 0:
+                break
+            steps[op] = step
+        return Region(steps, self.layouts)
 
 
 @dataclass
@@ -156,6 +163,8 @@ class _Finder:
         if step is None:
             return False
         made = {v: x for v, x in zip(op.outputs, step.outs, strict=True) if x is not None}
+        if op.op_type not in FREE and self.settled(op, made):
+            return False
         if any(self.layouts.get(v, x) != x for v, x in made.items()):
             return False
         if any(v in self.layouts and v not in made for v in op.outputs):
@@ -164,6 +173,11 @@ class _Finder:
         self.steps[op] = step
         return True
 
+    def settled(self, op: Operation, made: dict[Var, Layout]) -> bool:
+        """Does an op work on twins already?"""
+        read = [x for _, v in operands(op) if (x := self.get(v)) is not None]
+        return all(x.is_view for x in (*read, *made.values()))
+
     def upstream(self) -> bool:
         """Take the makers of what enters, where that needs no more transpositions; was there one?"""
         found = False
@@ -171,11 +185,23 @@ class _Finder:
             op, layout = var.op, self.layouts[var]
             if op is None or op in self.steps or op.enclosing_block is not self.block:
                 continue
+            if layout.is_view and op.op_type not in FREE:
+                continue
             wished = wishes(op, layout)
             new = None if wished is None else {v: x for v, x in wished.items() if v not in self.layouts}
-            if new is not None and sum(not x.is_view for x in new.values()) <= (not layout.is_view):
+            if new is not None and sum(_moves(v, x) for v, x in new.items()) <= _moves(var, layout):
                 found = self.take(op, new) or found
         return found
+
+
+def _moves(var: Var, layout: Layout) -> bool:
+    """Does a value need a transposition to get a layout? Not if it was transposed from there."""
+    while not layout.is_view:
+        wished = wishes(var.op, layout) if var.op is not None and var.op.op_type in FREE else None
+        if wished is None:
+            return True
+        ((var, layout),) = wished.items()
+    return False
 
 
 def connected(region: Region) -> list[Region]:
@@ -230,11 +256,23 @@ def build(mb: Maker, region: Region) -> dict[Var, Var]:
     return _Build(mb, region).run()
 
 
+class _Named:
+    """A maker that names what it makes after a value."""
+
+    def __init__(self, mb: Maker, value: Var) -> None:
+        self._mb, self._name = mb, f"{value.name}_twin"
+
+    def __getattr__(self, name: str) -> Any:
+        made = getattr(self._mb, name)
+        return made if name in ("block", "before", "shared", "shared_value") else partial(made, name=self._name)
+
+
 class _Build:
     """Makes the twins, each right before the op that it replaces."""
 
     def __init__(self, mb: Maker, region: Region) -> None:
-        self.mb, self._start, self._region = mb, mb, region
+        self._start, self._region = mb, region
+        self.mb: Any = mb
         self._twins: dict[Var, Var] = {}
         self._seen: dict[tuple[Var, tuple[int, ...]], Var] = {}
         self._replaced: dict[Var, Var] = {}
@@ -243,7 +281,7 @@ class _Build:
         """All ops in order."""
         exits = set(self._region.exits)
         for op, step in self._region.steps.items():
-            self.mb = self._start.before(op)
+            self.mb = _Named(self._start.before(op), op.outputs[0])
             for var, layout, made in zip(op.outputs, step.outs, step.build(self), strict=True):
                 if layout is None:
                     assert made is not None
@@ -286,32 +324,40 @@ class _Build:
 
     def _enter(self, var: Var, layout: Layout) -> Var:
         """The twin of a value from outside."""
-        shape, perm = _old_axes(layout)
-        moved = seen_as(self.mb, var, shape)
-        if perm != list(range(len(perm))):
-            moved = self.mb.transpose(x=moved, perm=perm)
-        return self._view(moved, _lengths(layout, layout.groups))
+
+        def make(maker: Maker) -> Var:
+            mb: Any = _Named(maker, var)
+            shape, perm = _old_axes(layout)
+            moved = seen_as(mb, var, shape)
+            if perm != list(range(len(perm))):
+                moved = mb.transpose(x=moved, perm=perm)
+            return _view(mb, moved, _lengths(layout, layout.groups))
+
+        if layout.is_view:
+            return make(self.mb)
+        made: Var = self.mb.shared_value(("twin", var, layout), [var], make)
+        return made
 
     def _leave(self, var: Var, layout: Layout) -> Var:
         """A value in its old form, made from its twin."""
         shape, perm = _old_axes(layout)
-        moved = self._view(self._twin(var), [shape[p] for p in perm])
+        moved = _view(self.mb, self._twin(var), [shape[p] for p in perm])
         if perm != list(range(len(perm))):
             moved = self.mb.transpose(x=moved, perm=[perm.index(i) for i in range(len(perm))])
-        made = self._view(moved, shape_of(var))
-        return made if made is not self._twins[var] else self.mb.identity(x=made)
+        return _view(self.mb, moved, shape_of(var))
 
-    def _view(self, var: Var, shape: Sequence[int]) -> Var:
-        """A view, with the one axis of length 1 between the others put in or taken out by name."""
-        old, new = shape_of(var), tuple(shape)
-        made: Var
-        if new == (*old[:2], 1, *old[2:]):
-            made = self.mb.expand_dims(x=var, axes=[2])
-        elif old == (*new[:2], 1, *new[2:]):
-            made = self.mb.squeeze(x=var, axes=[2])
-        else:
-            made = seen_as(self.mb, var, new)
-        return made
+
+def _view(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
+    """A view; an axis of length 1 between the others is put in or taken out by name."""
+    old, new = shape_of(var), tuple(shape)
+    made: Var
+    if new == (*old[:2], 1, *old[2:]):
+        made = mb.expand_dims(x=var, axes=[2])
+    elif old == (*new[:2], 1, *new[2:]):
+        made = mb.squeeze(x=var, axes=[2])
+    else:
+        made = seen_as(mb, var, new)
+    return made
 
 
 def _lengths(layout: Layout, groups: Groups) -> list[int]:

@@ -1,0 +1,183 @@
+"""Sequences channels first: which regions go, what stays at their ends, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from transformer_blocks import BLOCKS, block
+
+from anesurgery.checking.grades import Grade
+from anesurgery.errors import ProofError
+from anesurgery.facts.layouts import Layout
+from anesurgery.mil import Program, Var, ct, mb, walk_ops
+from anesurgery.passes import channels_first
+from anesurgery.passes.channels_first import ChannelsFirst
+from anesurgery.placement.target import Target
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+RNG = np.random.default_rng(0)
+
+
+def built(build: Callable[[Var], Any], shape: tuple[Any, ...] = (1, 8, 16)) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        return build(x)
+
+    return program
+
+
+def linear(x: Var, outputs: int, bias: bool = True) -> Var:
+    weight = RNG.standard_normal((outputs, int(x.shape[-1]))).astype(np.float32)
+    extra = {"bias": RNG.standard_normal(outputs).astype(np.float32)} if bias else {}
+    return mb.linear(x=x, weight=weight, **extra)
+
+
+def mlp(x: Var) -> Var:
+    return mb.add(x=linear(mb.silu(x=linear(x, 24)), int(x.shape[-1])), y=x)
+
+
+def kinds(program: Program) -> Counter[str]:
+    return Counter(op.op_type for op in walk_ops(program) if op.op_type != "const")
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (1, 8, 16), (2, 8, 16), (2, 3, 5, 16)])
+def test_a_hidden_layer_of_any_rank(shape: tuple[int, ...]) -> None:
+    program = built(mlp, shape)
+    after, session = apply_pass(ChannelsFirst(), program)
+    found = kinds(after)
+    assert (found["linear"], found["conv"], found["transpose"]) == (0, 2, 2)
+    assert [c.proof.grade for c in session.changes if c.proof] == [Grade.BITS]
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def test_rows_of_an_image_keep_its_height_and_width() -> None:
+    """Images that go channels last for two products and come back: no transposition is left."""
+
+    def block(x: Var) -> Var:
+        rows = mb.transpose(x=x, perm=[0, 2, 3, 1])
+        rows = mb.layer_norm(x=rows, axes=[-1], gamma=np.arange(1, 17, dtype=np.float32))
+        return mb.transpose(x=mlp(rows), perm=[0, 3, 1, 2])
+
+    after, _ = apply_pass(ChannelsFirst(), program := built(block, (2, 16, 3, 5)))
+    assert kinds(after) == {"layer_norm": 1, "conv": 2, "silu": 1, "add": 1}
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def interleaved(x: Var) -> Var:
+    """Heads that are taken apart, turned, and put together in another order."""
+    heads = mb.reshape(x=linear(x, 24), shape=[1, 8, 4, 6])
+    turned = mb.reshape(x=mb.transpose(x=heads, perm=[0, 1, 3, 2]), shape=[1, 8, 24])
+    gamma = RNG.standard_normal(24).astype(np.float32)
+    return linear(mb.layer_norm(x=turned, axes=[-1], gamma=gamma), 16)
+
+
+def test_channels_in_another_order_go_into_the_weights() -> None:
+    after, session = apply_pass(ChannelsFirst(), program := built(interleaved))
+    assert not {"reshape", "linear"} & kinds(after).keys()
+    assert session.changes
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def test_the_wrong_order_of_channels_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layout, "column_order", lambda self, axis: None)
+    with pytest.raises(ProofError):
+        apply_pass(ChannelsFirst(), built(interleaved))
+
+
+def test_constants_are_transposed() -> None:
+    """Of the shapes that models hold them in: by channel, by token, of both, by head."""
+
+    def block(x: Var) -> Var:
+        y = mlp(x)
+        for shape in ((16,), (8, 1), (8, 16), (1, 1, 16)):
+            y = mb.mul(x=y, y=RNG.standard_normal(shape).astype(np.float32))
+        heads = mb.reshape(x=y, shape=[1, 8, 4, 4])
+        for shape in ((4,), (4, 1), (8, 1, 1), (8, 1, 4)):
+            heads = mb.add(x=heads, y=RNG.standard_normal(shape).astype(np.float32))
+        return linear(mb.reshape(x=heads, shape=[1, 8, 16]), 16)
+
+    after, _ = apply_pass(ChannelsFirst(), program := built(block))
+    assert "reshape" not in kinds(after)
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def test_parts_of_channels_and_tokens() -> None:
+    def block(x: Var) -> Var:
+        first, second = mb.split(x=linear(x, 32), num_splits=2, axis=-1)
+        y = mb.mul(x=first, y=mb.sigmoid(x=second))
+        start = mb.slice_by_index(x=y, begin=[0, 0, 0], end=[1, 3, 16])
+        y = mb.concat(values=[start, y, RNG.standard_normal((1, 1, 16)).astype(np.float32)], axis=1)
+        y = mb.mul(x=y, y=mb.rsqrt(x=mb.reduce_mean(x=mb.square(x=y), axes=[-1], keep_dims=True)))
+        heads = mb.reshape(x=y, shape=[1, 12, 4, 4])
+        half = [
+            mb.slice_by_index(x=heads, begin=[0, 0, 0, i], end=[1, 12, 4, i + 2], end_mask=[True] * 3 + [False])
+            for i in (2, 0)
+        ]
+        heads = mb.layer_norm(x=mb.concat(values=half, axis=-1), axes=[-1])
+        return linear(mb.reshape(x=heads, shape=[1, 12, 16]), 16)
+
+    after, _ = apply_pass(ChannelsFirst(), program := built(block))
+    assert (kinds(after)["transpose"], kinds(after)["linear"]) == (2, 0)
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+@pytest.mark.parametrize("largest", [2, 3, 5])
+def test_a_region_in_parts_is_the_same_region(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    program = built(lambda x: mlp(mlp(mlp(x))))
+    monkeypatch.setattr(channels_first, "LARGEST", largest)
+    after, session = apply_pass(ChannelsFirst(), program)
+    assert len(session.changes) > 1
+    assert kinds(after) == {"conv": 6, "silu": 3, "add": 3, "transpose": 2, "expand_dims": 1, "squeeze": 1}
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def test_a_head_longer_than_its_operand_stays() -> None:
+    """What leaves is transposed before a long head and not after it."""
+    after, _ = apply_pass(ChannelsFirst(), built(lambda x: linear(mlp(x), 1000)))
+    assert (kinds(after)["linear"], kinds(after)["transpose"]) == (1, 2)
+
+
+def compressed(x: Var) -> Var:
+    ones = np.ones(16, np.float32)
+    data = RNG.integers(-9, 9, (16, 16)).astype(np.int8)
+    weight = mb.constexpr_affine_dequantize(quantized_data=data, zero_point=np.int8(0), scale=ones, axis=0)
+    return mb.linear(x=x, weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "reason"),
+    [
+        (lambda x: linear(x, 16), (1, 8, 16), "alone between ops that stay as they are"),
+        (mlp, (1, 1, 16), "has no axis of several tokens beside its channels"),
+        (compressed, (1, 8, 16), "is compressed"),
+    ],
+)
+def test_refuses(build: Callable[[Var], Any], shape: tuple[int, ...], reason: str) -> None:
+    assert_refuses(ChannelsFirst(), built(build, shape), reason)
+
+
+def test_refuses_a_dynamic_length() -> None:
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    assert_refuses(ChannelsFirst(), built(mlp, (1, get_new_symbol(), 16)), "has the dynamic shape")
+
+
+def test_auto_tries_it_where_it_was_seen_to_help() -> None:
+    tried = {text: bool(ChannelsFirst.variants(Target.parse(text))) for text in ("M1", "M1-M3", "M4", "any")}
+    assert tried == {"M1": True, "M1-M3": True, "M4": False, "any": False}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_of_a_transformer(name: str) -> None:
+    """All its products are convolutions but those of attention, and transpositions stand at the ends only."""
+    after, session = apply_pass(ChannelsFirst(), block(name))
+    found = kinds(after)
+    assert found["linear"] == 0
+    assert found["matmul"] == 2  # scores, and weighted values
+    assert found["transpose"] <= 2
+    assert all(c.proof and c.proof.grade >= Grade.PROVED for c in session.changes)
+    assert not apply_pass(ChannelsFirst(), after, prove=False)[1].changes

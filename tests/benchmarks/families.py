@@ -1,0 +1,225 @@
+"""The rows of `matrix.py`: architectures of today, by family."""
+
+from __future__ import annotations
+
+from architectures import (
+    BOXES,
+    DECODER,
+    DINO,
+    GPT,
+    LAYERS,
+    PATCHES,
+    RESNET,
+    SEQ2SEQ,
+    STAGES,
+    T5,
+    TEXT,
+    WAVES,
+    WHISPER,
+    Architecture,
+    Sizes,
+    both,
+    decoder,
+    encoder,
+    from_diffusers,
+    from_timm,
+    hugging_face,
+    mel,
+    noisy,
+    picture,
+    pixels,
+    plain,
+    spoken,
+    tokens,
+    waves,
+)
+
+UNET: Sizes = {
+    "sample_size": 32,
+    "block_out_channels": (64, 128),
+    "layers_per_block": 1,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "cross_attention_dim": 128,
+    "attention_head_dim": 8,
+    "norm_num_groups": 32,
+}
+VAE: Sizes = {
+    "block_out_channels": (64, 128),
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "layers_per_block": 1,
+    "latent_channels": 4,
+}
+
+DECODERS = {
+    "gpt2": decoder("GPT2", GPT, model="GPT2LMHeadModel"),
+    "gpt_neo": decoder(
+        "GPTNeo", TEXT | {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    ),
+    "gpt_neox": decoder("GPTNeoX", TEXT | {"rotary_pct": 0.25}),
+    "gptj": decoder("GPTJ", GPT | {"rotary_dim": 32}),
+    "codegen": decoder("CodeGen", GPT | {"rotary_dim": 32}),
+    "gpt_bigcode": decoder("GPTBigCode", GPT),
+    "opt": decoder("OPT", TEXT | {"ffn_dim": 512, "word_embed_proj_dim": 256}),
+    "bloom": decoder("Bloom", {"n_layer": 2, "n_head": 4, "hidden_size": 256, "vocab_size": 32000}),
+    "mpt": decoder(
+        "Mpt", {"n_layers": 2, "n_heads": 4, "d_model": 256, "vocab_size": 32000, "max_seq_len": 128}
+    ),
+    "falcon": decoder("Falcon", TEXT | {"new_decoder_architecture": False, "alibi": False}),
+    "llama": decoder("Llama"),
+    "mistral": decoder("Mistral", DECODER | {"sliding_window": 16}),
+    "qwen2": decoder("Qwen2"),
+    "qwen3": decoder("Qwen3"),
+    "gemma": decoder("Gemma"),
+    "gemma2": decoder("Gemma2", DECODER | {"sliding_window": 16, "query_pre_attn_scalar": 64}),
+    "gemma3": decoder("Gemma3", DECODER | {"sliding_window": 16}, config="Gemma3TextConfig"),
+    "phi": decoder("Phi", TEXT),
+    "phi3": decoder("Phi3"),
+    "smollm3": decoder("SmolLM3"),
+    "stablelm": decoder("StableLm"),
+    "olmo2": decoder("Olmo2"),
+    "granite": decoder("Granite"),
+    "starcoder2": decoder("Starcoder2", DECODER | {"sliding_window": None}),
+    "cohere": decoder("Cohere"),
+    "glm": decoder("Glm"),
+    "nemotron": decoder("Nemotron"),
+    "persimmon": decoder("Persimmon", TEXT),
+    "exaone4": decoder("Exaone4", DECODER | {"sliding_window": 16, "sliding_window_pattern": 2}),
+    "helium": decoder("Helium"),
+    "lfm2": decoder("Lfm2", DECODER | {"layer_types": ["conv", "full_attention"]}),
+    "xglm": decoder("XGLM", SEQ2SEQ | {"num_layers": 2, "attention_heads": 4, "ffn_dim": 512}),
+    "mixtral": decoder("Mixtral", DECODER | {"num_local_experts": 4}),
+}
+"""Causal language models."""
+
+ENCODERS = {
+    "bert": encoder("Bert"),
+    "bert_mlm": encoder("Bert", model="BertForMaskedLM"),
+    "roberta": encoder("Roberta"),
+    "distilbert": encoder(
+        "DistilBert", {"n_layers": 2, "n_heads": 4, "dim": 256, "hidden_dim": 512, "vocab_size": 32000}
+    ),
+    "minilm": encoder("Bert", TEXT | {"hidden_size": 384, "num_attention_heads": 12}),
+    "modernbert": encoder("ModernBert", TEXT | {"pad_token_id": 0, "local_attention": 32}),
+    "albert": encoder("Albert", TEXT | {"embedding_size": 64}),
+    "electra": encoder("Electra", TEXT | {"embedding_size": 64}),
+    "mpnet": encoder("MPNet"),
+    "deberta": encoder("Deberta", TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
+    "deberta_v2": encoder(
+        "DebertaV2", TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 32}
+    ),
+    "roformer": encoder("RoFormer", TEXT | {"embedding_size": 256}),
+    "squeezebert": encoder("SqueezeBert", TEXT | {"embedding_size": 256}),
+    "nomic_bert": encoder("NomicBert"),
+    "t5_encoder": encoder("T5", T5, model="T5EncoderModel"),
+    "clip_text": Architecture(hugging_face("CLIPTextModel", "CLIPTextConfig", TEXT), tokens, "encoder_ane"),
+}
+"""Text encoders."""
+
+SEQUENCES = {
+    "t5": plain("T5ForConditionalGeneration", "T5Config", T5, both),
+    "bart": plain("BartForConditionalGeneration", "BartConfig", SEQ2SEQ, both),
+    "marian": plain("MarianMTModel", "MarianConfig", SEQ2SEQ, both),
+    "whisper": plain("WhisperForConditionalGeneration", "WhisperConfig", WHISPER, spoken, "whisper_ane"),
+    "whisper_encoder": Architecture(
+        lambda: hugging_face("WhisperModel", "WhisperConfig", WHISPER)().encoder, mel, "whisper_ane"
+    ),
+    "wav2vec2": plain("Wav2Vec2ForCTC", "Wav2Vec2Config", WAVES, waves),
+    "hubert": plain("HubertModel", "HubertConfig", WAVES, waves),
+    "wavlm": plain("WavLMModel", "WavLMConfig", WAVES, waves),
+}
+"""Encoders with decoders, and sound."""
+
+PICTURES = {
+    "vit": picture("ViT"),
+    "deit": picture("DeiT"),
+    "beit": picture("Beit"),
+    "dinov2": picture("Dinov2", PATCHES | {"patch_size": 14, "image_size": 518}),
+    "dinov3": picture("DINOv3ViT"),
+    "clip_vision": picture("CLIPVision", PATCHES | {"patch_size": 32}),
+    "siglip_vision": picture("SiglipVision"),
+    "sam_vision": picture(
+        "SamVision",
+        LAYERS | {"image_size": 256, "window_size": 7, "output_channels": 64, "global_attn_indexes": [1]},
+        side=256,
+    ),
+    "yolos": picture("Yolos", PATCHES | {"image_size": [512, 864]}, model="YolosForObjectDetection"),
+    "detr": picture("Detr", BOXES | {"backbone_config": RESNET}, model="DetrForObjectDetection"),
+    "rt_detr": picture(
+        "RTDetr",
+        {
+            "backbone_config": RESNET,
+            "encoder_hidden_dim": 64,
+            "encoder_in_channels": [64, 128, 256],
+            "d_model": 64,
+            "decoder_in_channels": [64, 64, 64],
+            "encoder_ffn_dim": 128,
+            "decoder_ffn_dim": 128,
+            "decoder_layers": 2,
+            "num_queries": 20,
+        },
+        model="RTDetrForObjectDetection",
+    ),
+    "depth_anything": picture(
+        "DepthAnything",
+        {
+            "backbone_config": DINO,
+            "reassemble_hidden_size": 256,
+            "neck_hidden_sizes": [32, 64, 128, 128],
+            "fusion_hidden_size": 64,
+        },
+        model="DepthAnythingForDepthEstimation",
+        part="predicted_depth",
+    ),
+    "segformer": picture(
+        "Segformer",
+        {"depths": [1, 1, 1, 1], "hidden_sizes": [32, 64, 96, 128], "decoder_hidden_size": 64},
+        model="SegformerForSemanticSegmentation",
+    ),
+    "swin": picture("Swin", STAGES),
+    "swinv2": picture("Swinv2", STAGES),
+    "vit_mae": picture("ViTMSN"),
+    "convnextv2": picture("ConvNextV2", {"hidden_sizes": [32, 64, 96, 128], "depths": [1, 1, 2, 1]}),
+    "mobilevit": picture("MobileViT", {"image_size": 256, "hidden_sizes": [64, 80, 96]}, side=256),
+    "mobilenet_v2": picture("MobileNetV2", {"image_size": 224}),
+    "levit": picture("Levit", {"image_size": 224}),
+    "poolformer": picture("PoolFormer", {"depths": [1, 1, 1, 1], "hidden_sizes": [32, 64, 96, 128]}),
+    "resnet": picture("ResNet", {k: v for k, v in RESNET.items() if k not in ("model_type", "out_features")}),
+}
+"""Models of pictures."""
+
+OTHERS = {
+    "timm_mobilenetv4": from_timm("mobilenetv4_conv_small"),
+    "timm_efficientnet": from_timm("efficientnet_b0"),
+    "timm_fastvit": from_timm("fastvit_t8", 256),
+    "timm_repvit": from_timm("repvit_m0_9"),
+    "timm_eva02": from_timm("eva02_tiny_patch14_224", recipe="vit_ane", depth=2),
+    "timm_vit_reg": from_timm("vit_small_patch16_dinov3", 256, recipe="vit_ane", depth=2),
+    "timm_maxvit": from_timm("maxvit_rmlp_pico_rw_256", 256),
+    "timm_inception_next": from_timm("inception_next_tiny", depths=(1, 1, 1, 1)),
+    "sd_unet": from_diffusers(
+        "UNet2DConditionModel",
+        noisy(sample=(1, 4, 32, 32), encoder_hidden_states=(1, 77, 128)),
+        "unet_ane",
+        **UNET,
+    ),
+    "sd_vae_decoder": from_diffusers("AutoencoderKL", pixels(32, 4, "z"), "unet_ane", "decode", **VAE),
+    "sd_vae_encoder": from_diffusers("AutoencoderKL", pixels(128, 3, "x"), "unet_ane", "_encode", **VAE),
+    "dit": from_diffusers(
+        "SD3Transformer2DModel",
+        noisy(hidden_states=(1, 16, 32, 32), encoder_hidden_states=(1, 77, 128), pooled_projections=(1, 128)),
+        None,
+        sample_size=32,
+        num_layers=2,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=128,
+        caption_projection_dim=128,
+        pooled_projection_dim=128,
+        pos_embed_max_size=32,
+    ),
+}
+"""timm and diffusers, where they are installed."""
+
+ARCHITECTURES: dict[str, Architecture] = {**DECODERS, **ENCODERS, **SEQUENCES, **PICTURES, **OTHERS}

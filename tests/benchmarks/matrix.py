@@ -1,0 +1,191 @@
+"""Which architectures convert, how exact they are, and what share of each is on the ANE before and after.
+
+Each row is converted by trace and by export and run against torch, in fp32 and in fp16. Its family's recipe and
+`auto` are applied for each target; no share may fall, and outputs must stay within 3 dB of the package as it was.
+Figures are kept in a folder, a file for each architecture: a run that is cut goes on where it stopped.
+docs/architectures.md is written from them, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import anesurgery as ane
+from anesurgery import frontend, recipes, registry
+from anesurgery.checking.metrics import compare_arrays
+from anesurgery.errors import SurgeryError
+from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
+from anesurgery.interpret import run
+from anesurgery.loading import load
+from anesurgery.mil import Array, ct, quiet_host
+from anesurgery.placement.standing import stand
+from anesurgery.placement.target import Target
+
+sys.path.append(str(Path(__file__).parent))
+
+from architectures import Architecture
+from families import ARCHITECTURES
+
+TARGETS = ("M1/macOS 14", "M4/macOS 15", "A15/iOS 17")
+OPSET = "iOS17"
+"""The newest that all targets load."""
+FOLDER = Path("build/matrix")
+
+Row = dict[str, Any]
+Arrays = dict[str, Array]
+
+
+def torchvision_without_kernels() -> Any:
+    """Let torchvision be imported where its compiled ops do not fit the build of torch; none is run here.
+
+    What is returned must be kept: the ops vanish with it.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        return None
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return library
+
+
+def graph_of(module: torch.nn.Module, example: tuple[torch.Tensor, ...], how: str) -> Any:
+    """The model as the front end takes it."""
+    if how == "trace":
+        return torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
+    return torch.export.export(module, example).run_decompositions({})
+
+
+def converted(row: Architecture, module: torch.nn.Module, how: str, precision: str) -> Any:
+    """The package."""
+    with torch.no_grad(), quiet_host():
+        return ct.convert(
+            graph_of(module, row.example(), how),
+            inputs=[ct.TensorType(k, shape=v.shape, dtype=v.dtype) for k, v in row.inputs().items()],
+            minimum_deployment_target=getattr(ct.target, OPSET),
+            compute_precision=getattr(ct.precision, precision),
+            skip_model_load=True,
+        )
+
+
+def psnr(expected: Array, found: Array) -> float:
+    """In dB; the shapes may differ in axes of one."""
+    return compare_arrays("output", expected, np.asarray(found).reshape(expected.shape)).psnr
+
+
+def one(outputs: Any) -> Array:
+    """The only output."""
+    (value,) = outputs.values()
+    return np.asarray(value)
+
+
+def measure(row: Architecture) -> Row:
+    """All figures of one architecture."""
+    module = row.module()
+    with torch.no_grad():
+        expected = module(*row.example()).numpy()
+    ways = {how: conversion(row, module, how, expected) for how in ("trace", "export")}
+    made: Row = {"recipe": row.recipe, "convert": ways, "fp16": None, "targets": {}}
+    good = next((how for how, figures in ways.items() if figures["error"] is None), None)
+    if good is not None:
+        loaded = load(converted(row, module, good, "FLOAT16"))
+        made["fp16"] = psnr(expected, one(run(loaded.program, row.inputs(), precision="fp16")))
+        made["targets"] = {target: on(loaded, row, target, expected) for target in TARGETS}
+    return made
+
+
+def attempt(work: Callable[[], Row], failed: Row) -> Row:
+    """The figures, with the seconds that they took, or what went wrong."""
+    started = time.perf_counter()
+    try:
+        found = work() | {"error": None}
+    except Exception as error:
+        found = failed | {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    return found | {"seconds": time.perf_counter() - started}
+
+
+def conversion(row: Architecture, module: torch.nn.Module, how: str, expected: Array) -> Row:
+    """Does it convert, and how far is it from torch in fp32?"""
+
+    def work() -> Row:
+        model = converted(row, module, how, "FLOAT32")
+        program: Any = model._mil_program
+        inputs = dict(zip(program.functions["main"].inputs, row.inputs().values(), strict=True))
+        return {"fp32": psnr(expected, one(run(model, inputs)))}
+
+    return attempt(work, {"fp32": None})
+
+
+def shares(program: Any, target: str) -> Row:
+    """The shares of ops and flop on the ANE, and how many ops of each type are off it."""
+    standing, parts = stand(program, Target.parse(target))
+    off = Counter(op.op_type for part in parts for op in part.ops if op.preferred != "ane")
+    return standing.share | {"off": dict(off.most_common())}
+
+
+def on(loaded: Any, row: Architecture, target: str, expected: Array) -> Row:
+    """Before, and after the recipe of the family and after `auto`."""
+    names = [name for name in (row.recipe, "auto") if name in registry.recipe_names()]
+    after = {
+        name: attempt(lambda name=name: operated(loaded, row, name, target, expected), {})  # type: ignore[misc]
+        for name in names
+    }
+    return {"before": shares(loaded.program, target), "after": after}
+
+
+def operated(loaded: Any, row: Architecture, recipe: str, target: str, expected: Array) -> Row:
+    """What a recipe does to a package."""
+    surgery = ane.apply(loaded, recipe, target=target, prove=None, quiet=True)
+    inputs = row.inputs()
+    given = adapt_inputs(surgery.contract, inputs)
+    (name,) = surgery.program.functions["main"].outputs
+
+    def wanted(whole: Array) -> Array:
+        return np.asarray(adapt_outputs(surgery.contract, {name.name: whole}, inputs)[name.name])
+
+    before = wanted(one(run(loaded.program, inputs)))
+    return shares(surgery.program, target) | {
+        "passes": list(dict.fromkeys(change.pass_name for change in surgery.changes)),
+        "undone": [f"{name}: {r.reason}" for name, r in surgery.refusals if r.reason.startswith("undone")],
+        "agrees": psnr(before, one(run(surgery.program, given))),
+        "fp16": psnr(wanted(expected), one(run(surgery.program, given, precision="fp16"))),
+    }
+
+
+def main() -> None:
+    """Measure what is missing, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="architectures; all by default")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where figures are kept")
+    parser.add_argument("--again", action="store_true", help="measure what was measured before")
+    parser.add_argument("--page", type=Path, help="write the page there")
+    chosen = parser.parse_args()
+    warnings.simplefilter("ignore")
+    kernels = torchvision_without_kernels()
+    frontend.register()
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    for name in chosen.names or ARCHITECTURES:
+        path = chosen.folder / f"{name}.json"
+        if path.exists() and not chosen.again:
+            continue
+        found = attempt(lambda name=name: measure(ARCHITECTURES[name]), {})  # type: ignore[misc]
+        print(name, f"{found['seconds']:.0f} s", found["error"] or "", flush=True)
+        path.write_text(json.dumps(found, indent=1))
+    del kernels
+
+
+if __name__ == "__main__":
+    main()

@@ -21,11 +21,12 @@ from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Program, exclusive
 from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.gate import passing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import PROOFS, Pass, run_pass, subject_of
-from anesurgery.rewriting.required import check_grades, check_requirement
+from anesurgery.rewriting.required import check_assumed, check_grades, check_interface, check_requirement
 from anesurgery.rewriting.session import Report, Session, refusal_lines
 from anesurgery.rewriting.subject import Graph, Subject
 
@@ -100,8 +101,8 @@ def apply(
     Args:
         model: path of a package or .mlmodel, MLModel, or MIL Program; passes over layers need a neural network.
         passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these.
-        target: chip and OS the model is meant for ("M1/macOS 14"): a step of a recipe that
-            loses something there is undone and reported.
+        target: chip and OS the model is meant for ("M1/macOS 14"): the steps of a recipe take the options that
+            suit it, and a step that loses something there is undone and reported; without it, every chip.
         assume: the least and the largest value of integer inputs, as {"input_ids": (0, 50256)}; passes may rely
             on it (`token_id_guard`), and the notes repeat it.
         prove: "sites" compares both sides of every edit and gives the best grade that it reaches: bit for bit,
@@ -118,16 +119,16 @@ def apply(
         PassError: a pass raised or left an invalid model; its `surgery` holds the edits before it, if it can.
         ProofError: the numbers after are outside what was promised, or an edit has a lower grade than required;
             likewise.
-        SurgeryError: a recipe that is not for this model changed nothing.
+        SurgeryError: a recipe is not for this model, and is strict or changed nothing.
     """
     if prove not in PROOFS:
         raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
     check_requirement(require, prove)
     recipe = _recipe(passes)
-    steps = in_order(tuple(steps_of(passes)))
+    steps = in_order(tuple(steps_of(passes if recipe is None else recipe.aimed_at(target))))
     started = time.perf_counter()
     given = subject_of(steps).read(model)
-    compares = prove in ("model", "both") or (recipe is not None and target is not None)
+    compares = prove in ("model", "both") or recipe is not None
     original, edited = (given, given.clone()) if compares or given.must_stay else (None, given)
     start = _Start(original, given.interface, given.op_counts, given.inspect(target))
     check_assumed(assume or {}, edited.graphs)
@@ -135,13 +136,15 @@ def apply(
     session.images, session.wired = start.interface.images, edited.wired
     session.timings["load"] = time.perf_counter() - started
     misfits = [] if recipe is None else [r for g in edited.graphs if (r := recipe.applies_to(g)) is not None]
+    if misfits and recipe is not None and recipe.strict:
+        raise SurgeryError(f"{recipe.name} is not for this model: {misfits[0]}")
     session.refusals += [(recipe.name, r) for r in misfits if recipe is not None]
     try:
         _run(steps, edited, session, quiet)
     except SurgeryError as error:
         _rescue(error, start, edited, steps, session)
         raise
-    if original is not None and recipe is not None and target is not None:
+    if original is not None and recipe is not None:
         edited, session = _gated(steps, original, edited, session, quiet)
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
@@ -233,33 +236,6 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return ours, {k: v for k, v in options.items() if k not in OPTIONS}
 
 
-def check_interface(before: Interface, after: Interface, session: Session) -> None:
-    """What goes in comes out, but for what was declared.
-
-    Raises:
-        InterfaceError: an undeclared difference, in words.
-    """
-    declared = {name for change in session.contract for name in change.names}
-    if difference := before.difference(after, ignore=declared):
-        raise InterfaceError(f"the interface changed without being declared: {difference}")
-
-
-def check_assumed(assume: Mapping[str, tuple[int, int]], graphs: Sequence[Graph]) -> None:
-    """Refuse what is assumed of inputs that do not exist, and ranges that are none.
-
-    Raises:
-        UnknownName: no such input.
-        SurgeryError: a range that ends before it begins.
-    """
-    functions = [f for graph in graphs for f in getattr(graph, "functions", {}).values()]
-    known = {name for function in functions for name in function.inputs}
-    for name, (low, high) in assume.items():
-        if name not in known:
-            raise UnknownName("input", name, known)
-        if low > high:
-            raise SurgeryError(f"assume: the range of {name} ends at {high}, before it begins at {low}")
-
-
 def _recipe(passes: Any) -> Recipe | None:
     if isinstance(passes, str) and passes in registry.recipe_names():
         return find_recipe(passes)
@@ -306,6 +282,10 @@ class Recipe:
     """Why the recipe is not for a graph (a MIL program, or a network of layers), or None."""
     psnr: float = 60.0
     """Promised PSNR in dB of the outputs against the unmodified model, in fp16 as stored."""
+    strict: bool = False
+    """Is a model that it is not for left as it is, and refused with an error?"""
+    chosen: frozenset[str] = frozenset()
+    """Names of the steps whose options the caller chose."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(in_order(self.steps)))
@@ -323,6 +303,19 @@ class Recipe:
         steps = list(self.steps)
         for key, value in options.items():
             steps = self._with_option(steps, key, value)
+        chosen = self.chosen | {step.name for step in set(steps) - set(self.steps)} | set(options)
+        return dataclasses.replace(self, steps=tuple(steps), chosen=chosen)
+
+    def aimed_at(self, target: str | None) -> Recipe:
+        """The recipe for a target: steps with their default options take those that suit it, or go.
+
+        Args:
+            target: chip and OS; what suits every chip by default.
+        """
+        aim = Target.parse(target)
+        fixed = [step.name in self.chosen or str(step) != step.name for step in self.steps]
+        pairs = zip(self.steps, fixed, strict=True)
+        steps = [s for step, stays in pairs for s in ((step,) if stays else step.variants(aim))]
         return dataclasses.replace(self, steps=tuple(steps))
 
     def _with_option(self, steps: list[Pass], key: str, value: Any) -> list[Pass]:
@@ -350,13 +343,13 @@ class Recipe:
         ours, theirs = split_options(options)
         return apply(model, self.with_options(**theirs), **ours).model
 
-    def pipeline(self, base: Any = None, **options: Any) -> Any:
-        """A coremltools PassPipeline with the steps in it, for `ct.convert(pass_pipeline=...)`.
+    def pipeline(self, base: Any = None, *, target: str | None = None, **options: Any) -> Any:
+        """A coremltools PassPipeline with the steps in it, for `ct.convert(pass_pipeline=...)`, without the gate.
 
         Its `report` tells afterwards what the steps did, what they refused and what callers must change, and
         `report.save_artifacts(package)` writes the arrays that left the model beside its package.
         """
-        return pass_pipeline(self.with_options(**options).steps, base)
+        return pass_pipeline(self.with_options(**options).aimed_at(target).steps, base)
 
     def __str__(self) -> str:
         return "\n".join([f"{self.name}:", *(f"  {i}. {s}" for i, s in enumerate(self.steps, 1))])

@@ -23,7 +23,8 @@ Ids that the program computes are never negative where that follows from the ops
 inputs the caller must say so: `assume={"input_ids": (0, 50256)}`, or `--assume input_ids=0:50256`. The notes of
 the surgery repeat the assumption: ids outside of it then give other results, or none. Without it a guard that
 serves only lookups of a table of as many rows becomes `mod(ids, rows)`: the same for every id that the table
-has, from -rows to rows - 1.
+has, from -rows to rows - 1. With `nonnegative=True`, as the recipes of language models have it, such a guard
+goes: their ids come from a tokenizer. The notes say so.
 
 Refuses when an id may be negative and something else reads it than such a lookup, and when a range that is
 assumed begins below 0.
@@ -76,6 +77,8 @@ class TokenIdGuard(Rewrite):
     shares_inner: ClassVar[bool] = True
     assume: Mapping[str, Range] | None = None
     """Input -> the least and the largest value that the caller will give; those of the surgery by default."""
+    nonnegative: bool = False
+    """Are inputs that are only looked up never negative? Token ids are not: torch's embedding refuses others."""
 
     def __post_init__(self) -> None:
         for name, given in (self.assume or {}).items():
@@ -104,7 +107,8 @@ class TokenIdGuard(Rewrite):
         if known is not None or never_negative(m.ids):
             return m.bind(source=source, range=known or (0, count - 1))
         if _only_looks_up(m.root.outputs[0], count):
-            return m.bind(source=source, range=(-count, count - 1))
+            promised = self.nonnegative and source.op is None
+            return m.bind(source=source, range=(0 if promised else -count, count - 1))
         hint = f'say assume={{"{source.name}": (0, {count - 1})}} if it never is' if source.op is None else ""
         return Refusal(f"%{source.name} may be negative; {hint}".removesuffix("; "), m.root)
 
@@ -117,7 +121,11 @@ class TokenIdGuard(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The ids themselves, or their remainder."""
-        kept: Var = m.kept if m.range[0] >= 0 else mb.mod(x=m.kept, y=constant(m.rows))
+        low, high = m.range
+        ids = before_casts(m.kept, low, high + 1)
+        if np_dtype(ids) != np_dtype(m.root.outputs[0]):
+            ids = m.kept
+        kept: Var = ids if low >= 0 else mb.mod(x=ids, y=constant(m.rows))
         return kept
 
     def run(self, program: Program, session: Session) -> None:
@@ -132,6 +140,7 @@ class TokenIdGuard(Rewrite):
         Rewrite.run(replace(self, assume=assume), program, session)
         if len(session.changes) > edits:
             said = [f"{name} in [{low}, {high}]" for name, (low, high) in assume.items()]
+            said += ["token ids are never negative"] if self.nonnegative else []
             session.notes += [f"assumed of the inputs: {', '.join(said)}"] if said else []
 
 

@@ -96,14 +96,26 @@ class Standing:
         """Flop and ops that are not legal on the ANE."""
         return self.illegal_flop, len(self.illegal)
 
-    def loss(self, before: Standing) -> str:
-        """What is worse than before, in words; "" for nothing that counts."""
+    def lowered(self, before: Standing, shares: Sequence[str] = ("flop", "ops")) -> str:
+        """What can no longer run on the ANE, or which share there falls, in words; "" for nothing.
+
+        Args:
+            before: the standing to compare with.
+            shares: those that must not fall.
+        """
         if lost := sorted(before.legal & self.illegal):
             more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             return f"%{lost[0][1]}{more} would no longer be legal on the ANE"
-        for what, old in before.share.items():
-            if self.share[what] < old:
-                return f"the share of {what} on the ANE would fall {_percents(old, self.share[what])}"
+        for what in shares:
+            old, new = before.share[what], self.share[what]
+            if new < old:
+                return f"the share of {what} on the ANE would fall {_percents(old, new)}"
+        return ""
+
+    def loss(self, before: Standing) -> str:
+        """What is worse than before, in words; "" for nothing that counts."""
+        if lowered := self.lowered(before):
+            return lowered
         if self.off[0] > before.off[0] and not self.frees(before):
             return f"flop off the ANE would rise {before.off[0]:,} -> {self.off[0]:,}"
         if self.estimate > DEARER * before.estimate and self.estimate - before.estimate > SWITCH:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anesurgery.errors import Refusal
+from anesurgery.placement.standing import Standing
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.subject import Subject
@@ -16,17 +17,18 @@ def passing(
     """The steps of a recipe that pass its gate, and why the others do not.
 
     All of them, where the whole recipe loses nothing; else each is run on a copy and left out if something is
-    lost by it: an op that was legal on the ANE, or a share of the flop or ops there.
+    lost by it: an op that was legal on the ANE, a share of the flop or ops there, or much time by the estimate.
+    Without a target only what must hold for all chips at once counts: legality, and the share of the flop.
 
     Args:
         steps: of the recipe.
         before: the model before the first step; it is not changed.
         after: the model after the last one.
-        session: in which they were run, with a target.
+        session: in which they were run.
     """
     target = session.target or "any"
     start, end = before.standing(target), after.standing(target)
-    if start is None or end is None or not end.loss(start):
+    if start is None or end is None or not _loss(start, end, session.target):
         return list(steps), []
     model, kept, refusals = before, list[Pass](), list[tuple[str, Refusal]]()
     for step in steps:
@@ -34,9 +36,13 @@ def passing(
         for graph in trial.graphs:
             run_pass(step, graph, own)
         end = trial.standing(target) if own.changes else start
-        if end is not None and (loss := end.loss(start)):
+        if end is not None and (loss := _loss(start, end, session.target)):
             refusals.append((step.name, Refusal(f"undone: {loss}; run it by name to have it")))
         else:
             model, start = trial, end or start
             kept.append(step)
     return kept, refusals
+
+
+def _loss(start: Standing, end: Standing, target: str | None) -> str:
+    return end.loss(start) if target else end.lowered(start, ("flop",))

@@ -1,12 +1,14 @@
-"""The grade that the caller requires of every edit (`require=`)."""
+"""What must hold around a surgery: the grade of every edit, the interface, what is assumed of inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from anesurgery.checking.grades import REQUIRED
-from anesurgery.errors import ProofError, SurgeryError
-from anesurgery.rewriting.session import Change
+from anesurgery.errors import InterfaceError, ProofError, SurgeryError, UnknownName
+from anesurgery.files.interface import Interface
+from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.subject import Graph
 
 
 def check_requirement(require: str | None, prove: str | None) -> None:
@@ -35,3 +37,30 @@ def check_grades(changes: Sequence[Change], require: str | None) -> None:
         found = f"not checked: {first.unchecked}" if first.proof is None else first.proof.grade.words
         words = f"{len(lower)} of {len(changes)} edits have a lower grade than {require!r}"
         raise ProofError(f"{words}; first {first.pass_name} at {first.where} ({found})")
+
+
+def check_interface(before: Interface, after: Interface, session: Session) -> None:
+    """What goes in comes out, but for what was declared.
+
+    Raises:
+        InterfaceError: an undeclared difference, in words.
+    """
+    declared = {name for change in session.contract for name in change.names}
+    if difference := before.difference(after, ignore=declared):
+        raise InterfaceError(f"the interface changed without being declared: {difference}")
+
+
+def check_assumed(assume: Mapping[str, tuple[int, int]], graphs: Sequence[Graph]) -> None:
+    """Refuse what is assumed of inputs that do not exist, and ranges that are none.
+
+    Raises:
+        UnknownName: no such input.
+        SurgeryError: a range that ends before it begins.
+    """
+    functions = [f for graph in graphs for f in getattr(graph, "functions", {}).values()]
+    known = {name for function in functions for name in function.inputs}
+    for name, (low, high) in assume.items():
+        if name not in known:
+            raise UnknownName("input", name, known)
+        if low > high:
+            raise SurgeryError(f"assume: the range of {name} ends at {high}, before it begins at {low}")

@@ -63,8 +63,11 @@ def test_a_step_that_loses_is_undone_and_the_others_stay() -> None:
     assert "would no longer be legal on the ANE" in said
 
 
-def test_without_a_target_and_for_passes_by_name_there_is_no_gate() -> None:
-    assert kinds(ane.apply(program(), RECIPE, prove=None, quiet=True)) == ["sinh", "exp", "sinh"]
+def test_without_a_target_legality_and_flop_count_on_all_chips_at_once() -> None:
+    assert kinds(ane.apply(program(), RECIPE, prove=None, quiet=True)) == ["tanh", "exp", "tanh"]
+
+
+def test_for_passes_by_name_there_is_no_gate() -> None:
     steps = list(RECIPE.steps)
     assert kinds(ane.apply(program(), steps, target="M4", prove=None, quiet=True)) == ["sinh", "exp", "sinh"]
 

@@ -1,0 +1,110 @@
+"""What a network is made of: attention, causal or not, convolutions, lookups, pictures. Recipes ask for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from anesurgery.errors import Refusal
+from anesurgery.facts.masks import against_causal, mask_chain, take_apart, without_leading_biases
+from anesurgery.facts.reading import reaches_output, shape_in_words, weight
+from anesurgery.interpret.attentions import attentions
+from anesurgery.mil import Operation, Program, Var, constant, np_dtype, walk_ops
+from anesurgery.ops import CARRIERS, STATEFUL, UNARY
+
+SIDE = 8
+"""A picture is at least so many numbers high and wide."""
+
+
+@dataclass(frozen=True)
+class Makeup:
+    """Counts over all functions of a program, and what stands at its ends."""
+
+    attentions: int
+    causal: int
+    open: int
+    """Attentions that see positions ahead of the query; of a mask that is an input this is not known."""
+    convolutions: int
+    lookups: int
+    states: int
+    pictures: tuple[Var, ...]
+    """Inputs of rank 4, at least `SIDE` high and wide."""
+    signals: tuple[Var, ...]
+    """Float inputs of another rank: sound, or what another model made."""
+    drawn: tuple[Var, ...]
+    """Outputs that have the form of pictures."""
+    head: Var | None
+    """A product with a weight at each position, which is an output but for elementwise ops."""
+
+    def __str__(self) -> str:
+        found = {
+            "attention": self.attentions,
+            "causal attention": self.causal,
+            "convolution": self.convolutions,
+            "lookup": self.lookups,
+            "state": self.states,
+        }
+        words = [f"{n or 'no'} {what}{'' if n == 1 else 's'}" for what, n in found.items()]
+        return f"found {', '.join(words)}"
+
+    @property
+    def without_attention(self) -> Refusal | None:
+        """Why this is not a transformer, or None."""
+        if self.attentions:
+            return None
+        return Refusal(f"the model has no attention (no softmax between two matrix products); {self}")
+
+
+def makeup(program: Program) -> Makeup:
+    """Read a program once."""
+    functions = list(program.functions.values())
+    ops = [op for function in functions for op in walk_ops(function)]
+    kinds = Counter(op.op_type for op in ops)
+    sights = Counter(_sight(a.weights) for function in functions for a in attentions(function))
+    inputs = [v for function in functions for v in function.inputs.values() if _is_float(v)]
+    pictures = tuple(v for v in inputs if is_picture(v))
+    return Makeup(
+        attentions=sum(sights.values()),
+        causal=sights["causal"],
+        open=sights["open"],
+        convolutions=kinds["conv"] + kinds["conv_transpose"],
+        lookups=sum(op.op_type == "gather" and constant(op.x) is not None for op in ops),
+        states=sum(kinds[kind] for kind in STATEFUL),
+        pictures=pictures,
+        signals=tuple(v for v in inputs if v not in pictures),
+        drawn=tuple(v for function in functions for v in function.outputs if is_picture(v)),
+        head=next((op.outputs[0] for op in ops if _is_head(op)), None),
+    )
+
+
+def described(var: Var) -> str:
+    """A value with its shape: "%image (1x3x224x224)"."""
+    return f"%{var.name} ({shape_in_words(var.shape)})"
+
+
+def is_picture(var: Var) -> bool:
+    """Rank 4, float, and high and wide enough; dynamic sides count."""
+    sides = [d for d in var.shape[-2:] if isinstance(d, int)] if _is_float(var) else []
+    return _is_float(var) and var.rank == 4 and all(d >= SIDE for d in sides)
+
+
+def _sight(op: Operation) -> str:
+    """What the queries of an attention see: "causal", "open", or "unknown"."""
+    chain = mask_chain(op)
+    if chain is None:
+        return "open"
+    parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain))
+    if isinstance(parts, Refusal):
+        return "unknown"
+    if against_causal(parts.keep) is None:
+        return "causal"
+    return "unknown" if parts.free else "open"
+
+
+def _is_float(var: Var) -> bool:
+    return hasattr(var, "rank") and var.rank > 0 and np_dtype(var).kind == "f"
+
+
+def _is_head(op: Operation) -> bool:
+    made = op.outputs[0] if op.op_type in ("linear", "matmul") and weight(op) is not None else None
+    return made is not None and made.rank == 3 and reaches_output(made, CARRIERS | UNARY)

@@ -1,0 +1,55 @@
+"""Causal language models: Llama, Qwen, Mistral, Gemma, Phi, SmolLM, OPT, GPT-NeoX.
+
+`decoder_ane` gives the logits of the last position only, folds what depends on no input, makes the causal mask
+one tensor, and splits the head where the target cannot hold it. Lookups stay on the CPU, as the first op: of
+what stood before them nothing is left, since token ids come from a tokenizer and are never negative::
+
+    recipes.decoder_ane("llama.mlpackage", target="M1/macOS 14").save("llama_ane.mlpackage")
+
+`select_last_token=False` keeps the logits of every position. `gpt2_ane` replaces lookups by products as well.
+
+Refuses models without attention, and encoders, whose attention sees ahead (`encoder_ane`, `vit_ane`).
+"""
+
+from __future__ import annotations
+
+from anesurgery.errors import Refusal
+from anesurgery.facts.makeup import described, makeup
+from anesurgery.mil import Program
+from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
+from anesurgery.passes.fold_constants import FoldConstants
+from anesurgery.passes.gather_to_moves import GatherToMoves
+from anesurgery.passes.group_by_unit import GroupByUnit
+from anesurgery.passes.index_casts import IndexCasts
+from anesurgery.passes.select_last_token import SelectLastToken
+from anesurgery.passes.split_head import SplitHead
+from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery.surgery import Recipe
+
+
+def is_causal(program: Program) -> Refusal | None:
+    """Refuse what is plainly not a causal decoder; masks that are inputs may be causal."""
+    found = makeup(program)
+    if found.pictures and found.convolutions:
+        return Refusal(f"the input {described(found.pictures[0])} is a picture: see vit_ane; {found}")
+    if found.attentions and found.open == found.attentions and not found.states:
+        return Refusal(f"no attention is causal, as in an encoder: see encoder_ane; {found}")
+    return found.without_attention
+
+
+decoder_ane = Recipe(
+    name="decoder_ane",
+    steps=(
+        FoldConstants(),
+        GatherToMoves(),
+        TokenIdGuard(nonnegative=True),
+        IndexCasts(),
+        SelectLastToken(),
+        CausalMaskTensor(),
+        SplitHead(),
+        GroupByUnit(),
+    ),
+    applies_to=is_causal,
+    strict=True,
+    psnr=60.0,
+)

@@ -1,0 +1,51 @@
+"""Text encoders: BERT, RoBERTa, DistilBERT, MiniLM, ModernBERT, the encoder of T5.
+
+`encoder_ane` folds what depends on no input, writes the masks and gathers that are left as moves, and takes the
+guards and casts away that stand before lookups: token ids come from a tokenizer and are never negative. A head
+over a vocabulary is split where the target asks for it::
+
+    recipes.encoder_ane("bert.mlpackage", target="M1/macOS 14").save("bert_ane.mlpackage")
+
+Refuses models without attention, models of pictures, and causal decoders (`decoder_ane`).
+"""
+
+from __future__ import annotations
+
+from anesurgery.errors import Refusal
+from anesurgery.facts.makeup import described, makeup
+from anesurgery.mil import Program
+from anesurgery.passes.fold_constants import FoldConstants
+from anesurgery.passes.gather_to_moves import GatherToMoves
+from anesurgery.passes.group_by_unit import GroupByUnit
+from anesurgery.passes.index_casts import IndexCasts
+from anesurgery.passes.rerank import Rerank
+from anesurgery.passes.split_head import SplitHead
+from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery.surgery import Recipe
+
+
+def is_encoder(program: Program) -> Refusal | None:
+    """Refuse what is plainly not a text encoder."""
+    found = makeup(program)
+    if found.pictures and found.convolutions:
+        return Refusal(f"the input {described(found.pictures[0])} is a picture: see vit_ane; {found}")
+    if found.causal and not found.open and found.head is not None:
+        return Refusal(f"a causal decoder with the head {described(found.head)}: see decoder_ane; {found}")
+    return found.without_attention
+
+
+encoder_ane = Recipe(
+    name="encoder_ane",
+    steps=(
+        FoldConstants(),
+        GatherToMoves(),
+        TokenIdGuard(nonnegative=True),
+        IndexCasts(),
+        Rerank(),
+        SplitHead(),
+        GroupByUnit(),
+    ),
+    applies_to=is_encoder,
+    strict=True,
+    psnr=60.0,
+)

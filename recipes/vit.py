@@ -1,0 +1,54 @@
+"""Transformers over pictures: ViT, DINO, CLIP, SigLIP, SAM, DETR.
+
+`vit_ane` folds what depends on no input, makes patch embeddings of kernels that are too long for the target into
+moves and a 1x1 convolution, and writes windows, shifts and paddings in forms that the Neural Engine takes::
+
+    recipes.vit_ane("dinov2.mlpackage", target="M1/macOS 14").save("dinov2_ane.mlpackage")
+
+Refuses models without attention, and models without a picture among the inputs.
+"""
+
+from __future__ import annotations
+
+from anesurgery.errors import Refusal
+from anesurgery.facts.makeup import makeup
+from anesurgery.mil import Program
+from anesurgery.passes.chain_pools import ChainPools
+from anesurgery.passes.fold_batch_norm import FoldBatchNorm
+from anesurgery.passes.fold_constants import FoldConstants
+from anesurgery.passes.gather_to_moves import GatherToMoves
+from anesurgery.passes.group_by_unit import GroupByUnit
+from anesurgery.passes.long_convolution import LongConvolution
+from anesurgery.passes.patch_convolution import PatchConvolution
+from anesurgery.passes.reflect_pad_slices import ReflectPadSlices
+from anesurgery.passes.rerank import Rerank
+from anesurgery.passes.threshold_to_maximum import ThresholdToMaximum
+from anesurgery.surgery import Recipe
+
+
+def sees_pictures(program: Program) -> Refusal | None:
+    """Refuse what has no attention, or no picture to look at."""
+    found = makeup(program)
+    if found.attentions and not found.pictures:
+        return Refusal(f"no input is a picture (rank 4, floats); {found}")
+    return found.without_attention
+
+
+vit_ane = Recipe(
+    name="vit_ane",
+    steps=(
+        FoldConstants(),
+        GatherToMoves(),
+        PatchConvolution(),
+        LongConvolution(),
+        FoldBatchNorm(),
+        ReflectPadSlices(),
+        ThresholdToMaximum(),
+        ChainPools(),
+        Rerank(),
+        GroupByUnit(),
+    ),
+    applies_to=sees_pictures,
+    strict=True,
+    psnr=60.0,
+)

@@ -1,0 +1,146 @@
+"""The recipes of families: what they gain, that they lose nothing, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery import recipes
+from anesurgery.errors import SurgeryError
+from anesurgery.facts.makeup import makeup
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.placement.standing import Standing, stand
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.session import counts
+
+TARGETS = ("M1/macOS 14", "M4/macOS 15", "A15/iOS 17")
+MEMBERS = [
+    ("encoder_ane", "bert", True),
+    ("encoder_ane", "t5_encoder", True),
+    ("decoder_ane", "gpt2", False),
+    ("decoder_ane", "llama", True),
+    ("decoder_ane", "qwen2", False),
+    ("whisper_ane", "whisper", False),
+    ("vit_ane", "vit", False),
+]
+"""Recipe, model, with an attention mask."""
+
+
+def standing(program: Program, target: str) -> Standing:
+    return stand(program, Target.parse(target))[0]
+
+
+@pytest.mark.parametrize(("recipe", "name", "mask"), MEMBERS)
+def test_nothing_is_lost_and_the_numbers_stay(
+    converted: Callable[..., Any], recipe: str, name: str, mask: bool
+) -> None:
+    made = converted(name, mask=mask)
+    surgery = ane.apply(made.model, recipe, target=TARGETS[0], prove="both", quiet=True)
+    assert surgery.proof is None or surgery.proof.psnr >= 60
+    before, after = standing(made.model._mil_program, TARGETS[0]), standing(surgery.program, TARGETS[0])
+    assert not after.loss(before)
+    again = ane.apply(surgery.program, recipe, target=TARGETS[0], prove=None, quiet=True)
+    assert not again.changes, counts(again.changes)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_of_a_decoder_the_lookup_alone_stays_off(converted: Callable[..., Any], target: str) -> None:
+    made = converted("llama")
+    surgery = ane.apply(made.model, "decoder_ane", target=target, prove=None, quiet=True)
+    _, (inspection,) = stand(surgery.program, Target.parse(target))
+    illegal = [row.op_type for row in inspection.ops if row.legal is False]
+    assert illegal == ["gather"]
+    assert "assumed of the inputs: token ids are never negative" in surgery.notes
+
+
+def picture_to_picture() -> Program:
+    """A convolution down, one up, and attention between them."""
+    rng = np.random.default_rng(0)
+    down, up = (rng.standard_normal(shape).astype(np.float16) for shape in ((8, 4, 3, 3), (4, 8, 3, 3)))
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 16, 16), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(sample: Var) -> Var:
+        x = mb.reshape(x=mb.conv(x=sample, weight=down, pad_type="same"), shape=[1, 8, 256])
+        seen = mb.softmax(x=mb.matmul(x=x, y=x, transpose_x=True), axis=-1)
+        x = mb.reshape(x=mb.matmul(x=x, y=seen), shape=[1, 8, 16, 16])
+        return mb.conv(x=mb.sub(x=x, y=mb.reduce_mean(x=x)), weight=up, pad_type="same")
+
+    return program
+
+
+def test_a_network_from_picture_to_picture() -> None:
+    surgery = ane.apply(picture_to_picture(), "unet_ane", target="M4/macOS 15", prove="both", quiet=True)
+    assert not standing(surgery.program, "M4/macOS 15").loss(standing(picture_to_picture(), "M4/macOS 15"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "said"),
+    [
+        ("decoder_ane", "bert", "no attention is causal, as in an encoder: see encoder_ane; found 2 attentions"),
+        ("decoder_ane", "vit", r"the input %pixel_values \(1x3x32x32\) is a picture: see vit_ane"),
+        ("encoder_ane", "llama", r"a causal decoder with the head %\w+ \(1x16x101\): see decoder_ane"),
+        ("encoder_ane", "vit", "is a picture: see vit_ane"),
+        ("vit_ane", "bert", "no input is a picture"),
+        ("whisper_ane", "gpt2", "no input is sound or what an encoder made of it"),
+        ("whisper_ane", "vit", "is a picture: see vit_ane"),
+        ("unet_ane", "llama", "the model has no convolution; found 2 attentions, 2 causal attentions"),
+        ("unet_ane", "vit", "no output is a picture"),
+    ],
+)
+def test_models_of_another_family_are_refused(
+    converted: Callable[..., Any], recipe: str, name: str, said: str
+) -> None:
+    with pytest.raises(SurgeryError, match=f"{recipe} is not for this model: .*{said}"):
+        ane.apply(converted(name).model, recipe, prove=None, quiet=True)
+
+
+@pytest.mark.parametrize("recipe", ["encoder_ane", "decoder_ane", "whisper_ane", "vit_ane"])
+def test_models_without_attention_are_refused(recipe: str) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.relu(x=x)
+
+    with pytest.raises(SurgeryError, match=f"{recipe} is not for this model: the model has no attention"):
+        ane.apply(program, recipe, quiet=True)
+
+
+def test_the_mask_of_a_decoder_may_be_an_input() -> None:
+    """What a mask that is given at run time hides is not known, so nothing speaks against the model."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 4, 8)), mb.TensorSpec((1, 4, 4))], opset_version=ct.target.iOS17
+    )
+    def program(x: Var, mask: Var) -> Var:
+        scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mask)
+        return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x)
+
+    found = makeup(program)
+    assert (found.attentions, found.causal, found.open) == (1, 0, 0)
+    ane.apply(program, "decoder_ane", prove=None, quiet=True)
+
+
+def test_options_follow_the_target(converted: Callable[..., Any]) -> None:
+    """Heads of 50257 words are cut for the M1 and left whole for the M4."""
+    most = {t: [s for s in recipes.decoder_ane.aimed_at(t).steps if s.name == "split_head"] for t in TARGETS}
+    assert [str(step) for (step,) in most.values()] == ["split_head", "split_head(most=65536)", "split_head"]
+    chosen = recipes.decoder_ane.with_options(split_head={"most": 16384})
+    (step,) = [s for s in chosen.aimed_at("M4/macOS 15").steps if s.name == "split_head"]
+    assert str(step) == "split_head"
+
+
+def test_the_gate_takes_back_what_lowers_a_share(converted: Callable[..., Any]) -> None:
+    """gpt2_ane multiplies a table where that leaves less on the CPU; its steps as a list do so anywhere."""
+    made, target = converted("gpt2"), "M4/macOS 15"
+    before = standing(made.model._mil_program, target)
+    ungated = ane.apply(made.model, list(recipes.gpt2_ane.steps), target=target, prove=None, quiet=True)
+    gated = ane.apply(made.model, "gpt2_ane", target=target, prove=None, quiet=True)
+    assert not standing(gated.program, target).loss(before)
+    undone = [str(r) for name, r in gated.refusals if name == "embedding_matmul" and "undone" in str(r)]
+    lost = standing(ungated.program, target).loss(before)
+    assert bool(undone) == bool(lost)
+    lookups = [op for op in walk_ops(gated.program) if op.op_type == "gather"]
+    assert bool(lookups) == bool(undone)

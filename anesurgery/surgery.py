@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
-from anesurgery.errors import InterfaceError, ProofError, Refusal, SurgeryError, UnknownName
+from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Program, exclusive
@@ -344,7 +344,7 @@ class Recipe:
         return apply(model, self.with_options(**theirs), **ours).model
 
     def pipeline(self, base: Any = None, *, target: str | None = None, **options: Any) -> Any:
-        """A coremltools PassPipeline with the steps in it, for `ct.convert(pass_pipeline=...)`, without the gate.
+        """A coremltools PassPipeline with the steps in it, for `ct.convert(pass_pipeline=...)`; no gate.
 
         Its `report` tells afterwards what the steps did, what they refused and what callers must change, and
         `report.save_artifacts(package)` writes the arrays that left the model beside its package.

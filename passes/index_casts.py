@@ -21,8 +21,8 @@ outside of that have no meaning in either form, but not always the same one.
 
 Refuses when the axis is longer than the type of a cast can count, and when its length is dynamic.
 
-Why it helps: casts of integers stay on the CPU (measured: M4, macOS 27.0.1, through Core ML), up to three before
-each lookup of a small vocabulary. What they cost in time was not measured.
+Why it helps: casts of integers stay on the CPU (measured: M4, macOS 27.0.1, through Core ML), up to three
+before each lookup of a small vocabulary. What they cost in time was not measured.
 
 Grade: checked: it rests on the range of the ids.
 """
@@ -36,7 +36,19 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.facts.token_ids import before_casts
-from anesurgery.mil import Array, Program, Var, constant, ct, is_symbolic, mb, np_dtype, producer, static_shape, types
+from anesurgery.mil import (
+    Array,
+    Program,
+    Var,
+    constant,
+    ct,
+    is_symbolic,
+    mb,
+    np_dtype,
+    producer,
+    static_shape,
+    types,
+)
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite

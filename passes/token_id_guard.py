@@ -78,7 +78,7 @@ class TokenIdGuard(Rewrite):
     assume: Mapping[str, Range] | None = None
     """Input -> the least and the largest value that the caller will give; those of the surgery by default."""
     nonnegative: bool = False
-    """Are inputs that are only looked up never negative? Token ids are not: torch's embedding refuses others."""
+    """Is an input that serves lookups alone never negative? So are token ids."""
 
     def __post_init__(self) -> None:
         for name, given in (self.assume or {}).items():

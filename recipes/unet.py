@@ -1,7 +1,7 @@
 """Networks from picture to picture: the UNet and the VAE of Stable Diffusion.
 
-`unet_ane` folds what depends on no input and writes norms of groups at a rank, and paddings, pools and thresholds
-in a form, that the Neural Engine takes::
+`unet_ane` folds what depends on no input, and writes norms of groups, paddings, pools and thresholds at a rank
+and in a form that the Neural Engine takes::
 
     recipes.unet_ane("unet.mlpackage", target="M1/macOS 14").save("unet_ane.mlpackage")
 

@@ -1,6 +1,6 @@
 """Transformers over pictures: ViT, DINO, CLIP, SigLIP, SAM, DETR.
 
-`vit_ane` folds what depends on no input, makes patch embeddings of kernels that are too long for the target into
+`vit_ane` folds what depends on no input, makes patch embeddings of kernels too long for the target into
 moves and a 1x1 convolution, and writes windows, shifts and paddings in forms that the Neural Engine takes::
 
     recipes.vit_ane("dinov2.mlpackage", target="M1/macOS 14").save("dinov2_ane.mlpackage")

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.masks import against_causal, mask_chain, take_apart, without_leading_biases
+from anesurgery.facts.attention import mask_chain
+from anesurgery.facts.masks import against_causal, take_apart, without_leading_biases
 from anesurgery.facts.reading import reaches_output, shape_in_words, weight
 from anesurgery.interpret.attentions import attentions
 from anesurgery.mil import Operation, Program, Var, constant, np_dtype, walk_ops

@@ -1,7 +1,7 @@
 """Which architectures convert, how exact they are, and what share of each is on the ANE before and after.
 
 Each row is converted by trace and by export and run against torch, in fp32 and in fp16. Its family's recipe and
-`auto` are applied for each target; no share may fall, and outputs must stay within 3 dB of the package as it was.
+`auto` are applied for each target; no share may fall, and outputs must stay within 3 dB of the package as given.
 Figures are kept in a folder, a file for each architecture: a run that is cut goes on where it stopped.
 docs/architectures.md is written from them, and from nothing else.
 """
@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ import numpy as np
 import torch
 
 import anesurgery as ane
-from anesurgery import frontend, recipes, registry
+from anesurgery import frontend, registry
 from anesurgery.checking.metrics import compare_arrays
-from anesurgery.errors import SurgeryError
 from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.loading import load
@@ -56,7 +55,7 @@ def torchvision_without_kernels() -> Any:
     except ImportError:
         return None
     except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
+        library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         return library

@@ -80,7 +80,11 @@ def test_a_network_from_picture_to_picture() -> None:
 @pytest.mark.parametrize(
     ("recipe", "name", "said"),
     [
-        ("decoder_ane", "bert", "no attention is causal, as in an encoder: see encoder_ane; found 2 attentions"),
+        (
+            "decoder_ane",
+            "bert",
+            "no attention is causal, as in an encoder: see encoder_ane; found 2 attentions",
+        ),
         ("decoder_ane", "vit", r"the input %pixel_values \(1x3x32x32\) is a picture: see vit_ane"),
         ("encoder_ane", "llama", r"a causal decoder with the head %\w+ \(1x16x101\): see decoder_ane"),
         ("encoder_ane", "vit", "is a picture: see vit_ane"),
@@ -111,9 +115,7 @@ def test_models_without_attention_are_refused(recipe: str) -> None:
 def test_the_mask_of_a_decoder_may_be_an_input() -> None:
     """What a mask that is given at run time hides is not known, so nothing speaks against the model."""
 
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, 4, 8)), mb.TensorSpec((1, 4, 4))], opset_version=ct.target.iOS17
-    )
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 8)), mb.TensorSpec((1, 4, 4))], opset_version=ct.target.iOS17)
     def program(x: Var, mask: Var) -> Var:
         scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mask)
         return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x)

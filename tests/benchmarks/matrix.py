@@ -1,7 +1,7 @@
 """Which architectures convert, how exact they are, and what share of each is on the ANE before and after.
 
 Each row is converted by trace and by export and run against torch, in fp32 and in fp16. Its family's recipe and
-`auto` are applied for each target; no share may fall, and outputs must stay within 3 dB of the package as given.
+`auto` are applied for each target; no share may fall, and outputs stay within 3 dB of the package as given.
 Figures are kept in a folder, a file for each architecture: a run that is cut goes on where it stopped.
 docs/architectures.md is written from them, and from nothing else.
 """

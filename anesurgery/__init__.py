@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from anesurgery.files.compiled_package import decompile
     from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
+    from anesurgery.interpret.decoding import Sampler, generate
     from anesurgery.loading import load, to_text
     from anesurgery.network_editing.upgrade import upgrade
     from anesurgery.placement import Inspection, Target
@@ -55,12 +56,14 @@ _HOMES = {
     "Surgery": "surgery",
     "SurgeryError": "errors",
     "Predictor": "interpret",
+    "Sampler": "interpret.decoding",
     "Tolerance": "checking.grades",
     "any_of": "rewriting.pattern",
     "apply": "surgery",
     "compare": "checking.comparison",
     "decompile": "files.compiled_package",
     "first_divergence": "checking.divergence",
+    "generate": "interpret.decoding",
     "load": "loading",
     "inspect": "placement.inspector",
     "ranges": "checking.ranges",
@@ -86,6 +89,7 @@ __all__ = [
     "Recipe",
     "Refusal",
     "Rewrite",
+    "Sampler",
     "Surgery",
     "SurgeryError",
     "Target",
@@ -95,6 +99,7 @@ __all__ = [
     "compare",
     "decompile",
     "first_divergence",
+    "generate",
     "inspect",
     "load",
     "passes",

@@ -295,9 +295,10 @@ def op_parameters(op_type: str) -> frozenset[str]:
     return frozenset(name for cls in (*core, *others) for name in cls.input_spec.input_types)
 
 
-def add_input(function: Function, name: str, shape: Sequence[int], dtype: Any) -> Var:
-    """A new tensor input at the end of a function's inputs; `dtype` is one of `types` (`types.fp16`)."""
-    placeholder = mb.placeholder(shape=tuple(shape), dtype=dtype, name=name)
+def add_input(function: Function, name: str, shape: Sequence[int], dtype: Any, state: bool = False) -> Var:
+    """A new tensor or state at the end of a function's inputs; `dtype` is one of `types` (`types.fp16`)."""
+    make = _mil.program.StateTensorPlaceholder if state else mb.placeholder
+    placeholder = make(tuple(shape), dtype, name=name)
     var = placeholder.outputs[0]
     var.name = name
     function._input_dict[name] = var

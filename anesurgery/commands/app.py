@@ -127,6 +127,7 @@ def _options_of(name: str) -> dict[str, dict[str, Any]]:
 
 app.command()(inspect)
 app.command()(decompile)
+app.command()(generate)
 app.command()(doctor)
 
 

@@ -73,11 +73,35 @@ def describe(spec: Any, program: Program) -> None:
     """Bring the description of a package up to date with a program whose interface was changed on purpose."""
     description = spec.description
     described = {f.name: f for f in description.functions}
+    if len(program.functions) > 1 and set(described) != set(program.functions):
+        described = _describe_functions(description, program)
     for name, function in program.functions.items():
         place = described.get(name, description)
         inputs = [v for v in function.inputs.items() if not types.is_state(v[1].sym_type)]
         _features(place.input, inputs)
         _features(place.output, [(v.name, v) for v in function.outputs])
+        _states(place.state, [v for v in function.inputs.items() if types.is_state(v[1].sym_type)])
+
+
+def _describe_functions(description: Any, program: Program) -> dict[str, Any]:
+    """An entry for each function of a program; the first is the default."""
+    for name in ("input", "output", "state", "functions"):
+        description.ClearField(name)
+    made = {name: description.functions.add(name=name) for name in program.functions}
+    description.defaultFunctionName = next(iter(made))
+    return made
+
+
+def _states(features: Any, wanted: list[tuple[str, Var]]) -> None:
+    """The entries of states, where they are others than before."""
+    known = {f.name: list(f.type.stateType.arrayType.shape) for f in features}
+    if known == {name: list(port(name, var).shape) for name, var in wanted}:
+        return
+    del features[:]
+    for name, var in wanted:
+        array = features.add(name=name).type.stateType.arrayType
+        array.dataType = _feature_type(var)
+        array.shape.extend(port(name, var).shape)
 
 
 def saved(spec: Any, program: Program) -> dict[str, bytes]:
@@ -91,7 +115,7 @@ def saved(spec: Any, program: Program) -> dict[str, bytes]:
 
 
 def parts(description: Any, where: str = "") -> dict[str, bytes]:
-    """A description in parts: each input, output and state of each function, and the rest as "metadata"."""
+    """A description in parts: each feature of each function, the default, and the rest, "metadata"."""
     rest = type(description)()
     rest.CopyFrom(description)
     found: dict[str, bytes] = {}
@@ -103,6 +127,9 @@ def parts(description: Any, where: str = "") -> dict[str, bytes]:
         found |= parts(function, f"{function.name}: ")
     if where == "":
         rest.ClearField("functions")
+        if rest.defaultFunctionName:
+            found[f"default {rest.defaultFunctionName}"] = b""
+            rest.ClearField("defaultFunctionName")
     found[f"{where}metadata"] = rest.SerializeToString(deterministic=True)
     return found
 

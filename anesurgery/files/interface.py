@@ -53,11 +53,12 @@ class Interface:
 
         Args:
             other: the interface after.
-            ignore: names of inputs and outputs that may differ.
+            ignore: names of inputs, outputs and functions that may differ.
         """
+        apart = self.functions.keys() ^ other.functions.keys()
         found = [
             f"function {name!r} {'is gone' if name in self.functions else 'is new'}"
-            for name in sorted(self.functions.keys() ^ other.functions.keys())
+            for name in sorted(apart - set(ignore))
         ]
         for name in self.functions.keys() & other.functions.keys():
             a, b = self.functions[name], other.functions[name]
@@ -74,7 +75,7 @@ class Interface:
 
 def _parts(a: Mapping[str, bytes], b: Mapping[str, bytes], ignore: Collection[str]) -> list[str]:
     """How two descriptions differ, part by part; the last word of a part is the name of its feature."""
-    old, new = ([part for part in parts if part.split()[-1] not in ignore] for parts in (a, b))
+    old, new = ([p for p in parts if not {p.split()[-1], p.split(": ")[0]} & set(ignore)] for parts in (a, b))
     found = [f"the description of {part} is gone" for part in old if part not in b]
     found += [f"the description of {part} is new" for part in new if part not in a]
     found += [f"the description of {part} changed" for part in old if part in b and a[part] != b[part]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from anesurgery.mil import Array
 
@@ -34,6 +35,8 @@ class InterfaceChange:
     """From the old model's inputs to the new model's (numpy arrays by name)."""
     outputs: Callable[[Values, Values], Values] = _unchanged_outputs
     """From the old model's (outputs, inputs) to the outputs expected of the new model."""
+    call: Callable[[Any, Values, str], Values] | None = None
+    """Where one call becomes several: from (new model, old model's inputs, precision) to the old outputs."""
 
 
 def adapt_inputs(changes: Iterable[InterfaceChange], inputs: Values) -> Values:
@@ -41,6 +44,11 @@ def adapt_inputs(changes: Iterable[InterfaceChange], inputs: Values) -> Values:
     for change in changes:
         inputs = change.inputs(inputs)
     return inputs
+
+
+def call_of(changes: Iterable[InterfaceChange]) -> Callable[[Any, Values, str], Values] | None:
+    """How the new model is called, where one call became several."""
+    return next((change.call for change in reversed(list(changes)) if change.call is not None), None)
 
 
 def adapt_outputs(changes: Iterable[InterfaceChange], outputs: Values, inputs: Values) -> Values:

@@ -1,0 +1,176 @@
+"""What a cache of keys and values needs to know: what to keep, and how masks and tables follow a position.
+
+The maker's ops read `position`, an int32 input of one element: the number of tokens that came before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from anesurgery.facts.masks import evaluate_static
+from anesurgery.facts.token_axes import NEW, Axes, Tokens, lengthened
+from anesurgery.mil import Array, Maker, Operation, Var, constant, static_shape
+from anesurgery.ops import CARRIERS
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of keys or values: the smallest value that they are a rearrangement of."""
+
+    value: Var
+    axis: int
+    """Of the tokens."""
+    way: tuple[Operation, ...]
+    """The ops from it to the product that reads keys or values."""
+
+    @property
+    def others(self) -> list[int]:
+        """The axes that hold no tokens."""
+        return [a for a in range(self.value.rank) if a != self.axis]
+
+    @property
+    def width(self) -> int:
+        """The numbers of each vector that is kept."""
+        return int(self.value.shape[self.others[-1]])
+
+    @property
+    def heads(self) -> int:
+        """How many vectors are kept for each token."""
+        return math.prod(int(self.value.shape[a]) for a in self.others[:-1])
+
+    @property
+    def order(self) -> list[int]:
+        """The axes of the value, the last but one holding the tokens."""
+        return [*self.others[:-1], self.axis, self.others[-1]]
+
+
+def kept_for(operand: Var, tokens: Tokens) -> Kept:
+    """What to keep of an operand that is looked at: before heads are repeated, say, but after rotation."""
+    way: list[Operation] = []
+    best = Kept(operand, tokens.new_axis(operand), ())
+    var = operand
+    while (op := var.op) is not None and op.op_type in CARRIERS | {"tile"} and op.x in tokens.axes:
+        way.insert(0, op)
+        var = op.x
+        if _size(var) < _size(best.value):
+            best = Kept(var, tokens.new_axis(var), tuple(way))
+    return best
+
+
+def _size(var: Var) -> int:
+    return math.prod(static_shape(var) or ())
+
+
+def as_rows(mb: Maker, kept: Kept, length: int) -> Var:
+    """The value that is kept as `1 x heads x tokens x width`."""
+    rows = kept.value
+    if kept.order != sorted(kept.order):
+        rows = mb.transpose(x=rows, perm=kept.order)
+    wanted = (1, kept.heads, length, kept.width)
+    if static_shape(rows) != wanted:
+        rows = mb.reshape(x=rows, shape=list(wanted), name=f"{kept.value.name}_rows")
+    return rows
+
+
+def from_rows(mb: Maker, kept: Kept, rows: Var, length: int) -> Var:
+    """The value as it was, for `length` tokens, from `1 x heads x tokens x width`."""
+    shape = [length if a == kept.axis else int(kept.value.shape[a]) for a in kept.order]
+    if static_shape(rows) != tuple(shape):
+        rows = mb.reshape(x=rows, shape=shape, name=f"{kept.value.name}_seen")
+    back = [kept.order.index(a) for a in range(len(shape))]
+    made: Var = rows if back == sorted(back) else mb.transpose(x=rows, perm=back)
+    return made
+
+
+@dataclass
+class Tables:
+    """The constants of a function that have a row for each token, cut at the position as it runs."""
+
+    mb: Maker
+    position: Var
+    length: int
+    """Tokens in a call."""
+    context: int
+    _cuts: dict[tuple[Var, tuple[tuple[int, str], ...]], Var] = field(default_factory=dict)
+    _begins: dict[tuple[int, int, Var], Var] = field(default_factory=dict)
+
+    def cut(self, table: Var, axes: Axes) -> Var | None:
+        """The rows and columns of a table for this call; None where it cannot be evaluated."""
+        key = (table, tuple(sorted(axes.items())))
+        if key not in self._cuts:
+            value = constant(table)
+            value = evaluate_static(table) if value is None else np.asarray(value)
+            if value is None:
+                return None
+            self._cuts[key] = self._cut(table.name, value, axes)
+        return self._cuts[key]
+
+    def _cut(self, name: str, value: Array, axes: Axes) -> Var:
+        for axis in axes:
+            value = value.take(range(self.context), axis=axis)
+        rows = next((a for a, label in axes.items() if label == NEW), None)
+        if rows is None:
+            return self._constant(value, f"{name}_columns")
+        shape = [self.length if a == rows else d for a, d in enumerate(value.shape)]
+        if sorted(axes) == [value.ndim - 2, value.ndim - 1] == [rows, rows + 1] and is_toeplitz(value):
+            value = diagonals(value, self.length)
+            return self._slice(name, self._constant(value, f"{name}_diagonals"), rows + 1, self.diagonal, shape)
+        return self._slice(name, self._constant(value, f"{name}_rows"), rows, self.position, shape)
+
+    @cached_property
+    def diagonal(self) -> Var:
+        """The place in `diagonals` of the first row."""
+        last = np.array([self.context - 1], np.int32)
+        made: Var = self.mb.sub(x=last, y=self.position, name="diagonal")
+        return made
+
+    def _slice(self, name: str, stored: Var, axis: int, start: Var, shape: list[int]) -> Var:
+        """A part of a constant that begins at a dynamic place of one axis."""
+        key = (axis, stored.rank, start)
+        if key not in self._begins:
+            after = [0] * (stored.rank - axis - 1)
+            self._begins[key] = place(self.mb, [0] * axis, start, after, name=f"{start.name}_{axis}")
+        begin = self._begins[key]
+        made: Var = self.mb.slice_by_size(x=stored, begin=begin, size=shape, name=f"{name}_at_position")
+        return made
+
+    def _constant(self, value: Array, name: str) -> Var:
+        made: Var = self.mb.const(val=np.ascontiguousarray(value), name=name)
+        return made
+
+
+def place(mb: Maker, before: Sequence[int], at: Var, after: Sequence[int], name: str) -> Var:
+    """A vector of indices, one of them dynamic."""
+    ends = [[np.array(given, np.int32)] if given else [] for given in (before, after)]
+    made: Var = mb.concat(values=(*ends[0], at, *ends[1]), axis=0, name=name)
+    return made
+
+
+def is_toeplitz(value: Array) -> bool:
+    """Is each diagonal of the last two axes constant, as in a mask that depends on distances?"""
+    one, other = value[..., 1:, 1:], value[..., :-1, :-1]
+    same = one == other
+    return bool((same | ((one != one) & (other != other))).all())
+
+
+def diagonals(value: Array, length: int) -> Array:
+    """Rows from which a slice at `last - position` takes the rows of a Toeplitz matrix from a position on."""
+    row = np.concatenate([value[..., :0:-1, 0], value[..., 0, :]], axis=-1)  # by column - row, ascending
+    return np.stack([np.roll(row, r, axis=-1) for r in range(length)], axis=-2)
+
+
+def through(mb: Maker, way: Sequence[Operation], value: Var, tokens: Tokens, length: int) -> Var:
+    """The ops of a way again, for keys or values of another number of tokens."""
+    for op in way:
+        inputs = {k: v for k, v in op.inputs.items() if v is not None}
+        changed = lengthened(op, tokens.axes[op.outputs[0]], {NEW: length})
+        value = getattr(mb, op.op_type)(**{**inputs, **changed, "x": value}, name=f"{op.name}_seen")
+    return value
+
+
+__all__ = ["Kept", "Tables", "as_rows", "diagonals", "from_rows", "is_toeplitz", "kept_for", "place", "through"]

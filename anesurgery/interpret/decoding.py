@@ -1,0 +1,309 @@
+"""Let a decoder write: prefill, then one token after another, on the interpreter.
+
+Two interfaces are understood. A *stateless* model reads a fixed number of tokens at once. A *cached* one, as
+`add_cache` makes it, has functions that read a few tokens each at a `position`, and keeps the rest in states,
+or in inputs `cache_0`, ... that come back as outputs `cache_0_out`, ...
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from anesurgery.errors import InterpretError
+from anesurgery.interpret.predictor import Predictor
+from anesurgery.loading import load
+from anesurgery.mil import Array, Function, np_dtype, static_shape, types
+
+POSITION, BACK = "position", "_out"
+"""The input with the number of tokens before, and the ending of outputs that are inputs of the next call."""
+
+AT_THE_END = 16
+"""How many tokens `replay` gives one by one."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Chooses a token from logits; by default the likeliest.
+
+    ::
+
+        >>> Sampler()(np.array([0.0, 2.0, 1.0]), np.random.default_rng(0))
+        1
+    """
+
+    temperature: float = 0.0
+    """0 takes the likeliest token; 1 samples from what the model says; more is bolder."""
+    top_k: int = 0
+    """Sample from so many of the likeliest tokens only; 0 means all."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability."""
+
+    def __call__(self, logits: Array, rng: np.random.Generator) -> int:
+        """The number of a token."""
+        if not self.temperature:
+            return int(np.argmax(logits))
+        scaled = np.asarray(logits, np.float64) / self.temperature
+        order = np.argsort(-scaled, kind="stable")[: self.top_k or None]
+        weights = np.exp(scaled[order] - scaled[order[0]])
+        weights /= weights.sum()
+        inside = np.cumsum(weights) - weights < self.top_p
+        weights = np.where(inside, weights, 0)
+        return int(order[rng.choice(len(order), p=weights / weights.sum())])
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What a decoder wrote."""
+
+    prompt: tuple[int, ...]
+    written: tuple[int, ...]
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The prompt and what was written."""
+        return self.prompt + self.written
+
+    @property
+    def tokens_per_second(self) -> float:
+        """After the prompt."""
+        return (len(self.written) - 1) / self.decode_seconds if len(self.written) > 1 else float("nan")
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.written)} tokens after a prompt of {len(self.prompt)}: "
+            f"prompt {self.prefill_seconds:.2f} s, then {self.tokens_per_second:.1f} tokens/s"
+        )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One function of a decoder."""
+
+    predictor: Predictor
+    tokens: str
+    axis: int
+    length: int
+    shape: tuple[int, ...]
+    dtype: Any
+    back: Mapping[str, str]
+    """Input -> the output that it takes in the next call."""
+    cached: bool
+    output: str
+
+
+class Decoder:
+    """A decoder that knows what it has read.
+
+    Args:
+        model: path of a package, MLModel or MIL program.
+        precision: the arithmetic of the interpreter.
+        device: "cpu", or "cuda" where torch has one.
+        output: the logits; the widest output by default.
+
+    Raises:
+        InterpretError: its inputs are not those of a decoder.
+    """
+
+    def __init__(
+        self, model: Any, *, precision: str = "fp32", device: str = "cpu", output: str | None = None
+    ) -> None:
+        loaded = load(model)
+        self._calls = sorted(
+            (
+                _call(function, Predictor(loaded, precision=precision, function=name, device=device), output)
+                for name, function in loaded.program.functions.items()
+            ),
+            key=lambda call: call.length,
+        )
+        if not all(call.cached for call in self._calls) and len(self._calls) > 1:
+            raise InterpretError("several functions, but no input 'position': this is no decoder of add_cache")
+        self.context = self._context(loaded.program.functions.values())
+        self.reset()
+
+    def _context(self, functions: Any) -> int:
+        """The most tokens that it can read."""
+        if not self._calls[0].cached:
+            return self._calls[0].length
+        for var in (v for f in functions for n, v in f.inputs.items() if n.startswith("cache_")):
+            held = var.sym_type.wrapped_type() if types.is_state(var.sym_type) else var.sym_type
+            return int(held.get_shape()[-2])
+        raise InterpretError("it has an input 'position', but no state and no input that begins with 'cache_'")
+
+    def reset(self) -> None:
+        """Forget all that was read."""
+        first = self._calls[0]
+        self._state = first.predictor.make_state() if first.cached else None
+        self._held: dict[str, Array] = {}
+        shape = [0 if a == first.axis else d for a, d in enumerate(first.shape)]
+        self._read: Array = np.zeros(shape, first.dtype)
+
+    @property
+    def position(self) -> int:
+        """How many tokens it has read."""
+        return int(self._read.shape[self._calls[0].axis])
+
+    def feed(self, tokens: Sequence[int] | Array, *, whole: bool = True) -> Array:
+        """Read tokens; the logits after each of them (`whole=False`: after the last), one row for each.
+
+        Raises:
+            InterpretError: they do not fit into the context.
+        """
+        call = self._calls[0]
+        given = np.asarray(tokens, call.dtype)
+        given = given.reshape([-1 if a == call.axis else d for a, d in enumerate(call.shape)])
+        count = given.shape[call.axis]
+        if not count:
+            raise InterpretError("no tokens; give one at least")
+        if self.position + count > self.context:
+            raise InterpretError(
+                f"{self.position + count} tokens do not fit into the context of {self.context}; "
+                "give a shorter prompt, or make the model with a longer one"
+            )
+        rows: list[Array] = []
+        for at in range(0, count, self._calls[-1].length):
+            part = given.take(range(at, min(at + self._calls[-1].length, count)), axis=call.axis)
+            rows += self._feed_part(part)
+        found = rows if whole else rows[-1:]
+        return np.stack(found)
+
+    def _feed_part(self, part: Array) -> list[Array]:
+        """Tokens that fit into the longest function."""
+        axis, before = self._calls[0].axis, self.position
+        self._read = np.concatenate([self._read, part], axis=axis)
+        count = part.shape[axis]
+        call = next(c for c in self._calls if c.length >= count)
+        start = max(0, before + count - call.length) if call.cached else 0
+        logits = self._run(call, start)
+        if logits.shape[0] == call.length:
+            return list(logits[before - start : before - start + count])
+        if start + call.length != self.position:
+            raise InterpretError(
+                f"the model gives the logits of its last token only, and reads {call.length} at once; "
+                f"{self.position} tokens do not fill it"
+            )
+        return list(logits)
+
+    def _run(self, call: _Call, start: int) -> Array:
+        """One call on the tokens from `start` on, filled up with zeros: (rows, words)."""
+        taken = self._read.take(range(start, min(start + call.length, self.position)), axis=call.axis)
+        pads = [(0, call.length - n if a == call.axis else 0) for a, n in enumerate(taken.shape)]
+        values: dict[str, Any] = {call.tokens: np.pad(taken, pads), **self._held}
+        if call.cached:
+            values[POSITION] = np.array([start], np.int32)
+            for name in call.back:
+                values.setdefault(name, self._empty(call, name))
+        made = call.predictor(values, state=self._state)
+        self._held = {name: made[back] for name, back in call.back.items()}
+        logits = np.asarray(made[call.output])
+        return logits.reshape(-1, logits.shape[-1])
+
+    @staticmethod
+    def _empty(call: _Call, name: str) -> Array:
+        var = call.predictor.executables[0].function.inputs[name]
+        return np.zeros(static_shape(var) or (), np_dtype(var))
+
+
+def _call(function: Function, predictor: Predictor, output: str | None) -> _Call:
+    """What a function reads and gives.
+
+    Raises:
+        InterpretError: this is not the interface of a decoder.
+    """
+    outputs = {v.name: v for v in function.outputs}
+    inputs = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
+    back = {n: f"{n}{BACK}" for n in inputs if f"{n}{BACK}" in outputs}
+    tokens = [n for n in inputs if n != POSITION and n not in back]
+    if len(tokens) != 1:
+        names = ", ".join(inputs) or "none"
+        raise InterpretError(
+            f"which input holds the tokens? Inputs: {names}; a decoder has one besides its cache"
+        )
+    shape = static_shape(inputs[tokens[0]])
+    logits = [v for n, v in outputs.items() if n not in back.values() and (output is None or n == output)]
+    if shape is None or not shape or not logits or any(static_shape(v) is None for v in logits):
+        raise InterpretError("a decoder has tokens of a static shape and logits as an output")
+    best = max(logits, key=lambda v: int(v.shape[-1]))
+    axis = min(1, len(shape) - 1)
+    return _Call(
+        predictor,
+        tokens[0],
+        axis,
+        shape[axis],
+        shape,
+        np_dtype(inputs[tokens[0]]),
+        back,
+        POSITION in inputs,
+        best.name,
+    )
+
+
+def generate(
+    model: Any,
+    prompt_ids: Sequence[int],
+    steps: int,
+    sampler: Sampler | Callable[[Array, np.random.Generator], int] | None = None,
+    *,
+    stop: int | None = None,
+    seed: int = 0,
+    precision: str = "fp32",
+    device: str = "cpu",
+    quiet: bool = False,
+) -> Writing:
+    """Let a decoder write after a prompt, on the interpreter.
+
+    Args:
+        model: path of a package, MLModel or MIL program, stateless or with a cache (`add_cache`); or a
+            `Decoder`, which goes on after what it has read.
+        prompt_ids: the tokens to begin with.
+        steps: how many tokens to write.
+        sampler: chooses a token from logits; by default the likeliest.
+        stop: the token after which to stop.
+        seed: of the sampler.
+        precision: the arithmetic: "fp32", "fp16" or "ane".
+        device: "cpu", or "cuda" where torch has one.
+        quiet: no progress bar (it vanishes by itself when the output is no terminal).
+
+    Raises:
+        InterpretError: the model is no decoder, or what is asked for does not fit into its context.
+    """
+    decoder = model if isinstance(model, Decoder) else Decoder(model, precision=precision, device=device)
+    choose, rng = sampler or Sampler(), np.random.default_rng(seed)
+    prompt = tuple(int(i) for i in prompt_ids)
+    if decoder.position + len(prompt) + steps - 1 > decoder.context:
+        raise InterpretError(
+            f"{len(prompt)} tokens and {steps} steps do not fit into the context of {decoder.context}"
+            + (f", of which {decoder.position} are taken" if decoder.position else "")
+        )
+    started = time.perf_counter()
+    logits = decoder.feed(prompt, whole=False)[-1]
+    read = time.perf_counter()
+    written: list[int] = []
+    for _ in tqdm(range(steps), unit=" tokens", disable=True if quiet else None, leave=False):
+        if written:
+            logits = decoder.feed([written[-1]])[-1]
+        written.append(choose(logits, rng))
+        if written[-1] == stop:
+            break
+    return Writing(prompt, tuple(written), read - started, time.perf_counter() - read)
+
+
+def replay(model: Any, values: Mapping[str, Array], precision: str) -> dict[str, Array]:
+    """What a cached model gives for all the tokens that its stateless form reads at once.
+
+    They are given in calls of `prefill`, the last ones by `decode`.
+    """
+    decoder = Decoder(model, precision=precision)
+    call = decoder._calls[0]
+    tokens = np.asarray(values[call.tokens]).take(range(decoder.context), axis=call.axis)
+    cut = max(1, decoder.context - AT_THE_END)
+    rows = [decoder.feed(tokens.take(range(cut), axis=call.axis))]
+    rows += [decoder.feed(tokens.take([at], axis=call.axis)) for at in range(cut, decoder.context)]
+    return {call.output: np.concatenate(rows)[None]}

@@ -1,0 +1,195 @@
+"""Edit a decoder so that it reads a few tokens at a position, and keeps the keys and values of all before.
+
+The edit is in place: every op stays, with its name and its weights. What changes is how many tokens the values
+hold, and where the keys, the values and the rows of tables come from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.errors import Refusal
+from anesurgery.facts import caches
+from anesurgery.facts.caches import Kept, Tables
+from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened, tables
+from anesurgery.mil import Function, Operation, Var, dtype_name, np_dtype, operands, types
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.session import Session
+
+Shape = tuple[int, int, str]
+"""Heads, width and type of what is kept."""
+
+
+def token_axis(tokens: Var) -> int:
+    """The axis of the input that holds the tokens: the first, or the one after the batch."""
+    return min(1, tokens.rank - 1)
+
+
+@dataclass
+class CachedFunction:
+    """One function, for one number of tokens in a call."""
+
+    session: Session
+    function: Function
+    input_name: str
+    length: int
+    context: int
+    as_state: bool
+    stores: dict[Shape, Var] = field(default_factory=dict)
+    """What each state or input holds now."""
+    places: dict[Var, int] = field(default_factory=dict)
+    """Kept value -> its place in the store of its shape."""
+    filled: dict[Kept, Var] = field(default_factory=dict)
+    """What is kept -> the operand of a product that looks at all tokens."""
+
+    def edit(self, fixed: Mapping[str, float]) -> Refusal | None:
+        """Edit the function; the refusal says why not, and then it is not to be used."""
+        with self.function:
+            self.fix_inputs(fixed)
+            tokens = self.function.inputs[self.input_name]
+            found = follow(self.function, tokens, token_axis(tokens))
+            if isinstance(found, Refusal):
+                return found
+            self.tokens: Tokens = found
+            ops = [op for op in self.function.operations if any(v in found.axes for _, v in operands(op))]
+            self.kept = {key: caches.kept_for(v, found) for key, v in found.looked_at.items()}
+            self.shorten_input(tokens)
+            self.position = self.add_input("position", (1,), types.int32)
+            self.tables = Tables(
+                self.before(self.function.operations[0]), self.position, self.length, self.context
+            )
+            self.add_stores()
+            for op in ops:
+                if (refusal := self.edit_op(op)) is not None:
+                    return refusal
+            self.function.set_outputs([*self.function.outputs, *self.given_back()])
+        remove_dead(list(self.function.operations))
+        return None
+
+    def before(self, op: Operation) -> Builder:
+        """A builder that makes ops right before another."""
+        return Builder(self.session, self.function, "add_cache", op)
+
+    def add_input(self, name: str, shape: tuple[int, ...], dtype: Any, state: bool = False) -> Var:
+        """An input or a state of a fresh name."""
+        return mil.add_input(
+            self.function, self.session.fresh_name(self.function, name), shape, dtype, state=state
+        )
+
+    def fix_inputs(self, fixed: Mapping[str, float]) -> None:
+        """Inputs that the caller makes constants."""
+        for name, number in fixed.items():
+            old = self.function.inputs[name]
+            value = np.full(mil.static_shape(old) or (), number, np_dtype(old))
+            made = self.before(self.function.operations[0]).const(val=value, name=f"{name}_fixed")
+            self.substitute(old, made)
+            mil.remove_input(self.function, name)
+
+    def substitute(self, old: Var, new: Var) -> None:
+        """Let all readers of an input read another value."""
+        self.function.replace_uses_of_var_after_op(
+            anchor_op=old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
+        )
+
+    def shorten_input(self, tokens: Var) -> None:
+        """The tokens of one call in place of all."""
+        shape = [self.length if a == token_axis(tokens) else int(d) for a, d in enumerate(tokens.shape)]
+        dtype = tokens.dtype
+        new = mil.add_input(self.function, tokens.name, shape, dtype)
+        self.tokens.axes[new] = self.tokens.axes[tokens]
+        self.substitute(tokens, new)
+
+    def add_stores(self) -> None:
+        """A state or an input for each shape of what is kept."""
+        count: Counter[Shape] = Counter()
+        for kept in dict.fromkeys(self.kept.values()):
+            if kept.value not in self.places:
+                self.places[kept.value] = count[self.shape(kept)]
+                count[self.shape(kept)] += 1
+        for i, ((heads, width, dtype), number) in enumerate(count.items()):
+            size = (number, heads, self.context, width)
+            held = types.fp16 if dtype == "fp16" or self.as_state else types.fp32
+            var = self.add_input(f"cache_{i}", size, held, self.as_state)
+            self.stores[heads, width, dtype] = var
+
+    @staticmethod
+    def shape(kept: Kept) -> Shape:
+        """What must be equal for two to be kept together."""
+        return kept.heads, kept.width, dtype_name(kept.value)
+
+    def given_back(self) -> list[Var]:
+        """The outputs that hold what is kept, where that is no state."""
+        if self.as_state:
+            return []
+        made = []
+        for i, var in enumerate(self.stores.values()):
+            var.name = self.session.fresh_name(self.function, f"cache_{i}_out")
+            made.append(var)
+        return made
+
+    def edit_op(self, op: Operation) -> Refusal | None:
+        """Give an op its shorter operands, the rows of its tables, and the keys and values that are kept."""
+        new: dict[Var, Var] = {}
+        for var, axes in tables(op, self.tokens).items():
+            cut = self.tables.cut(var, axes)
+            if cut is None:
+                return Refusal(f"%{var.name} holds something for each token, and cannot be evaluated", op)
+            new[var] = cut
+        changed = self.swapped(op, new)
+        for (product, name), kept in self.kept.items():
+            if product is op:
+                changed[name] = self.look_back(op, kept)
+        axes = self.tokens.axes[op.outputs[0]]
+        length = {NEW: self.length, SEEN: self.context, WEIGHTS: self.context}
+        for name, value in lengthened(op, axes, length).items():
+            array = np.array(value, bool if name.endswith("mask") else np.int32)
+            changed[name] = self.before(op).const(val=array, name=f"{op.name}_{name}")
+        op.set_inputs(no_check_var_types=True, **changed)
+        op.type_value_inference(overwrite_output=True)
+        return None
+
+    def swapped(self, op: Operation, new: Mapping[Var, Var]) -> dict[str, Any]:
+        """The inputs of an op that read a value with another in its place."""
+        found: dict[str, Any] = {}
+        for name, value in op.inputs.items():
+            if isinstance(value, (list, tuple)) and any(v in new for v in value):
+                found[name] = tuple(new.get(v, v) for v in value)
+            elif isinstance(value, Var) and value in new:
+                found[name] = new[value]
+        return found
+
+    def look_back(self, product: Operation, kept: Kept) -> Var:
+        """Keep what is new at the position, and give all that is kept to a product."""
+        if kept not in self.filled:
+            mb = self.before(product)
+            value = caches.from_rows(mb, kept, self.written(mb, kept), self.context)
+            self.filled[kept] = caches.through(mb, kept.way, value, self.tokens, self.context)
+        return self.filled[kept]
+
+    def written(self, mb: Builder, kept: Kept) -> Var:
+        """The rows of all tokens, after those of this call were written."""
+        shape, at, name = self.shape(kept), self.places[kept.value], kept.value.name
+        rows = caches.as_rows(mb, kept, self.length)
+        store = self.stores[shape]
+        narrowed = self.as_state and shape[2] != "fp16"
+        rows = mb.cast(x=rows, dtype="fp16", name=f"{name}_fp16") if narrowed else rows
+        begin = caches.place(mb, [at, 0], self.position, [0], name=f"{name}_begin")
+        size = np.array([1, kept.heads, self.length, kept.width], np.int32)
+        end = mb.add(x=begin, y=size, name=f"{name}_end")
+        held = mb.read_state(input=store, name=f"{name}_before") if self.as_state else store
+        value = mb.slice_update(x=held, update=rows, begin=begin, end=end, name=f"{name}_update")
+        if self.as_state:
+            value = mb.coreml_update_state(state=store, value=value, name=f"{name}_after")
+        else:
+            self.stores[shape] = value
+        whole = [kept.heads, self.context, kept.width]
+        found = mb.slice_by_index(x=value, begin=[at, 0, 0, 0], end=[at + 1, *whole], name=f"{name}_kept")
+        made: Var = mb.cast(x=found, dtype="fp32", name=f"{name}_fp32") if narrowed else found
+        return made

@@ -1,0 +1,223 @@
+"""A decoder that reads all its tokens at once becomes two functions that keep the keys and values.
+
+Before::
+
+    main(%ids: 1x16xint32) {
+      %e: 1x16x4xfp16 = gather(x=const<6x4xfp16>, indices=%ids)
+      %x: 1x16x4xfp16 = add(x=%e, y=const<1x16x4xfp16>)
+      %scores: 1x16x16xfp16 = matmul(x=%x, y=%x, transpose_y=True)
+      %masked: 1x16x16xfp16 = add(x=%scores, y=const<16x16xfp16>)
+      %weights: 1x16x16xfp16 = softmax(x=%masked)
+      %seen: 1x16x4xfp16 = matmul(x=%weights, y=%x)
+      %logits: 1x16x6xfp16 = linear(x=%seen, weight=const<6x4xfp16>)
+      return %logits
+    }
+
+After::
+
+    prefill(%ids: 1x16xint32, %position: 1xint32, %cache_0: state<1x1x16x4xfp16>) {
+      %position_1: 3xint32 = concat(values=([0], %position, [0]), axis=0)
+      %place_at_position: 1x16x4xfp16 = slice_by_size(x=const<1x16x4xfp16>, begin=%position_1, size=[1, 16, 4])
+      %diagonal: 1xint32 = sub(x=[15], y=%position)
+      %diagonal_1: 2xint32 = concat(values=([0], %diagonal), axis=0)
+      %mask_at_position: 16x16xfp16 = slice_by_size(x=const<16x31xfp16>, begin=%diagonal_1, size=[16, 16])
+      %e: 1x16x4xfp16 = gather(x=const<6x4xfp16>, indices=%ids)
+      %x: 1x16x4xfp16 = add(x=%e, y=%place_at_position)
+      %x_rows: 1x1x16x4xfp16 = reshape(x=%x, shape=[1, 1, 16, 4])
+      %x_begin: 4xint32 = concat(values=([0, 0], %position, [0]), axis=0)
+      %x_end: 4xint32 = add(x=%x_begin, y=[1, 1, 16, 4])
+      %x_before: 1x1x16x4xfp16 = read_state(input=%cache_0)
+      %x_update: 1x1x16x4xfp16 = slice_update(x=%x_before, update=%x_rows, begin=%x_begin, end=%x_end)
+      %x_after: 1x1x16x4xfp16 = coreml_update_state(state=%cache_0, value=%x_update)
+      %x_kept: 1x1x16x4xfp16 = slice_by_index(x=%x_after, begin=[0, 0, 0, 0], end=[1, 1, 16, 4])
+      %x_seen: 1x16x4xfp16 = reshape(x=%x_kept, shape=[1, 16, 4])
+      %scores: 1x16x16xfp16 = matmul(x=%x, y=%x_seen, transpose_y=True)
+      %masked: 1x16x16xfp16 = add(x=%scores, y=%mask_at_position)
+      %weights: 1x16x16xfp16 = softmax(x=%masked)
+      %seen: 1x16x4xfp16 = matmul(x=%weights, y=%x_seen)
+      %logits: 1x16x6xfp16 = linear(x=%seen, weight=const<6x4xfp16>)
+      return %logits
+    }
+
+    decode(%ids: 1x1xint32, %position: 1xint32, %cache_0: state<1x1x16x4xfp16>) {
+      %position_1: 3xint32 = concat(values=([0], %position, [0]), axis=0)
+      %place_at_position: 1x1x4xfp16 = slice_by_size(x=const<1x16x4xfp16>, begin=%position_1, size=[1, 1, 4])
+      %diagonal: 1xint32 = sub(x=[15], y=%position)
+      %diagonal_1: 2xint32 = concat(values=([0], %diagonal), axis=0)
+      %mask_at_position: 1x16xfp16 = slice_by_size(x=const<1x31xfp16>, begin=%diagonal_1, size=[1, 16])
+      %e: 1x1x4xfp16 = gather(x=const<6x4xfp16>, indices=%ids)
+      %x: 1x1x4xfp16 = add(x=%e, y=%place_at_position)
+      %x_rows: 1x1x1x4xfp16 = reshape(x=%x, shape=[1, 1, 1, 4])
+      %x_begin: 4xint32 = concat(values=([0, 0], %position, [0]), axis=0)
+      %x_end: 4xint32 = add(x=%x_begin, y=[1, 1, 1, 4])
+      %x_before: 1x1x16x4xfp16 = read_state(input=%cache_0)
+      %x_update: 1x1x16x4xfp16 = slice_update(x=%x_before, update=%x_rows, begin=%x_begin, end=%x_end)
+      %x_after: 1x1x16x4xfp16 = coreml_update_state(state=%cache_0, value=%x_update)
+      %x_kept: 1x1x16x4xfp16 = slice_by_index(x=%x_after, begin=[0, 0, 0, 0], end=[1, 1, 16, 4])
+      %x_seen: 1x16x4xfp16 = reshape(x=%x_kept, shape=[1, 16, 4])
+      %scores: 1x1x16xfp16 = matmul(x=%x, y=%x_seen, transpose_y=True)
+      %masked: 1x1x16xfp16 = add(x=%scores, y=%mask_at_position)
+      %weights: 1x1x16xfp16 = softmax(x=%masked)
+      %seen: 1x1x4xfp16 = matmul(x=%weights, y=%x_seen)
+      %logits: 1x1x6xfp16 = linear(x=%seen, weight=const<6x4xfp16>)
+      return %logits
+    }
+
+`prefill` reads the prompt, 64 tokens a call, and `decode` one token; both share every weight. `position`
+says how many tokens came before. The keys and values of each attention are written there and kept: before
+heads are repeated, after rotation. What is constant for each token (learned positions, cos and sin, masks,
+biases of attention) is cut at the position as the model runs: a matrix that depends on distances only, as
+masks do, by one slice of its diagonals. A sliding window stays a mask over the whole cache: exact, no ring.
+
+`cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
+back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
+by default. `fixed` makes other inputs constants first, as `{"attention_mask": 1}`. Call `prefill` and
+`decode` in any order, or let `anesurgery.generate` do it.
+
+Refuses when an attention is not causal or an op mixes tokens in another way, when the input of the tokens
+cannot be told, and when the model is older than iOS 18.
+
+Why it helps: without a cache each new token costs a pass over all of them. A state that is read, updated by
+`slice_update` and written back stays on the ANE; one state does on every chip that was seen, two fail on
+M-series with macOS 26.0.1 (reported: CoreML-LLM).
+
+Grade: none: the interface changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.errors import PassError, Refusal
+from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery.files.protobuf import copy_program
+from anesurgery.interpret.decoding import replay
+from anesurgery.mil import Function, Program, Var, static_shape, types
+from anesurgery.mil import mb as host
+from anesurgery.rewriting.cached_function import CachedFunction, token_axis
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Change, Session
+
+CACHES = ("state", "io")
+UNCHECKED = "the interface changes; compare whole models"
+
+
+@dataclass(frozen=True)
+class AddCache(Pass):
+    """Two functions, `prefill` and `decode`, that keep keys and values."""
+
+    name: ClassVar[str] = "add_cache"
+    follows: ClassVar[tuple[str, ...]] = ("fold_constants", "causal_mask_tensor", "compute_fp16")
+    context: int | None = None
+    """The most tokens that are kept; all that the model reads by default."""
+    prefill: int = 64
+    """Tokens in a call of `prefill`; the context, where that is less."""
+    cache: str = "state"
+    """Where keys and values are kept: "state" or "io"."""
+    fixed: Mapping[str, float] | None = None
+    """Inputs that become constants, with the value of all their elements."""
+
+    def __post_init__(self) -> None:
+        if self.cache not in CACHES:
+            raise PassError(f"{self.name}: cache={self.cache!r}; it may be {' or '.join(map(repr, CACHES))}")
+        for option in ("context", "prefill"):
+            value = getattr(self, option)
+            if value is not None and (type(value) is not int or value < 1):
+                raise PassError(f"{self.name}: {option}={value!r}; it must be a positive integer")
+
+    def requires(self, program: Program) -> Refusal | None:
+        """One function of iOS 18."""
+        if len(program.functions) != 1:
+            return Refusal(f"the model has the functions {', '.join(program.functions)}; a cache needs one")
+        (function,) = program.functions.values()
+        if function.opset_version < mil.ct.target.iOS18:
+            return Refusal(
+                "states and slice_update came with iOS 18; convert with minimum_deployment_target=iOS18"
+            )
+        return None
+
+    def run(self, program: Program, session: Session) -> None:
+        """Two copies of the function, each for its number of tokens."""
+        ((name, function),) = program.functions.items()
+        tokens = self.tokens_of(function)
+        if isinstance(tokens, Refusal):
+            session.refusals.append((self.name, tokens))
+            return
+        longest = int(tokens.shape[token_axis(tokens)])
+        context = self.context or longest
+        if context > longest:
+            raise PassError(
+                f"{self.name}: context={context} is longer than the {longest} positions of the model"
+            )
+        made = {}
+        for word, length in (("prefill", min(self.prefill, context)), ("decode", 1)):
+            made[word] = copy_program(program).functions[name]
+            plan = CachedFunction(session, made[word], tokens.name, length, context, self.cache == "state")
+            if (refusal := plan.edit(self.fixed or {})) is not None:
+                session.refusals.append((self.name, refusal))
+                return
+        before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
+        del program.functions[name]
+        for word, copy in made.items():
+            program.add_function(word, copy)
+        session.contract.append(self.change(name, function, tokens, made))
+        session.changes.append(Change(self.name, name, tuple(before), tuple(made), "", None, UNCHECKED))
+
+    def tokens_of(self, function: Function) -> Var | Refusal:
+        """The input that holds the tokens."""
+        inputs = {n: v for n, v in function.inputs.items() if n not in (self.fixed or {})}
+        if len(inputs) != 1:
+            names = ", ".join(f"%{n}" for n in inputs)
+            return Refusal(
+                f"which input holds the tokens? There are {names}; make the others constants by `fixed`"
+            )
+        (tokens,) = inputs.values()
+        shape = static_shape(tokens)
+        if shape is None:
+            return Refusal(f"%{tokens.name} has the symbolic shape {tuple(tokens.shape)}")
+        if len(shape) > 1 and shape[0] != 1:
+            return Refusal(f"%{tokens.name} holds a batch of {shape[0]}")
+        return Refusal(f"%{tokens.name} holds one token") if shape[token_axis(tokens)] < 2 else tokens
+
+    def change(self, name: str, old: Function, tokens: Var, made: Mapping[str, Function]) -> InterfaceChange:
+        """What callers must do otherwise."""
+        names = {name, *made, *old.inputs, *(v.name for v in old.outputs)}
+        names |= {n for f in made.values() for n in (*f.inputs, *(v.name for v in f.outputs))}
+        length = made["prefill"].inputs[tokens.name].shape[token_axis(tokens)]
+        kept = "the state" if self.cache == "state" else "the inputs cache_..., given back as cache_..._out,"
+        words = (
+            f"call prefill ({length} tokens) or decode (1 token) with {tokens.name} and position, "
+            f"the number of tokens before; {kept} keeps what was read"
+        )
+        context = self.context
+
+        def read(outputs: Values, inputs: Values) -> Values:
+            return {n: v[:, :context] if np.ndim(v) > 1 else v for n, v in outputs.items()}
+
+        return InterfaceChange(words, tuple(sorted(names)), outputs=read, call=replay)
+
+
+def _axis(tokens: Var) -> int:
+    return min(1, tokens.rank - 1)
+
+
+def example() -> Program:
+    """One attention over 16 tokens, with learned positions and a causal mask."""
+    rng = np.random.default_rng(0)
+    words, places = (rng.standard_normal(shape).astype(np.float16) for shape in ((6, 4), (1, 16, 4)))
+    causal = np.triu(np.full((16, 16), -1e4, np.float16), 1)
+
+    @host.program(input_specs=[host.TensorSpec((1, 16), types.int32)], opset_version=mil.ct.target.iOS18)
+    def program(ids: Var) -> Var:
+        place, mask = host.const(val=places, name="place"), host.const(val=causal, name="mask")
+        x = host.add(x=host.gather(x=words, indices=ids, axis=0, name="e"), y=place, name="x")
+        scores = host.matmul(x=x, y=x, transpose_y=True, name="scores")
+        weights = host.softmax(x=host.add(x=scores, y=mask, name="masked"), axis=-1, name="weights")
+        return host.linear(x=host.matmul(x=weights, y=x, name="seen"), weight=words, name="logits")
+
+    return program

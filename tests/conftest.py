@@ -180,11 +180,25 @@ def _build(name: str, attn: str) -> Any:
         "decoder_start_token_id": 1,
     }
     gpt2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 101, "n_positions": 32}
+    gemma = {
+        "head_dim": 8,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
     kinds: dict[str, tuple[str, str, dict[str, Any]]] = {
         "gpt2": ("GPT2LMHeadModel", "GPT2Config", gpt2),
         "gpt2_untied": ("GPT2LMHeadModel", "GPT2Config", gpt2 | {"tie_word_embeddings": False}),
         "llama": ("LlamaForCausalLM", "LlamaConfig", decoder),
         "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", decoder),
+        "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", decoder | {"head_dim": 8}),
+        "mistral": ("MistralForCausalLM", "MistralConfig", decoder | {"sliding_window": 7}),
+        "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", decoder | gemma),
+        "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", decoder | gemma),
+        "phi3": ("Phi3ForCausalLM", "Phi3Config", decoder | {"pad_token_id": 0}),
+        "opt": ("OPTForCausalLM", "OPTConfig", encoder | {"vocab_size": 101, "ffn_dim": 64}),
+        "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", encoder | {"vocab_size": 101}),
+        "smollm3": ("SmolLM3ForCausalLM", "SmolLM3Config", decoder | {"pad_token_id": 0}),
         "bert": ("BertModel", "BertConfig", encoder | {"vocab_size": 101}),
         "t5": ("T5ForConditionalGeneration", "T5Config", t5),
         "t5_encoder": ("T5EncoderModel", "T5Config", t5),
@@ -239,7 +253,7 @@ def _converted(
 ) -> Converted:
     frontend.register()
     inputs = _example(name, mask)
-    cached = name in ("gpt2", "gpt2_untied", "llama", "qwen2", "t5", "whisper")
+    cached = name not in ("nanogpt", "bert", "t5_encoder", "vit")
     module = _First(_build(name, attn), list(inputs), {"use_cache": cache} if cached else {}).eval()
     example = tuple(
         torch.from_numpy(v).long() if v.dtype.kind == "i" else torch.from_numpy(v) for v in inputs.values()

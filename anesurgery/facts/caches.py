@@ -44,6 +44,11 @@ class Kept:
         return math.prod(int(self.value.shape[a]) for a in self.others[:-1])
 
     @property
+    def is_plain(self) -> bool:
+        """Is it `1 x heads x tokens x width` as it stands?"""
+        return self.value.rank == 4 and self.value.shape[0] == 1 and self.axis == 2
+
+    @property
     def order(self) -> list[int]:
         """The axes of the value, the last but one holding the tokens."""
         return [*self.others[:-1], self.axis, self.others[-1]]
@@ -57,8 +62,9 @@ def kept_for(operand: Var, tokens: Tokens) -> Kept:
     while (op := var.op) is not None and op.op_type in CARRIERS | {"tile"} and op.x in tokens.axes:
         way.insert(0, op)
         var = op.x
-        if _size(var) < _size(best.value):
-            best = Kept(var, tokens.new_axis(var), tuple(way))
+        kept = Kept(var, tokens.new_axis(var), tuple(way))
+        if (_size(var), not kept.is_plain) < (_size(best.value), not best.is_plain):
+            best = kept
     return best
 
 

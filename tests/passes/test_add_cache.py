@@ -1,0 +1,241 @@
+"""Decoders with a cache give what the stateless ones give, over the whole context; others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decoders import Decoder as Small
+
+import anesurgery as ane
+from anesurgery.checking.comparison import compare
+from anesurgery.errors import InterpretError, PassError
+from anesurgery.interpret.decoding import Decoder, Sampler, generate
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.add_cache import AddCache
+from anesurgery.testing import apply_pass, assert_refuses, reasons
+from anesurgery.text import to_text
+
+SPELLINGS = {
+    "llama": Small(),
+    "gpt": Small(positions="learned", groups=4, keys_turned=True),
+    "window": Small(mask="window"),
+    "selected": Small(mask="selected", positions="none"),
+    "biased by distance": Small(mask="distance", positions="none"),
+    "any bias": Small(mask="given", positions="none"),
+    "fused": Small(fused=True),
+    "flat": Small(flat=True, groups=4),
+    "as many tokens as all other sizes": Small(tokens=16, heads=16, groups=16, width=16, words=16, layers=1),
+    "one group": Small(groups=1, keys_turned=True),
+}
+
+
+def cached(program: Program, **options: Any) -> tuple[Program, Any]:
+    after, session = apply_pass(AddCache(**options), program)
+    assert session.changes, session.refusals
+    return after, session
+
+
+@pytest.mark.parametrize("cache", ["state", "io"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_every_spelling_gives_what_it_gave(name: str, cache: str) -> None:
+    program = SPELLINGS[name].program()
+    after, session = cached(program, prefill=5, cache=cache)
+    assert compare(program, after, contract=session.contract, gate=120).ok
+
+
+def test_half_precision() -> None:
+    program = Small(half=True).program()
+    after, session = cached(program, prefill=8)
+    found = compare(program, after, precision="fp16", contract=session.contract, gate=60)
+    assert found.ok, found.verdict
+
+
+def test_a_mask_that_is_off_by_one_would_be_found() -> None:
+    program = Small().program()
+    after, session = cached(program, prefill=8)
+    (op,) = [op for op in walk_ops(after.functions["decode"]) if op.op_type == "sub" and op.name == "diagonal"]
+    with after.functions["decode"]:
+        op.set_inputs(x=mb.const(val=op.x.val + 1, before_op=op), no_check_var_types=True)
+    assert not compare(program, after, contract=session.contract, gate=90).ok
+
+
+def test_keys_of_another_place_would_be_found() -> None:
+    program = Small().program()
+    after, session = cached(program, prefill=8)
+    (op, *_) = [op for op in walk_ops(after.functions["decode"]) if op.name.endswith("_begin")]
+    with after.functions["decode"]:
+        always = mb.const(val=np.array([3], np.int32), before_op=op)
+        op.set_inputs(values=(op.values[0], always, op.values[2]), no_check_var_types=True)
+    assert not compare(program, after, contract=session.contract, gate=90).ok
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=0.8, top_k=20, top_p=0.95)])
+def test_200_steps_to_the_end_of_the_context(sampler: Sampler) -> None:
+    program = Small(tokens=216, layers=1).program()
+    after, _ = cached(program)
+    prompt = list(np.random.default_rng(3).integers(0, 31, 17))
+    texts = [generate(model, prompt, 200, sampler, seed=4) for model in (program, after)]
+    assert texts[0].ids == texts[1].ids
+    assert len(set(texts[0].written)) > 3  # it says more than one thing
+    with pytest.raises(InterpretError, match="17 tokens and 201 steps do not fit into the context of 216"):
+        generate(after, prompt, 201)
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 9, 20])
+def test_prompts_of_any_length(length: int) -> None:
+    program = Small(tokens=20).program()
+    after, _ = cached(program, prefill=8)
+    prompt = list(np.random.default_rng(length).integers(0, 31, length))
+    rows = [Decoder(model).feed(prompt) for model in (program, after)]
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-4)
+
+
+def test_a_decoder_goes_on_after_what_it_has_read() -> None:
+    after, _ = cached(Small().program(), prefill=8)
+    decoder = Decoder(after)
+    first = generate(decoder, [1, 2, 3], 5)
+    again = generate(after, [*first.ids, 7], 4)
+    assert generate(decoder, [first.written[-1], 7], 4).written == again.written
+    decoder.reset()
+    assert generate(decoder, [1, 2, 3], 5).written == first.written
+    with pytest.raises(InterpretError, match=r"25 tokens do not fit into the context of 24"):
+        Decoder(after).feed([1] * 25)
+
+
+def test_a_state_of_another_model_is_an_error() -> None:
+    one, two = (cached(Small(width=w).program(), prefill=8)[0] for w in (2, 4))
+    decoder = Decoder(one)
+    decoder._state = Decoder(two)._state
+    with pytest.raises(InterpretError, match="the state is of another model"):
+        decoder.feed([1])
+
+
+def test_grouped_heads_keep_small_caches_in_one_state() -> None:
+    after, _ = cached(Small(groups=1).program())
+    for function in after.functions.values():
+        (state,) = [v for v in function.inputs.values() if types.is_state(v.sym_type)]
+        assert state.sym_type.wrapped_type().get_shape() == (4, 1, 24, 4)  # two layers, keys and values
+
+
+def test_what_is_shared_is_written_once(tmp_path: Path) -> None:
+    program = Small(layers=1, words=4000).program()
+    before = ane.apply(program, [], quiet=True).save(tmp_path / "before.mlpackage")
+    made = ane.apply(before, AddCache(prefill=4), prove="model", quiet=True)
+    after = made.save(tmp_path / "after.mlpackage")
+    sizes = [sum(f.stat().st_size for f in p.rglob("weight.bin")) for p in (before, after)]
+    assert sizes[1] < 1.1 * sizes[0]
+    described = ane.load(after).spec.description
+    assert [f.name for f in described.functions] == ["prefill", "decode"]
+    assert [s.name for f in described.functions for s in f.state] == ["cache_0", "cache_0"]
+    assert generate(after, [1, 2], 3).written == generate(before, [1, 2], 3).written
+
+
+def test_other_inputs_become_constants() -> None:
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 8), types.int32), mb.TensorSpec((1, 8))], opset_version=ct.target.iOS18
+    )
+    def program(ids: Var, seen: Var) -> Var:
+        x = mb.gather(x=np.eye(8, dtype=np.float32), indices=ids, axis=0)
+        mask = mb.add(x=np.triu(np.full((8, 8), -1e4, np.float32), 1), y=mb.mul(x=mb.sub(x=seen, y=1.0), y=1e4))
+        weights = mb.softmax(x=mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mask))
+        return mb.matmul(x=weights, y=x, name="y")
+
+    assert_refuses(AddCache(), program, "There are %ids, %seen; make the others constants by `fixed`")
+    after, _ = cached(program, fixed={"seen": 1}, prefill=3)
+    ids = np.arange(8, dtype=np.int32)[None] % 5
+    expected = ane.run(program, {"ids": ids, "seen": np.ones((1, 8), np.float32)})["y"][0]
+    np.testing.assert_allclose(Decoder(after).feed(ids), expected, atol=1e-5)
+
+
+def built(make: Callable[[Var], Var], opset: Any = ct.target.iOS18) -> Program:
+    """A model of 8 tokens."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 8), types.int32)], opset_version=opset)
+    def program(ids: Var) -> Var:
+        return make(mb.gather(x=np.ones((5, 4), np.float32), indices=ids, axis=0, name="x"))
+
+    return program
+
+
+def bidirectional(x: Var) -> Var:
+    weights = mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True, name="scores"), name="weights")
+    return mb.matmul(x=weights, y=x)
+
+
+def unmasked_sum(x: Var) -> Var:
+    return mb.matmul(x=mb.matmul(x=x, y=x, transpose_y=True), y=x, name="sum")
+
+
+MIXED = {
+    "weights: nothing is masked": bidirectional,
+    "sum: it sums over scores that no causal softmax has masked": unmasked_sum,
+    "running: it mixes tokens": lambda x: mb.cumsum(x=x, axis=1, name="running"),
+    "mean: it mixes tokens": lambda x: mb.add(
+        x=x, y=mb.reduce_mean(x=x, axes=[1], keep_dims=True, name="mean")
+    ),
+    "last: it takes some of the tokens only": lambda x: mb.slice_by_index(
+        x=x, begin=[0, 7, 0], end=[1, 8, 4], name="last"
+    ),
+    "merged: it merges the axis of the tokens with others": lambda x: mb.reshape(
+        x=x, shape=[1, 32], name="merged"
+    ),
+    "back: how reverse treats the tokens is not known": lambda x: mb.reverse(x=x, axes=[1], name="back"),
+    "swap: the output %swap has no axis of tokens": lambda x: mb.const(
+        val=np.ones((1, 8, 4), np.float32), name="swap"
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", MIXED)
+def test_refuses_what_a_cache_cannot_follow(reason: str) -> None:
+    program = built(MIXED[reason])
+    after, session = apply_pass(AddCache(), program)
+    assert [str(refusal) for _, refusal in session.refusals] == [reason]
+    assert to_text(after) == to_text(program)
+
+
+def test_refuses_models_of_other_forms() -> None:
+    assert_refuses(
+        AddCache(), built(lambda x: mb.relu(x=x), ct.target.iOS17), "states and slice_update came with iOS 18"
+    )
+    after, _ = cached(Small().program())
+    assert reasons(apply_pass(AddCache(), after)[1]) == [
+        "the model has the functions decode, prefill; a cache needs one"
+    ]
+    with pytest.raises(PassError, match="context=25 is longer than the 24 positions of the model"):
+        apply_pass(AddCache(context=25), Small().program())
+    with pytest.raises(PassError, match="cache='file'; it may be 'state' or 'io'"):
+        AddCache(cache="file")
+    with pytest.raises(PassError, match="prefill=0; it must be a positive integer"):
+        AddCache(prefill=0)
+
+
+FAMILIES = (
+    "gpt2",
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "opt",
+    "gpt_neox",
+    "smollm3",
+)
+FAST = ("gpt2", "gemma3")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES]
+)
+def test_converted_models(name: str, converted: Callable[..., Any]) -> None:
+    model = converted(name, target="iOS18", precision="fp32")
+    program = model.model._mil_program
+    after, session = cached(program, prefill=6)
+    found = compare(program, after, model.inputs, contract=session.contract, gate=100)
+    assert found.ok, found.verdict

@@ -26,13 +26,13 @@ WIDTH, WORDS, LENGTH = 16, 96, 8
 BAD_INPUT = 64
 
 
-def language_model() -> Program:
+def language_model(length: int = LENGTH, opset: Any = ct.target.iOS16) -> Program:
     """A causal attention with a token table, as converters write it."""
     rng = np.random.default_rng(0)
     table = rng.standard_normal((WORDS, WIDTH)).astype(np.float16)
-    keep = np.tril(np.ones((1, LENGTH, LENGTH), bool))
+    keep = np.tril(np.ones((1, length, length), bool))
 
-    @mb.program(input_specs=[mb.TensorSpec((1, LENGTH), dtype=types.int32)], opset_version=ct.target.iOS16)
+    @mb.program(input_specs=[mb.TensorSpec((1, length), dtype=types.int32)], opset_version=opset)
     def program(ids: Var) -> Var:
         x = mb.gather(x=table, indices=ids, axis=0, name="embedded")
         scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
@@ -62,6 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, but for the models and arrays that the pages name."""
     for name in ("gpt2", "other"):
         save(load(language_model()), tmp_path / f"{name}.mlpackage")
+    save(load(language_model(16, ct.target.iOS18)), tmp_path / "decoder.mlpackage")
     compile_package(tmp_path / "gpt2.mlpackage", tmp_path / "gpt2.mlmodelc")
     (tmp_path / "old.mlmodel").write_bytes(old_network().SerializeToString())
     for name in ("in", "calibration"):

@@ -39,8 +39,9 @@ def cached(program: Program, **options: Any) -> tuple[Program, Any]:
     return after, session
 
 
-@pytest.mark.parametrize("cache", ["state", "io"])
-@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize(
+    ("name", "cache"), [*((n, "state") for n in SPELLINGS), ("llama", "io"), ("one group", "io")]
+)
 def test_every_spelling_gives_what_it_gave(name: str, cache: str) -> None:
     program = SPELLINGS[name].program()
     after, session = cached(program, prefill=5, cache=cache)

@@ -1,0 +1,47 @@
+"""`anesurgery generate`: let a decoder write."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from anesurgery.commands.options import Json, Model, Quiet, Seed, show
+from anesurgery.commands.waiting import load_engine
+from anesurgery.errors import SurgeryError
+
+
+def generate(
+    model: Model,
+    ids: Annotated[str, typer.Option(help="The tokens to begin with, as 3,14,15.", show_default=False)],
+    steps: Annotated[int, typer.Option(min=1, help="How many tokens to write.")] = 20,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from so many tokens only; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")
+    ] = 1.0,
+    stop: Annotated[int | None, typer.Option(help="The token after which to stop.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or ane.")] = "fp32",
+    seed: Seed = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Let a decoder write after some tokens, with a cache (`add_cache`) or without."""
+    try:
+        prompt = [int(word) for word in ids.split(",")]
+    except ValueError:
+        raise SurgeryError(f"--ids {ids!r}: write the tokens as 3,14,15") from None
+    load_engine(quiet)
+    from anesurgery.interpret.decoding import Sampler
+    from anesurgery.interpret.decoding import generate as write
+
+    sampler = Sampler(temperature, top_k, top_p)
+    made = write(
+        model, prompt, steps, sampler, stop=stop, seed=seed, precision=precision, quiet=quiet or as_json
+    )
+    plain = {
+        "written": list(made.written),
+        "prefill_seconds": made.prefill_seconds,
+        "tokens_per_second": made.tokens_per_second,
+    }
+    show(plain, f"{' '.join(map(str, made.written))}\n{made}", as_json, quiet)

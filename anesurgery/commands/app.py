@@ -19,8 +19,8 @@ from rich.table import Table
 
 from anesurgery import __version__, registry
 from anesurgery.commands.decompiling import decompile
-from anesurgery.commands.generating import generate
 from anesurgery.commands.doctor import doctor
+from anesurgery.commands.generating import generate
 from anesurgery.commands.inspecting import inspect
 from anesurgery.commands.options import BAD_INPUT, DEFECT, Function, Json, Member, Model, Quiet, Seed, show
 from anesurgery.commands.waiting import load_engine, waiting

@@ -13,7 +13,7 @@ import numpy as np
 
 from anesurgery.files.interface_change import adapt_inputs, adapt_outputs, call_of
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program, any_symbolic, np_dtype
+from anesurgery.mil import Array, Program, any_symbolic, np_dtype, static_shape
 from anesurgery.network_editing.layer_text import network_text
 from anesurgery.network_editing.network import Network
 from anesurgery.network_editing.neural_network import NeuralNetwork
@@ -77,17 +77,23 @@ def reasons(session: Session) -> list[str]:
 
 
 def random_inputs(
-    program: Program, *, seed: int = 0, ranges: Mapping[str, tuple[float, float]] | None = None
+    program: Program,
+    *,
+    seed: int = 0,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    like: Program | None = None,
 ) -> dict[str, Array]:
     """Inputs for `main`: normal floats, integers of [0, 2), coin flips; `ranges` gives [low, high) by name.
 
-    A symbolic dimension becomes 3.
+    A symbolic dimension becomes what it is in `like`, where it is static there, else 3.
     """
     rng = np.random.default_rng(seed)
     function = next(iter(program.functions.values()))
+    others = {} if like is None else next(iter(like.functions.values())).inputs
     made: dict[str, Array] = {}
     for name, var in function.inputs.items():
-        shape = tuple(3 if any_symbolic([d]) else int(d) for d in var.shape)
+        fixed = static_shape(others[name]) if name in others else None
+        shape = fixed or tuple(3 if any_symbolic([d]) else int(d) for d in var.shape)
         dtype, bounds = np_dtype(var), (ranges or {}).get(name)
         if dtype.kind == "f":
             values: Array = rng.standard_normal(shape) if bounds is None else rng.uniform(*bounds, shape)
@@ -121,7 +127,7 @@ def assert_same_numbers(
 
     old, new = _program(before), _program(after)
     contract = session.contract if session is not None else []
-    inputs = dict(inputs if inputs is not None else random_inputs(old))
+    inputs = dict(inputs if inputs is not None else random_inputs(old, like=new))
     expected: Any = adapt_outputs(contract, run(old, inputs, precision=precision), inputs)
     given, call = adapt_inputs(contract, inputs), call_of(contract)
     found: Any = call(new, given, precision) if call else run(new, given, precision=precision)

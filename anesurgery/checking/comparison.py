@@ -18,7 +18,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load, load_member
-from anesurgery.mil import Array, Program, function_of
+from anesurgery.mil import Array, Program, function_of, static_shape
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def compare(
             raise InterfaceError("a pipeline is proved model by model: name one by member=") from None
         return _compare_pipelines(a, b, inputs, precision, gate, seed, last)
     if inputs is None:
-        inputs = sample_inputs(first.program, function=function, seed=seed)
+        inputs = sample_inputs(first.program, function=function, seed=seed, shapes=_fixed(second, function))
     else:
         inputs = bound(first, inputs, function)
     old = run(first.program, inputs, precision=precision, function=function)
@@ -163,6 +163,12 @@ def _proved(
 
     old, new = (function_of(model.program, function) for model in (a, b))
     return prove_models(old, new, inputs, contract=contract, gate=gate, seed=seed, last=last)
+
+
+def _fixed(loaded: Loaded, function: str | None) -> dict[str, tuple[int, ...]]:
+    """The static shapes of a model's inputs: those of the other one may be dynamic."""
+    inputs = function_of(loaded.program, function).inputs
+    return {name: shape for name, var in inputs.items() if (shape := static_shape(var)) is not None}
 
 
 def _single(model: Any, member: str | int | None) -> Loaded:

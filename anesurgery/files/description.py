@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Sequence
 from typing import Any
 
 from anesurgery.errors import LoadError, UnknownName
@@ -151,9 +152,19 @@ def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
         if dtype_name(var) == "fp16":
             array.dataType = _feature_type(var)
         shape = port(name, var).shape
+        if None not in shape and _admits_others(array, shape):  # it was fixed by a pass
+            array.ClearField(array.WhichOneof("ShapeFlexibility"))
         fixed = array.shape and array.WhichOneof("ShapeFlexibility") is None and None not in shape
         if fixed and list(array.shape) != list(shape):
             array.shape[:] = [int(d or 1) for d in shape]
+
+
+def _admits_others(array: Any, shape: Sequence[int | None]) -> bool:
+    """Does a flexible feature allow shapes other than this one?"""
+    if array.WhichOneof("ShapeFlexibility") == "enumeratedShapes":
+        return any(list(s.shape) != list(shape) for s in array.enumeratedShapes.shapes)
+    ranges = array.shapeRange.sizeRanges
+    return any(r.lowerBound != r.upperBound for r in ranges)
 
 
 def _feature_type(var: Var) -> int:

@@ -1,0 +1,139 @@
+"""Static shapes: which sizes inputs get, what follows from them, and what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anesurgery as ane
+from anesurgery.errors import PassError, UnknownName
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
+from anesurgery.passes.fix_shapes import FixShapes
+from anesurgery.rewriting.session import Session
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+
+def dynamic(build: Any, shape: tuple[Any, ...] = (None, None, 4), dtype: Any = types.fp16) -> Program:
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    sizes = [get_new_symbol() if d is None else d for d in shape]
+
+    @mb.program(input_specs=[mb.TensorSpec(sizes, dtype=dtype)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        return build(x)
+
+    return program
+
+
+def rolled(x: Var) -> Any:
+    """Positions of the length at hand, added."""
+    length = mb.gather(x=mb.shape(x=x), indices=np.int32(1), axis=0)
+    places = mb.range_1d(start=np.int32(0), end=length, step=np.int32(1))
+    return mb.add(x=x, y=mb.expand_dims(x=mb.cast(x=places, dtype="fp16"), axes=[1]), name="y")
+
+
+def kinds(program: Program) -> set[str]:
+    return {op.op_type for op in walk_ops(program)} - {"const"}
+
+
+@pytest.mark.parametrize(
+    ("step", "shape"),
+    [
+        (FixShapes(), (1, 128, 4)),
+        (FixShapes(length=7), (1, 7, 4)),
+        (FixShapes(shapes={"x": (2, 5, 4)}), (2, 5, 4)),
+        (FixShapes(shapes={"x": [2, 5, 4]}, length=7), (2, 5, 4)),
+    ],
+)
+def test_the_arithmetic_of_shapes_is_computed(step: FixShapes, shape: tuple[int, ...]) -> None:
+    program = dynamic(rolled)
+    after, session = apply_pass(step, program)
+    assert kinds(after) == {"add"}
+    assert tuple(after.functions["main"].inputs["x"].shape) == shape
+    assert [change.names for change in session.contract] == [("x",), ("y",)]
+    values = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float16)}
+    assert_same_numbers(program, after, values, precision="fp16", rtol=0)
+
+
+def test_inputs_of_which_nothing_is_said_follow_the_others() -> None:
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    specs = [mb.TensorSpec((1, get_new_symbol()), dtype=types.fp16) for _ in range(2)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(x: Var, mask: Var) -> Var:
+        return mb.mul(x=x, y=mask, name="y")
+
+    after, _ = apply_pass(FixShapes(shapes={"mask": (1, 9)}), program)
+    assert {tuple(v.shape) for v in after.functions["main"].inputs.values()} == {(1, 9)}
+    with pytest.raises(PassError, match="the shapes do not fit mul y: Incompatible dim 1"):
+        apply_pass(FixShapes(shapes={"x": (1, 9), "mask": (1, 8)}), program)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({"x": (1, 5)}, "x has 3 axes, the shape given 2"),
+        ({"x": (1, 5, 3)}, "not 1x5x3"),
+        ({"x": (1, 0, 4)}, "not 1x0x4"),
+    ],
+)
+def test_shapes_that_do_not_fit(shapes: Any, words: str) -> None:
+    with pytest.raises(PassError, match=words):
+        apply_pass(FixShapes(shapes=shapes), dynamic(rolled))
+
+
+def test_an_op_that_the_length_does_not_fit_is_named() -> None:
+    program = dynamic(lambda x: mb.matmul(x=x, y=np.ones((1, 6, 6), np.float16), transpose_x=True, name="y"))
+    with pytest.raises(PassError, match="the shapes do not fit matmul y"):
+        apply_pass(FixShapes(length=5), program)
+
+
+def test_refusals() -> None:
+    static = dynamic(lambda x: mb.relu(x=x), (1, 4))
+    assert_refuses(FixShapes(), static, "no input has a dynamic shape")
+    with pytest.raises(UnknownName, match="unknown input 'z'"):
+        apply_pass(FixShapes(shapes={"z": (1,)}), dynamic(rolled))
+    session = Session(images=frozenset({"x"}))
+    FixShapes().run(dynamic(rolled), session)
+    ((_, refusal),) = session.refusals
+    assert "is an image of dynamic size" in refusal.reason
+
+
+class Net(torch.nn.Module):
+    """A length is read, and used in a view."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(ids.reshape(ids.shape[0], ids.shape[1] // 2, 2).cumsum(1), -1)
+
+
+@pytest.mark.parametrize("flexible", ["range", "enumerated"])
+def test_a_converted_model_is_saved_with_the_new_shape(flexible: str, tmp_path: Path) -> None:
+    given = (
+        ct.Shape((1, ct.RangeDim(2, 64, default=8)))
+        if flexible == "range"
+        else ct.EnumeratedShapes([(1, 8), (1, 16)])
+    )
+    with quiet_host():
+        traced: Any = torch.jit.trace(Net().eval(), torch.zeros(1, 8))  # type: ignore[no-untyped-call]
+        model = ct.convert(
+            traced,
+            inputs=[ct.TensorType("ids", shape=given)],
+            minimum_deployment_target=ct.target.iOS16,
+            skip_model_load=True,
+        )
+    surgery = ane.apply(model, FixShapes(shapes={"ids": (1, 16)}), prove="both", quiet=True)
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+    assert "give ids as 1x16" in surgery.contract[0].words
+    saved = load(surgery.save(tmp_path / "fixed.mlpackage"))
+    (feature,) = saved.spec.description.input
+    assert list(feature.type.multiArrayType.shape) == [1, 16]
+    assert feature.type.multiArrayType.WhichOneof("ShapeFlexibility") is None
+    assert "shape" not in kinds(saved.program)
+    assert not ane.apply(saved, FixShapes(), quiet=True).changes

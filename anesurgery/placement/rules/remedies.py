@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PASSES: dict[str, str] = {
+    "adapt_rank": "linear-rank sdpa-rank",
     "argmax_as_floats": "op-reduce_argmax op-reduce_argmin",
     "causal_mask_tensor": "op-band_part mask-positions",
     "chain_pools": "max-pool-width pool-window",
@@ -16,6 +17,7 @@ PASSES: dict[str, str] = {
     "reflect_pad_slices": "pad-mirror",
     "replace_scatter": "op-scatter op-scatter_along_axis op-scatter_nd",
     "rerank": "rank",
+    "slice_windows": "op-sliding_windows op-reverse_sequence",
     "threshold_to_maximum": "threshold",
     "token_id_guard": "index-guard",
     "unroll_loop": "op-cond op-while_loop op-make_list op-list_read op-list_write op-list_gather "

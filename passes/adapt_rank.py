@@ -1,0 +1,115 @@
+"""A linear or a fused attention of more than four axes becomes one of merged axes, between reshapes.
+
+Before::
+
+    main(%x: 1x2x1x2x3) {
+      %y: 1x2x1x2x2 = linear(x=%x, weight=[[0, 1, 2], [3, 4, 5]])
+      return %y
+    }
+
+After::
+
+    main(%x: 1x2x1x2x3) {
+      %y_adapt_rank_reshape: 4x3 = reshape(x=%x, shape=[4, 3])
+      %y_adapt_rank_linear: 4x2 = linear(x=%y_adapt_rank_reshape, weight=[[0, 1, 2], [3, 4, 5]])
+      %y: 1x2x1x2x2 = reshape(x=%y_adapt_rank_linear, shape=[1, 2, 1, 2, 2])
+      return %y
+    }
+
+Of a linear, all axes but the last become one; of an attention, all axes before the heads.
+
+Refuses when a shape is symbolic, and an attention whose mask is broadcast over the axes that are merged.
+
+Why it helps: strings of the compiler say that linear and fused attention take at most four axes (reported). A
+reshape of static shape moves nothing. What it gains was not measured.
+
+Grade: bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
+from anesurgery.errors import Refusal
+from anesurgery.mil import Program, Var, ct, mb, static_shape
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+MOST = 4
+"""Axes that both take."""
+ATTENTION = "scaled_dot_product_attention"
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AdaptRank(Rewrite):
+    """`linear` and fused attention between reshapes."""
+
+    name: ClassVar[str] = "adapt_rank"
+    tolerance: ClassVar[Tolerance] = REASSOCIATED
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """The ops of which a limit is known."""
+        return op.any("linear", ATTENTION)()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """The shapes in which the operands are seen."""
+        op = m.root
+        first = op.query if op.op_type == ATTENTION else op.x
+        if first.rank <= MOST:
+            return None
+        names = ["query", "key", "value"] if op.op_type == ATTENTION else ["x"]
+        for v in (op.inputs[name] for name in names):
+            if static_shape(v) is None:
+                return Refusal(f"%{v.name} has the symbolic shape {tuple(v.shape)}", op)
+        if op.op_type != ATTENTION:
+            return m.bind(seen={"x": _seen(op.op_type, static_shape(op.x) or ())})
+        seen = {name: _seen(ATTENTION, static_shape(op.inputs[name]) or ()) for name in names}
+        if (mask := op.inputs.get("attn_mask")) is None:
+            return m.bind(seen=seen)
+        found = _mask(static_shape(mask), static_shape(op.query) or ())
+        if found is None:
+            return Refusal(f"the mask {tuple(mask.shape)} is broadcast over the axes that are merged", op)
+        return m.bind(seen={**seen, "attn_mask": found})
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The op between reshapes."""
+        op = m.root
+        seen = {name: mb.reshape(x=op.inputs[name], shape=list(shape)) for name, shape in m.seen.items()}
+        rest = {k: v for k, v in op.inputs.items() if v is not None and k not in seen}
+        made = getattr(mb, op.op_type)(**rest, **seen)
+        back: Var = mb.reshape(x=made, shape=[int(d) for d in op.outputs[0].shape])
+        return back
+
+
+def _seen(kind: str, shape: Shape) -> Shape:
+    """The shape that an op takes."""
+    kept = 1 if kind == "linear" else 3
+    return (int(np.prod(shape[:-kept])), *shape[-kept:])
+
+
+def _mask(mask: Shape | None, query: Shape) -> Shape | None:
+    """A mask as it is seen beside merged axes; None where it cannot be."""
+    if mask is None:
+        return None
+    lead = mask[:-3]
+    if all(d == 1 for d in lead):
+        return (1, *mask[-3:]) if len(mask) > MOST else mask
+    return _seen(ATTENTION, mask) if lead == query[:-3] else None
+
+
+def example() -> Program:
+    """A product of five axes."""
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 1, 2, 3))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Any:
+        return mb.linear(x=x, weight=weight, name="y")
+
+    return program

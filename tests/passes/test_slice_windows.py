@@ -1,0 +1,70 @@
+"""Windows and reversed sequences as slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import PassError, ProofError
+from anesurgery.mil import Program, Var, mb, types, walk_ops
+from anesurgery.passes import slice_windows
+from anesurgery.passes.slice_windows import SliceWindows
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+
+def windows(shape: tuple[int, ...] = (2, 10, 3), **options: Any) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape)])
+    def program(x: Var) -> Any:
+        return mb.sliding_windows(x=x, **options)
+
+    return program
+
+
+def turned(lengths: Any, seq: int = 1, batch: int = 0, shape: tuple[int, ...] = (4, 5, 2)) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape), mb.TensorSpec((4,), dtype=types.int32)])
+    def program(x: Var, k: Var) -> Any:
+        at = k if lengths is None else np.array(lengths, np.int32)
+        return mb.reverse_sequence(x=x, lengths=at, seq_axis=seq, batch_axis=batch), mb.identity(x=k)
+
+    return program
+
+
+CASES = {
+    "few windows": windows(axis=1, size=7),
+    "many windows": windows(axis=1, size=3, stride=2),
+    "side by side": windows(axis=1, size=3, stride=3),
+    "the last axis": windows(axis=-1, size=2),
+    "one window": windows(axis=0, size=2),
+    "lengths": turned([3, 3, 5, 0]),
+    "whole": turned([5, 5, 5, 5]),
+    "nothing": turned([1, 0, 1, 1]),
+    "batch last": turned([2, 1, 3, 3], seq=0, batch=2, shape=(3, 2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_slices_are_left(name: str) -> None:
+    after, session = apply_pass(SliceWindows(), CASES[name])
+    assert not {"sliding_windows", "reverse_sequence"} & {op.op_type for op in walk_ops(after)}, (
+        session.refusals
+    )
+    assert all(change.proof is not None for change in session.changes)
+    assert_same_numbers(CASES[name], after)
+
+
+def test_refusals_name_what_was_found() -> None:
+    assert_refuses(SliceWindows(), turned(None), "the lengths %k are dynamic")
+    assert_refuses(SliceWindows(most_slices=2), windows(axis=1, size=3), "3 slices would be needed")
+    assert_refuses(SliceWindows(most_slices=8), turned([1, 2, 3, 4]), "12 slices would be needed")
+    with pytest.raises(PassError, match="most_slices=0"):
+        SliceWindows(most_slices=0)
+
+
+def test_a_slice_at_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: every window begins at the start."""
+    right = slice_windows._cut
+    monkeypatch.setattr(slice_windows, "_cut", lambda mb, x, axis, start, *rest: right(mb, x, axis, 0, *rest))
+    with pytest.raises(ProofError, match="old and new differ"):
+        apply_pass(SliceWindows(), CASES["few windows"])

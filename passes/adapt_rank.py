@@ -53,6 +53,10 @@ class AdaptRank(Rewrite):
 
     name: ClassVar[str] = "adapt_rank"
     tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerates_nonfinite: ClassVar[bool] = False
+    """What an attention makes of scores that are all NaN or infinite depends on its kernel."""
+    magnitude: ClassVar[float] = 65504.0
+    """Above the numbers of fp16, scores overflow in one order of the products and not in another."""
 
     def pattern(self, op: Ops) -> OpPattern:
         """The ops of which a limit is known."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from anesurgery.errors import IsPipeline, LoadError, UnknownName
 from anesurgery.files import protobuf
+from anesurgery.files.chain import Chain, is_chain, read_chain
 from anesurgery.files.compiled import (
     PROGRAM_TEXT,
     WEIGHTS,
@@ -42,6 +43,10 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     """
     if isinstance(model, Loaded):
         return model
+    if isinstance(model, Chain) or (
+        isinstance(model, (str, os.PathLike)) and is_chain(Path(model).expanduser())
+    ):
+        raise IsPipeline(f"{_words(model)} is a chain of models; give one of its packages")
     if isinstance(model, Program):
         return Loaded(model, compute_units=compute_units)
     if isinstance(model, ct.models.MLModel):
@@ -52,6 +57,19 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     if not isinstance(model, (str, os.PathLike)):
         raise LoadError(f"cannot load a {type(model).__name__}; give a path, an MLModel or a MIL Program")
     return _load_path(Path(model).expanduser(), compute_units)
+
+
+def _words(model: Any) -> str:
+    return str(model) if isinstance(model, (str, os.PathLike)) else "this"
+
+
+def load_chain(folder: str | os.PathLike[str]) -> Chain:
+    """The chain in a folder of chunks.
+
+    Raises:
+        LoadError: it is damaged.
+    """
+    return read_chain(Path(folder).expanduser(), lambda path: _load_path(path, None))
 
 
 def _load_path(path: Path, compute_units: Any) -> Loaded:
@@ -91,6 +109,9 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
         LoadError: it cannot be read, or a part is neither an ML Program nor a neural network.
     """
     source = Path(path).expanduser()
+    if is_chain(source):
+        chain = load_chain(source)
+        return chain.spec, list(chain.chunks)
     if (is_compiled(source) and not is_network(source)) or is_text(source):
         loaded = _compiled(source, None)
         return loaded.spec, [loaded]

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from anesurgery.errors import InterpretError, UnknownName
+from anesurgery.errors import UnknownName
+from anesurgery.files.chain import Chain
 from anesurgery.files.package import PIPELINES, Loaded
 from anesurgery.interpret import features, state
 from anesurgery.interpret.core import Executable
@@ -99,16 +100,19 @@ class Predictor:
         self, part: int, values: Mapping[str, Any], state: Any, listener: Listener | None
     ) -> dict[str, Any]:
         description, executable = self._descriptions[part], self.executables[part]
+        if state is not None and len(self.executables) > 1:
+            state = {name: box for name, box in state.items() if name in executable.function.inputs}
         if description is None:
             return executable(values, state=state, listener=listener)
         made = executable(features.bind(description.input, values), state=state, listener=listener)
         return features.present(description.output, made)
 
     def make_state(self) -> state.States:
-        """States of the model, all zero."""
-        if len(self.executables) > 1:
-            raise InterpretError("a pipeline has no state of its own; run its models one by one")
-        return self.executables[0].make_state()
+        """States of the model, all zero; of all models of a chain."""
+        made: state.States = {}
+        for executable in self.executables:
+            made |= executable.make_state()
+        return made
 
 
 def _read(model: Any, member: str | int | None = None) -> tuple[Any, list[Loaded]]:
@@ -122,6 +126,8 @@ def _read(model: Any, member: str | int | None = None) -> tuple[Any, list[Loaded
         model = model.package_path
     if isinstance(model, (str, os.PathLike)):
         return load_parts(model)
+    if isinstance(model, Chain):
+        return model.spec, list(model.chunks)
     loaded = load(model)
     return loaded.spec, [loaded]
 

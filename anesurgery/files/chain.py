@@ -1,0 +1,181 @@
+"""Models that run one after the other: what one gives, a later one takes by the same name.
+
+On disk a chain is a folder of packages with a `chain.json`, which names them in order and says what goes in and
+comes out; or one package that holds them all, as a pipeline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anesurgery.display import Drawn
+from anesurgery.errors import LoadError
+from anesurgery.files import protobuf
+from anesurgery.files.compiled import operations, values_of
+from anesurgery.files.description import describe
+from anesurgery.files.package import WEIGHTS, Loaded, write_package, write_spec
+from anesurgery.files.protobuf import proto
+from anesurgery.files.weights import WeightWriter
+from anesurgery.files.writing import check_place, check_target, write_atomically
+
+MANIFEST = "chain.json"
+FORMAT = "anesurgery chain"
+SUFFIX = ".mlpackage"
+
+
+@dataclass(frozen=True)
+class Border:
+    """What passes from the chunks before a place to those after it."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """Bytes of each value."""
+    kinds: tuple[str, ...]
+    """Shape and element type of each value, in words."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all values."""
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Chain(Drawn):
+    """Chunks of a model, in the order in which they run."""
+
+    chunks: tuple[Loaded, ...]
+    inputs: tuple[str, ...]
+    """What the caller gives, states left out."""
+    outputs: tuple[str, ...]
+    borders: tuple[Border, ...] = ()
+    """Between two chunks each; none for a chain that was read from a folder."""
+    weights: tuple[int, ...] = ()
+    """Bytes of weights of each chunk, likewise."""
+    source: Path | None = None
+    """The model that was cut, which is never written to."""
+
+    @property
+    def spec(self) -> Any:
+        """The specification of a pipeline with the interface of the whole, and without its models."""
+        made = proto.Model_pb2.Model(specificationVersion=max(c.version for c in self.chunks))
+        made.pipeline.SetInParent()
+        for kind, names in (("input", self.inputs), ("output", self.outputs)):
+            features = [f for c in self.chunks for f in getattr(c.spec.description, kind)]
+            known = {f.name: f for f in reversed(features)}
+            for name in names:
+                getattr(made.description, kind).add().CopyFrom(known[name])
+        return made
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the chain atomically.
+
+        Args:
+            path: a folder; or a name that ends in .mlpackage, for one package that holds all as a pipeline.
+            overwrite: may what is there be replaced?
+
+        Raises:
+            LoadError: it exists, is the source or in it, or cannot be written.
+        """
+        target = Path(path).expanduser().absolute()
+        if target.suffix == SUFFIX:
+            check_target(self.source, target, overwrite)
+            return write_atomically(target, self._write_pipeline, overwrite)
+        _check_folder(self.source, target, overwrite)
+        return write_atomically(target, self._write_folder, overwrite)
+
+    def _write_folder(self, folder: Path) -> None:
+        folder.mkdir()
+        names = [f"chunk_{number}{SUFFIX}" for number in range(1, len(self.chunks) + 1)]
+        for name, chunk in zip(names, self.chunks, strict=True):
+            write_package(chunk, folder / name)
+        content = {
+            "format": FORMAT,
+            "models": names,
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+        }
+        (folder / MANIFEST).write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+    def _write_pipeline(self, package: Path) -> None:
+        (package / "Data" / WEIGHTS).mkdir(parents=True)
+        spec = self.spec
+        for number, chunk in enumerate(self.chunks):
+            name = f"{number}-weight.bin"
+            part = spec.pipeline.models.add()
+            part.CopyFrom(_part(chunk, package / "Data" / WEIGHTS / name))
+            for op in operations(part.mlProgram):
+                for value in values_of(op):
+                    if value.WhichOneof("value") == "blobFileValue":
+                        value.blobFileValue.fileName = f"@model_path/weights/{name}"
+            spec.pipeline.names.append(f"chunk_{number + 1}")
+        write_spec(spec, package)
+
+
+def _part(chunk: Loaded, weights: Path) -> Any:
+    """The specification of a chunk, whose weights are written to a file."""
+    made = proto.Model_pb2.Model(specificationVersion=chunk.version)
+    made.description.CopyFrom(chunk.spec.description)
+    with weights.open("w+b") as file:
+        writer = WeightWriter(file, chunk.weights)
+        program = protobuf.to_proto(chunk.program, chunk.version, writer.add, None)
+        writer.finish()
+    made.mlProgram.CopyFrom(program)
+    describe(made, chunk.program)
+    return made
+
+
+def _check_folder(source: Path | None, target: Path, overwrite: bool) -> None:
+    """See that a folder of chunks may be written.
+
+    Raises:
+        LoadError: it may not.
+    """
+    check_place(target, overwrite, source)
+    if target.exists() and not is_chain(target):
+        raise LoadError(f"{target} exists and is not a folder of chunks; give another folder")
+
+
+def is_chain(path: Path) -> bool:
+    """Is a path a folder of chunks?"""
+    return os.path.isfile(path / MANIFEST)
+
+
+def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
+    """The chain in a folder.
+
+    Args:
+        folder: with a `chain.json`.
+        load: reads a package.
+
+    Raises:
+        LoadError: it is damaged.
+    """
+    file = folder / MANIFEST
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        names, inputs, outputs = (tuple(_strings(content[key])) for key in ("models", "inputs", "outputs"))
+        known = content["format"] == FORMAT and bool(names)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise LoadError(f"{file} cannot be understood: {error!r}; cut the model again") from error
+    if not known or any(name != Path(name).name or name in ("", ".", "..") for name in names):
+        raise LoadError(
+            f"{file} is not the manifest of a chain, or names models elsewhere; cut the model again"
+        )
+    chain = Chain(tuple(load(folder / name) for name in names), inputs, outputs)
+    given = {f.name for chunk in chain.chunks for f in chunk.spec.description.input}
+    made = {f.name for chunk in chain.chunks for f in chunk.spec.description.output}
+    if lost := sorted({*inputs} - given | {*outputs} - made):
+        raise LoadError(f"{file} names {lost[0]!r}, which none of its models has; cut the model again")
+    return chain
+
+
+def _strings(values: Any) -> Iterator[str]:
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} is not a name")
+        yield value

@@ -1,0 +1,172 @@
+"""Where to cut a graph: the fewest chunks within a limit or a number of even ones, at the fewest bytes."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rich.filesize import decimal
+
+from anesurgery.errors import SurgeryError
+from anesurgery.files.mil_types import shape_of, type_text
+from anesurgery.splitting.graph import STATEFUL, Graph, dtype
+
+PASSED = ("fp16", "fp32", "int32")
+"""Element types that an input and an output of a model may have."""
+MOST = 400
+"""Places that are considered, those with the fewest bytes."""
+SLACK = 1.03
+"""How much heavier than need be the heaviest of N chunks may be, for fewer bytes at the borders."""
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The places of a graph at which it may be cut: place p lies before node p."""
+
+    graph: Graph
+
+    @cached_property
+    def crossing(self) -> tuple[tuple[str, ...], ...]:
+        """For each place 0 to n, the values that are made before it and read after it."""
+        graph = self.graph
+        last: dict[str, int] = {}
+        for number, node in enumerate(graph.nodes):
+            last |= dict.fromkeys((name for name in node.reads if name in graph.maker), number)
+        found: list[list[str]] = [[] for _ in range(len(graph.nodes) + 1)]
+        for name, end in last.items():
+            if name not in graph.again:
+                for place in range(graph.maker[name] + 1, end + 1):
+                    found[place].append(name)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def allowed(self) -> tuple[bool, ...]:
+        """May it be cut at a place? Not within the use of a state, nor where a value cannot be passed on."""
+        graph = self.graph
+        spans: dict[str, list[int]] = {}
+        for number, node in enumerate(graph.nodes):
+            if node.op.type in STATEFUL:
+                spans.setdefault(node.reads[0], []).append(number)
+        inside = {p for s in spans.values() for p in range(min(s) + 1, max(s) + 1)}
+        kinds = {name: self._passes(name) for names in self.crossing for name in names}
+        return tuple(
+            0 < place < len(graph.nodes) and place not in inside and all(kinds[n] for n in names)
+            for place, names in enumerate(self.crossing)
+        )
+
+    def _passes(self, name: str) -> bool:
+        kind = self.graph.type_of(name)
+        if kind.WhichOneof("type") != "tensorType" or dtype(kind) not in PASSED:
+            return False
+        return 1 <= kind.tensorType.rank <= 5 and shape_of(kind) is not None
+
+    def bytes_at(self, place: int) -> int:
+        """Bytes that cross a place."""
+        return sum(map(self.graph.size, self.crossing[place]))
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Both ends, and between them the places worth a cut: none beside one is crossed by fewer bytes."""
+        count = len(self.graph.nodes)
+        sizes = {p: self.bytes_at(p) for p in range(1, count) if self.allowed[p]}
+        good = [
+            p
+            for p, size in sizes.items()
+            if size <= sizes.get(p + 1, size) and (size < sizes.get(p - 1, size + 1))
+        ]
+        kept = sorted(sorted(good, key=sizes.__getitem__)[:MOST])
+        return (0, *kept, count)
+
+    @cached_property
+    def table(self) -> dict[tuple[int, int], int]:
+        """Weight of every chunk between two places."""
+        places, found = self.places, {}
+        for at, start in enumerate(places[:-1]):
+            needed: dict[int, int] = {}
+            for begin, end in zip(places[at:], places[at + 1 :], strict=False):
+                needed |= self._stretch(start, begin, end)
+                found[start, end] = sum(needed.values())
+        return found
+
+    def _stretch(self, start: int, begin: int, end: int) -> dict[int, int]:
+        """What a part of a chunk that begins at `start` needs."""
+        graph, found = self.graph, dict[int, int]()
+        for number in range(begin, end):
+            found |= graph.weights[number]
+            for name in graph.nodes[number].reads:
+                if graph.maker.get(name, start) < start:
+                    for other in graph.again.get(name, ()):
+                        found |= graph.weights[other]
+        return found
+
+    def within(self, limit: int) -> tuple[int, ...]:
+        """The fewest chunks of at most `limit` bytes of weights, with the fewest bytes between.
+
+        Raises:
+            SurgeryError: there is a stretch that is heavier and cannot be cut.
+        """
+        found = self._best(limit, None)
+        if found is None:
+            raise SurgeryError(self._too_heavy(limit))
+        return found
+
+    def into(self, parts: int) -> tuple[int, ...]:
+        """A number of chunks whose heaviest is about as light as can be.
+
+        Raises:
+            SurgeryError: there are not so many places to cut.
+        """
+        if parts > len(self.places) - 1:
+            raise SurgeryError(
+                f"it can be cut into {len(self.places) - 1} parts at most, and not into {parts}: "
+                f"elsewhere more values cross{self._barred()}"
+            )
+        limits = sorted(set(self.table.values()))
+        first = bisect.bisect_left(limits, True, key=lambda limit: self._best(limit, parts) is not None)
+        found = self._best(int(limits[first] * SLACK), parts)
+        assert found is not None
+        return found
+
+    def _best(self, limit: int, parts: int | None) -> tuple[int, ...] | None:
+        """The cheapest way through the places by chunks within the limit; None where there is none.
+
+        The cost is the number of chunks and then the bytes at their borders; with a number of parts only those.
+        """
+        places, most = self.places, parts or len(self.places)
+        best: list[dict[int, tuple[int, tuple[int, ...]]]] = [{0: (0, (0,))}]
+        for _ in range(most):
+            layer: dict[int, tuple[int, tuple[int, ...]]] = {}
+            for start, (cost, way) in best[-1].items():
+                for end in places[bisect.bisect_right(places, start) :]:
+                    if self.table[start, end] > limit:
+                        break
+                    price = cost + (self.bytes_at(end) if end != places[-1] else 0)
+                    if end not in layer or price < layer[end][0]:
+                        layer[end] = (price, (*way, end))
+            best.append(layer)
+            if parts is None and places[-1] in layer:
+                return layer[places[-1]][1]
+            if not layer:
+                return None
+        ending = best[-1].get(places[-1])
+        return ending[1] if parts is not None and ending is not None else None
+
+    def _barred(self) -> str:
+        """Which values that cross cannot be inputs, in words: of another type, of no axes, or of flexible ones."""
+        kinds = {name for names in self.crossing for name in names if not self._passes(name)}
+        first = min(kinds, key=self.graph.maker.__getitem__, default=None)
+        if first is None:
+            return ""
+        kind = type_text(self.graph.type_of(first), False)
+        return f", or ones that cannot be inputs ({len(kinds)}, the first is %{first}: {kind})"
+
+    def _too_heavy(self, limit: int) -> str:
+        pairs = zip(self.places, self.places[1:], strict=False)
+        start, end = max(pairs, key=self.table.__getitem__)
+        nodes: Sequence[str] = [n.makes[0] for n in self.graph.nodes[start:end] if n.makes]
+        return (
+            f"the ops from %{nodes[0]} to %{nodes[-1]} need {decimal(self.table[start, end])} of weights, and "
+            f"cannot be cut between; the limit is {decimal(limit)}"
+        )

@@ -1,0 +1,171 @@
+"""The ops of a function in order, with the values that they read and the bytes of weights that they need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from anesurgery.files.compiled import values_of
+from anesurgery.files.mil_types import NAMES
+from anesurgery.files.protobuf import to_proto
+from anesurgery.mil import Array, Program
+from anesurgery.ops import names as words
+
+STATEFUL = words("read_state coreml_update_state write_state")
+HEAVY = words(
+    "conv conv_transpose linear matmul einsum scaled_dot_product_attention lstm gru rnn while_loop cond"
+)
+"""Ops that are computed once, however few bytes they need."""
+CONE = 48
+"""Ops that a chunk may compute again in place of a value that another chunk has."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """An op that computes, in the order of the program."""
+
+    op: Any
+    """MIL_pb2.Operation."""
+    reads: tuple[str, ...]
+    """Values of the function that it reads, those in nested blocks included; constants too."""
+    makes: tuple[str, ...]
+
+
+@dataclass
+class Graph:
+    """One function, its weights held apart by number."""
+
+    function: Any
+    """MIL_pb2.Function; its weights are offsets into `held`."""
+    held: Sequence[Array]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Any]
+    """Name -> op that holds or decodes a constant."""
+    _types: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def block(self) -> Any:
+        """The block of the function's opset."""
+        return self.function.block_specializations[self.function.opset]
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """Name -> ValueType of the inputs, states included."""
+        return {value.name: value.type for value in self.function.inputs}
+
+    @cached_property
+    def maker(self) -> dict[str, int]:
+        """Value -> number of the node that makes it."""
+        return {name: i for i, node in enumerate(self.nodes) for name in node.makes}
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Outputs of the function, in order."""
+        return tuple(self.block.outputs)
+
+    def type_of(self, name: str) -> Any:
+        """The ValueType of an input or of a value that a node makes."""
+        if not self._types:
+            self._types |= self.inputs | {o.name: o.type for n in self.nodes for o in n.op.outputs}
+        return self._types[name]
+
+    def size(self, name: str) -> int:
+        """Bytes of a value; flexible axes count as 1."""
+        kind = self.type_of(name)
+        return math.prod(max(1, d.constant.size) for d in kind.tensorType.dimensions) * bits(kind) // 8
+
+    @cached_property
+    def weights(self) -> tuple[Mapping[int, int], ...]:
+        """For each node, the weights that it reads: where one is in memory -> its bytes."""
+        return tuple(self.weights_of(node.reads) for node in self.nodes)
+
+    def weights_of(self, names: Sequence[str]) -> dict[int, int]:
+        """The weights behind constants, read through those that decode them."""
+        found: dict[int, int] = {}
+        for op in self.constants_of(names):
+            for value in values_of(op):
+                if value.WhichOneof("value") == "blobFileValue":
+                    array = self.held[value.blobFileValue.offset]
+                    found[array.ctypes.data] = array.nbytes
+        return found
+
+    def constants_of(self, names: Sequence[str]) -> list[Any]:
+        """The constants among some values, with those that they are decoded from, in order of need."""
+        found: dict[str, Any] = {}
+        pending = [n for n in names if n in self.constants]
+        while pending:
+            name = pending.pop()
+            if name not in found:
+                found[name] = self.constants[name]
+                pending += [n for n in reads_of(self.constants[name]) if n in self.constants]
+        return list(found.values())
+
+    @cached_property
+    def again(self) -> Mapping[str, frozenset[int]]:
+        """Value -> the nodes that compute it from the inputs, where that is cheaper than passing it on.
+
+        They are few, compute nothing heavy, touch no state, and need no more bytes of weights than the value.
+        """
+        found: dict[str, frozenset[int]] = {name: frozenset() for name in self.inputs}
+        for number, node in enumerate(self.nodes):
+            before = [found.get(name) for name in node.reads if name not in self.constants]
+            if node.op.type in HEAVY | STATEFUL or node.op.blocks or any(b is None for b in before):
+                continue
+            cone = frozenset().union({number}, *(b for b in before if b is not None))
+            if len(cone) > CONE:
+                continue
+            needed: dict[int, int] = {}
+            for at in cone:
+                needed |= self.weights[at]
+            for name in node.makes:
+                if sum(needed.values()) <= self.size(name):
+                    found[name] = cone
+        return {name: cone for name, cone in found.items() if name not in self.inputs}
+
+
+def dtype(kind: Any) -> str:
+    """The element type of a ValueType of a tensor, as MIL prints it: "fp16", "int32", "bool"."""
+    return str(NAMES[kind.tensorType.dataType])
+
+
+def bits(kind: Any) -> int:
+    """Bits of an element of a tensor."""
+    digits = "".join(c for c in dtype(kind) if c.isdigit())
+    return int(digits) if digits else 8
+
+
+def reads_of(op: Any) -> list[str]:
+    """The names that an op reads, nested blocks included, as far as they do not make them."""
+    names = [
+        b.name for given in op.inputs.values() for b in given.arguments if b.WhichOneof("binding") == "name"
+    ]
+    for block in op.blocks:
+        own = {value.name for value in block.inputs}
+        for inner in block.operations:
+            names += [n for n in reads_of(inner) if n not in own]
+            own |= {o.name for o in inner.outputs}
+        names += [n for n in block.outputs if n not in own]
+    return list(dict.fromkeys(names))
+
+
+def read_graph(program: Program, version: int, name: str) -> Graph:
+    """The graph of one function of a program; weights stay where they are."""
+    held: list[Array] = []
+
+    def store(var: Any) -> int:
+        held.append(var.val)
+        return len(held) - 1
+
+    function = to_proto(program, version, store).functions[name]
+    constants: dict[str, Any] = {}
+    nodes = []
+    for op in function.block_specializations[function.opset].operations:
+        reads = reads_of(op)
+        if op.type == "const" or op.type.startswith("constexpr_"):
+            constants |= {o.name: op for o in op.outputs}
+        else:
+            nodes.append(Node(op, tuple(reads), tuple(o.name for o in op.outputs)))
+    return Graph(function, held, tuple(nodes), constants)

@@ -1,0 +1,128 @@
+"""Several models as the functions of one, which share their weights; and one function as a model of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from anesurgery.errors import SurgeryError
+from anesurgery.files.description import describe, new_spec
+from anesurgery.files.package import Loaded, save
+from anesurgery.files.protobuf import from_proto, proto, to_proto
+from anesurgery.loading import load
+from anesurgery.mil import Array, exclusive, function_of
+
+FUNCTIONS = 9
+"""The first specification version (iOS 18) with several functions."""
+
+
+@exclusive
+def merge(
+    models: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    default: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write one package whose functions are the given models; equal weights are in it once.
+
+    Weights are equal where their bytes are. They are read and written piece by piece, never held in memory.
+
+    Args:
+        models: name of a function -> path, MLModel or MIL program, whose default function is taken.
+        path: ends in .mlpackage.
+        default: the function that runs where none is named; the first one by default.
+        overwrite: may an existing package be replaced?
+
+    Raises:
+        LoadError: a model cannot be read, or the package cannot be written.
+        SurgeryError: fewer than two models, a name that is not an identifier, or no such default.
+    """
+    names = list(models)
+    first = names[0] if default is None and names else default
+    if len(names) < 2 or first not in names or not all(isinstance(n, str) and n.isidentifier() for n in names):
+        raise SurgeryError(
+            f"cannot merge {names} with the default {first!r}; give two or more models by names such as "
+            "'prefill' and 'decode'"
+        )
+    loaded = {name: load(model) for name, model in models.items()}
+    held: list[Array] = []
+
+    def store(var: Any) -> int:
+        held.append(var.val)
+        return len(held) - 1
+
+    whole = proto.MIL_pb2.Program(version=1)
+    spec = proto.Model_pb2.Model(specificationVersion=max([FUNCTIONS, *(m.version for m in loaded.values())]))
+    for name, model in loaded.items():
+        own = to_proto(
+            model.program, model.version, store, None if model.spec is None else model.spec.mlProgram
+        )
+        place, source = spec.description.functions.add(name=name), _described(model)
+        whole.functions[name].CopyFrom(own.functions[_default(model)])
+        for kind in ("input", "output", "state"):
+            getattr(place, kind).extend(getattr(source, kind))
+        if name == first and model.spec is not None:
+            spec.description.metadata.CopyFrom(model.spec.description.metadata)
+    spec.description.defaultFunctionName = first
+    spec.mlProgram.SetInParent()
+    version = spec.specificationVersion
+    program = from_proto(whole, version, lambda at, dtype, shape: held[at], "the merged model")
+    for model in loaded.values():
+        model.check_source()
+    return save(Loaded(program, spec), path, overwrite=overwrite)
+
+
+def _default(model: Loaded) -> str:
+    """The function of a model that runs where none is named."""
+    named = None if model.spec is None else model.spec.description.defaultFunctionName
+    chosen = function_of(model.program, named or None)
+    return next(name for name, f in model.program.functions.items() if f is chosen)
+
+
+def _described(model: Loaded) -> Any:
+    """Where the inputs and outputs of that function are described."""
+    spec = model.spec if model.spec is not None else new_spec(model.program, model.version)
+    return next((f for f in spec.description.functions if f.name == _default(model)), spec.description)
+
+
+@exclusive
+def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write a package with one function of a model, as its `main`, and the weights that it reads.
+
+    Args:
+        model: path, MLModel or MIL program.
+        function: its name.
+        path: ends in .mlpackage.
+        overwrite: may an existing package be replaced?
+
+    Raises:
+        LoadError: the model cannot be read, or the package cannot be written.
+        UnknownName: no such function.
+    """
+    loaded = load(model)
+    function_of(loaded.program, function)
+    held: list[Array] = []
+
+    def store(var: Any) -> int:
+        held.append(var.val)
+        return len(held) - 1
+
+    source = None if loaded.spec is None else loaded.spec.mlProgram
+    whole = to_proto(loaded.program, loaded.version, store, source)
+    made = proto.MIL_pb2.Program(version=1)
+    made.functions["main"].CopyFrom(whole.functions[function])
+    program = from_proto(made, loaded.version, lambda at, dtype, shape: held[at], f"function {function!r}")
+    spec = proto.Model_pb2.Model(specificationVersion=loaded.version)
+    if loaded.spec is not None:
+        described = loaded.spec.description
+        spec.description.metadata.CopyFrom(described.metadata)
+        place = next((f for f in described.functions if f.name == function), described)
+        for kind in ("input", "output", "state"):
+            getattr(spec.description, kind).extend(getattr(place, kind))
+    spec.mlProgram.SetInParent()
+    describe(spec, program)
+    return save(replace(loaded, program=program, spec=spec), path, overwrite=overwrite)

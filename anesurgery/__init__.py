@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from anesurgery.rewriting.passes import Pass, Pipeline
     from anesurgery.rewriting.pattern import Match, OpPattern, Ops, any_of, var
     from anesurgery.rewriting.rewrite import Rewrite
+    from anesurgery.splitting.merge import extract, merge
+    from anesurgery.splitting.split import split
     from anesurgery.surgery import Recipe, Surgery, apply
 
 __version__ = "0.1.0"
@@ -62,15 +64,18 @@ _HOMES = {
     "apply": "surgery",
     "compare": "checking.comparison",
     "decompile": "files.compiled_package",
+    "extract": "splitting.merge",
     "first_divergence": "checking.divergence",
     "generate": "interpret.decoding",
     "load": "loading",
     "inspect": "placement.inspector",
+    "merge": "splitting.merge",
     "ranges": "checking.ranges",
     "register": "registry",
     "register_rule": "placement.registered",
     "run": "interpret",
     "save": "files.package",
+    "split": "splitting.split",
     "to_text": "loading",
     "upgrade": "network_editing.upgrade",
     "var": "rewriting.pattern",
@@ -98,10 +103,12 @@ __all__ = [
     "apply",
     "compare",
     "decompile",
+    "extract",
     "first_divergence",
     "generate",
     "inspect",
     "load",
+    "merge",
     "passes",
     "ranges",
     "recipes",
@@ -109,6 +116,7 @@ __all__ = [
     "register_rule",
     "run",
     "save",
+    "split",
     "to_text",
     "upgrade",
     "var",

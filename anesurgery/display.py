@@ -10,7 +10,12 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-RENDERERS = ("anesurgery.show.surgeries", "anesurgery.show.terminal", "anesurgery.show.page")
+RENDERERS = (
+    "anesurgery.show.surgeries",
+    "anesurgery.show.terminal",
+    "anesurgery.show.page",
+    "anesurgery.show.chains",
+)
 """The modules that register renderers."""
 
 Form: TypeAlias = Literal["text", "html", "json", "page"]

@@ -1,4 +1,4 @@
-"""The command line: list, explain, inspect, apply, decompile, run, ranges, compare, diff, doctor.
+"""The command line: its commands, each a function, some in files of their own.
 
 Exit codes: 0 all is well; 1 a promise was not kept, two models differ, a range overflows, or the doctor found
 something; 64 bad usage or bad input; 70 a defect of this program; 130 interrupted. `inspect --status` ends with
@@ -23,6 +23,7 @@ from anesurgery.commands.doctor import doctor
 from anesurgery.commands.generating import generate
 from anesurgery.commands.inspecting import inspect
 from anesurgery.commands.options import BAD_INPUT, DEFECT, Function, Json, Member, Model, Quiet, Seed, show
+from anesurgery.commands.splitting_models import extract, merge, split
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.commands.written_options import written_options
 from anesurgery.display import printable
@@ -129,6 +130,9 @@ def _options_of(name: str) -> dict[str, dict[str, Any]]:
 app.command()(inspect)
 app.command()(decompile)
 app.command()(generate)
+app.command()(split)
+app.command()(merge)
+app.command()(extract)
 app.command()(doctor)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files import package as program
+from anesurgery.files.chain import Chain, is_chain
 from anesurgery.files.package import PIPELINES, Loaded, part_names, read_spec
+from anesurgery.loading import load_chain
 from anesurgery.mil import Program, ct
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement.inspection import Inspection
@@ -104,11 +106,23 @@ def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -
     """
     if isinstance(model, (Program, Loaded)):
         return None
+    if isinstance(model, (str, os.PathLike)) and is_chain(Path(model).expanduser()):
+        model = load_chain(model)
+    if isinstance(model, Chain):
+        return _chain(model, target, inspect_program)
     spec = spec_of(model)
     if spec.WhichOneof("Type") == PROGRAM:
         return None
     found = _part(spec, target, _label(model), _Programs(model, inspect_program))
     return replace(found, findings=(*of_version(spec.specificationVersion, target), *found.findings))
+
+
+def _chain(chain: Chain, target: Target, inspect_program: InspectProgram) -> Inspection:
+    label = "the chain"
+    named = enumerate(chain.chunks, 1)
+    parts = {f"chunk_{i}": replace(inspect_program(c, target), model=f"chunk {i} of {label}") for i, c in named}
+    note = f"a chain of {len(parts)} models, which run one after the other"
+    return Inspection(label, target, (), notes=(note,), parts=parts)
 
 
 def _label(model: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from anesurgery.files.mil_types import ELEMENTS
 from anesurgery.files.protobuf import from_proto, proto
 from anesurgery.mil import Program
-from anesurgery.splitting.graph import Graph, dtype
+from anesurgery.splitting.graph import WRITING, Graph, dtype
 
 HALF = 7
 """The first specification version (iOS 16) whose inputs and outputs may be fp16."""
@@ -53,7 +53,7 @@ def _backwards(graph: Graph, span: tuple[int, int], wanted: dict[str, None]) -> 
 
     Nodes of the span that change a state are kept whether or not somebody reads them.
     """
-    kept = {i for i in range(*span) if graph.nodes[i].op.type == "coreml_update_state"}
+    kept = {i for i in range(*span) if graph.nodes[i].op.type in WRITING}
     pending = [graph.maker[name] for name in wanted if name in graph.maker]
     pending += kept
     entering: dict[str, None] = {name: None for name in wanted if name in graph.inputs}

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from anesurgery.errors import SurgeryError
 from anesurgery.files.mil_types import shape_of, type_text
-from anesurgery.splitting.graph import STATEFUL, Graph, dtype
+from anesurgery.splitting.graph import Graph, dtype
 
 PASSED = ("fp16", "fp32", "int32")
 """Element types that an input and an output of a model may have."""
@@ -47,8 +47,9 @@ class Cuts:
         graph = self.graph
         spans: dict[str, list[int]] = {}
         for number, node in enumerate(graph.nodes):
-            if node.op.type in STATEFUL:
-                spans.setdefault(node.reads[0], []).append(number)
+            for name in node.reads:
+                if name in graph.inputs and graph.inputs[name].WhichOneof("type") == "stateType":
+                    spans.setdefault(name, []).append(number)
         inside = {p for s in spans.values() for p in range(min(s) + 1, max(s) + 1)}
         kinds = {name: self._passes(name) for names in self.crossing for name in names}
         return tuple(
@@ -154,7 +155,7 @@ class Cuts:
         return ending[1] if parts is not None and ending is not None else None
 
     def _barred(self) -> str:
-        """Which values that cross cannot be inputs, in words: of another type, of no axes, or of flexible ones."""
+        """Which values that cross cannot be inputs, in words: lists, booleans, flexible shapes, scalars."""
         kinds = {name for names in self.crossing for name in names if not self._passes(name)}
         first = min(kinds, key=self.graph.maker.__getitem__, default=None)
         if first is None:

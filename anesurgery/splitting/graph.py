@@ -14,7 +14,9 @@ from anesurgery.files.protobuf import to_proto
 from anesurgery.mil import Array, Program
 from anesurgery.ops import names as words
 
-STATEFUL = words("read_state coreml_update_state write_state")
+WRITING = words("coreml_update_state write_state")
+"""Ops that change a state; `coreml_update_state` is written as `write_state` and `read_state`."""
+STATEFUL = WRITING | words("read_state")
 HEAVY = words(
     "conv conv_transpose linear matmul einsum scaled_dot_product_attention lstm gru rnn while_loop cond"
 )

@@ -1,0 +1,86 @@
+"""`anesurgery split`, `merge` and `extract`: models in chunks, and functions of one model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from anesurgery.commands.options import Json, Model, Quiet, show
+from anesurgery.commands.waiting import load_engine, waiting
+
+Overwrite = Annotated[bool, typer.Option(help="Replace what is there.")]
+Out = Annotated[str, typer.Option("--out", "-o", help="The .mlpackage to write.", show_default=False)]
+
+
+def split(
+    model: Model,
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out", "-o", help="A folder of packages, or an .mlpackage with all.", show_default=False
+        ),
+    ],
+    parts: Annotated[int | None, typer.Option(help="How many chunks.", show_default=False)] = None,
+    max_size: Annotated[
+        str | None, typer.Option(help="Most bytes of weights in a chunk, as 950MB.", show_default=False)
+    ] = None,
+    function: Annotated[str | None, typer.Option(help="The function to cut.", show_default=False)] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Cut a model into chunks that run one after the other."""
+    load_engine(quiet)
+    from anesurgery.display import drawn
+    from anesurgery.splitting.split import split as cut
+
+    with waiting("cutting", quiet):
+        chain = cut(model, parts, max_bytes=max_size, function=function)
+        path = chain.save(out, overwrite=overwrite)
+    show({"path": str(path), **drawn(chain, "json")}, chain, as_json, quiet)
+
+
+def merge(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME=MODEL...", help="Functions and their models.", show_default=False),
+    ],
+    out: Out,
+    default: Annotated[
+        str | None, typer.Option(help="Runs where none is named; the first one.", show_default=False)
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write one package with several models as functions that share equal weights."""
+    load_engine(quiet)
+    from anesurgery.errors import SurgeryError
+    from anesurgery.splitting.merge import merge as join
+
+    pairs = [given.partition("=") for given in models]
+    if wrong := [name for name, sign, path in pairs if not (name and sign and path)]:
+        raise SurgeryError(f"{wrong[0]!r} is not NAME=MODEL, as prefill=prefill.mlpackage")
+    if len({name for name, _, _ in pairs}) < len(pairs):
+        raise SurgeryError("two models have the same name; each function needs its own")
+    with waiting("merging", quiet):
+        path = join({name: path for name, _, path in pairs}, out, default=default, overwrite=overwrite)
+    show({"path": str(path)}, f"wrote {path}", as_json, quiet)
+
+
+def extract(
+    model: Model,
+    function: Annotated[str, typer.Argument(help="The function.", show_default=False)],
+    out: Out,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a package with one function of a model."""
+    load_engine(quiet)
+    from anesurgery.splitting.merge import extract as take
+
+    with waiting("extracting", quiet):
+        path = take(model, function, out, overwrite=overwrite)
+    show({"path": str(path)}, f"wrote {path}", as_json, quiet)

@@ -1,0 +1,247 @@
+"""Models cut into chunks: the chain computes what the whole does, within the limit, and passes little on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery.commands import app as cli
+from anesurgery.errors import LoadError, SurgeryError, UnknownName
+from anesurgery.files.chain import Chain
+from anesurgery.files.description import new_spec
+from anesurgery.files.package import Loaded
+from anesurgery.interpret import Predictor
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+
+WIDTH, LAYERS = 64, 6
+RNG = np.random.default_rng(3)
+WEIGHTS = [RNG.standard_normal((WIDTH, WIDTH)).astype(np.float16) / 8 for _ in range(LAYERS)]
+LAYER = WEIGHTS[0].nbytes
+
+
+def stack(opset: Any = ct.target.iOS17) -> Program:
+    """Layers of equal weight on a residual stream, each masked by a tensor that is made of an input."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, WIDTH)), mb.TensorSpec((1, 8, 1))], opset_version=opset)
+    def program(x: Var, keep: Var) -> Var:
+        mask = mb.sub(x=mb.cast(x=keep, dtype="fp16"), y=np.float16(1), name="mask")
+        h = mb.cast(x=x, dtype="fp16")
+        for number, weight in enumerate(WEIGHTS):
+            wide = mb.concat(values=[h, h, h], axis=-1)  # more bytes inside a layer than between two
+            inner = mb.relu(x=mb.add(x=wide, y=mask))
+            part = mb.slice_by_index(x=inner, begin=[0, 0, 0], end=[1, 8, WIDTH])
+            h = mb.add(x=h, y=mb.linear(x=part, weight=weight), name=f"layer_{number}")
+        return mb.cast(x=h, dtype="fp32", name="y")
+
+    return program
+
+
+INPUTS = {"x": RNG.standard_normal((1, 8, WIDTH)).astype(np.float32), "keep": np.ones((1, 8, 1), np.float32)}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stack")
+    return ane.save(ane.load(stack()), folder / "stack.mlpackage")
+
+
+def test_chunks_of_even_weight_compute_what_the_whole_does(package: Path) -> None:
+    chain = ane.split(package, 3)
+    assert len(set(chain.weights)) == 1
+    assert 2 * LAYER <= chain.weights[0] < 2.1 * LAYER  # with the bias of zeros
+    assert [border.names for border in chain.borders] == [("layer_1",), ("layer_3",)]
+    assert ane.compare(package, chain, INPUTS, precision="fp16").psnr == np.inf
+    found, expected = Predictor(chain)(INPUTS), ane.run(package, INPUTS)
+    np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-2, atol=1e-2)
+
+
+def test_the_mask_is_made_again_and_not_passed_on(package: Path) -> None:
+    chain = ane.split(package, 2)
+    assert [sum(op.op_type == "sub" for op in walk_ops(c.program)) for c in chain.chunks] == [1, 1]
+    assert all("mask" not in border.names for border in chain.borders)
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1.1 * LAYER, 6), (2.5 * LAYER, 3), (6.1 * LAYER, 1)])
+def test_as_few_chunks_as_the_limit_needs(package: Path, limit: float, count: int) -> None:
+    chain = ane.split(package, max_bytes=int(limit))
+    assert len(chain.chunks) == count
+    assert max(chain.weights) <= limit
+
+
+def test_a_limit_that_one_op_exceeds_is_an_error_that_names_it(package: Path) -> None:
+    with pytest.raises(
+        SurgeryError, match="need 8.3 kB of weights, and cannot be cut between; the limit is 1.0 kB"
+    ):
+        ane.split(package, max_bytes="1 KB")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, "give either parts=N or max_bytes"),
+        ({"parts": 2, "max_bytes": 5}, "give either"),
+        ({"parts": 1}, "2 or more"),
+        ({"parts": 99}, "parts at most, and not into 99"),
+        ({"max_bytes": "much"}, "is not a size"),
+        ({"max_bytes": 0}, "is not a size"),
+    ],
+)
+def test_wrong_options(package: Path, given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SurgeryError, match=reason):
+        ane.split(package, **given)
+
+
+@pytest.mark.parametrize("name", ["chain", "chain.mlpackage"])
+def test_a_chain_on_disk_is_one_model(package: Path, tmp_path: Path, name: str) -> None:
+    chain = ane.split(package, 3)
+    saved = chain.save(tmp_path / name)
+    assert ane.compare(package, saved, INPUTS, precision="fp16").psnr == np.inf
+    np.testing.assert_array_equal(ane.run(saved, INPUTS)["y"], Predictor(chain)(INPUTS)["y"])
+    parts = ane.inspect(saved, target="M1/macOS 14").parts
+    assert len(parts) == 3
+    assert sum(len(p.ops) for p in parts.values()) >= len(ane.inspect(package, target="M1/macOS 14").ops)
+
+
+def test_coremltools_loads_every_chunk(package: Path, tmp_path: Path) -> None:
+    folder = ane.split(package, 2).save(tmp_path / "chain")
+    for file in sorted(folder.glob("*.mlpackage")):
+        assert ct.models.MLModel(str(file), skip_model_load=True).get_spec().mlProgram.functions
+
+
+def test_halves_pass_as_floats_where_the_opset_has_no_half_inputs(tmp_path: Path) -> None:
+    old = ane.save(ane.load(stack(ct.target.iOS15)), tmp_path / "old.mlpackage")
+    chain = ane.split(old, 2)
+    kinds = [f.type.multiArrayType.dataType for f in chain.chunks[1].spec.description.input]
+    assert set(kinds) == {ct.proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT32}
+    assert chain.borders[0].names == ("layer_2",)
+    assert ane.compare(old, chain, INPUTS, precision="fp16").psnr == np.inf
+
+
+def test_saving_refuses_what_would_be_lost(package: Path, tmp_path: Path) -> None:
+    chain = ane.split(package, 2)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(LoadError, match="is not a folder of chunks"):
+        chain.save(tmp_path / "mine", overwrite=True)
+    with pytest.raises(LoadError):
+        chain.save(package / "chunks")
+    chain.save(tmp_path / "chain")
+    with pytest.raises(LoadError, match="exists"):
+        chain.save(tmp_path / "chain")
+    ane.split(package, 3).save(tmp_path / "chain", overwrite=True)
+    assert len(list((tmp_path / "chain").glob("*.mlpackage"))) == 3
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "names a place elsewhere": lambda c: c | {"models": ["../stack.mlpackage"]},
+    "names a missing model": lambda c: c | {"models": ["none.mlpackage"]},
+    "another format": lambda c: c | {"format": "chain"},
+    "no models": lambda c: c | {"models": []},
+    "an unknown output": lambda c: c | {"outputs": ["z"]},
+    "numbers": lambda c: c | {"inputs": [1]},
+    "a list": lambda c: [c],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_manifest_is_an_error(package: Path, tmp_path: Path, name: str) -> None:
+    folder = ane.split(package, 2).save(tmp_path / "chain")
+    file = folder / "chain.json"
+    file.write_text(json.dumps(DAMAGE[name](json.loads(file.read_text()))))
+    with pytest.raises(LoadError):
+        ane.run(folder, INPUTS)
+
+
+def counter() -> Loaded:
+    """Two states, each read and written in one place, with weights before, between and behind."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((4, 8), types.fp16), mb.StateTensorSpec((4, 8), types.fp16),
+                     mb.StateTensorSpec((4, 8), types.fp16)],
+        opset_version=ct.target.iOS18,
+    )  # fmt: skip
+    def program(x: Var, first: Var, second: Var) -> Var:
+        for number, state in enumerate((first, second)):
+            x = mb.linear(x=x, weight=np.eye(8, dtype=np.float16) * np.float16(number + 2))
+            held = mb.add(x=mb.read_state(input=state), y=x)
+            x = mb.coreml_update_state(state=state, value=held)
+        return mb.relu(x=x, name="y")
+
+    return Loaded(program, new_spec(program, 9))
+
+
+def test_a_state_stays_in_one_chunk_and_lives_between_calls() -> None:
+    whole = counter()
+    chain = ane.split(whole, 4)
+    inputs = [c.program.functions["main"].inputs for c in chain.chunks]
+    states = [name for held in inputs for name, var in held.items() if types.is_state(var.sym_type)]
+    assert states == ["first", "second"]
+    one, many = Predictor(whole, precision="fp16"), Predictor(chain, precision="fp16")
+    kept, shared = one.make_state(), many.make_state()
+    for step in range(3):
+        x = {"x": np.full((4, 8), 0.5 + step, np.float16)}
+        np.testing.assert_array_equal(one(x, state=kept)["y"], many(x, state=shared)["y"])
+
+
+def test_merged_functions_share_weights_and_can_be_taken_out_again(package: Path, tmp_path: Path) -> None:
+    made = ane.merge({"one": package, "two": package}, tmp_path / "both.mlpackage", default="two")
+    weights = [p / "Data/com.apple.CoreML/weights/weight.bin" for p in (package, made)]
+    assert weights[0].stat().st_size == weights[1].stat().st_size
+    spec = ane.load(made).spec
+    assert [f.name for f in spec.description.functions] == ["one", "two"]
+    assert spec.description.defaultFunctionName == "two"
+    taken = ane.extract(made, "one", tmp_path / "one.mlpackage")
+    for function in ("one", "two"):
+        np.testing.assert_array_equal(
+            ane.run(made, INPUTS, function=function)["y"], ane.run(taken, INPUTS)["y"]
+        )
+    assert ane.compare(package, taken, INPUTS, precision="fp16").psnr == np.inf
+
+
+def test_a_function_of_several_is_cut_by_name(package: Path, tmp_path: Path) -> None:
+    made = ane.merge({"one": package, "two": package}, tmp_path / "both.mlpackage")
+    with pytest.raises(SurgeryError, match="has the functions one, two; name one of them"):
+        ane.split(made, 2)
+    chain = ane.split(made, 2, function="two")
+    assert isinstance(chain, Chain)
+    assert ane.compare(package, chain, INPUTS, precision="fp16").psnr == np.inf
+
+
+def test_merge_and_extract_say_what_is_wrong(package: Path, tmp_path: Path) -> None:
+    with pytest.raises(SurgeryError, match="give two or more models"):
+        ane.merge({"one": package}, tmp_path / "out.mlpackage")
+    with pytest.raises(SurgeryError, match="with the default 'three'"):
+        ane.merge({"one": package, "two": package}, tmp_path / "out.mlpackage", default="three")
+    with pytest.raises(UnknownName):
+        ane.extract(package, "prefill", tmp_path / "out.mlpackage")
+    assert not (tmp_path / "out.mlpackage").exists()
+
+
+def test_the_commands(package: Path, tmp_path: Path) -> None:
+    folder, both, one = tmp_path / "chain", tmp_path / "both.mlpackage", tmp_path / "one.mlpackage"
+
+    def call(*words: object) -> Any:
+        return CliRunner().invoke(cli.app, list(map(str, words)))
+
+    made = call("split", package, "--parts", 3, "-o", folder, "--json")
+    assert made.exit_code == 0, made.output
+    said = json.loads(made.output)
+    assert [chunk["weights"] > 2 * LAYER for chunk in said["chunks"]] == [True] * 3
+    assert said["borders"][0] == [{"name": "layer_1", "type": "tensor<fp16, [1, 8, 64]>", "bytes": 1024}]
+    assert call("merge", f"a={package}", f"b={package}", "-o", both).exit_code == 0
+    assert call("extract", both, "b", "-o", one).exit_code == 0
+    assert one.is_dir()
+    with pytest.raises(SurgeryError, match="is not NAME=MODEL"):
+        CliRunner().invoke(cli.app, ["merge", str(package), "-o", str(both)], catch_exceptions=False)
+
+
+def test_the_table_says_what_passes(package: Path) -> None:
+    text = str(ane.split(package, 2))
+    assert "layer_2 tensor<fp16, [1, 8, 64]> (1.0 kB)" in text
+    assert "2 chunks, 1.0 kB between them" in text

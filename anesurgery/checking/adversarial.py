@@ -36,6 +36,8 @@ HUGE = 1 << 24
 NUMBERS = 4096
 """How many numbers a small site is checked on at least, the rounds being repeated up to `REPEATS` times."""
 REPEATS = 6
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number that is drawn: what the interpreter computes with."""
 SMALL_CONSTANT = 64
 """Constants of up to this many elements are aimed at."""
 SYMBOL_LENGTH = 3
@@ -107,27 +109,24 @@ class Drawing:
     def _floats(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, rng: np.random.Generator
     ) -> Array:
-        largest = min(float(np.finfo(dtype).max), self.magnitude)
+        largest = min(float(np.finfo(dtype).max), LARGEST, self.magnitude)
         if self.ordinary and largest > 1e5:
             largest = math.sqrt(largest)
-        normal: Array = rng.standard_normal(shape, np.float32).astype(np.float64)
+        normal = np.asarray(rng.standard_normal(shape, np.float32))
         if kind == "small":
-            return normal * 1e-4
+            return normal * np.float32(1e-4)
         if kind == "large":
-            return normal * 64.0
+            return normal * np.float32(64)
         if kind == "largest":
-            return rng.uniform(-1, 1, shape) * largest
+            return _uniform(rng, shape, -1, 1) * np.float32(largest)
         if kind == "ties":
-            return rng.choice([-1.0, 0.0, 1.0], shape)
+            return rng.integers(-1, 2, shape, np.int8).astype(np.float32)
         if kind == "special":
-            known = self._special(dtype, largest)
-            scaled = normal * 10.0 ** rng.uniform(-4, min(4.0, math.log10(largest)), shape)
-            return np.where(rng.random(shape) < 0.5, rng.choice(known, shape), scaled)
+            decades = _uniform(rng, shape, -4, min(4.0, math.log10(largest)))
+            scaled = normal * np.exp(decades * np.float32(math.log(10)))
+            return _some(rng, scaled, 0.5, self._special(dtype, largest))
         if kind == "nonfinite":
-            hit = rng.random(shape) < 0.1
-            if hit.size and not hit.any():
-                hit.flat[rng.integers(hit.size)] = True
-            return np.where(hit, rng.choice([np.inf, -np.inf, np.nan], shape), normal)
+            return _some(rng, normal, 0.1, np.array([np.inf, -np.inf, np.nan]))
         return normal
 
     def _special(self, dtype: np.dtype[Any], largest: float) -> Array:
@@ -167,11 +166,25 @@ class Drawing:
                 if math.isfinite(low) and math.isfinite(high):
                     values = np.where(np.isfinite(values), values, low)
                 values = np.clip(values, low, high)
-            if dtype.kind == "f":
-                finite = np.isfinite(values)
-                top = min(float(np.finfo(dtype).max), self.magnitude)
-                values = np.where(finite, np.clip(values, -top, top), values)
+            top = min(float(np.finfo(dtype).max), self.magnitude) if dtype.kind == "f" else math.inf
+            values = np.asarray(values)
+            if not (-top <= values.min(initial=0) and values.max(initial=0) <= top):
+                values = np.where(np.isfinite(values), np.clip(values, -top, top), values)
             return values.astype(dtype)
+
+
+def _uniform(rng: np.random.Generator, shape: tuple[int, ...], low: float, high: float) -> Array:
+    """Floats between two numbers."""
+    return np.asarray(rng.random(shape, np.float32) * np.float32(high - low) + np.float32(low))
+
+
+def _some(rng: np.random.Generator, values: Array, share: float, known: Array) -> Array:
+    """Values of which a share, at least one, is drawn from what is known."""
+    hit = np.asarray(rng.random(values.shape, np.float32) < share)
+    if hit.size and not hit.any():
+        hit.flat[rng.integers(hit.size)] = True
+    chosen = known.astype(np.float32)[rng.integers(0, len(known), values.shape, np.uint16)]
+    return np.where(hit, chosen, values)
 
 
 def constants_of(ops: Iterable[Operation]) -> tuple[float, ...]:

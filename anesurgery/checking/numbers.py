@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import Drawing, schedule, untried, weights
+from anesurgery.checking.adversarial import Drawing, drawn_shape, schedule, untried, weights
 from anesurgery.checking.grades import Promise
+from anesurgery.facts.work import is_tensor
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.symbolic import narrows
 from anesurgery.mil import Array, Operation, Var, np_dtype
@@ -105,9 +107,7 @@ def compare_numbers(
         Undrawable: no numbers can be drawn for a value.
     """
     worst = Difference()
-    size = sum(
-        int(np.prod(v.shape)) for v in _drawn(sides, drawing, "normal", np.random.default_rng(0)).values()
-    )
+    size = sum(math.prod(drawn_shape(v)) for v in sides.drawn if is_tensor(v))
     weight = weights([*sides.old_ops, *sides.new_ops])
     floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
     tried = set()

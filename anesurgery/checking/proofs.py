@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
 from anesurgery.checking.adversarial import drawn_shape, weights
 from anesurgery.checking.both import Site
+from anesurgery.checking.excerpt import ROWS, Axes, row_axes
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
@@ -29,6 +31,8 @@ WANTED = 2.0**-40
 """Bound on the probability of error up to which points are added."""
 POINTS = 3
 """Points of `LANES` residues each, at most."""
+LARGE = 1 << 16
+"""Elements read from outside above which a few rows are looked at first."""
 
 
 @dataclass(frozen=True)
@@ -99,20 +103,33 @@ def _agree(site: Site, arithmetic: Symbolic, seed: int) -> int | None:
     Raises:
         Zero: the point has to be drawn again.
     """
-    generator = torch.Generator().manual_seed(seed + 1)
-    images: dict[Var, Image] = {v: field.random(drawn_shape(v), generator) for v in site.drawn}
-    olds = [old for old, _ in site.replaced]
+    if sum(math.prod(drawn_shape(v)) for v in site.drawn) > LARGE and (axes := row_axes(site)) is not None:
+        with suppress(InterpretError):
+            pairs = _pairs(site, type(arithmetic)(arithmetic.seed), seed, axes)
+            if not all(a.same(b) for a, b in pairs):
+                return None
     try:
-        found = _run(site.old_ops, images, [*olds, *site.carried], arithmetic)
-        images |= dict(zip(site.carried, found[len(olds) :], strict=True))
-        news = _run(site.new_ops, images, [new for _, new in site.replaced], arithmetic)
-        pairs = [(arithmetic.image(a), arithmetic.image(b)) for a, b in zip(found, news, strict=False)]
-        arithmetic.degree = max([arithmetic.degree, *(x.degree for pair in pairs for x in pair)])
+        pairs = _pairs(site, arithmetic, seed, {})
     except Zero:
         raise
     except InterpretError:
         return None
+    arithmetic.degree = max([arithmetic.degree, *(x.degree for pair in pairs for x in pair)])
     return sum(a.numel() for a, _ in pairs) if all(a.same(b) for a, b in pairs) else None
+
+
+def _pairs(site: Site, arithmetic: Symbolic, seed: int, axes: Axes) -> list[tuple[Image, Image]]:
+    """The old and the new values, `ROWS` rows of them along the given axes."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    shapes = {v: list(drawn_shape(v)) for v in site.drawn}
+    for v in shapes.keys() & axes.keys():
+        shapes[v][axes[v]] = ROWS
+    images: dict[Var, Image] = {v: field.random(shapes[v], generator) for v in site.drawn}
+    olds = [old for old, _ in site.replaced]
+    found = _run(site.old_ops, images, [*olds, *site.carried], arithmetic)
+    images |= dict(zip(site.carried, found[len(olds) :], strict=True))
+    news = _run(site.new_ops, images, [new for _, new in site.replaced], arithmetic)
+    return [(arithmetic.image(a), arithmetic.image(b)) for a, b in zip(found, news, strict=False)]
 
 
 def _run(

@@ -55,8 +55,10 @@ class Plan:
         *,
         fuse: bool = False,
         device: str = "cpu",
+        room: int | None = None,
     ) -> None:
         self.arithmetic, self.device = dtypes.check(arithmetic), devices.check(device)
+        self.room = dtypes.KEPT if room is None else room
         self.constants: Env = dict(outside.constants) if outside else {}
         self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
         self.steps: list[Step] = []
@@ -162,8 +164,8 @@ class Plan:
         var = step.op.inputs[name]
         if (kept := self.kept.get(var)) is not None:
             return kept
-        if self.ready_bytes > dtypes.KEPT:
-            return stored.float()
+        if self.ready_bytes > self.room:
+            return stored if step.op.op_type == "linear" and self.arithmetic == "fp32" else stored.float()
         made = dtypes.turned(stored) if step.op.op_type == "linear" else stored.float()
         if self.runs > 1:
             self.kept[var] = made
@@ -348,7 +350,7 @@ class Evaluator:
         self, ops: Sequence[Operation], wanted: Sequence[Var], precision: str | dtypes.Arithmetic = "fp32"
     ) -> None:
         self.wanted = list(wanted)
-        self.plan = Plan(ops, wanted, precision)
+        self.plan = Plan(ops, wanted, precision, room=dtypes.KEPT_BRIEFLY)
 
     def __call__(
         self, bindings: Mapping[Var, torch.Tensor], listener: Listener | None = None

@@ -26,6 +26,8 @@ LANES = 3
 LONGEST = 8192
 """Products that may be added up in float64 without rounding."""
 HALF = (P + 1) // 2
+CACHED = 1 << 15
+"""Elements that are scrambled at a time: they stay in the cache of a core."""
 GOLDEN, FIRST, SECOND = (
     torch.tensor(c, dtype=torch.int64)
     for c in (-7046029254386353131, -4658895280553007687, -7723592293110705685)
@@ -82,9 +84,19 @@ def key(*parts: Any) -> int:
 
 def mix(h: Tensor) -> Tensor:
     """Scramble 64 bits."""
-    h = (h ^ ((h >> 30) & ((1 << 34) - 1))) * FIRST
-    h = (h ^ ((h >> 27) & ((1 << 37) - 1))) * SECOND
-    return h ^ ((h >> 31) & ((1 << 33) - 1))
+    h = h.clone(memory_format=torch.contiguous_format)
+    for part in h.view(-1).split(CACHED):
+        _mix(part, torch.empty_like(part))
+    return h
+
+
+def _mix(h: Tensor, scratch: Tensor) -> None:
+    """Scramble 64 bits in place."""
+    for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
+        torch.bitwise_right_shift(h, shift, out=scratch)
+        h ^= scratch.bitwise_and_((1 << (64 - shift)) - 1)
+        if factor is not None:
+            h *= factor
 
 
 def packed(x: Image) -> Tensor:
@@ -96,8 +108,16 @@ def opaque(name: int, *arguments: Tensor) -> Image:
     """A random function of packed arguments: different ones give unrelated results."""
     h = torch.tensor(name, dtype=torch.int64)
     for argument in arguments:
-        h = mix((h ^ argument) + GOLDEN)
-    return Image([(mix(h + GOLDEN * (i + 1)) & ((1 << 62) - 1)) % P for i in range(LANES)])
+        h = mix((h ^ argument).add_(GOLDEN))
+    lanes = [torch.empty_like(h) for _ in range(LANES)]
+    parts = zip(*(tensor.view(-1).split(CACHED) for tensor in (h, *lanes)), strict=True)
+    for part, *made in parts:
+        scratch = torch.empty_like(part)
+        for i, lane in enumerate(made, 1):
+            torch.add(part, GOLDEN * i, out=lane)
+            _mix(lane, scratch)
+            lane.bitwise_and_((1 << 62) - 1).remainder_(P)
+    return Image(lanes)
 
 
 def positions(count: int, name: int) -> Image:

@@ -30,6 +30,9 @@ KEPT = 1 << 30
 """Bytes up to which the larger constants of a program are kept as its ops compute with them, from its second
 run on; the pages of the weight file are given back."""
 
+KEPT_BRIEFLY = 1 << 26
+"""The same for a few ops that run a few times: keeping more costs memory and saves nothing."""
+
 
 class Arithmetic(Protocol):
     """An arithmetic of its own in the place of a name: it says how each op is computed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,6 +14,12 @@ Tensor = torch.Tensor
 
 LONG = 2048
 """Length of a sum from which it pays to look whether a product only picks rows."""
+WIDTH = 256
+"""Numbers of a row that are looked at together, to find the few that are not 0."""
+
+
+BLOCK = 1 << 20
+"""Weights that are widened at a time."""
 
 
 @impl("linear")
@@ -22,7 +29,13 @@ def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     if x.dtype == torch.int32:
         product = _integers(x, weight.T)
         return product if add is None else product + add
-    return F.linear(x, weight.to(x.dtype), None if add is None else add.to(x.dtype))
+    add = None if add is None else add.to(x.dtype).expand(len(weight))
+    if weight.dtype == x.dtype or weight.numel() <= BLOCK:
+        return F.linear(x, weight.to(x.dtype), add)
+    rows = max(1, BLOCK // weight.shape[1])
+    biases = [None] * -(-len(weight) // rows) if add is None else add.split(rows)
+    parts = zip(weight.split(rows), biases, strict=True)
+    return torch.cat([F.linear(x, part.to(x.dtype), bias) for part, bias in parts], -1)
 
 
 @impl("matmul")
@@ -53,10 +66,18 @@ def _picked(x: Tensor, y: Tensor) -> Tensor | None:
 
     The same numbers as the whole sum, since 0 times a finite number adds nothing.
     """
-    if int(torch.count_nonzero(x, dim=-1).max()) > 1 or not bool(torch.isfinite(y.sum())):
+    width = math.gcd(x.shape[-1], WIDTH)
+    blocks = x.unflatten(-1, (-1, width))
+    busy = (blocks.amin(-1) != 0) | (blocks.amax(-1) != 0)
+    if int(busy.sum(-1).max()) > 1:
         return None
-    place = x.abs().argmax(-1)
-    return torch.take_along_dim(x, place[..., None], -1) * y[place] + 0.0  # -0.0 + 0.0 is 0.0
+    block = busy.to(torch.uint8).argmax(-1)
+    inside = torch.take_along_dim(blocks, block[..., None, None], -2).squeeze(-2)
+    if int(torch.count_nonzero(inside, dim=-1).max()) > 1 or not bool(torch.isfinite(y.sum())):
+        return None
+    place = inside.abs().argmax(-1)
+    rows = y[block * width + place]
+    return torch.take_along_dim(inside, place[..., None], -1) * rows + 0.0  # -0.0 + 0.0 is 0.0
 
 
 @impl("einsum")

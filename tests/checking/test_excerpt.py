@@ -1,0 +1,111 @@
+"""Two rows of a large edit: what they may refute, and that what they refute is wrong as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.checking import proofs
+from anesurgery.checking.both import site_of
+from anesurgery.checking.excerpt import row_axes
+from anesurgery.checking.grades import Grade
+from anesurgery.interpret.arithmetic.symbolic import Symbolic
+from anesurgery.mil import Var, mb, types
+
+MASK = np.triu(np.full((8, 8), -1e4, np.float32), 1)
+UNEVEN = np.arange(6, dtype=np.float32).reshape(1, 6, 1, 1)
+HALVES = {"num_splits": 2, "axis": 1}
+
+SAME: dict[str, tuple[Any, Any]] = {
+    "an addition swapped": (
+        lambda x: mb.softmax(x=mb.add(x=x, y=MASK), axis=-1),
+        lambda x: mb.softmax(x=mb.add(x=MASK, y=x), axis=-1),
+    ),
+    "a transpose moved": (
+        lambda x: mb.transpose(x=mb.tanh(x=x), perm=[0, 1, 3, 2]),
+        lambda x: mb.tanh(x=mb.transpose(x=x, perm=[0, 1, 3, 2])),
+    ),
+    "two halves": (
+        lambda x: mb.concat(values=[mb.tanh(x=v) for v in mb.split(x=x, **HALVES)], axis=1),
+        lambda x: mb.tanh(x=x),
+    ),
+    "a reshape": (
+        lambda x: mb.reshape(x=mb.tanh(x=mb.reshape(x=x, shape=[6, 64])), shape=[1, 6, 8, 8]),
+        lambda x: mb.tanh(x=x),
+    ),
+}
+WRONG: dict[str, tuple[Any, Any]] = {
+    "another mask": (
+        lambda x: mb.softmax(x=mb.add(x=x, y=MASK), axis=-1),
+        lambda x: mb.softmax(x=mb.add(x=x, y=MASK.T), axis=-1),
+    ),
+    "another axis": (lambda x: mb.softmax(x=x, axis=-1), lambda x: mb.softmax(x=x, axis=-2)),
+    "rows that differ": (lambda x: mb.add(x=x, y=UNEVEN), lambda x: mb.add(x=x, y=UNEVEN[:, ::-1].copy())),
+}
+
+
+def both(old: Any, new: Any) -> Any:
+    """The site at which `new` replaces `old`, over six rows of 8x8."""
+    made: list[Var] = []
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 6, 8, 8), dtype=types.fp32)])
+    def program(x: Var) -> Any:
+        made.extend([old(x), new(x)])
+        return made
+
+    a, b = made
+    ops = [op for op in program.functions["main"].operations if op.op_type != "const"]
+    return site_of([(a, b)], ops[ops.index(a.op) + 1 :], [])
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Every site is large; the shapes of what the ops of each run read from outside."""
+    monkeypatch.setattr(proofs, "LARGE", 0)
+    seen: list[tuple[int, ...]] = []
+    run = proofs._run
+
+    def watched(ops: Any, images: Any, wanted: Any, arithmetic: Symbolic) -> Any:
+        seen.extend(tuple(image.shape) for image in images.values())
+        return run(ops, images, wanted, arithmetic)
+
+    monkeypatch.setattr(proofs, "_run", watched)
+    return seen
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_is_right_is_proved_on_all_rows(name: str, shapes: list[tuple[int, ...]]) -> None:
+    proof = proofs.prove(both(*SAME[name]))
+    assert proof is not None and (proof.grade, proof.elements) == (Grade.BITS, 6 * 64)
+    assert (1, 6, 8, 8) in shapes
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refuted_on_two_rows(name: str, shapes: list[tuple[int, ...]]) -> None:
+    assert proofs.prove(both(*WRONG[name])) is None
+    assert shapes and (1, 6, 8, 8) not in shapes
+
+
+def test_rows_are_followed_through_both_sides() -> None:
+    site = both(*SAME["a transpose moved"])
+    axes = row_axes(site)
+    assert axes is not None
+    assert {axes[v] for v in site.drawn} <= {2, 3} and axes[site.replaced[0][0]] != axes[site.drawn[0]]
+
+
+@pytest.mark.parametrize("name", ["two halves", "a reshape", "rows that differ"])
+def test_rows_that_are_mixed_cannot_be_cut(name: str) -> None:
+    axes = row_axes(both(*(SAME | WRONG)[name]))
+    assert axes is None or set(axes.values()) <= {2, 3}
+
+
+def test_a_value_read_whole_elsewhere_is_not_cut() -> None:
+    """Each row of the result reads one row of x, and the sum of all."""
+    whole = both(
+        lambda x: mb.add(x=x, y=mb.reduce_sum(x=x, axes=[1, 2, 3], keep_dims=True)),
+        lambda x: mb.add(x=mb.reduce_sum(x=x, axes=[1, 2, 3], keep_dims=True), y=x),
+    )
+    assert row_axes(whole) is None
+    assert proofs.prove(whole) is not None

@@ -1,16 +1,21 @@
 """How long gpt2_ane takes, and how much memory, against coremltools' own null round trip of the same package.
 
-Each variant runs in a fresh process, alternating; the best of several runs counts. Only ratios mean anything.
+Each variant runs in a fresh process on one thread, alternating; its seconds are those of the processor (user
+and system), without imports. Only ratios within a round mean anything: the median of several rounds, and the
+spread.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +45,32 @@ FRAME = """
 import json, resource, sys, time
 source, target = sys.argv[1:]
 extra, started = {{}}, [0.0]
-def begin(): started[0] = time.perf_counter()
+def begin(): started[0] = time.process_time()
 {body}
-spent = time.perf_counter() - started[0]
+spent = time.process_time() - started[0]
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(json.dumps(dict(seconds=spent, peak_mb=peak, **extra)))
 """
 
 
-def measure(body: str, source: Path, folder: Path, runs: int) -> dict[str, Any]:
-    """The best of several runs of one variant."""
-    found = []
-    for _ in range(runs):
-        target = folder / "out.mlpackage"
-        shutil.rmtree(target, ignore_errors=True)
-        command = [sys.executable, "-c", FRAME.format(body=body), str(source), str(target)]
-        made = subprocess.run(command, capture_output=True, text=True, check=True)
-        found.append(json.loads(made.stdout.splitlines()[-1]))
-    return min(found, key=lambda row: row["seconds"]) | {"peak_mb": min(r["peak_mb"] for r in found)}
+Row = dict[str, Any]
+
+
+def measure(body: str, source: Path, folder: Path) -> Row:
+    """One run of a variant."""
+    target = folder / "out.mlpackage"
+    shutil.rmtree(target, ignore_errors=True)
+    command = [sys.executable, "-c", FRAME.format(body=body), str(source), str(target)]
+    threads = {"OMP_NUM_THREADS": "1"}
+    made = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | threads)
+    found: Row = json.loads(made.stdout.splitlines()[-1])
+    return found
+
+
+def spread(figures: Sequence[float], digits: int = 2) -> str:
+    """The median of some figures, and the least and the largest of them."""
+    low, middle, high = (f"{f:.{digits}f}" for f in (min(figures), statistics.median(figures), max(figures)))
+    return f"{middle} ({low} to {high})"
 
 
 def make(folder: Path, layers: int, width: int, vocabulary: int, length: int) -> Path:
@@ -70,6 +83,34 @@ def make(folder: Path, layers: int, width: int, vocabulary: int, length: int) ->
     return path
 
 
+BODIES = {"host": HOST, "ours": OURS.format(prove=None), "sites": OURS.format(prove="sites")}
+GOALS = (("ours", "seconds", 0.7), ("ours", "peak_mb", 0.7), ("sites", "seconds", 0.6))
+SIZES = (12, 48, 192)
+"""Layers."""
+
+
+def against_host(folder: Path, runs: int) -> Iterator[tuple[str, str, str]]:
+    """Time and memory on GPT-2 124M."""
+    small = make(folder, 12, 768, 50257, 512)
+    rounds = [{name: measure(body, small, folder) for name, body in BODIES.items()} for _ in range(runs)]
+    for variant, what, goal in GOALS:
+        words = "gpt2_ane with site checks" if variant == "sites" else "gpt2_ane"
+        figures = [row[variant][what] / row["host"][what] for row in rounds]
+        yield f"{words} / null round trip, {what}", spread(figures), f"at most {goal}"
+    more = [row["sites"]["peak_mb"] - row["ours"]["peak_mb"] for row in rounds]
+    yield "site checks add, MB", spread(more, 0), "at most 300"
+
+
+def by_size(folder: Path, runs: int) -> Iterator[tuple[str, str, str]]:
+    """How the time of an op grows with their number."""
+    packages = [make(folder, layers, 64, 257, 64) for layers in SIZES]
+    rounds = [[measure(BODIES["ours"], package, folder) for package in packages] for _ in range(runs)]
+    each = [[row["seconds"] / row["ops"] for row in rows] for rows in rounds]
+    for i, layers in enumerate(SIZES[1:], 1):
+        figures = [row[i] / row[0] for row in each]
+        yield f"{layers} layers of width 64, time per op / that of 12", spread(figures), "at most 1.3"
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -79,30 +120,11 @@ def main() -> None:
     table = Table("what", "figure", "goal")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        small = make(folder, 12, 768, 50257, 512)
-        host, ours, checked = (
-            measure(body, small, folder, chosen.runs)
-            for body in (HOST, OURS.format(prove=None), OURS.format(prove="sites"))
-        )
-        for what, goal in (("seconds", "0.7"), ("peak_mb", "0.7")):
-            table.add_row(
-                f"gpt2_ane / null round trip, {what}", f"{ours[what] / host[what]:.2f}", f"at most {goal}"
-            )
-        share, more = checked["seconds"] / host["seconds"], checked["peak_mb"] - ours["peak_mb"]
-        table.add_row("with site checks / null round trip, seconds", f"{share:.2f}", "at most 0.6")
-        table.add_row("site checks add, MB", f"{more:.0f}", "at most 300")
-        per_op = []
-        for layers in (12, 48, 192):
-            row = measure(OURS.format(prove=None), make(folder, layers, 64, 257, 64), folder, chosen.runs)
-            per_op.append(row["seconds"] / row["ops"])
-            table.add_row(
-                f"{layers} layers of width 64, time per op / that of 12",
-                f"{per_op[-1] / per_op[0]:.2f}",
-                "at most 1.3",
-            )
+        for row in (*against_host(folder, chosen.runs), *by_size(folder, chosen.runs)):
+            table.add_row(*row)
         if chosen.large:
-            row = measure(OURS.format(prove=None), make(folder, 48, 1600, 50257, 512), folder, 1)
-            table.add_row("48 layers of width 1600, peak memory in MB", f"{row['peak_mb']:.0f}", "under 2000")
+            peak = measure(BODIES["ours"], make(folder, 48, 1600, 50257, 512), folder)["peak_mb"]
+            table.add_row("48 layers of width 1600, peak memory in MB", f"{peak:.0f}", "under 2000")
     Console().print(table)
 
 

@@ -22,7 +22,8 @@ def test_one_number_in_each_row_picks_a_row(width: int) -> None:
     for row, (place, value) in enumerate([(0, 1.0), (width - 1, -2.5), (255, 1e-30), (256, 3.0), (700, 0.0)]):
         x[row // 3, row % 3, place] = value
     rows = linear._picked(x, y)
-    assert rows is not None and torch.equal(rows, x @ y)
+    assert rows is not None
+    assert torch.equal(rows, x @ y)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -68,5 +69,6 @@ def test_hashes_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPatc
     whole, mixed = field.opaque(7, values.T, torch.arange(3)), field.mix(values)
     assert [h % 2**64 for h in mixed.flatten().tolist()] == [splitmix(v % 2**64) for v in range(-9, 9)]
     monkeypatch.setattr(field, "CACHED", 5)
-    assert whole.same(field.opaque(7, values.T, torch.arange(3))) and torch.equal(mixed, field.mix(values))
+    assert whole.same(field.opaque(7, values.T, torch.arange(3)))
+    assert torch.equal(mixed, field.mix(values))
     assert values.flatten().tolist() == list(range(-9, 9)), "the argument is not written to"

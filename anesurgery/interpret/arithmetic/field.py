@@ -85,7 +85,7 @@ def key(*parts: Any) -> int:
 def mix(h: Tensor) -> Tensor:
     """Scramble 64 bits."""
     h = h.clone(memory_format=torch.contiguous_format)
-    for part in h.view(-1).split(CACHED):
+    for part in torch.split(h.view(-1), CACHED):
         _mix(part, torch.empty_like(part))
     return h
 
@@ -110,7 +110,7 @@ def opaque(name: int, *arguments: Tensor) -> Image:
     for argument in arguments:
         h = mix((h ^ argument).add_(GOLDEN))
     lanes = [torch.empty_like(h) for _ in range(LANES)]
-    parts = zip(*(tensor.view(-1).split(CACHED) for tensor in (h, *lanes)), strict=True)
+    parts = zip(*(torch.split(tensor.view(-1), CACHED) for tensor in (h, *lanes)), strict=True)
     for part, *made in parts:
         scratch = torch.empty_like(part)
         for i, lane in enumerate(made, 1):

@@ -33,8 +33,8 @@ def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     if weight.dtype == x.dtype or weight.numel() <= BLOCK:
         return F.linear(x, weight.to(x.dtype), add)
     rows = max(1, BLOCK // weight.shape[1])
-    biases = [None] * -(-len(weight) // rows) if add is None else add.split(rows)
-    parts = zip(weight.split(rows), biases, strict=True)
+    biases = [None] * -(-len(weight) // rows) if add is None else torch.split(add, rows)
+    parts = zip(torch.split(weight, rows), biases, strict=True)
     return torch.cat([F.linear(x, part.to(x.dtype), bias) for part, bias in parts], -1)
 
 
@@ -67,7 +67,7 @@ def _picked(x: Tensor, y: Tensor) -> Tensor | None:
     The same numbers as the whole sum, since 0 times a finite number adds nothing.
     """
     width = math.gcd(x.shape[-1], WIDTH)
-    blocks = x.unflatten(-1, (-1, width))
+    blocks = x.reshape(*x.shape[:-1], -1, width)
     busy = (blocks.amin(-1) != 0) | (blocks.amax(-1) != 0)
     if int(busy.sum(-1).max()) > 1:
         return None

@@ -2,21 +2,24 @@
 
 Re-derived from plans and analysis files of 482 models on an M4 (macOS 27.0.1, coremltools 9.0, fp16), published
 in 751K/Apple-Neural-Engine-Microarchitecture-Study-M6. An op of the memory class costs its bytes at one rate, a
-sum of products its operations at a rate that depends on the operations per byte. The rates of the memory class
-and of relu are the same in a published dump of an M1 (macOS 14.6); those of convolutions differ there. By these
-numbers Core ML chooses; they are no run times.
+sum of products its operations at a rate that depends on its class. The rates of the memory class and of relu are the
+same in a published dump of an M1 (macOS 14.6); those of convolutions differ there. By these numbers Core ML
+chooses; they are no run times. Where cases disagree, or none lies near, an estimate says how far it may be off
+(`Estimate.off`), and a choice that hangs on it is unknown.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from anesurgery.facts.work import Work, is_stored, read_results, runtime, shape_of, size_of
 from anesurgery.mil import Operation, np_dtype
 from anesurgery.ops import names
 from anesurgery.placement.inspection import Estimate
+from anesurgery.placement.target import Target
 
 GIB, GB, T = (1 << 30) / 1e6, 1e9 / 1e6, 1e12 / 1e6
 """Per microsecond."""
@@ -56,22 +59,63 @@ MEMORY_CLASS = names(
 )
 """Ops that cost the bytes they move at run time."""
 
-CONV_RATES = ((64, 16.15 * T, 0.7545 * T), (10, 7.16 * T, 0.388 * T), (0, 0.471 * T, 0.0271 * T))
-"""(operations per byte from which on, ANE, CPU)."""
+@dataclass(frozen=True)
+class Rates:
+    """The rates of a sum of products from one value of its feature on.
 
-LINEAR_RATES = ((213, 5.29 * T, 0.3355 * T), (150, 10.58 * T, 0.3355 * T), (0, 0.58 * T, 0.0225 * T))
-"""The same for `linear`, whose weights do not count as bytes."""
+    Attributes:
+        cut: the least value of the feature.
+        edge: how many times above or below the cut the class is open, because no case lies there.
+        ane: operations per microsecond on the ANE; the least and the most that were seen.
+        cpu: the same on the CPU.
+    """
+
+    cut: float
+    edge: float
+    ane: tuple[float, float]
+    cpu: tuple[float, float]
+
+
+CONV_RATES = (
+    Rates(64, 1.25, (16.15 * T, 16.15 * T), (0.7545 * T, 0.7545 * T)),
+    Rates(10, 1.25, (7.16 * T, 7.16 * T), (0.388 * T, 0.388 * T)),
+    Rates(0, 1, (0.471 * T, 0.471 * T), (0.0271 * T, 0.0271 * T)),
+)
+"""By operations per byte, weights included."""
+
+LINEAR_RATES = (
+    Rates(23.7e6, 1.42, (5.29 * T, 10.58 * T), (0.168 * T, 0.3355 * T)),
+    Rates(0.262e6, 2, (0.58 * T, 0.58 * T), (0.0225 * T, 0.0225 * T)),
+    Rates(0, 1, (0.58 * T, 0.58 * T), (0.0675 * T, 0.0675 * T)),
+)
+"""By operations. On the CPU one case of the first class was seen, at 0.3355; the lower rate is what the ratio of
+both units in the other classes gives for the slower cases of the ANE."""
+
+ELSEWHERE = (1.1, 1.2)
+"""(ANE, CPU): how many times the rates of products may differ off a base M4 with macOS 27. In the dump of an M1
+those of convolutions differ so much."""
+
+STORED_FACTOR = (1.5, 2.5)
+"""The same of a matmul with a constant: none is among the cases, and an M4 Max (macOS 26.6) kept one on the CPU
+that the formula gives to the ANE (eyalamirmusic/eacp)."""
 
 Formula = Callable[[Operation, Work], Estimate]
 
 
-def estimate(op: Operation, work: Work) -> Estimate | None:
+def estimate(op: Operation, work: Work, target: Target) -> Estimate | None:
     """The estimates of an op on both units; None where no formula is known."""
     formula = FORMULAS.get(op.op_type)
     if formula is None and op.op_type not in MEMORY_CLASS:
         return None
     found = formula(op, work) if formula is not None else _memory(work.moved)
+    if work.flop and target.extrapolated:
+        found = _wider(found, ELSEWHERE)
     return replace(found, gpu=_gpu(op, work))
+
+
+def _wider(found: Estimate, factors: tuple[float, float]) -> Estimate:
+    (ane, cpu), (more_ane, more_cpu) = found.off, factors
+    return replace(found, off=(ane * more_ane, cpu * more_cpu))
 
 
 def _gpu(op: Operation, work: Work) -> float | None:
@@ -100,27 +144,40 @@ def _flop(work: Work) -> float:
     return work.flop
 
 
-def _stepped(rates: tuple[tuple[float, float, float], ...], flop: float, moved: float) -> Estimate:
-    intensity = flop / max(moved, 1)
-    _, ane, cpu = next(row for row in rates if intensity >= row[0])
-    return Estimate(flop / ane, flop / cpu)
+def _stepped(rates: tuple[Rates, ...], flop: float, feature: float) -> Estimate:
+    own = next(row for row in rates if feature >= row.cut)
+    open_ = [(row, rates[i + 1]) for i, row in enumerate(rates[:-1]) if _between(row, feature)]
+    ane, off_ane = _middle([row.ane for row in (own, *itertools.chain(*open_))])
+    cpu, off_cpu = _middle([row.cpu for row in (own, *itertools.chain(*open_))])
+    return Estimate(flop / ane, flop / cpu, off=(off_ane, off_cpu))
+
+
+def _between(row: Rates, feature: float) -> bool:
+    return row.cut / row.edge < feature < row.cut * row.edge
+
+
+def _middle(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The middle of the first range, and how many times the ends of all are away from it at most."""
+    middle = math.sqrt(ranges[0][0] * ranges[0][1])
+    return middle, max(max(middle / low, high / middle) for low, high in ranges)
 
 
 def _conv(op: Operation, work: Work) -> Estimate:
     dilations = op.dilations.val if op.dilations is not None else (1,)
     flop = work.flop / math.prod(int(d) for d in dilations)
     weight = size_of(op.weight) if is_stored(op.weight) else 0
-    return _stepped(CONV_RATES, flop, work.moved + weight)
+    return _stepped(CONV_RATES, flop, flop / max(work.moved + weight, 1))
 
 
 def _linear(op: Operation, work: Work) -> Estimate:
-    return _stepped(LINEAR_RATES, work.flop, work.moved)
+    return _stepped(LINEAR_RATES, work.flop, work.flop)
 
 
 def _matmul(op: Operation, work: Work) -> Estimate:
     moved = work.moved + work.constant
     plain = _memory(moved)
-    return Estimate(plain.ane, work.flop / CPU_SUMS if work.flop >= 32 * moved else plain.cpu)
+    found = Estimate(plain.ane, work.flop / CPU_SUMS if work.flop >= 32 * moved else plain.cpu)
+    return found if len(runtime(op)) > 1 else _wider(found, STORED_FACTOR)
 
 
 def _pool(op: Operation, work: Work) -> Estimate:
@@ -178,7 +235,7 @@ def _recurrent(op: Operation, work: Work) -> Estimate:
     (hidden_rows, hidden), steps = shape_of(op.weight_hh), math.prod(shape_of(op.x)[:2])
     flop = 2 * steps * hidden_rows * (hidden + shape_of(op.weight_ih)[-1])
     both = 2 if op.direction is not None and op.direction.val == "bidirectional" else 1
-    return Estimate(None, both * flop / (LINEAR_RATES[-1][2]))
+    return Estimate(None, both * flop / LINEAR_RATES[1].cpu[0])
 
 
 FORMULAS: dict[str, Formula] = {

@@ -31,6 +31,7 @@ class Scope:
         families: generations of the engine (`Chip.family`) that it concerns; empty for all.
         os: where it was seen, in words ("seen on M4, macOS 27.0.1"); empty when not said.
         until: per platform, the last major release on which it holds; empty for no end.
+        since: per platform, the first one; a target without an OS may be on it.
         model_type: "mlprogram", "neuralnetwork", or "any".
         via: "Core ML", or "compiler" for the private ANE compiler.
     """
@@ -38,6 +39,7 @@ class Scope:
     families: frozenset[int] = frozenset()
     os: str = ""
     until: tuple[tuple[str, int], ...] = ()
+    since: tuple[tuple[str, int], ...] = ()
     model_type: str = "mlprogram"
     via: str = "Core ML"
 
@@ -45,8 +47,10 @@ class Scope:
         """Does it speak about any chip of the target, on its OS?"""
         if self.families and not self.families & target.families:
             return False
-        last = dict(self.until).get(target.platform or "")
-        return last is None or target.os is None or target.os <= last
+        if target.platform is None or target.os is None:
+            return True
+        first, last = (dict(ends).get(target.platform) for ends in (self.since, self.until))
+        return (first is None or first <= target.os) and (last is None or target.os <= last)
 
     def __str__(self) -> str:
         chips = [n for n, c in CHIPS.items() if c.family in self.families]

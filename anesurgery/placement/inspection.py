@@ -11,6 +11,7 @@ from typing import Any
 from anesurgery.display import Drawn, drawn
 from anesurgery.files import arrays
 from anesurgery.placement.evidence import Finding
+from anesurgery.placement.flexible import AtShape
 from anesurgery.placement.loadable import refusal
 from anesurgery.placement.target import Target
 
@@ -27,6 +28,8 @@ class Estimate:
     cpu: float | None
     gpu: float | None = None
     """A guess fitted to four models of an M4 Pro, for runs that may use the GPU; None where it fits nothing."""
+    off: tuple[float, float] = (1.0, 1.0)
+    """How many times too large or too small the estimates of the ANE and of the CPU may be."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ class Inspection(Drawn):
         parts: the reports of the parts of a pipeline, by name.
         cost: of the chosen path, as Core ML's segmenter counts: estimates, launches and switches, in
             microseconds and no run time; None where there is none.
+        at_shapes: the units at each enumerated shape; the ops are those of the default one.
     """
 
     model: str
@@ -143,6 +147,7 @@ class Inspection(Drawn):
     measured: bool = False
     parts: dict[str, Inspection] = field(default_factory=dict)
     cost: float | None = None
+    at_shapes: tuple[AtShape, ...] = ()
 
     @property
     def status(self) -> int:
@@ -238,6 +243,7 @@ class Inspection(Drawn):
             "memory": None if self.memory is None else vars(self.memory),
             "notes": list(self.notes),
             "measured": self.measured,
+            "at_shapes": [vars(one) for one in self.at_shapes],
             "parts": {name: part.to_json() for name, part in self.parts.items()},
         }
 

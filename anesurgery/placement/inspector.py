@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from anesurgery.facts.reading import shape_in_words
-from anesurgery.facts.work import kind_of, shape_of
+from anesurgery.facts.work import shape_of
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load
-from anesurgery.mil import any_symbolic, dtype_name, exclusive, function_of
+from anesurgery.mil import dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, loadable, memory
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
-from anesurgery.placement.rules import numeric, sampled, shapes, slow
+from anesurgery.placement.rules import numeric, sampled, shapes, slow, whole_model
 from anesurgery.placement.segments import segments_of
+from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
-from anesurgery.placement.verdicts import Judged, choose, judge
+from anesurgery.placement.verdicts import Judged, choose
 
 NO_PROMISE = (
     "estimates are Core ML's own, as far as their formula was found on an M4 (macOS 27.0.1); no run times",
@@ -26,7 +27,10 @@ NO_PROMISE = (
 )
 ELSEWHERE = "what was measured on a base M4 with macOS 27.0.1 is extrapolated to {}"
 GPU = "what goes to the GPU is a guess, fitted to four models of an M4 Pro (macOS 26.5.1)"
-DYNAMIC = "dynamic lengths count as 1"
+NO_GPU = (
+    "what {} gives to the GPU is not known here, so that most ops have no unit: five models ran on the GPU of an M5 Max "
+    "as a whole (macOS 26.6), about half on that of an M4 Pro (macOS 26.5.1; erwinzhang7/coreml-compute-placement)"
+)
 
 RULES = (*slow.RULES, *numeric.RULES, *shapes.RULES)
 """The tables; `rules_beside` adds the rules that passes bring, and the user's own."""
@@ -69,20 +73,24 @@ def inspect_program(
     loaded: Loaded, target: Target, *, inputs: Any = None, function: str | None = None
 ) -> Inspection:
     """The inspection of an ML Program."""
-    chosen = function_of(loaded.program, function)
-    judged = judge(chosen, target, (*RULES, *rules_beside()))
+    chosen, rules = function_of(loaded.program, function), (*RULES, *rules_beside())
+    shaped = judge_shaped(loaded, function, target, rules)
+    judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, target)
     units, path = choose(judged, target)
-    segments, numbers = segments_of(judged, units, chosen)
+    units = [None if doubts and unit == "ane" else unit for unit in units]
+    segments, numbers = segments_of(judged, units, shaped.function)
     hazards = {} if inputs is None else sampled.hazards(loaded, inputs, target, function)
     rows = tuple(
         _row(i, j, unit, number, hazards)
         for i, (j, unit, number) in enumerate(zip(judged, units, numbers, strict=True))
     )
-    budget, about_memory = memory.measure(chosen, target)
-    about_shapes = (*shapes.of_model(chosen, target), *shapes.save_changes(loaded.program))
+    budget, about_memory = memory.measure(shaped.function, target)
+    about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *shapes.save_changes(loaded.program))
     label = "MIL program" if loaded.source is None else str(loaded.source)
-    findings = (*loadable.of_version(loaded.version, target), *about_memory, *about_shapes)
-    return Inspection(label, target, rows, segments, findings, budget, _notes(target, judged), cost=path)
+    findings = (*loadable.of_version(loaded.version, target), *doubts, *about_memory, *about_shapes)
+    each = at_each(loaded, function, shaped.flexible, target, rules)
+    notes = (*_notes(target), *shaped.notes, *(f"estimated {one}" for one in each))
+    return Inspection(label, target, rows, segments, findings, budget, notes, cost=path, at_shapes=each)
 
 
 def _row(
@@ -111,13 +119,10 @@ def _beside(found: Inspection, model: Any, target: Target, function: str | None)
     return compute_plan.beside(found, compute_plan.plan(model, target, function))
 
 
-def _notes(target: Target, judged: Sequence[Judged]) -> tuple[str, ...]:
+def _notes(target: Target) -> tuple[str, ...]:
     notes = list(NO_PROMISE)
     if target.extrapolated:
         notes.append(ELSEWHERE.format(target.extrapolated))
     if target.uses_gpu:
-        notes.append(GPU)
-    made = [v for j in judged for v in j.op.outputs if kind_of(v).is_tensor]
-    if any(any_symbolic(v.shape or ()) for v in made):
-        notes.append(DYNAMIC)
+        notes.append(GPU if target.gpu_fitted else NO_GPU.format(target.compute_units))
     return tuple(notes)

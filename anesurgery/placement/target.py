@@ -186,6 +186,12 @@ class Target:
         """May Core ML use the GPU?"""
         return self.compute_units in ("CPU_AND_GPU", "ALL")
 
+    @property
+    def gpu_fitted(self) -> bool:
+        """May the GPU be used, on the chips to which the guess about it was fitted (M4 and M4 Pro, with ALL)?"""
+        larger = re.search(r"\b(max|ultra)\b", self.label, re.IGNORECASE)
+        return self.compute_units == "ALL" and self.on_measured_chip and self.platform != "iOS" and not larger
+
     def least(self, limit: str) -> tuple[int, str]:
         """The smallest value of a limit over the chips, and the chip that has it.
 

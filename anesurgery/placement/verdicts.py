@@ -75,7 +75,7 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
                 name = op.outputs[0].name
                 findings += (FIXED.finding(f"%{name} is the same in every run", name),)
             work = work_of(op)
-            found.append(Judged(op, depth, legal, findings, work, cost.estimate(op, work)))
+            found.append(Judged(op, depth, legal, findings, work, cost.estimate(op, work, target)))
             for nested in op.blocks:
                 walk(nested, depth + 1)
 
@@ -96,14 +96,36 @@ def _nested(op: Operation) -> Finding:
     )
 
 
+@dataclass(frozen=True)
+class View:
+    """What is taken for true where it is not known, while a path is looked for.
+
+    Attributes:
+        hopeful: doubtful ops are legal, and estimates are off in favour of the ANE; otherwise the opposite.
+            None: doubtful ops are illegal, and estimates are right.
+        gpu: what the GPU costs: "guess", "free", or "" where it is out of the question.
+    """
+
+    hopeful: bool | None
+    gpu: str = ""
+
+
+def views(target: Target) -> tuple[View, ...]:
+    """The extremes between which the truth lies; an op has a place where all of them give it the same."""
+    if target.gpu_fitted:
+        return View(True, "guess"), View(False, "guess")
+    return (View(True), View(False), *([View(True, "free")] if target.uses_gpu else []))
+
+
 def choose(judged: Sequence[Judged], target: Target) -> tuple[list[str | None], float]:
-    """The unit that each op prefers, None where it hangs on what is not known; and what the path costs."""
-    hopes = [[_costs(j, target, hopeful) for j in judged] for hopeful in (True, False)]
-    likely, unlikely = map(partition.shortest, hopes)
+    """The unit that each op prefers, None where it hangs on what is not known; and what the likeliest path costs."""
+    paths = [partition.shortest([_costs(j, target, view) for j in judged]) for view in views(target)]
     units = [
-        UNITS[a] if a == b and _is_known(j) else None for j, a, b in zip(judged, likely, unlikely, strict=True)
+        UNITS[path[0]] if len(set(path)) == 1 and _is_known(j) else None
+        for j, *path in zip(judged, *paths, strict=True)
     ]
-    return units, partition.total(hopes[1], unlikely)
+    plain = [_costs(j, target, View(None, "guess" if target.gpu_fitted else "")) for j in judged]
+    return units, partition.total(plain, partition.shortest(plain))
 
 
 def _is_known(judged: Judged) -> bool:
@@ -111,10 +133,19 @@ def _is_known(judged: Judged) -> bool:
     return judged.legal is False or (judged.legal is True and judged.estimate is not None)
 
 
-def _costs(judged: Judged, target: Target, hopeful: bool) -> tuple[float, float, float]:
-    """Of the op on each unit; what is not known of legality is taken for the best, or for the worst."""
-    guess, kind = judged.estimate or Estimate(0.0, 0.0), judged.op.op_type
-    legal = target.uses_ane and (judged.legal or (judged.legal is None and hopeful))
-    ane = (guess.ane or 0.0) if legal else math.inf
-    gpu = guess.gpu if target.uses_gpu and not (legal and kind in cost.SUMS) else None
-    return guess.cpu or 0.0, ane, math.inf if gpu is None else gpu
+def _costs(judged: Judged, target: Target, view: View) -> tuple[float, float, float]:
+    """Of the op on each unit."""
+    guess = judged.estimate or Estimate(0.0, 0.0)
+    off_ane, off_cpu = (1.0, 1.0) if view.hopeful is None else guess.off
+    if view.hopeful:
+        off_ane, off_cpu = 1 / off_ane, 1 / off_cpu
+    legal = target.uses_ane and (judged.legal or (judged.legal is None and bool(view.hopeful)))
+    ane = (guess.ane or 0.0) * off_ane if legal else math.inf
+    return (guess.cpu or 0.0) / off_cpu, ane, _on_gpu(judged, guess, view, legal)
+
+
+def _on_gpu(judged: Judged, guess: Estimate, view: View, legal: bool) -> float:
+    if view.gpu == "free":
+        return 0.0
+    fits = view.gpu and guess.gpu is not None and not (legal and judged.op.op_type in cost.SUMS)
+    return guess.gpu if fits and guess.gpu is not None else math.inf

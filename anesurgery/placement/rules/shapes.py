@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from anesurgery.facts.reading import channels, in_words, shape_in_words, weight
 from anesurgery.facts.work import is_tensor, is_weight, runtime, shape_of, size_of
@@ -16,7 +15,6 @@ from anesurgery.mil import (
     Function,
     Operation,
     Var,
-    any_symbolic,
     dtype_name,
     np_dtype,
     static_shape,
@@ -25,6 +23,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.rules import overview
 from anesurgery.placement.rules.saving import save_changes
 from anesurgery.placement.target import CHIPS, Target
@@ -248,16 +247,15 @@ MODEL_RULES = (
 """What `of_model` may say, besides `overview.RULES`."""
 
 
-def of_model(function: Function, target: Target, description: Any = None) -> tuple[Finding, ...]:
+def of_model(function: Function, target: Target, shapes: Flexible | None = None) -> tuple[Finding, ...]:
     """What is to be said about the interface of a function, and about it as a whole.
 
     Args:
         function: a MIL function.
         target: findings that do not concern it are left out.
-        description: of the model's specification, which tells enumerated shapes from ranges; a program that was
-            just converted tells it by itself.
+        shapes: those that its dynamic inputs may have; None where all are fixed.
     """
-    found = [*_lengths(function, description), *_interface(function), *_states(function, target)]
+    found = [*_lengths(function, shapes), *_interface(function), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in found if rule.scope.concerns(target)]
     return (*kept, *overview.of_function(function, target))
 
@@ -265,15 +263,13 @@ def of_model(function: Function, target: Target, description: Any = None) -> tup
 Said = Iterator[tuple[Rule, str]]
 
 
-def _lengths(function: Function, description: Any) -> Said:
-    dynamic = {n: v for n, v in function.inputs.items() if any_symbolic(v.shape or ())}
-    if not dynamic:
-        return
-    listed = {n for n in dynamic if n in _enumerated(function, description)}
+def _lengths(function: Function, shapes: Flexible | None) -> Said:
+    dynamic = dynamic_inputs(function)
+    listed = shapes is not None and bool(shapes.listed)
     for name, var in dynamic.items():
         said = f"input %{name} has the shape {shape_in_words(var.shape)}"
-        yield (ENUMERATED, f"{said}, from a list") if name in listed else (RANGE, said)
-    if listed != set(dynamic):
+        yield (ENUMERATED, f"{said}, from a list") if listed else (RANGE, said)
+    if not dynamic or not listed:
         return
     ops = [op for op in walk_ops(function) if not is_weight(op)]
     norms = [op for op in ops if op.op_type == "layer_norm" and op.x.rank == 3]
@@ -282,16 +278,6 @@ def _lengths(function: Function, description: Any) -> Said:
     scores = [op for op in ops if op.op_type == "matmul" and len(runtime(op)) == 2]
     if scores:
         yield (ENUMERATED_SCORES, f"{len(scores)} products of two values, first %{scores[0].outputs[0].name}")
-
-
-def _enumerated(function: Function, description: Any) -> set[str]:
-    """The inputs whose shapes are enumerated, as far as the program or the description tells."""
-    given = getattr(function, "input_types", None) or ()
-    found = {str(t.name) for t in given if type(t.shape).__name__ == "EnumeratedShapes"}
-    for feature in getattr(description, "input", ()):
-        if feature.type.multiArrayType.WhichOneof("ShapeFlexibility") == "enumeratedShapes":
-            found.add(str(feature.name))
-    return found
 
 
 def _interface(function: Function) -> Said:

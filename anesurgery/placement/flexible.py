@@ -1,0 +1,144 @@
+"""Models whose input shapes may vary: which shapes they name, and a copy of the program at one of them.
+
+What runs where is estimated at the default shape and at each enumerated one. Of the other shapes of a range
+nothing is said: up to iOS 17.3 only the default was for the engine, and later systems were seen to do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anesurgery.errors import LoadError
+from anesurgery.facts.reading import shape_in_words
+from anesurgery.files import protobuf
+from anesurgery.mil import Function, Program, Var, any_symbolic, static_shape
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Input -> its shape."""
+
+
+@dataclass(frozen=True)
+class Flexible:
+    """The shapes that a function may be called with.
+
+    Attributes:
+        default: of each dynamic input; empty where the model does not say.
+        listed: each enumerated combination, the default first; empty for a range.
+    """
+
+    default: dict[str, tuple[int, ...]]
+    listed: tuple[dict[str, tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class AtShape:
+    """An enumerated shape, and where the ops run at it.
+
+    Attributes:
+        shape: in words: "x 1x3x256x256".
+        counts: number of ops by preferred unit, "unknown" among them.
+    """
+
+    shape: str
+    counts: dict[str, int]
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{count} {unit}" for unit, count in self.counts.items())
+        return f"at {self.shape}: {named}"
+
+
+def dynamic_inputs(function: Function) -> dict[str, Var]:
+    """The inputs with a dynamic length."""
+    return {n: v for n, v in function.inputs.items() if any_symbolic(v.shape or ())}
+
+
+def flexible(function: Function, description: Any = None) -> Flexible | None:
+    """The shapes of a function with dynamic inputs; None where all are fixed.
+
+    Args:
+        function: a MIL function; one that was just converted tells its shapes by itself.
+        description: of the function, in the specification of its model.
+    """
+    dynamic = dynamic_inputs(function)
+    if not dynamic:
+        return None
+    told = [s for s in (*_described(description), *_converted(function)) if s[0] in dynamic and _fits(s, dynamic)]
+    default = {name: shape for name, shape, _ in told}
+    if default.keys() != dynamic.keys():
+        return Flexible({})
+    lists = {name: listed for name, _, listed in told}
+    count = min(map(len, lists.values()))
+    listed = tuple({n: shapes[i] for n, shapes in lists.items()} for i in range(count))
+    return Flexible(default, tuple(sorted(listed, key=lambda s: s != default)))
+
+
+Told = tuple[str, tuple[int, ...], list[tuple[int, ...]]]
+"""Name, default shape, enumerated shapes."""
+
+
+def _fits(told: Told, dynamic: Mapping[str, Var]) -> bool:
+    return len(told[1]) == len(dynamic[told[0]].shape) and all(told[1])
+
+
+def _described(description: Any) -> Iterator[Told]:
+    for feature in getattr(description, "input", ()):
+        array, image = feature.type.multiArrayType, feature.type.imageType
+        if feature.type.WhichOneof("Type") == "multiArrayType":
+            yield feature.name, _ints(array.shape), [_ints(s.shape) for s in array.enumeratedShapes.shapes]
+        elif feature.type.WhichOneof("Type") == "imageType":
+            channels = 1 if "GRAYSCALE" in type(image).ColorSpace.Name(image.colorSpace) else 3
+            sizes = [(1, channels, s.height, s.width) for s in image.enumeratedSizes.sizes]
+            yield feature.name, (1, channels, image.height, image.width), sizes
+
+
+def _converted(function: Function) -> Iterator[Told]:
+    for given in getattr(function, "input_types", None) or ():
+        shape = given.shape
+        listed = [_ints(s.shape) for s in getattr(shape, "shapes", ())]
+        default = getattr(shape, "default", None)
+        yield str(given.name), _ints(default or ()), listed
+
+
+def _ints(lengths: Any) -> tuple[int, ...]:
+    return tuple(int(n) for n in lengths)
+
+
+def description_of(spec: Any, function: str | None) -> Any:
+    """The description of one function of a model; None without a specification."""
+    if spec is None:
+        return None
+    named = {f.name: f for f in spec.description.functions}
+    return named.get(function or spec.description.defaultFunctionName) or spec.description
+
+
+def at(program: Program, name: str, shapes: Shapes) -> Function | None:
+    """A copy of a function whose inputs have fixed shapes, its constants shared; None where it has none there.
+
+    The ops are those of the function, in their order; what they make is inferred anew.
+    """
+    alone = Program()
+    alone.add_function(name, program.functions[name])
+    held: list[Any] = []
+
+    def store(var: Var) -> int:
+        held.append(var.val)
+        return len(held) - 1
+
+    version = protobuf.version_of(alone)
+    spec = protobuf.to_proto(alone, version, store)
+    for port in spec.functions[name].inputs:
+        for axis, length in enumerate(shapes.get(port.name, ())):
+            port.type.tensorType.dimensions[axis].constant.size = length
+    try:
+        made = protobuf.from_proto(spec, version, lambda place, dtype, shape: held[place])
+    except LoadError:
+        return None
+    function = made.functions[name]
+    return function if all(static_shape(v) is not None for v in function.inputs.values()) else None
+
+
+def in_words(shapes: Shapes) -> str:
+    """ "x 1x3x256x256, y 1x8"."""
+    return ", ".join(f"{name} {shape_in_words(shape)}" for name, shape in shapes.items())

@@ -1,0 +1,98 @@
+"""Judge the ops of a function, at the default shape of its inputs where they may vary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from anesurgery.facts.work import kind_of
+from anesurgery.files.package import Loaded
+from anesurgery.mil import Function, Operation, any_symbolic, function_of, operands
+from anesurgery.placement.evidence import Finding, Rule
+from anesurgery.placement.flexible import AtShape, Flexible, Shapes, at, description_of, flexible, in_words
+from anesurgery.placement.rules.slow import FIXED
+from anesurgery.placement.target import Target
+from anesurgery.placement.verdicts import Judged, choose, judge
+
+MOST = 16
+"""Enumerated shapes that are looked at; Core ML takes up to 128."""
+AT_DEFAULT = "shapes, estimates and units are those of the default shape, {}; other shapes of a range are not known"
+NO_DEFAULT = "the default shape of {} is not known: dynamic lengths count as 1, and what reads them has no unit"
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A function whose ops were judged.
+
+    Attributes:
+        function: the one that was judged, with fixed inputs where a default shape is known.
+        judged: its ops.
+        flexible: the shapes that it names; None where all are fixed.
+        notes: what the reader must know about the shape.
+    """
+
+    function: Function
+    judged: list[Judged]
+    flexible: Flexible | None = None
+    notes: tuple[str, ...] = ()
+
+
+def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterable[Rule]) -> Shaped:
+    """Judge a function as it is, or at its default shape."""
+    function, rules = function_of(loaded.program, name), tuple(rules)
+    judged = judge(function, target, rules)
+    found = flexible(function, description_of(loaded.spec, name))
+    if found is None:
+        return Shaped(function, judged)
+    fixed = _at(loaded, name, found.default, target, rules)
+    if fixed is None:
+        dynamic = [n for n, v in function.inputs.items() if any_symbolic(v.shape or ())]
+        words = ", ".join(f"%{n}" for n in dynamic)
+        return Shaped(function, list(map(_unknown, judged)), found, (NO_DEFAULT.format(words),))
+    both = [_both(a, b) for a, b in zip(judged, fixed.judged, strict=True)]
+    note = AT_DEFAULT.format(in_words(found.default))
+    return Shaped(fixed.function, both, found, (note,))
+
+
+def at_each(
+    loaded: Loaded, name: str | None, found: Flexible | None, target: Target, rules: Iterable[Rule]
+) -> tuple[AtShape, ...]:
+    """The units at each enumerated shape, `MOST` at most."""
+    rules, told = tuple(rules), []
+    for shapes in [] if found is None else found.listed[:MOST]:
+        fixed = _at(loaded, name, shapes, target, rules)
+        units: Sequence[str | None] = [None] if fixed is None else choose(fixed.judged, target)[0]
+        told.append(AtShape(in_words(shapes), dict(Counter(unit or "unknown" for unit in units))))
+    return tuple(told)
+
+
+def _at(
+    loaded: Loaded, name: str | None, shapes: Shapes, target: Target, rules: tuple[Rule, ...]
+) -> Shaped | None:
+    """The function at one shape, op for op."""
+    if not shapes:
+        return None
+    function = function_of(loaded.program, name)
+    key = next(n for n, f in loaded.program.functions.items() if f is function)
+    made = at(loaded.program, key, shapes)
+    return None if made is None else Shaped(made, judge(made, target, rules))
+
+
+def _both(dynamic: Judged, fixed: Judged) -> Judged:
+    """What is said at the default shape, and what is said because lengths are dynamic."""
+    verdicts = {dynamic.legal, fixed.legal}
+    legal = False if False in verdicts else None if None in verdicts else True
+    said = [f for f in fixed.findings if f.rule != FIXED.id]  # a length that was fixed is no constant
+    more: list[Finding] = [f for f in dynamic.findings if f.rule not in {g.rule for g in said}]
+    return replace(fixed, legal=legal, findings=(*said, *more))
+
+
+def _unknown(judged: Judged) -> Judged:
+    """Without an estimate where it reads or makes a dynamic length."""
+    return replace(judged, estimate=None) if _is_dynamic(judged.op) else judged
+
+
+def _is_dynamic(op: Operation) -> bool:
+    values = [*op.outputs, *(v for _, v in operands(op))]
+    return any(any_symbolic(v.shape or ()) for v in values if kind_of(v).is_tensor)

@@ -2,7 +2,8 @@
 
 Re-derived from plans and analysis files of 482 models on an M4 (macOS 27.0.1, coremltools 9.0, fp16), published
 in 751K/Apple-Neural-Engine-Microarchitecture-Study-M6. An op of the memory class costs its bytes at one rate, a
-sum of products its operations at a rate that depends on its class. The rates of the memory class and of relu are the
+sum of products its operations at a rate that depends on its class. The rates of the memory class and of relu
+are the
 same in a published dump of an M1 (macOS 14.6); those of convolutions differ there. By these numbers Core ML
 chooses; they are no run times. Where cases disagree, or none lies near, an estimate says how far it may be off
 (`Estimate.off`), and a choice that hangs on it is unknown.
@@ -59,6 +60,7 @@ MEMORY_CLASS = names(
 )
 """Ops that cost the bytes they move at run time."""
 
+
 @dataclass(frozen=True)
 class Rates:
     """The rates of a sum of products from one value of its feature on.
@@ -88,7 +90,8 @@ LINEAR_RATES = (
     Rates(0.262e6, 2, (0.58 * T, 0.58 * T), (0.0225 * T, 0.0225 * T)),
     Rates(0, 1, (0.58 * T, 0.58 * T), (0.0675 * T, 0.0675 * T)),
 )
-"""By operations. On the CPU one case of the first class was seen, at 0.3355; the lower rate is what the ratio of
+"""By operations. On the CPU one case of the first class was seen, at 0.3355; the lower rate is what the ratio
+of
 both units in the other classes gives for the slower cases of the ANE."""
 
 ELSEWHERE = (1.1, 1.2)

@@ -64,7 +64,9 @@ def flexible(function: Function, description: Any = None) -> Flexible | None:
     dynamic = dynamic_inputs(function)
     if not dynamic:
         return None
-    told = [s for s in (*_described(description), *_converted(function)) if s[0] in dynamic and _fits(s, dynamic)]
+    told = [
+        s for s in (*_described(description), *_converted(function)) if s[0] in dynamic and _fits(s, dynamic)
+    ]
     default = {name: shape for name, shape, _ in told}
     if default.keys() != dynamic.keys():
         return Flexible({})
@@ -140,5 +142,5 @@ def at(program: Program, name: str, shapes: Shapes) -> Function | None:
 
 
 def in_words(shapes: Shapes) -> str:
-    """ "x 1x3x256x256, y 1x8"."""
+    """The shapes by name: x 1x3x256x256, y 1x8."""
     return ", ".join(f"{name} {shape_in_words(shape)}" for name, shape in shapes.items())

@@ -15,7 +15,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
-from anesurgery.placement.rules import numeric, sampled, shapes, slow, whole_model
+from anesurgery.placement.rules import fused_attention, numeric, sampled, shapes, slow, whole_model
 from anesurgery.placement.segments import segments_of
 from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
@@ -28,11 +28,13 @@ NO_PROMISE = (
 ELSEWHERE = "what was measured on a base M4 with macOS 27.0.1 is extrapolated to {}"
 GPU = "what goes to the GPU is a guess, fitted to four models of an M4 Pro (macOS 26.5.1)"
 NO_GPU = (
-    "what {} gives to the GPU is not known here, so that most ops have no unit: five models ran on the GPU of an M5 Max "
-    "as a whole (macOS 26.6), about half on that of an M4 Pro (macOS 26.5.1; erwinzhang7/coreml-compute-placement)"
+    "what {} gives to the GPU is not known here, so that most ops have no unit: five models ran on the GPU "
+    "of an M5 Max "
+    "as a whole (macOS 26.6), about half on that of an M4 Pro (macOS 26.5.1; "
+    "erwinzhang7/coreml-compute-placement)"
 )
 
-RULES = (*slow.RULES, *numeric.RULES, *shapes.RULES)
+RULES = (*slow.RULES, *numeric.RULES, *fused_attention.RULES, *shapes.RULES)
 """The tables; `rules_beside` adds the rules that passes bring, and the user's own."""
 
 

@@ -122,8 +122,9 @@ def _outermost(op: Operation, home: Block | None) -> Operation:
 OVER = Rule(
     "size-program",
     frozenset(),
-    "programs with more weights do not run on the engine, without an error: 1 GB on iOS (Apple's guide; a "
-    "model below 1.4 GB was seen to leave it too), on Macs 1.5 GB ran and 3.4 GB failed",
+    "programs with more weights were seen to leave the engine, without an error: 1 GB on iOS (Apple's "
+    "guide; on an A19 "
+    "Pro 1.4 GB ran and 1.8 GB failed), on Macs 1.5 GB ran and 3.4 GB failed",
     SOURCES["program"],
     kind="memory",
     grade=Grade.REPORTED,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from anesurgery.facts.work import kind_of
 from anesurgery.files.package import Loaded
-from anesurgery.mil import Function, Operation, any_symbolic, function_of, operands
+from anesurgery.mil import Function, Operation, any_symbolic, function_of, is_symbolic, operands
 from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.flexible import AtShape, Flexible, Shapes, at, description_of, flexible, in_words
 from anesurgery.placement.rules.slow import FIXED
@@ -17,7 +17,9 @@ from anesurgery.placement.verdicts import Judged, choose, judge
 
 MOST = 16
 """Enumerated shapes that are looked at; Core ML takes up to 128."""
-AT_DEFAULT = "shapes, estimates and units are those of the default shape, {}; other shapes of a range are not known"
+AT_DEFAULT = (
+    "shapes, estimates and units are those of the default shape, {}; other shapes of a range are not known"
+)
 NO_DEFAULT = "the default shape of {} is not known: dynamic lengths count as 1, and what reads them has no unit"
 
 
@@ -46,6 +48,8 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
     if found is None:
         return Shaped(function, judged)
     fixed = _at(loaded, name, found.default, target, rules)
+    if fixed is None and found.default and _all_one(function, found.default):
+        return Shaped(function, judged, found, (AT_DEFAULT.format(in_words(found.default)),))
     if fixed is None:
         dynamic = [n for n, v in function.inputs.items() if any_symbolic(v.shape or ())]
         words = ", ".join(f"%{n}" for n in dynamic)
@@ -77,6 +81,16 @@ def _at(
     key = next(n for n, f in loaded.program.functions.items() if f is function)
     made = at(loaded.program, key, shapes)
     return None if made is None else Shaped(made, judge(made, target, rules))
+
+
+def _all_one(function: Function, shapes: Shapes) -> bool:
+    """Are the dynamic lengths 1 at a shape, which is what they count as where they stay dynamic?"""
+    pairs = [
+        (d, n)
+        for name, shape in shapes.items()
+        for d, n in zip(function.inputs[name].shape, shape, strict=True)
+    ]
+    return all(n == 1 for d, n in pairs if is_symbolic(d))
 
 
 def _both(dynamic: Judged, fixed: Judged) -> Judged:

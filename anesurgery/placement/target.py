@@ -62,7 +62,7 @@ CHIPS: dict[str, Chip] = {
         *_row("A16", 15, first_os=16, **H14, **IPHONE),
         *_row("A17", 16, first_os=17, **H16, **IPHONE),
         *_row("A18", 16, first_os=18, **H16, **IPHONE),
-        *_row("A19", 17, first_os=26, **H16, **IPHONE),
+        *_row("A19", 17, first_os=26, **H16, **{**IPHONE, "program": 1_450_000_000}),
         *_row("M1", 13, first_os=12, **H13, **MAC, address_space=int(3.75 * GIB)),
         *_row("M2", 14, first_os=12, **H14, **MAC, address_space=34 * GIB),
         *_row("M3", 15, first_os=14, **H14, **MAC),
@@ -76,8 +76,11 @@ CHIPS: dict[str, Chip] = {
 SOURCES = {
     "axis": "16384 up to H15: more-ane-transformers (M1 Max), ane-guide; 65536 on M4: 751K, macOS 27.0.1",
     "kernel": "M4: 751K, macOS 27.0.1, through Core ML; M1 to M3: ane-guide and ANEForge, compiler tables",
-    "program": "1 GB on iOS: coremltools guide; about 2 GB on macOS: ANEForge, reports on M1 and M5",
-    "address_space": "more-ane-transformers: M1 (3 to 3.75 GB), M2 (34 GB)",
+    "program": "1 GB on iOS: coremltools guide; A19 Pro: 1.4 GB ran, 1.8 GB failed "
+    "(john-rocky/CoreML-LLM); about 2 GB on "
+    "macOS: ANEForge, reports on M1 and M5",
+    "address_space": "more-ane-transformers: M1 (3 to 3.75 GB, where programs failed); M2 (34 GB, as ioreg "
+    "says, not tried)",
     "working_set": "ane-guide: about 2 MB on M1, 4.72 MB on M5",
 }
 """Where the numbers of `CHIPS` come from."""
@@ -188,7 +191,7 @@ class Target:
 
     @property
     def gpu_fitted(self) -> bool:
-        """May the GPU be used, on the chips to which the guess about it was fitted (M4 and M4 Pro, with ALL)?"""
+        """Is it ALL on the chips to which the guess about the GPU was fitted, M4 and M4 Pro?"""
         larger = re.search(r"\b(max|ultra)\b", self.label, re.IGNORECASE)
         return self.compute_units == "ALL" and self.on_measured_chip and self.platform != "iOS" and not larger
 

@@ -118,7 +118,7 @@ def views(target: Target) -> tuple[View, ...]:
 
 
 def choose(judged: Sequence[Judged], target: Target) -> tuple[list[str | None], float]:
-    """The unit that each op prefers, None where it hangs on what is not known; and what the likeliest path costs."""
+    """The unit that each op prefers, None where it is not known; and what the likeliest path costs."""
     paths = [partition.shortest([_costs(j, target, view) for j in judged]) for view in views(target)]
     units = [
         UNITS[path[0]] if len(set(path)) == 1 and _is_known(j) else None

@@ -159,7 +159,7 @@ VERDICTS: dict[str, tuple[Callable[[Var], Any], str, tuple[bool | None, str], di
         {"shape": (8, 8)},
     ),
     "mirrored edges": (lambda x: mb.pad(x=x, pad=[1, 1], mode="reflect"), M4, (True, ""), {}),
-    "mirrored edges on M1": (lambda x: mb.pad(x=x, pad=[1, 1], mode="reflect"), M1, (False, "pad-mirror"), {}),
+    "mirrored edges on M1": (lambda x: mb.pad(x=x, pad=[1, 1], mode="reflect"), M1, (None, "pad-mirror"), {}),
     "a mean over 32": (
         lambda x: mb.avg_pool(x=x, kernel_sizes=[32, 32], pad_type="valid"),
         M4,

@@ -15,6 +15,7 @@ from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import memory
 from anesurgery.placement.evidence import Finding
+from anesurgery.placement.flexible import flexible
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules import overview, sampled, shapes
 from anesurgery.placement.target import CHIPS, Target
@@ -174,11 +175,13 @@ def test_ranges_and_lists_of_shapes() -> None:
             skip_model_load=True,
             minimum_deployment_target=ct.target.iOS16,
         )
-        said = words(shapes.of_model(main(model._mil_program), Target.parse("macOS 13")))
+        converted = main(model._mil_program)
+        said = words(shapes.of_model(converted, Target.parse("macOS 13"), flexible(converted)))
         assert "%x has the shape 1x" in said[rule]
         assert ("dyn-enum-ln" in said) == (rule == "dyn-enumerated")
         loaded = load(model)
-        told = words(shapes.of_model(main(loaded.program), Target.parse("macOS 14"), loaded.spec.description))
+        named = flexible(main(loaded.program), loaded.spec.description)
+        told = words(shapes.of_model(main(loaded.program), Target.parse("macOS 14"), named))
         assert rule in told
         assert "dyn-enum-ln" not in told
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules import block_scales, long_heads, state_updates
+from anesurgery.placement.rules import block_scales, doubtful, fused_attention, long_heads, state_updates
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.rules.remedies import REMEDIES
 from anesurgery.placement.target import SOURCES
@@ -138,14 +138,14 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "embedding",
         "gather",
         "a gather at indices of the run is refused",
-        when.lookup,
+        doubtful.signed_lookup,
         advice="look the rows up on the host",
     ),
     _row(
         "gather-runtime",
         "gather",
         "a gather at indices of the run is refused",
-        when.runtime_indices,
+        doubtful.signed_indices,
         advice="make the indices constant, or gather on the host",
     ),
     _row(
@@ -275,14 +275,8 @@ _FORBIDDEN: tuple[Rule, ...] = (
         families={12, 13},
         advice="resample on the host",
     ),
-    _compiler(
-        "pad-mirror",
-        "pad",
-        "this generation does not mirror edges",
-        when.mirrored,
-        families={12, 13},
-        advice="pad with a constant, or concat reversed slices",
-    ),
+    *doubtful.RULES,
+    fused_attention.NO_DEVICE,
     _compiler(
         "pool-window",
         "avg_pool l2_pool",

@@ -11,16 +11,7 @@ from collections.abc import Iterator
 
 from anesurgery.facts.reading import channels, in_words, shape_in_words, weight
 from anesurgery.facts.work import is_tensor, is_weight, runtime, shape_of, size_of
-from anesurgery.mil import (
-    Function,
-    Operation,
-    Var,
-    dtype_name,
-    np_dtype,
-    static_shape,
-    types,
-    walk_ops,
-)
+from anesurgery.mil import Function, Operation, Var, dtype_name, np_dtype, static_shape, types, walk_ops
 from anesurgery.ops import WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
@@ -225,9 +216,12 @@ STATE_WIDTH = Rule(
 STATE_RANK = Rule(
     "rank5-kv",
     frozenset(),
-    "updates of rank-5 caches were refused; the same cache of rank 4 stayed on the engine",
+    "updates of rank-5 caches were refused, while the same cache of rank 4 stayed on the engine; they were "
+    "made by a "
+    "scatter, which no engine takes, so the rank alone was not tried",
     "FluidInference/FluidAudio: ANE_Profiler.md",
     kind="interface",
+    grade=Grade.REPORTED,
     scope=Scope(os="seen on M5"),
     advice="fold two axes into one",
 )

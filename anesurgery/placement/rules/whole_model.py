@@ -1,6 +1,7 @@
 """What makes the place of a whole model doubtful: reports that contradict each other, or one that stands alone.
 
-Where one of these rules finds something, no op is said to prefer the ANE; what is certain to run on the CPU stays.
+Where one of these rules finds something, no op is said to prefer the ANE; what is certain to run on the CPU
+stays.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from anesurgery.placement.target import Target
 LARGE_TABLE = Rule(
     "embedding-rows",
     frozenset(),
-    "with a table of 151669 rows inside, one model ran on the CPU as a whole, and without it on the ANE; another, of "
-    "about 256000 rows, ran on the ANE but for 9 of its 2024 ops (M1 Max, macOS 27)",
-    "joeblau/voice: convert_coreml.py (Mac, unnamed); ironblock/sidekick: docs/MODELS.md",
+    "with a table of 151669 rows inside, one model ran on the CPU as a whole, and without it on the ANE",
+    "joeblau/voice: convert_coreml.py (Mac, unnamed)",
     grade=Grade.REPORTED,
     advice="look the rows up on the host, and make the embeddings an input",
 )
 DISPUTED_LIST = Rule(
     "dyn-enumerated-disputed",
     frozenset(),
-    "none of 362 ops of a model with enumerated shapes was on the ANE (M1 Max, macOS 26 and 27), and one failed when it "
+    "none of 362 ops of a model with enumerated shapes was on the ANE (M1 Max, macOS 26 and 27), and one "
+    "failed when it "
     "ran; on an M4 Max (macOS 26.6) another stayed on it",
     "ironblock/sidekick; coremltools issue 2730; eyalamirmusic/eacp",
     grade=Grade.REPORTED,
@@ -49,7 +50,7 @@ def _tables(function: Function) -> Iterator[tuple[Rule, str]]:
     for op in walk_ops(function):
         if is_lookup(op) and shape_of(op.x)[0] > CHANNELS:
             words = shape_in_words(shape_of(op.x))
-            yield LARGE_TABLE, f"%{op.outputs[0].name} reads a table of {words}; up to {CHANNELS} rows are an axis"
+            yield (LARGE_TABLE, f"%{op.outputs[0].name} reads a table of {words}, more than {CHANNELS} rows")
             return
 
 

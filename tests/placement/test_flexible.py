@@ -1,0 +1,96 @@
+"""Shapes that may vary: the default shape is judged, each enumerated one is counted, others are unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import get_new_symbol
+
+import anesurgery as ane
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.flexible import at, flexible
+
+SMALL, LARGE = (1, 64, 8, 8), (1, 64, 96, 96)
+SIDE = ct.RangeDim(8, 128, default=96)
+KINDS: dict[str, Any] = {
+    "range": (1, 64, SIDE, SIDE),
+    "list": ct.EnumeratedShapes([SMALL, LARGE], default=LARGE),
+    "fixed": LARGE,
+}
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def converted(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    import torch
+
+    layers = [torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)]
+    traced: Any = torch.jit.trace(torch.nn.Sequential(*layers).eval(), torch.zeros(LARGE))  # type: ignore[no-untyped-call]
+    kind = request.param
+    made = ct.convert(
+        traced,
+        inputs=[ct.TensorType("x", shape=KINDS[kind], dtype=np.float16)],
+        outputs=[ct.TensorType(dtype=np.float16)],
+        skip_model_load=True,
+        minimum_deployment_target=ct.target.iOS16,
+    )
+    return kind, made
+
+
+def test_the_default_shape_is_judged_in_memory_and_from_a_path(
+    converted: tuple[str, Any], tmp_path: Path
+) -> None:
+    kind, model = converted
+    model.save(str(tmp_path / "m.mlpackage"))
+    for source in (model, tmp_path / "m.mlpackage", model._mil_program):
+        found = ane.inspect(source, "M4/macOS 27")
+        assert [row.shape for row in found.ops] == ["1x64x96x96"] * 3
+        assert found.counts == {"ane": 3}
+        rules = {f.rule for f in found.findings}
+        assert ("dyn-range" in rules, "dyn-enumerated" in rules) == (kind == "range", kind == "list")
+        assert any("default shape, x 1x64x96x96" in note for note in found.notes) == (kind != "fixed")
+
+
+def test_each_enumerated_shape_is_counted(converted: tuple[str, Any]) -> None:
+    kind, model = converted
+    found = ane.inspect(model, "M4/macOS 27")
+    told = [(one.shape, one.counts) for one in found.at_shapes]
+    expected = [("x 1x64x96x96", {"ane": 3}), ("x 1x64x8x8", {"cpu": 3})]
+    assert told == (expected if kind == "list" else [])
+    assert any("estimated at x 1x64x8x8: 3 cpu" in note for note in found.notes) == (kind == "list")
+    assert [one["shape"] for one in found.to_json()["at_shapes"]] == [shape for shape, _ in told]
+
+
+def test_lists_are_doubtful_where_reports_conflict(converted: tuple[str, Any]) -> None:
+    kind, model = converted
+    found = ane.inspect(model, "M1/macOS 27")
+    assert found.counts == ({"unknown": 3} if kind == "list" else {"ane": 3})
+    assert ("dyn-enumerated-disputed" in {f.rule for f in found.findings}) == (kind == "list")
+
+
+def symbolic(*shape: Any) -> Program:
+    weight = np.ones((64, 64), np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Any:
+        return mb.linear(x=x, weight=weight)
+
+    return program  # type: ignore[no-any-return]
+
+
+def test_without_a_default_shape_nothing_is_claimed() -> None:
+    found = ane.inspect(symbolic(get_new_symbol(), 64), "M4/macOS 27")
+    assert found.counts == {"unknown": 1}
+    assert any("default shape of %x is not known" in note for note in found.notes)
+
+
+def test_a_copy_at_one_shape_leaves_the_program_as_it_was() -> None:
+    program = symbolic(get_new_symbol(), 64)
+    function = at(program, "main", {"x": (5, 64)})
+    assert function is not None
+    assert tuple(function.outputs[0].shape) == (5, 64)
+    assert flexible(load(program).program.functions["main"]) is not None
+    assert at(program, "main", {}) is None  # still dynamic

@@ -18,6 +18,7 @@ import typer
 from rich.table import Table
 
 from anesurgery import __version__, registry
+from anesurgery.commands.chips import chips
 from anesurgery.commands.decompiling import decompile
 from anesurgery.commands.doctor import doctor
 from anesurgery.commands.generating import generate
@@ -134,6 +135,7 @@ app.command()(split)
 app.command()(merge)
 app.command()(extract)
 app.command()(doctor)
+app.command()(chips)
 
 
 @app.command()

@@ -42,6 +42,7 @@ Fix = Annotated[
     Path | None,
     typer.Option(help="Repair what can be repaired; write this .mlpackage, or .mlmodel of a network."),
 ]
+Op = Annotated[str | None, typer.Option("--why", metavar="OP", help="All rules asked about one op, by name.")]
 Overwrite = Annotated[bool, typer.Option(help="Let --fix and --html replace files.")]
 
 
@@ -57,13 +58,17 @@ def inspect(
     status: Status = False,
     html: Html = None,
     fix: Fix = None,
+    why: Op = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Say where each op of a model runs, why, and which pass repairs it."""
     load_engine(quiet)
-    _check(after, segments=segments, status=status, fix=fix, as_json=as_json)
+    _check(after, segments=segments, status=status, fix=fix, why=why, as_json=as_json)
+    if why is not None:
+        _print_why(model, why, target, compute_units, function, as_json=as_json, quiet=quiet)
+        return
     _check_files(model, html, fix, overwrite)
     look = _look(target, compute_units, function, inputs, measured)
     with waiting("inspecting", quiet):
@@ -85,9 +90,11 @@ def inspect(
         raise typer.Exit(first.status)
 
 
-def _check(after: str | None, *, segments: bool, status: bool, fix: Path | None, as_json: bool) -> None:
+def _check(
+    after: str | None, *, segments: bool, status: bool, fix: Path | None, why: str | None, as_json: bool
+) -> None:
     """Refuse options that contradict each other."""
-    asked = {"AFTER": after, "--fix": fix, "--segments": segments, "--status": status}
+    asked = {"AFTER": after, "--fix": fix, "--segments": segments, "--status": status, "--why": why}
     named = [name for name, given in asked.items() if given]
     if len(named) > 1:
         raise SurgeryError(f"{' and '.join(named)} cannot be asked for at once; choose one")
@@ -149,6 +156,27 @@ def _of_layers(model: str) -> bool:
 
 def _write_page(path: Path, first: Any, second: Any) -> None:
     first.save_html(path.expanduser(), second)
+
+
+def _print_why(
+    model: str,
+    op: str,
+    target: str | None,
+    units: str | None,
+    function: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from anesurgery.placement.target import Target
+    from anesurgery.placement.why import why
+    from anesurgery.show.consulted import why_group
+
+    if _of_layers(model):
+        raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")
+    with waiting("inspecting", quiet):
+        found = why(model, op, Target.parse(target, units), function)
+    show(found.to_json(), why_group(found), as_json, quiet)
 
 
 def _print_segments(found: Any, quiet: bool) -> None:

@@ -91,8 +91,8 @@ def _described(description: Any) -> Iterator[Told]:
             yield feature.name, _ints(array.shape), [_ints(s.shape) for s in array.enumeratedShapes.shapes]
         elif feature.type.WhichOneof("Type") == "imageType":
             channels = 1 if "GRAYSCALE" in type(image).ColorSpace.Name(image.colorSpace) else 3
-            sizes = [(1, channels, s.height, s.width) for s in image.enumeratedSizes.sizes]
-            yield feature.name, (1, channels, image.height, image.width), sizes
+            sizes = [_ints((1, channels, s.height, s.width)) for s in image.enumeratedSizes.sizes]
+            yield feature.name, _ints((1, channels, image.height, image.width)), sizes
 
 
 def _converted(function: Function) -> Iterator[Told]:

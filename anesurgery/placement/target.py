@@ -41,6 +41,10 @@ class Chip:
     """Of all programs loaded together."""
     working_set: int = 2 << 20
     """On-chip memory in which the largest operand should find room."""
+    cores: int = 16
+    """As Apple counts them, of the plain chip; an Ultra has twice as many."""
+    bandwidth: str | None = None
+    """Rate at which weights were seen to stream, in GB/s, with the chips on which they were."""
 
 
 def _row(names: str, family: int, platform: str, first_os: int, **limits: Any) -> list[Chip]:
@@ -56,25 +60,31 @@ H16: dict[str, Any] = {"axis": 65536, "kernel_w": 15, "kernel_h": 31}
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in [
-        *_row("A12 A13", 12, first_os=15, **H13, **IPHONE),
+        *_row("A12 A13", 12, first_os=15, cores=8, **H13, **IPHONE),
         *_row("A14", 13, first_os=15, **H13, **IPHONE),
         *_row("A15", 14, first_os=15, **H14, **IPHONE),
         *_row("A16", 15, first_os=16, **H14, **IPHONE),
         *_row("A17", 16, first_os=17, **H16, **IPHONE),
         *_row("A18", 16, first_os=18, **H16, **IPHONE),
         *_row("A19", 17, first_os=26, **H16, **{**IPHONE, "program": 1_450_000_000}),
-        *_row("M1", 13, first_os=12, **H13, **MAC, address_space=int(3.75 * GIB)),
-        *_row("M2", 14, first_os=12, **H14, **MAC, address_space=34 * GIB),
-        *_row("M3", 15, first_os=14, **H14, **MAC),
-        *_row("M4", 16, first_os=15, **H16, **MAC),
-        *_row("M5", 17, first_os=26, **H16, **MAC, working_set=4_950_000),
-        *_row("M6", 18, first_os=26, **H16, **MAC),
+        *_row("M1", 13, first_os=12, **H13, **MAC, address_space=int(3.75 * GIB), bandwidth="51 to 61"),
+        *_row("M2", 14, first_os=12, **H14, **MAC, address_space=34 * GIB, bandwidth="60 to 62"),
+        *_row("M3", 15, first_os=14, **H14, **MAC, bandwidth="63; Max 120"),
+        *_row("M4", 16, first_os=15, **H16, **MAC, bandwidth="64 to 67; Max 119, Pro 126"),
+        *_row("M5", 17, first_os=26, **H16, **MAC, working_set=4_950_000, bandwidth="70; Pro 145"),
+        *_row("M6", 18, first_os=26, cores=32, **H16, **MAC, bandwidth="about 150"),
     ]
 }
 """Every chip whose engine Core ML uses; Pro, Max and Ultra count as the plain chip."""
 
 SOURCES = {
     "axis": "16384 up to H15: more-ane-transformers (M1 Max), ane-guide; 65536 on M4: 751K, macOS 27.0.1",
+    "engine": "compiler targets: ane-guide (M1, M2, M5), 751K (M4, M6); A12 to A19 by the generation of "
+    "their silicon",
+    "cores": "Apple; A12 to M5 collected by hollance/neural-engine and ane-guide, M6 (two engines of 16) "
+    "by 751K",
+    "bandwidth": "Anemll/anemll-bench (M1 to M5), ane-guide (M5 Pro), 751K (M6)",
+    "since": "oldest release counted from iOS 15 and macOS 12, with which the chip's first devices came",
     "kernel": "M4: 751K, macOS 27.0.1, through Core ML; M1 to M3: ane-guide and ANEForge, compiler tables",
     "program": "1 GB on iOS: coremltools guide; A19 Pro: 1.4 GB ran, 1.8 GB failed "
     "(john-rocky/CoreML-LLM); about 2 GB on "

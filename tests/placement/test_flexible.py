@@ -78,7 +78,7 @@ def symbolic(*shape: Any) -> Program:
     def program(x: Var) -> Any:
         return mb.linear(x=x, weight=weight)
 
-    return program  # type: ignore[no-any-return]
+    return program
 
 
 def test_without_a_default_shape_nothing_is_claimed() -> None:

@@ -1,0 +1,96 @@
+"""Every rule that was asked about one op, and what it said: what `inspect --why` shows."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from anesurgery.errors import UnknownName
+from anesurgery.loading import load
+from anesurgery.mil import Operation
+from anesurgery.placement.evidence import Rule
+from anesurgery.placement.inspection import OpRow
+from anesurgery.placement.inspector import RULES, inspect_program
+from anesurgery.placement.registered import rules_beside
+from anesurgery.placement.rules.legality import FORBIDDEN
+from anesurgery.placement.shaped import judge_shaped
+from anesurgery.placement.target import Target
+
+NO_MATCH, OTHER_TARGET = "no", "other chip or OS"
+
+
+@dataclass(frozen=True)
+class Consulted:
+    """A rule that speaks about an op's type.
+
+    Attributes:
+        rule: the row of the table.
+        said: what it found; "no" where its condition does not hold; "other chip or OS" where it was not asked.
+    """
+
+    rule: Rule
+    said: str
+
+    @property
+    def found(self) -> bool:
+        """Did it find something?"""
+        return self.said not in (NO_MATCH, OTHER_TARGET)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        rule = self.rule
+        return {
+            "rule": rule.id,
+            "kind": rule.kind,
+            "said": self.said,
+            "because": rule.because,
+            "source": rule.source,
+            "grade": rule.grade.value,
+            "scope": str(rule.scope),
+            "remedy": rule.remedy,
+            "advice": rule.advice,
+        }
+
+
+@dataclass(frozen=True)
+class Why:
+    """One op: its row in the report, and all rules asked about it, those that found something first."""
+
+    row: OpRow
+    rules: tuple[Consulted, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"op": self.row.to_json(), "rules": [consulted.to_json() for consulted in self.rules]}
+
+
+def why(model: Any, op: str, target: Target, function: str | None = None) -> Why:
+    """Why an op of an ML Program is placed as it is.
+
+    Raises:
+        UnknownName: no op of that name.
+        LoadError: the model cannot be read.
+    """
+    loaded = load(model)
+    rules = (*RULES, *rules_beside())
+    found = inspect_program(loaded, target, function=function)
+    judged = {j.name: j.op for j in judge_shaped(loaded, function, target, rules).judged}
+    if op not in judged:
+        raise UnknownName("op", op, difflib.get_close_matches(op, judged, 8, 0) or judged)
+    chosen = judged[op]
+    about = [rule for rule in (*FORBIDDEN, *rules) if _is_about(rule, chosen)]
+    asked = [Consulted(rule, _said(rule, chosen, target)) for rule in about]
+    return Why(found.row(op), tuple(sorted(asked, key=lambda consulted: not consulted.found)))
+
+
+def _is_about(rule: Rule, op: Operation) -> bool:
+    return not rule.ops or op.op_type in rule.ops
+
+
+def _said(rule: Rule, op: Operation, target: Target) -> str:
+    if not rule.scope.concerns(target):
+        return OTHER_TARGET
+    if rule.test is None:
+        return f"{op.op_type}, in every form" if rule.kind == "legality" else NO_MATCH
+    return rule.test(op, target) or NO_MATCH

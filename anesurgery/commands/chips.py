@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,22 +10,7 @@ from rich.console import Group
 from rich.table import Table
 
 from anesurgery.commands.options import Json, Quiet, show
-from anesurgery.facts.reading import in_words
-from anesurgery.placement.target import CHIPS, SOURCES, Chip, Target
-
-COLUMNS: dict[str, Callable[[Chip], Any]] = {
-    "chip": lambda c: c.name,
-    "engine": lambda c: f"H{c.family}",
-    "cores": lambda c: c.cores,
-    "GB/s": lambda c: c.bandwidth,
-    "axis": lambda c: c.axis,
-    "kernel": lambda c: f"{c.kernel_h}x{c.kernel_w}",
-    "program": lambda c: in_words(c.program),
-    "address space": lambda c: None if c.address_space is None else in_words(c.address_space),
-    "working set": lambda c: in_words(c.working_set),
-    "since": lambda c: f"{c.platform} {c.first_os}",
-}
-"""Heading -> what stands below it."""
+from anesurgery.commands.waiting import load_engine
 
 
 def chips(
@@ -35,15 +19,36 @@ def chips(
     quiet: Quiet = False,
 ) -> None:
     """What is known of each chip: engine, cores, bandwidth, limits, oldest OS, and from where."""
+    load_engine(quiet)
+    from anesurgery.placement.target import CHIPS, SOURCES, Target
+
     chosen = [CHIPS[name] for name in Target.parse(target).chips]
     plain = {"chips": [asdict(chip) for chip in chosen], "sources": SOURCES}
     sources = "\n".join(f"{name}: {source}" for name, source in SOURCES.items())
     show(plain, Group(_table(chosen), sources), as_json, quiet)
 
 
-def _table(chosen: list[Chip]) -> Table:
-    table = Table(*COLUMNS, box=None)
-    for chip in chosen:
-        found = [value(chip) for value in COLUMNS.values()]
-        table.add_row(*("?" if value is None else str(value) for value in found))
+def _cells(chip: Any) -> dict[str, Any]:
+    """Heading -> what stands below it; None where nothing is known."""
+    from anesurgery.facts.reading import in_words
+
+    return {
+        "chip": chip.name,
+        "engine": f"H{chip.family}",
+        "cores": chip.cores,
+        "GB/s": chip.bandwidth,
+        "axis": chip.axis,
+        "kernel": f"{chip.kernel_h}x{chip.kernel_w}",
+        "program": in_words(chip.program),
+        "address space": None if chip.address_space is None else in_words(chip.address_space),
+        "working set": in_words(chip.working_set),
+        "since": f"{chip.platform} {chip.first_os}",
+    }
+
+
+def _table(chosen: list[Any]) -> Table:
+    rows = [_cells(chip) for chip in chosen]
+    table = Table(*rows[0], box=None)
+    for row in rows:
+        table.add_row(*("?" if value is None else str(value) for value in row.values()))
     return table

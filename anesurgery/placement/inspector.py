@@ -15,7 +15,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
-from anesurgery.placement.rules import fused_attention, numeric, sampled, shapes, slow, whole_model
+from anesurgery.placement.rules import ignored_masks, numeric, sampled, shapes, slow, whole_model
 from anesurgery.placement.segments import segments_of
 from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
@@ -34,7 +34,7 @@ NO_GPU = (
     "erwinzhang7/coreml-compute-placement)"
 )
 
-RULES = (*slow.RULES, *numeric.RULES, *fused_attention.RULES, *shapes.RULES)
+RULES = (*slow.RULES, *numeric.RULES, *ignored_masks.RULES, *shapes.RULES)
 """The tables; `rules_beside` adds the rules that passes bring, and the user's own."""
 
 

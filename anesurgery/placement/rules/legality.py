@@ -14,7 +14,7 @@ from typing import Any
 
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules import block_scales, doubtful, fused_attention, long_heads, state_updates
+from anesurgery.placement.rules import block_scales, doubtful, ignored_masks, long_heads, state_updates
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.rules.remedies import REMEDIES
 from anesurgery.placement.target import SOURCES
@@ -276,7 +276,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         advice="resample on the host",
     ),
     *doubtful.RULES,
-    fused_attention.NO_DEVICE,
+    ignored_masks.NO_DEVICE,
     _compiler(
         "pool-window",
         "avg_pool l2_pool",

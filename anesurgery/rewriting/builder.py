@@ -136,6 +136,11 @@ class Builder:
         """Declare a change of the model's interface that this rewrite makes on purpose."""
         self._session.contract.append(change)
 
+    def note(self, words: str) -> None:
+        """Tell the caller something about the edits, once."""
+        if words not in self._session.notes:
+            self._session.notes.append(words)
+
     def _record(self, made: Var) -> None:
         """Note the new op and the constants that coremltools made for its literals."""
         op = made.op

@@ -5,6 +5,7 @@ from __future__ import annotations
 PASSES: dict[str, str] = {
     "adapt_rank": "linear-rank sdpa-rank",
     "argmax_as_floats": "op-reduce_argmax op-reduce_argmin",
+    "approximate": "op-asin op-acos op-tan op-sinh op-cosh op-atanh sin-cos",
     "causal_mask_tensor": "op-band_part mask-positions",
     "chain_pools": "max-pool-width pool-window",
     "compute_fp16": "fp32",

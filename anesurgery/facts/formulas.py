@@ -1,0 +1,216 @@
+"""Functions as formulas of ops that the Neural Engine has, and how far they are off over a range.
+
+The polynomials of asin and erf are 4.4.45 and 7.1.26 of Abramowitz and Stegun's handbook.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Maker, Var, np_dtype, types
+from anesurgery.mil import mb as host
+
+Formula = Callable[[Any, Var], Var]
+
+GRID = 4097
+"""Numbers on which an error is measured."""
+PI_HIGH = 3.140625
+"""pi in eight bits, so that small multiples are exact in fp16; `PI_LOW` is the rest."""
+PI_LOW = math.pi - PI_HIGH
+
+SINE = (-1 / 6, 1 / 120, -1 / 5040, 1 / 362880)
+COSINE = (-1 / 2, 1 / 24, -1 / 720, 1 / 40320, -1 / 3628800)
+ARC = (1.5707288, -0.2121144, 0.0742610, -0.0187293)
+ARCTANGENT = (0.99998660, -0.33029950, 0.18014100, -0.08513300, 0.02083510)
+ERROR = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+DOMAINS: dict[str, tuple[float, float]] = {
+    "asin": (-1, 1),
+    "acos": (-1, 1),
+    "atanh": (-1 + 2**-10, 1 - 2**-10),
+    "tan": (-1.375, 1.375),
+}
+"""Where a function is defined, and its formula of use."""
+
+
+class _Numbers:
+    """A maker that takes Python numbers in the type of an operand."""
+
+    def __init__(self, maker: Maker, x: Var) -> None:
+        self.maker, self.type = maker, np_dtype(x).type
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        make = getattr(self.maker, op_type)
+
+        def build(**given: Any) -> Any:
+            return make(**{k: self.type(v) if isinstance(v, float) else v for k, v in given.items()})
+
+        return build
+
+    def polynomial(self, x: Var, coefficients: Sequence[float]) -> Var:
+        """c0 + x (c1 + x (c2 + ...))."""
+        *lower, last = coefficients
+        made: Any = float(last)
+        for c in reversed(lower):
+            made = self.add(x=self.mul(x=x, y=made), y=float(c))
+        found: Var = made
+        return found
+
+
+def _reduced(m: _Numbers, x: Var, shift: float) -> tuple[Var, Var]:
+    """What is left of x - (n + shift) pi for the nearest n, and -1 to the power of n."""
+    turns = m.mul(x=x, y=1 / math.pi)
+    n = m.round(x=m.sub(x=turns, y=shift) if shift else turns)
+    at = m.add(x=n, y=shift) if shift else n
+    left = m.sub(x=m.sub(x=x, y=m.mul(x=at, y=PI_HIGH)), y=m.mul(x=at, y=PI_LOW))
+    odd = m.sub(x=n, y=m.mul(x=m.floor(x=m.mul(x=n, y=0.5)), y=2.0))
+    return left, m.sub(x=1.0, y=m.mul(x=odd, y=2.0))
+
+
+def _odd(m: _Numbers, x: Var, coefficients: Sequence[float]) -> Var:
+    made: Var = m.mul(x=x, y=m.polynomial(m.square(x=x), coefficients))
+    return made
+
+
+def _sin(maker: Any, x: Var) -> Var:
+    m = _Numbers(maker, x)
+    left, sign = _reduced(m, x, 0.0)
+    made: Var = m.mul(x=_odd(m, left, (1.0, *SINE)), y=sign)
+    return made
+
+
+def _cos(maker: Any, x: Var) -> Var:
+    m = _Numbers(maker, x)
+    left, sign = _reduced(m, x, 0.5)
+    made: Var = m.mul(x=_odd(m, left, (-1.0, *(-c for c in SINE))), y=sign)
+    return made
+
+
+def _tan(maker: Any, x: Var) -> Var:
+    m = _Numbers(maker, x)
+    made: Var = m.real_div(x=_odd(m, x, (1.0, *SINE)), y=m.polynomial(m.square(x=x), (1.0, *COSINE)))
+    return made
+
+
+def _acos_of(m: _Numbers, size: Var) -> Var:
+    """The arc of a cosine of [0, 1]."""
+    root = m.sqrt(x=m.maximum(x=m.sub(x=1.0, y=size), y=0.0))
+    made: Var = m.mul(x=root, y=m.polynomial(size, ARC))
+    return made
+
+
+def _asin(maker: Any, x: Var) -> Var:
+    m = _Numbers(maker, x)
+    arc = m.sub(x=math.pi / 2, y=_acos_of(m, m.abs(x=x)))
+    made: Var = m.mul(x=m.sign(x=x), y=arc)
+    return made
+
+
+def _acos(maker: Any, x: Var) -> Var:
+    made: Var = _Numbers(maker, x).sub(x=math.pi / 2, y=_asin(maker, x))
+    return made
+
+
+def _atan(maker: Any, x: Var) -> Var:
+    """The smaller of |x| and 1 / |x|; above 1 the angle is what is left of a right one."""
+    m = _Numbers(maker, x)
+    size = m.abs(x=x)
+    large = m.cast(x=m.greater(x=size, y=1.0), dtype="fp16" if m.type is np.float16 else "fp32")
+    ratio = m.real_div(x=m.minimum(x=size, y=1.0), y=m.maximum(x=size, y=1.0))
+    angle = _odd(m, ratio, ARCTANGENT)
+    rest = m.mul(x=large, y=m.sub(x=math.pi / 2, y=m.mul(x=angle, y=2.0)))
+    made: Var = m.mul(x=m.sign(x=x), y=m.add(x=angle, y=rest))
+    return made
+
+
+def _halves(m: _Numbers, x: Var) -> tuple[Var, Var]:
+    """exp(x) / 2 and exp(-x) / 2, which overflow only where their sum does."""
+    half = math.log(2)
+    return m.exp(x=m.sub(x=x, y=half)), m.exp(x=m.sub(x=-half, y=x))
+
+
+def _sinh(maker: Any, x: Var) -> Var:
+    m = _Numbers(maker, x)
+    up, down = _halves(m, x)
+    made: Var = m.sub(x=up, y=down)
+    return made
+
+
+def _cosh(maker: Any, x: Var) -> Var:
+    m = _Numbers(maker, x)
+    up, down = _halves(m, x)
+    made: Var = m.add(x=up, y=down)
+    return made
+
+
+def _atanh(maker: Any, x: Var) -> Var:
+    m = _Numbers(maker, x)
+    both = m.sub(x=m.log(x=m.add(x=x, y=1.0)), y=m.log(x=m.sub(x=1.0, y=x)))
+    made: Var = m.mul(x=both, y=0.5)
+    return made
+
+
+def _erf(maker: Any, x: Var) -> Var:
+    m = _Numbers(maker, x)
+    size = m.abs(x=x)
+    t = m.real_div(x=1.0, y=m.add(x=m.mul(x=size, y=0.3275911), y=1.0))
+    tail = m.mul(x=m.mul(x=t, y=m.polynomial(t, ERROR)), y=m.exp(x=m.mul(x=m.square(x=x), y=-1.0)))
+    made: Var = m.mul(x=m.sign(x=x), y=m.sub(x=1.0, y=tail))
+    return made
+
+
+def _exp2(maker: Any, x: Var) -> Var:
+    m = _Numbers(maker, x)
+    made: Var = m.exp(x=m.mul(x=x, y=math.log(2)))
+    return made
+
+
+def _softplus(maker: Any, x: Var) -> Var:
+    m = _Numbers(maker, x)
+    tail = m.log(x=m.add(x=m.exp(x=m.mul(x=m.abs(x=x), y=-1.0)), y=1.0))
+    made: Var = m.add(x=m.relu(x=x), y=tail)
+    return made
+
+
+FORMULAS: dict[str, Formula] = {
+    "sin": _sin,
+    "cos": _cos,
+    "tan": _tan,
+    "asin": _asin,
+    "acos": _acos,
+    "atan": _atan,
+    "sinh": _sinh,
+    "cosh": _cosh,
+    "atanh": _atanh,
+    "erf": _erf,
+    "exp2": _exp2,
+    "softplus": _softplus,
+}
+"""Op type -> its formula."""
+
+
+@lru_cache(maxsize=256)
+def measured(kind: str, low: float, high: float, dtype: str) -> float:
+    """The largest error of a formula on a grid, in the arithmetic of a type, relative to the largest result."""
+    from anesurgery.interpret import run
+
+    spec = host.TensorSpec((GRID,), dtype=types.fp16 if dtype == "fp16" else types.fp32)
+
+    @host.program(input_specs=[spec])
+    def program(x: Var) -> Var:
+        return FORMULAS[kind](host, x)
+
+    @host.program(input_specs=[host.TensorSpec((GRID,))])
+    def exact(x: Var) -> Var:
+        return getattr(host, kind)(x=x)
+
+    numbers = np.linspace(low, high, GRID).astype(np.float16 if dtype == "fp16" else np.float32)
+    (found,) = run(program, {"x": numbers}, precision=dtype).values()
+    (expected,) = run(exact, {"x": numbers.astype(np.float32)}).values()
+    error = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max()
+    return float(error / max(np.abs(expected).max(), np.finfo(np.float32).tiny))

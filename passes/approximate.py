@@ -1,0 +1,144 @@
+"""On request: a function that the engine lacks becomes a formula of ops that it has, within a stated error.
+
+Before::
+
+    main(%x: 2x3) {
+      %y: 2x3 = cosh(x=%x)
+      return %y
+    }
+
+After::
+
+    main(%x: 2x3) {
+      %y_approximate_sub: 2x3 = sub(x=%x, y=0.693147)
+      %y_approximate_exp: 2x3 = exp(x=%y_approximate_sub)
+      %y_approximate_sub_1: 2x3 = sub(x=-0.693147, y=%x)
+      %y_approximate_exp_1: 2x3 = exp(x=%y_approximate_sub_1)
+      %y: 2x3 = add(x=%y_approximate_exp, y=%y_approximate_exp_1)
+      return %y
+    }
+
+Sines and cosines are reduced to half a period, with pi in two parts, and a polynomial; tangents are their
+quotient; asin and acos are a root times a polynomial; the hyperbolic functions are sums of exponentials,
+atanh one of logarithms. The error is measured over the range of the operand, in the arithmetic of the
+program, and stated in the notes of the surgery. The range is what the ops before it show, or else `limit`.
+
+Refuses when the error is above `most_error`, with the error and the range, and when a range is outside of
+what the function takes. `auto` never tries it. Which functions are replaced: those that the target lacks, or
+`functions`.
+
+Why it helps: asin, acos, tan, sinh, cosh and atanh were not placed on the ANE in any form
+(measured through Core ML on M4, macOS 27); the tables of the compiler have no sine before A17 and M3
+(reported). What it gains in time was not measured.
+
+Grade: checked: it is an approximation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import Tolerance
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.formulas import DOMAINS, FORMULAS, measured
+from anesurgery.facts.intervals import interval
+from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, static_shape
+from anesurgery.ops import names
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.session import Session
+
+LACKING = names("asin acos tan sinh cosh atanh")
+"""Functions that no chip was seen to have."""
+SINES, HAVE_SINES = names("sin cos"), 15
+"""Functions that chips have from this family on."""
+
+
+@dataclass(frozen=True)
+class Approximate(Rewrite):
+    """Trigonometric and hyperbolic functions in formulas, each with its measured error."""
+
+    name: ClassVar[str] = "approximate"
+    tolerance: ClassVar[Tolerance] = Tolerance(5e-3)
+    functions: tuple[str, ...] = ()
+    """Op types to replace; those that the target lacks by default."""
+    limit: float = 8.0
+    """How far an operand of unknown range is taken to reach, where the function takes that much."""
+    most_error: float = 5e-3
+    """Largest error that is accepted, relative to the largest result."""
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.functions) - set(FORMULAS):
+            raise PassError(f"{self.name}: no formula for {sorted(unknown)}; known: {sorted(FORMULAS)}")
+        if not 0 < self.most_error <= self.tolerance.rtol:
+            raise PassError(f"{self.name}: most_error={self.most_error!r}; at most {self.tolerance.rtol:g}")
+
+    @classmethod
+    def variants(cls, target: Target) -> tuple[Pass, ...]:
+        """None: it changes results, so that only the caller can ask for it."""
+        return ()
+
+    def run(self, program: Program, session: Session) -> None:
+        """Apply it to what the target lacks."""
+        families = Target.parse(session.target).families
+        lacking = LACKING | (SINES if min(families) < HAVE_SINES else frozenset())
+        step = self if self.functions else replace(self, functions=tuple(sorted(lacking)))
+        super(Approximate, step).run(program, session)
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every function of the table."""
+        return op.any(*FORMULAS)(x=var("x"))
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """A formula that is good enough over the range."""
+        op = m.root
+        if op.op_type not in self.functions or constant(m.x) is not None:
+            return None
+        low, high = self.range_of(m)
+        least, most = DOMAINS.get(op.op_type, (-math.inf, math.inf))
+        if low < least or high > most:
+            words = f"%{m.x.name} reaches from {low:g} to {high:g}"
+            return Refusal(f"{words}; {op.op_type} takes {least:g} to {most:g} here", op)
+        dtype = np_dtype(m.x).name.replace("float", "fp")
+        error = measured(op.op_type, low, high, dtype)
+        words = f"{op.op_type} is off by at most {error:.1e} of its largest value on [{low:g}, {high:g}]"
+        if not error <= self.most_error:
+            return Refusal(f"{words} ({dtype}); the limit is {self.most_error:g}", op)
+        return m.bind(low=low, high=high, words=f"{words}, measured in {dtype}")
+
+    def range_of(self, m: Match) -> tuple[float, float]:
+        """What is known of the operand, or what is taken of it."""
+        known, (least, most) = interval(m.x), DOMAINS.get(m.root.op_type, (-math.inf, math.inf))
+        low, high = (v if math.isfinite(v) else None for v in known)
+        return (
+            max(-self.limit, least) if low is None else low,
+            min(self.limit, most) if high is None else high,
+        )
+
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+        """Numbers of the range."""
+        if var is not m.x:
+            return None
+        return rng.uniform(m.low, m.high, static_shape(var) or ()).astype(np_dtype(var))
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The formula; its error goes into the notes."""
+        mb.note(f"{self.name}: {m.words}")
+        return FORMULAS[m.root.op_type](mb, m.x)
+
+
+def example() -> Program:
+    """A hyperbolic cosine."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
+    def program(x: Var) -> Var:
+        return mb.cosh(x=x, name="y")
+
+    return program

@@ -24,8 +24,8 @@ from anesurgery.mil import Operation, Var, np_dtype, producer
 Values = Mapping[str, Any]
 
 MASK_OPS = frozenset({"band_part", "fill", "fill_like", "select", "sub", "mul", "add"})
-REMEDIES: tuple[tuple[frozenset[str], str, str], ...] = ((MASK_OPS, "infinite", "causal_mask_tensor"),)
-"""(op types, kind of hazard, pass): the pass that helps, if the ops make a mask; no other pass helps yet."""
+SCALING = dict.fromkeys(("overflow", "saturates", "may saturate"), "scale_ranges")
+"""Kind of hazard -> the pass that helps; infinities of masks are for `causal_mask_tensor`."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _hazard(row: OpRange, arithmetic: str, nan: bool) -> Hazard:
 
 
 def _remedy(op_type: str, kind: str) -> str | None:
-    return next((name for ops, what, name in REMEDIES if op_type in ops and what == kind), None)
+    return "causal_mask_tensor" if kind == "infinite" and op_type in MASK_OPS else SCALING.get(kind)
 
 
 def _add_possible(rows: Iterable[OpRange], engine: str) -> None:

@@ -1,0 +1,302 @@
+"""Scale regions of a function by powers of two, and take the scale away again where something can.
+
+Chosen from observed magnitudes: a value above its limit names a region, all that sums and moves tie to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.checking.ranges import OpRange
+from anesurgery.errors import Refusal
+from anesurgery.facts.exponents import SUMS_OF_PRODUCTS, Scaled, is_float, is_stored, scaled, tied_to
+from anesurgery.facts.norms import squared
+from anesurgery.facts.reading import ints
+from anesurgery.mil import Array, Function, Operation, Var, constant, consumers, np_dtype, operands
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.session import Session
+
+WITHIN_NORMS = frozenset({"square", "pow", "mul", "reduce_mean", "reduce_sum", "add"})
+"""Ops between a value and the mean of its squares."""
+LARGEST, CEILING = 65504.0, 32768.0
+"""Of fp16, and of sums of products on the ANE."""
+MARGIN = 2.0
+"""What other inputs may give beyond the calibration."""
+FACTORS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("mul", "matmul"), ("y", "x")),
+    **dict.fromkeys(("linear", "conv"), ("weight",)),
+    "real_div": ("y", "x"),
+}
+"""Op type -> the parameters that a result is proportional to, or to their inverse."""
+MOST_STEPS = 5000
+SLACK = 3
+"""Squares of what is smaller by this power of two lose nothing."""
+LEAST_EPSILON = 1e-7
+"""Epsilons below vanish in fp16."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Values that are scaled alike."""
+
+    seed: Operation
+    """The first op that exceeds its limit."""
+    exponent: int
+    largest: float
+    """The largest magnitude before."""
+
+
+@dataclass
+class ScaledRegions:
+    """One function and what was observed of it."""
+
+    session: Session
+    function: Function
+    observed: Mapping[str, OpRange]
+    wanted: dict[Var, int] = field(default_factory=dict)
+    """Exponent of each value of a region."""
+    exponents: dict[Var, int] = field(default_factory=dict)
+    """Exponent of each value, once its op was edited."""
+    copies: dict[Var, Var] = field(default_factory=dict)
+    """What a norm reads -> the value itself."""
+    restored: dict[Var, Var] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def excess(self, var: Var) -> float:
+        """By what power of two a value exceeds its limit; below 0 where it does not."""
+        row = self.observed.get(self.copies.get(var, var).name)
+        if row is None or not math.isfinite(row.largest) or not row.largest:
+            return -math.inf
+        found = math.log2(row.largest * MARGIN / LARGEST)
+        if row.partial_sum:
+            found = max(found, math.log2(row.partial_sum * MARGIN / CEILING))
+        if row.op_type == "reduce_mean" and var.op is not None:  # a sum comes first
+            count = math.prod(int(var.op.x.shape[a]) for a in ints(var.op, "axes"))
+            found = max(found, math.log2(row.largest * count * MARGIN / LARGEST))
+        return found
+
+    def choose(self) -> list[Region]:
+        """The regions, in the order of the ops that name them."""
+        found: dict[Var, Region] = {}
+        for _ in range(MOST_STEPS):
+            over, amount = self.first_excess()
+            if over is None:
+                break
+            source = _source(over)
+            values = tied_to(source)
+            step = amount if source is over else amount / 2  # of its squares
+            exponent = self.wanted.get(source, 0) - max(1, math.floor(step))
+            self.wanted |= dict.fromkeys(values, exponent)
+            first = next((r.seed for v, r in found.items() if v in values), over.op)
+            assert first is not None
+            found = {v: r for v, r in found.items() if v not in values}
+            found[source] = Region(first, exponent, self.largest(values))
+        return list(found.values())
+
+    def largest(self, values: Iterable[Var]) -> float:
+        """The largest magnitude that was observed of some values."""
+        names = [self.copies.get(v, v).name for v in values]
+        return max((self.observed[n].largest for n in names if n in self.observed), default=0.0)
+
+    def first_excess(self) -> tuple[Var | None, float]:
+        """The first value that exceeds its limit with the exponents that are wanted so far, and by how much."""
+        planned: dict[Var, int] = {}
+        for op in self.function.operations:
+            if op.op_type == "const":
+                continue
+            planned |= self.goals(op, planned)[1]
+            for var in op.outputs:
+                amount = self.excess(var) + planned.get(var, 0)
+                if amount > 0:
+                    return var, amount
+        return None, 0.0
+
+    def goals(self, op: Operation, exponents: Mapping[Var, int]) -> tuple[Scaled | None, dict[Var, int]]:
+        """What an op makes of its operands' scales by itself, and the exponents that its results shall have."""
+        read = any(exponents.get(v) for _, v in operands(op))
+        made = scaled(op, lambda v: exponents.get(v, 0)) if read else Scaled(0)
+        result = 0 if made is None else made.result
+        found = {}
+        for out in op.outputs:
+            free = 0 if self.factor_of(op) and self.excess(out) <= 0 else result
+            goal = self.wanted.get(out, free)
+            found[out] = result if out in self.copies and 0 <= goal - result <= SLACK else goal
+        return made, found
+
+    def copy_before_norms(self) -> None:
+        """Let each norm read a copy of its operand, times 1, so that it can have a scale of its own."""
+        with self.function:
+            for op in [op for op in self.function.operations if squared(op) is not None]:
+                source = squared(op)
+                assert source is not None
+                readers = [r for r in consumers(source) if r is op or _normalises(r, source)]
+                if len(readers) < 2 or not is_float(source):
+                    continue
+                name = self.session.fresh_name(self.function, f"{source.name}_scaled")
+                made = mil.mb.mul(x=source, y=np_dtype(source).type(1), before_op=op, name=name)
+                self.copies[made] = source
+                self.replace(source, made, readers)
+
+    def drop_copies(self) -> None:
+        """Take away the copies that were not needed."""
+        for made, source in self.copies.items():
+            if made.op is not None and constant(made.op.y) == 1:
+                self.replace(made, source, consumers(made))
+
+    def apply(self) -> None:
+        """Edit the function, op by op."""
+        with self.function:
+            for name, var in self.function.inputs.items():
+                if var in self.wanted:
+                    self.refusals.append(Refusal(f"the input %{name} is part of a region"))
+            for op in list(self.function.operations):
+                read = [v for _, v in operands(op) if self.exponents.get(v)]
+                if read or any(v in self.wanted for v in op.outputs):
+                    self.edit(op)
+            self.function.set_outputs([self.as_output(v) for v in self.function.outputs])
+
+    def edit(self, op: Operation) -> None:
+        """Scale the constants of an op, and bring its results to their exponents."""
+        made, goals = self.goals(op, self.exponents)
+        if made is None:
+            self.restore_operands(op)
+            made = Scaled(0)
+        for name, exponent in made.constants.items():
+            self.scale_constant(op, name, exponent)
+        for out, goal in goals.items():
+            self.exponents[out] = goal
+            if goal != made.result:
+                self.bring(op, out, goal - made.result)
+
+    def restore_operands(self, op: Operation) -> None:
+        """Give an op that hands on no scale its operands as they were."""
+        changed: dict[str, object] = {}
+        for name, value in op.inputs.items():
+            if isinstance(value, (list, tuple)):
+                changed[name] = tuple(self.unscaled(v, op) for v in value)
+            elif isinstance(value, Var) and self.exponents.get(value):
+                changed[name] = self.unscaled(value, op)
+        op.set_inputs(no_check_var_types=True, **changed)
+
+    def unscaled(self, var: Var, reader: Operation | None) -> Var:
+        """A value as it was before."""
+        exponent = self.exponents.get(var, 0)
+        if not exponent:
+            return var
+        if self.excess(var) > 0:
+            who = f"read by {reader.name} ({reader.op_type})" if reader is not None else "an output"
+            self.refusals.append(
+                Refusal(f"%{var.name} is {who}, so it is scaled back beyond the limit", reader)
+            )
+        if var not in self.restored:
+            self.restored[var] = self.times(var, -exponent, var.op)
+        return self.restored[var]
+
+    def as_output(self, var: Var) -> Var:
+        """An output as it was before, under its name."""
+        made = self.unscaled(var, None)
+        if made is not var and made.op is not None and var.op is not None:
+            name, var.name = var.name, made.name
+            made.name = made.op.name = name
+            var.op.name = var.name if len(var.op.outputs) == 1 else var.op.name
+        return made
+
+    def times(self, var: Var, exponent: int, maker: Operation | None, name: str = "restored") -> Var:
+        """A value times a power of two, right after it was made."""
+        last = maker is not None and maker is self.function.operations[-1]
+        factor = np_dtype(var).type(2.0**exponent)
+        fresh = self.session.fresh_name(self.function, f"{var.name}_{name}")
+        place = None if last else self.function.operations[0] if maker is None else mil.next_op(maker)
+        made: Var = mil.mb.mul(x=var, y=factor, before_op=place, name=fresh)
+        return made
+
+    def factor_of(self, op: Operation) -> str:
+        """The constant of an op that its result is proportional to."""
+        return next((n for n in FACTORS.get(op.op_type, ()) if is_stored(op.inputs.get(n))), "")
+
+    def bring(self, op: Operation, out: Var, change: int) -> None:
+        """Let a result have another exponent: by a constant, by an operand, or by a product after it."""
+        name = self.factor_of(op)
+        if name and self.scale_constant(
+            op, name, -change if (op.op_type, name) == ("real_div", "y") else change
+        ):
+            pass
+        elif op.op_type in SUMS_OF_PRODUCTS | {"mul", "real_div"} and not is_stored(op.x):
+            op.set_inputs(x=self.times(op.x, change, op.x.op, "scaled"), no_check_var_types=True)
+        else:
+            if self.excess(out) > 0:
+                self.refusals.append(Refusal(f"%{out.name} exceeds the limit before it can be scaled", op))
+            readers = consumers(out)
+            made = self.times(out, change, op, "scaled")
+            self.exponents[made] = self.exponents[out]
+            self.exponents[out] = self.exponents[out] - change
+            self.replace(out, made, readers)
+            return
+        if op.inputs.get("bias") is not None:
+            self.scale_constant(op, "bias", change)
+
+    def replace(self, old: Var, new: Var, readers: list[Operation]) -> None:
+        """Let some ops read another value."""
+        for op in readers:
+            changed = {
+                k: tuple(new if x is old else x for x in v) if isinstance(v, (list, tuple)) else new
+                for k, v in op.inputs.items()
+                if v is old or (isinstance(v, (list, tuple)) and any(x is old for x in v))
+            }
+            op.set_inputs(no_check_var_types=True, **changed)
+        outputs = [new if v is old else v for v in self.function.outputs]
+        if new in outputs:
+            self.function.set_outputs(outputs)
+
+    def scale_constant(self, op: Operation, name: str, exponent: int) -> bool:
+        """Scale a constant, if nothing is lost: a weight must come back, an epsilon must not vanish."""
+        var = op.inputs.get(name)
+        if not exponent or var is None:
+            return True
+        value: Array = np.asarray(constant(var))
+        with np.errstate(over="ignore", under="ignore"):
+            made = np.ldexp(value, exponent).astype(value.dtype)
+            if name == "epsilon" or self.guards(op, name):
+                least = LEAST_EPSILON if value.dtype == np.float16 else 0
+                made = np.maximum(made, value.dtype.type(least) * (value > 0))
+            elif name != "bias" and not np.array_equal(np.ldexp(made, -exponent).astype(value.dtype), value):
+                return False
+        new = Builder(self.session, self.function, "scale_ranges", op).const(
+            val=made, name=f"{var.name}_scaled"
+        )
+        op.set_inputs(no_check_var_types=True, **{name: new})
+        return True
+
+    def guards(self, op: Operation, name: str) -> bool:
+        """Is a constant added to keep a root away from 0?"""
+        readers = consumers(op.outputs[0])
+        return op.op_type == "add" and any(r.op_type in ("rsqrt", "sqrt") for r in readers)
+
+
+def _source(var: Var) -> Var:
+    """The value to scale where one is too large: of squares, their sums and means, what was squared."""
+    op, steps = var.op, 4
+    while op is not None and steps and op.op_type in WITHIN_NORMS:
+        if (source := squared(op)) is not None:
+            return source
+        op, steps = op.x.op, steps - 1
+    return var
+
+
+def _normalises(op: Operation, source: Var) -> bool:
+    """Does an op multiply a value with the inverse root of the mean of its squares, or divide by the root?"""
+    if op.op_type not in ("mul", "real_div"):
+        return False
+    other = op.y if op.x is source else op.x
+    for _ in range(5):
+        if other.op is None or other.op.op_type not in WITHIN_NORMS | {"rsqrt", "sqrt"}:
+            return False
+        if squared(other.op) is source:
+            return True
+        other = other.op.x
+    return False

@@ -1,0 +1,170 @@
+"""Values beyond what fp16 holds are scaled by a power of two, and scaled back by the norm or weight after them.
+
+Before::
+
+    main(%x: 1x4xfp16) {
+      %t: 1x4xfp16 = tanh(x=%x)
+      %large: 1x4xfp16 = mul(x=%t, y=20000)
+      %p: 1x4xfp16 = linear(x=%x, weight=const<4x4xfp16>)
+      %stream: 1x4xfp16 = add(x=%large, y=%p)
+      %sq: 1x4xfp16 = square(x=%stream)
+      %mean: 1x1xfp16 = reduce_mean(x=%sq, axes=[-1], keep_dims=True)
+      %r: 1x1xfp16 = rsqrt(x=%mean, epsilon=0.0010004)
+      %y: 1x4xfp16 = mul(x=%stream, y=%r)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x4xfp16) {
+      %t: 1x4xfp16 = tanh(x=%x)
+      %large: 1x4xfp16 = mul(x=%t, y=20000)
+      %p: 1x4xfp16 = linear(x=%x, weight=const<4x4xfp16>)
+      %stream: 1x4xfp16 = add(x=%large, y=%p)
+      %stream_scaled: 1x4xfp16 = mul(x=%stream, y=0.0078125)
+      %sq: 1x4xfp16 = square(x=%stream_scaled)
+      %mean: 1x1xfp16 = reduce_mean(x=%sq, axes=[-1], keep_dims=True)
+      %r: 1x1xfp16 = rsqrt(x=%mean, epsilon=1.19209e-07)
+      %y: 1x4xfp16 = mul(x=%stream_scaled, y=%r)
+      return %y
+    }
+
+Regions are chosen by calibration: the model runs on `inputs` (sampled ones by default), and values above the
+limit, half of 65504 or of 32768 for sums of products, name their region: all that sums and moves tie to them,
+as a residual stream. The scale of a region goes into the constants that make it (weights, bias, tables of
+factors) and is taken away by the epsilon of the norm, the weight or the factor that reads it; where nothing
+takes it, one multiplication does. A norm reads a copy with a scale of its own where its squares need another.
+All factors are powers of two: in fp32 nothing changes but epsilons, which stay above 1e-7 in fp16; the pass
+compares both models in fp32 and fails below 90 dB. Each region, with its exponent and its
+largest value before, is in the report.
+
+Refuses when nothing exceeds the limit, and when a region needs more than 2^-20. What is an output, or read by
+an op that hands on no scale, is scaled back beyond the limit, which is reported. Infinities that masks hold are
+for `causal_mask_tensor`.
+
+Why it helps: fp16 ends at 65504, and sums of products of the ANE at 32768 (measured: M1, M2, M2 Pro, M4, M5,
+M6); squares overflow above 256.
+
+Grade: none: epsilons are rounded; whole models are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.checking.comparison import compare
+from anesurgery.checking.ranges import Ranges, ranges
+from anesurgery.errors import PassError, Refusal
+from anesurgery.files.protobuf import copy_program
+from anesurgery.mil import Array, Function, Program, Var, types
+from anesurgery.mil import mb as host
+from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.scaled_regions import Region, ScaledRegions
+from anesurgery.rewriting.session import Change, Session
+
+UNCHECKED = "regions reach through the whole model, which is compared in fp32"
+GATE = 90.0
+"""PSNR in dB in fp32: no more than epsilons may change."""
+MOST = 20
+"""Beyond this exponent small values of a region vanish."""
+
+
+@dataclass(frozen=True)
+class ScaleRanges(Pass):
+    """Regions that overflow are scaled by powers of two."""
+
+    name: ClassVar[str] = "scale_ranges"
+    precedes: ClassVar[tuple[str, ...]] = ("add_cache",)
+    inputs: Any = None
+    """Calibration: inputs by name, or several such sets; one sampled set by default."""
+    chip: str | None = None
+    """Whose arithmetic is watched, as "M1"; what holds on every chip by default."""
+
+    def requires(self, program: Program) -> Refusal | None:
+        """One function, whose values can be observed."""
+        if len(program.functions) == 1:
+            return None
+        return Refusal(
+            f"the model has the functions {', '.join(program.functions)}; scale before they are made"
+        )
+
+    def run(self, program: Program, session: Session) -> None:
+        """Observe, choose, scale, and observe again."""
+        (function,) = program.functions.values()
+        samples = self.samples()
+        before, original = ranges(program, samples, chip=self.chip), copy_program(program)
+        plan = ScaledRegions(session, function, {row.name: row for row in before.rows})
+        plan.copy_before_norms()
+        regions = plan.choose()
+        refusal = self.against(regions)
+        if refusal is not None:
+            plan.drop_copies()
+            remove_dead(list(function.operations))
+            session.refusals.append((self.name, refusal))
+            return
+        plan.apply()
+        plan.drop_copies()
+        remove_dead(list(function.operations))
+        session.refusals += [(self.name, r) for r in plan.refusals]
+        self.verify(original, program, samples)
+        after = ranges(program, samples, chip=self.chip)
+        session.notes.append(
+            f"{self.name}: ops that leave fp16 or the arithmetic of the ANE on {before.samples} sets of inputs: "
+            f"{_hazards(before)} before, {_hazards(after)} after"
+        )
+        session.changes += [_change(function, region) for region in regions]
+
+    def samples(self) -> Sequence[Mapping[str, Array]] | None:
+        """The calibration as a list."""
+        if self.inputs is None or isinstance(self.inputs, Mapping):
+            return None if self.inputs is None else [self.inputs]
+        return list(self.inputs)
+
+    def against(self, regions: Sequence[Region]) -> Refusal | None:
+        """Why nothing is scaled."""
+        if not regions:
+            return Refusal("no value exceeds the limits: half of 65504, and of 32768 for sums of products")
+        far = next((r for r in regions if -r.exponent > MOST), None)
+        if far is None:
+            return None
+        return Refusal(f"a value of {far.largest:.3g} needs 2^{far.exponent}; most is 2^-{MOST}", far.seed)
+
+    def verify(self, before: Program, after: Program, samples: Sequence[Mapping[str, Array]] | None) -> None:
+        """See that nothing but epsilons changed.
+
+        Raises:
+            PassError: the models differ in fp32.
+        """
+        for values in samples or (None,):
+            found = compare(before, after, values, precision="fp32", gate=GATE)
+            if not found.ok:
+                raise PassError(f"{self.name}: scaled and unscaled model differ in fp32: {found.verdict}")
+
+
+def _hazards(found: Ranges) -> int:
+    return sum(any(h.kind != "may saturate" for h in row.hazards) for row in found.rows)
+
+
+def _change(function: Function, region: Region) -> Change:
+    words = f"2^{region.exponent}, largest value {region.largest:.4g}"
+    return Change(ScaleRanges.name, region.seed.name, (), (), words, None, UNCHECKED)
+
+
+def example() -> Program:
+    """A residual stream with large values before a root mean square norm."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((4, 4)).astype(np.float16)
+
+    @host.program(input_specs=[host.TensorSpec((1, 4), types.fp16)])
+    def program(x: Var) -> Var:
+        large = host.mul(x=host.tanh(x=x, name="t"), y=np.float16(20000), name="large")
+        stream = host.add(x=large, y=host.linear(x=x, weight=weight, name="p"), name="stream")
+        mean = host.reduce_mean(x=host.square(x=stream, name="sq"), axes=[-1], keep_dims=True, name="mean")
+        return host.mul(x=stream, y=host.rsqrt(x=mean, epsilon=np.float16(1e-3), name="r"), name="y")
+
+    return program

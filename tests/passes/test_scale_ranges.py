@@ -1,0 +1,139 @@
+"""Models that overflow in fp16 are finite after it, and what cannot be scaled is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from anesurgery.checking.metrics import compare_arrays
+from anesurgery.errors import PassError
+from anesurgery.interpret import run
+from anesurgery.mil import Array, Program, Var, mb, types
+from anesurgery.passes.scale_ranges import ScaleRanges
+from anesurgery.rewriting import scaled_regions
+from anesurgery.testing import apply_pass, assert_refuses, reasons
+
+WIDTH, LENGTH, HIDDEN = 32, 8, 64
+
+
+def gemma_like(residual: float) -> Program:
+    """Two blocks with norms before and after attention and MLP, which add large values to the stream."""
+    rng = np.random.default_rng(0)
+
+    def weight(*shape: int) -> Array:
+        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float16)
+
+    def norm(x: Var, gain: float) -> Var:
+        mean = mb.reduce_mean(x=mb.pow(x=x, y=np.float16(2)), axes=[-1], keep_dims=True)
+        root = mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-6)), epsilon=np.float16(1e-12))
+        return mb.mul(x=mb.mul(x=x, y=root), y=(gain * (1 + rng.random(WIDTH))).astype(np.float16))
+
+    def attention(x: Var) -> Var:
+        q, k, v = (mb.linear(x=x, weight=weight(WIDTH, WIDTH)) for _ in range(3))
+        mask = np.triu(np.full((LENGTH, LENGTH), -1e4, np.float16), 1)
+        shares = mb.softmax(x=mb.add(x=mb.matmul(x=q, y=k, transpose_y=True), y=mask))
+        return mb.linear(x=mb.matmul(x=shares, y=v), weight=weight(WIDTH, WIDTH))
+
+    def mlp(x: Var) -> Var:
+        gate = mb.gelu(x=mb.linear(x=x, weight=weight(HIDDEN, WIDTH)))
+        up = mb.mul(x=gate, y=mb.linear(x=x, weight=weight(HIDDEN, WIDTH)))
+        return mb.linear(x=up, weight=weight(WIDTH, HIDDEN))
+
+    @mb.program(input_specs=[mb.TensorSpec((1, LENGTH), types.int32)])
+    def program(ids: Var) -> Var:
+        x = mb.mul(x=mb.gather(x=weight(50, WIDTH), indices=ids, axis=0), y=np.float16(WIDTH**0.5))
+        for _ in range(2):
+            x = mb.add(x=x, y=norm(attention(norm(x, 1)), residual))
+            x = mb.add(x=x, y=norm(mlp(norm(x, 1)), residual))
+        capped = mb.tanh(x=mb.real_div(x=mb.linear(x=norm(x, 1), weight=weight(50, WIDTH)), y=np.float16(30)))
+        return mb.mul(x=capped, y=np.float16(30), name="y")
+
+    return program
+
+
+def psnr(program: Program, other: Program, precision: str) -> float:
+    """Of a model in an arithmetic, against the first model in fp32; NaN where it is not finite."""
+    (name,) = program.functions["main"].inputs
+    values = {name: np.arange(LENGTH, dtype=np.int32)[None]}
+    expected, found = run(program, values)["y"], run(other, values, precision=precision)["y"]
+    return compare_arrays("y", expected, found).psnr if np.isfinite(found).all() else np.nan
+
+
+@pytest.mark.parametrize("residual", [300.0, 30000.0])
+def test_a_gemma_like_block_is_finite(residual: float) -> None:
+    program = gemma_like(residual)
+    assert not psnr(program, program, "ane") > 30
+    assert not psnr(program, program, "fp16") > 30
+    after, session = apply_pass(ScaleRanges(), program)
+    assert psnr(program, after, "fp32") > 100
+    assert psnr(program, after, "fp16") > 50
+    assert psnr(program, after, "ane") > 50
+    assert "0 after" in session.notes[0]
+    assert not session.refusals
+
+
+def numbers(*shape: int, largest: float = 1.0) -> Array:
+    return (np.random.default_rng(1).uniform(-1, 1, shape) * largest).astype(np.float16)
+
+
+def scores(x: Var) -> Var:
+    q, k = (mb.linear(x=x, weight=numbers(4, 4, largest=90)) for _ in range(2))
+    shares = mb.softmax(x=mb.mul(x=mb.matmul(x=q, y=k, transpose_y=True), y=np.float16(1e-4)))
+    return mb.matmul(x=shares, y=x, name="y")
+
+
+def pair(x: Var) -> Var:
+    h = mb.relu(x=mb.linear(x=x, weight=numbers(8, 4, largest=30000), bias=numbers(8, largest=1000)))
+    return mb.linear(x=h, weight=numbers(4, 8, largest=2**-10), name="y")
+
+
+def logits(x: Var) -> Var:
+    h = mb.linear(x=x, weight=numbers(8, 4, largest=30000))
+    return mb.tanh(x=mb.real_div(x=h, y=np.float16(20000)), name="y")
+
+
+def gated(x: Var) -> Var:
+    a, b = (mb.linear(x=x, weight=numbers(8, 4, largest=largest)) for largest in (900, 800))
+    return mb.linear(x=mb.mul(x=a, y=b), weight=numbers(4, 8, largest=2**-10), name="y")
+
+
+def normed(x: Var) -> Var:
+    h = mb.mul(x=mb.tanh(x=x), y=np.float16(60000))
+    return mb.layer_norm(x=mb.add(x=h, y=h), axes=[-1], epsilon=np.float16(1e-3), name="y")
+
+
+def built(make: Callable[[Var], Var]) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((3, 4), types.fp16)])
+    def program(x: Var) -> Var:
+        return make(x)
+
+    return program
+
+
+X = {"x": np.random.default_rng(2).uniform(1, 4, (3, 4)).astype(np.float16)}
+
+
+@pytest.mark.parametrize("make", [scores, pair, logits, gated, normed])
+def test_each_kind_of_region(make: Callable[[Var], Var]) -> None:
+    program = built(make)
+    assert not compare_arrays("y", run(program, X)["y"], run(program, X, precision="ane")["y"]).psnr > 30
+    after, session = apply_pass(ScaleRanges(inputs=[X]), program)
+    assert not session.refusals
+    expected = run(program, X)["y"]
+    np.testing.assert_allclose(run(after, X)["y"], expected, rtol=1e-5, atol=1e-6)
+    assert compare_arrays("y", expected, run(after, X, precision="ane")["y"]).psnr > 45
+
+
+def test_refusals() -> None:
+    assert_refuses(ScaleRanges(inputs=X), built(lambda x: mb.relu(x=x)), "no value exceeds the limits")
+    factor = np.float16(30000)
+    _, session = apply_pass(ScaleRanges(inputs=X), built(lambda x: mb.mul(x=x, y=factor, name="y")))
+    assert reasons(session) == ["%y is an output, so it is scaled back beyond the limit"]
+
+
+def test_an_epsilon_that_is_too_large_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaled_regions, "LEAST_EPSILON", 1.0)
+    with pytest.raises(PassError, match="scaled and unscaled model differ in fp32"):
+        apply_pass(ScaleRanges(), gemma_like(300.0))

@@ -114,7 +114,7 @@ class ScaleRanges(Pass):
         self.verify(original, program, samples)
         after = ranges(program, samples, chip=self.chip)
         session.notes.append(
-            f"{self.name}: ops that leave fp16 or the arithmetic of the ANE on {before.samples} sets of inputs: "
+            f"{self.name}: ops beyond fp16 or the arithmetic of the ANE on {before.samples} sets of inputs: "
             f"{_hazards(before)} before, {_hazards(after)} after"
         )
         session.changes += [_change(function, region) for region in regions]

@@ -96,7 +96,7 @@ def test_it_can_be_read_and_written() -> None:
     text = str(found)
     assert "first in ane:M1: linear product" in text
     assert "ane:M1 is an estimate" in text
-    assert "no pass" in text
+    assert "scale_ranges" in text
     data = json.loads(json.dumps(found.to_json()))
     assert data["first"] == {"ane:M1": "product", "fp16": "squared"}
     assert "<pre" in found._repr_html_()

@@ -276,6 +276,15 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         "is dynamic",
         lambda: program(lambda q, k: attention(q, k, mask=triangle(16, -np.inf)), *HEADS),
     ),
+    "num-mask-product": (
+        lambda: program(
+            lambda q, k, m: attention(q, k, mask=mb.mul(x=m, y=np.float16(-np.inf))), *HEADS, (1, 1, 1, 16)
+        ),
+        "is -inf",
+        lambda: program(
+            lambda q, k, m: attention(q, k, mask=mb.mul(x=m, y=np.float16(-1e4))), *HEADS, (1, 1, 1, 16)
+        ),
+    ),
     "num-constant": (
         lambda: program(lambda x: mb.add(x=x, y=half(64, value=np.inf)), (1, 64)),
         "holds inf",
@@ -428,8 +437,13 @@ def test_a_converted_decoder(converted: Callable[..., Any], tmp_path: Path) -> N
 
 
 REPAIRED = [rule for rule in RULES if rule.remedy]
-NOT_IN_GPT = {"constant-gather", "identity", "lmhead-axis", "lmhead-split", "patch-embedding"}
-"""Rules that find nothing in a small GPT: no identities, no patches, a narrow head, gathers by its inputs."""
+NOT_IN_GPT = {"constant-gather", "identity", "lmhead-axis", "lmhead-split", "patch-embedding"} | {
+    "num-mask",
+    "num-mask-product",
+    "num-mask-rows",
+}
+"""Rules that find nothing in a small GPT: no identities, no patches, a narrow head, gathers by its inputs, and
+a constant mask."""
 
 
 @pytest.mark.parametrize("rule", REPAIRED, ids=lambda r: r.id)

@@ -51,6 +51,17 @@ def other_mask(op: Operation, target: Target) -> str:
     return "" if found is None or _is_causal(op) else _deep(found)
 
 
+def infinite_product(op: Operation, target: Target) -> str:
+    """A dynamic mask that is multiplied with an infinity before it is added to scores."""
+    if not bounds.is_half(op.outputs[0]):
+        return ""
+    for var, other in ((op.x, op.y), (op.y, op.x)):
+        least = constant(var) if var.rank == 0 and not is_stored(other) else None
+        if least is not None and math.isinf(least):
+            return f"%{var.name} is {least:g}" if any(softmaxes_after(op.outputs[0])) else ""
+    return ""
+
+
 def _deep(found: tuple[float, Var]) -> str:
     return f"%{found[1].name} masks scores with {found[0]:.4g}"
 

@@ -20,7 +20,7 @@ from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import Operation, Var, constant, np_dtype, operands, producer, static_shape
 from anesurgery.ops import COMPARISONS, NORMS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules.mask_fills import causal_mask, empty_rows, fill, other_mask
+from anesurgery.placement.rules.mask_fills import causal_mask, empty_rows, fill, infinite_product, other_mask
 from anesurgery.placement.target import Target
 
 LEAST = 2.0**-24
@@ -277,6 +277,7 @@ RULES: tuple[Rule, ...] = (
         test=other_mask,
         kind="numeric",
         grade=Grade.DOCUMENTED,
+        remedy="padding_mask_tensor",
         advice="fill with -1e4, or with no less than -3e4",
     ),
     Rule(
@@ -287,7 +288,19 @@ RULES: tuple[Rule, ...] = (
         test=empty_rows,
         kind="numeric",
         scope=Scope(os="seen on M4, M5, M6"),
+        remedy="padding_mask_tensor",
         advice="fill with -1e4: such a row then keeps finite weights",
+    ),
+    Rule(
+        "num-mask-product",
+        frozenset({"mul"}),
+        "0 * -inf is NaN, and this is 0 for each score that is kept",
+        MASK_SOURCE,
+        test=infinite_product,
+        kind="numeric",
+        grade=Grade.DOCUMENTED,
+        remedy="padding_mask_tensor",
+        advice="multiply with -1e4",
     ),
     Rule(
         "num-constant",

@@ -1,0 +1,222 @@
+"""The fill of a mask that comes from an input becomes a finite number.
+
+Before::
+
+    main(%x: 1x1x4x2, %mask: 1x1x1x4xint32) {
+      %scores: 1x1x4x4 = matmul(x=%x, y=%x, transpose_y=True)
+      %kept: 1x1x1x4 = cast(x=%mask, dtype="fp32")
+      %shut: 1x1x1x4 = sub(x=1, y=%kept)
+      %fill: 1x1x1x4 = mul(x=%shut, y=-3.40282e+38)
+      %masked: 1x1x4x4 = add(x=%scores, y=%fill)
+      %weights: 1x1x4x4 = softmax(x=%masked)
+      return %weights
+    }
+
+After::
+
+    main(%x: 1x1x4x2, %mask: 1x1x1x4xint32) {
+      %scores: 1x1x4x4 = matmul(x=%x, y=%x, transpose_y=True)
+      %kept: 1x1x1x4 = cast(x=%mask, dtype="fp32")
+      %shut: 1x1x1x4 = sub(x=1, y=%kept)
+      %fill_finite: 1x1x1x4 = mul(x=%shut, y=-10000)
+      %masked_finite: 1x1x4x4 = add(x=%scores, y=%fill_finite)
+      %weights: 1x1x4x4 = softmax(x=%masked_finite)
+      return %weights
+    }
+
+Every constant below -32000 that the mask of a softmax is written with (`mul`, `add`, `select`, `sub`,
+`maximum`) becomes `fill`; what is computed from inputs alone is made once for all layers. In fp16 the largest
+numbers of fp32 are infinite, and `(1 - mask) * -inf` is NaN wherever the mask keeps a score.
+
+Holds for masks of 0 and 1. Rows that keep something give what they gave, since exp(fill) is 0; rows that keep
+nothing give the weights of the scores without a mask.
+
+Refuses when the mask is causal (`causal_mask_tensor` makes one tensor of it), and when a fill is also a
+result of the model.
+
+Why it helps: the softmax of the engine does not handle -inf (Apple, for Core AI), and a number below -32768
+becomes it where the sum is fused with the product (measured ceiling: M1 to M6). A fill of -1e4 is what
+Apple's own transformers use. What it gains in time was not measured.
+
+Grade: checked: it rests on the size of the scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.attention import MASKED, mask_chain
+from anesurgery.facts.masks import against_causal_attention
+from anesurgery.mil import (
+    Array,
+    Operation,
+    Program,
+    Var,
+    constant,
+    is_output,
+    mb,
+    np_dtype,
+    operands,
+    static_shape,
+    types,
+)
+from anesurgery.ops import CARRIERS, POINTWISE
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+DEEPEST = 3.2e4
+"""Beyond this a fill is too deep."""
+FILLING = frozenset({"add", "sub", "mul", "select", "maximum"})
+"""Ops that bring a fill in."""
+THROUGH = POINTWISE | CARRIERS | {"tile"}
+"""Ops that masks are made with."""
+MOST_OPS = 40
+"""Ops upstream of a softmax that are looked at."""
+
+
+@dataclass(frozen=True)
+class PaddingMaskTensor(Rewrite):
+    """Masks from inputs are filled with a finite number."""
+
+    name: ClassVar[str] = "padding_mask_tensor"
+    follows: ClassVar[tuple[str, ...]] = ("causal_mask_tensor",)
+    tolerates_nonfinite: ClassVar[bool] = False
+    """An infinite score that was masked meets a finite number to add."""
+    magnitude: ClassVar[float] = 8.0
+    """Scores must stay far below the fill."""
+    shares_inner: ClassVar[bool] = True
+    caveat: ClassVar[str] = (
+        "where a mask that keeps a score is multiplied with an infinity, the old numbers are NaN and were not "
+        "compared"
+    )
+    fill: float = -1e4
+    """What is added to a score that is masked."""
+
+    def __post_init__(self) -> None:
+        if not -DEEPEST <= self.fill <= MASKED:
+            raise PassError(f"{self.name}: fill={self.fill:g}; it must lie in [{-DEEPEST:g}, {MASKED:g}]")
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Where weights are made from scores."""
+        return op.softmax()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Find the fills; None where they are finite."""
+        chain = mask_chain(m.root)
+        if chain is None or isinstance(chain, Refusal):
+            return None if chain is None else Refusal(chain.reason, m.root)
+        ops = _upstream(m.root, chain.scores)
+        fills = {op: deep for op in ops if (deep := _deep(op))}
+        if not fills:
+            return None
+        if against_causal_attention(m.root) is None:
+            return Refusal("the mask is causal; causal_mask_tensor makes one tensor of it", m.root)
+        changed = _downstream(ops, {op.outputs[0] for op in fills})
+        if shown := [v.name for op in changed for v in op.outputs if is_output(v)]:
+            return Refusal(f"%{shown[0]} is a result of the model", m.root)
+        own = set(_downstream(ops, {chain.scores}))
+        masks = {v for op in ops if op not in own for _, v in operands(op)}
+        masks |= {v for op in own for _, v in operands(op)} - {chain.scores}
+        return m.bind(changed=changed, fills=fills, own=own, masks=masks)
+
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+        """Masks of 0 and 1 that keep some keys and mask others, whichever of the two keeps."""
+        shape = static_shape(var) or ()
+        if var not in m.masks or not shape:
+            return None
+        keys = rng.permutation(np.arange(shape[-1]) % 2)
+        return np.broadcast_to(keys, shape).astype(np_dtype(var))
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The ops from the fills to the softmax once more, with finite fills."""
+        new: dict[Var, Var] = {}
+        for op in m.changed:
+            old, known = op.outputs[0], dict(new)
+            if op in m.own:
+                new[old] = self.again(mb, op, new, m.fills)
+                continue
+            reads = [known.get(v, v) for _, v in operands(op)]
+
+            def build(inner: Builder, op: Operation = op, known: dict[Var, Var] = known) -> Var:
+                return self.again(inner, op, known, m.fills)
+
+            new[old] = mb.shared_value((self.name, old, self.fill), reads, build)
+        result: Var = mb.softmax(x=new[m.root.x], axis=constant(m.root.axis))
+        return result
+
+    def again(self, mb: Builder, op: Operation, new: dict[Var, Var], fills: dict[Operation, list[str]]) -> Var:
+        """An op with finite fills, on operands that were made anew."""
+        given: dict[str, Any] = {}
+        for name, value in op.inputs.items():
+            if isinstance(value, Var):
+                given[name] = new.get(value, value)
+                if name in fills.get(op, ()):
+                    given[name] = self.finite(value)
+        made: Var = getattr(mb, op.op_type)(**given, name=f"{op.outputs[0].name}_finite")
+        return made
+
+    def finite(self, held: Var) -> Array:
+        """A constant whose fills are finite."""
+        value = np.asarray(constant(held))
+        shallow = np.where(np.abs(value) > DEEPEST, np.sign(value) * -self.fill, value)
+        return shallow.astype(np_dtype(held))
+
+
+def _upstream(root: Operation, scores: Var) -> list[Operation]:
+    """The ops between the scores and a softmax, and those that make its mask, in an order in which they run."""
+    found: dict[Operation, None] = {}
+    stack = [root.x.op]
+    while stack and len(found) < MOST_OPS:
+        op = stack.pop(0)
+        if op is None or op in found or op.op_type not in THROUGH or len(op.outputs) != 1:
+            continue
+        if op.outputs[0] is scores or op.enclosing_block is not root.enclosing_block:
+            continue
+        found[op] = None
+        stack += [v.op for _, v in operands(op)]
+    block = root.enclosing_block
+    assert block is not None
+    return [op for op in block.operations if op in found]
+
+
+def _deep(op: Operation) -> list[str]:
+    """The operands of an op that bring in a fill that is too deep."""
+    found = []
+    for name, var in operands(op) if op.op_type in FILLING else ():
+        value = constant(var)
+        if value is None or np_dtype(var).kind != "f" or name == "cond":
+            continue
+        signs = {"sub": (1 if name == "y" else -1,), "mul": (1, -1)}.get(op.op_type, (-1,))
+        if any(((sign * np.asarray(value, np.float64)) > DEEPEST).any() for sign in signs):
+            found.append(name)
+    return found
+
+
+def _downstream(ops: list[Operation], sources: set[Var]) -> list[Operation]:
+    """The ops that make or read these values, or what is made of them, in order."""
+    reached, found = set(sources), list[Operation]()
+    for op in ops:
+        if op.outputs[0] in sources or any(v in reached for _, v in operands(op)):
+            reached.add(op.outputs[0])
+            found.append(op)
+    return found
+
+
+def example() -> Program:
+    """Scores of four positions under a padding mask, as encoders write it."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 4, 2)), mb.TensorSpec((1, 1, 1, 4), dtype=types.int32)])
+    def program(x: Var, mask: Var) -> Var:
+        scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
+        kept = mb.cast(x=mask, dtype="fp32", name="kept")
+        shut = mb.sub(x=np.float32(1), y=kept, name="shut")
+        fill = mb.mul(x=shut, y=np.finfo(np.float32).min, name="fill")
+        masked = mb.add(x=scores, y=fill, name="masked")
+        return mb.softmax(x=masked, axis=-1, name="weights")
+
+    return program

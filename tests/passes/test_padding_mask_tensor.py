@@ -14,7 +14,7 @@ from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.testing import apply_pass, assert_refuses
 
-LEAST = {types.fp32: np.finfo(np.float32).min, types.fp16: -np.inf}
+LEAST: dict[Any, Any] = {types.fp32: np.finfo(np.float32).min, types.fp16: -np.inf}
 
 
 def attention(mask: Callable[[Var, Var, Any], Var], dtype: Any = types.fp32, layers: int = 1) -> Program:

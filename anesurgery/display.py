@@ -10,12 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-RENDERERS = (
-    "anesurgery.show.surgeries",
-    "anesurgery.show.terminal",
-    "anesurgery.show.page",
-    "anesurgery.show.chains",
-)
+RENDERERS = tuple(f"anesurgery.show.{name}" for name in ("surgeries", "terminal", "page", "chunk_table"))
 """The modules that register renderers."""
 
 Form: TypeAlias = Literal["text", "html", "json", "page"]

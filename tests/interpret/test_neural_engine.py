@@ -133,7 +133,7 @@ def test_one_term_and_elementwise_keep_the_range_of_fp16() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chip", "expected"), [("", 2048), ("M1", 2048), ("M4", 2050), ("M5", 2050), ("M6", 2050)]
+    ("chip", "expected"), [("", 2048), ("M1", 2048), ("M2", 2050), ("M4", 2050), ("M5", 2050), ("M6", 2050)]
 )
 def test_ties(chip: str, expected: float) -> None:
     assert on_ane(lambda a, b: mb.add(x=a, y=b), [2048.0], [1.0], chip=chip).item() == expected
@@ -177,6 +177,70 @@ def test_activations_are_as_far_off_as_was_measured(name: str) -> None:
     assert 0.8 * error < off.max() < error + rounding
     assert off[small].max() < error + 2.0**-11 * 2
     assert off.max() > 0
+
+
+HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+FINITE = HALVES[np.isfinite(HALVES)]
+
+
+def steps_apart(a: Any, b: Any) -> Any:
+    """How many numbers of fp16 lie between two."""
+    bits = [np.asarray(v, np.float16).view(np.int16).astype(int) for v in (a, b)]
+    ordered = [np.where(n < 0, -(n & 0x7FFF), n) for n in bits]
+    return np.abs(ordered[0] - ordered[1])
+
+
+@pytest.mark.parametrize(
+    ("build", "points", "exact"),
+    [
+        (lambda a: mb.sigmoid(x=a), np.linspace(-8, 8, 33), lambda v: 1 / (1 + np.exp(-v))),
+        (lambda a: mb.tanh(x=a), np.linspace(-4, 4, 65), np.tanh),
+    ],
+    ids=["sigmoid", "tanh"],
+)
+def test_on_m1_the_points_of_the_tables_are_exact(build: Any, points: Any, exact: Any) -> None:
+    found = on_ane(build, points, chip="M1")
+    np.testing.assert_array_equal(found, exact(points).astype(np.float16).astype(np.float32))
+
+
+def test_on_m1_tanh_is_off_by_as_much_as_was_published() -> None:
+    """11 units in the last place at most, over all numbers, and no more than measured."""
+    found = on_ane(lambda a: mb.tanh(x=a), FINITE, chip="M1")
+    exact = np.tanh(FINITE.astype(np.float64)).astype(np.float16)
+    assert steps_apart(found, exact).max() == 11
+    assert np.abs(found - exact).max() < 1.7e-3
+
+
+def test_on_m1_sigmoid_is_off_by_as_much_as_was_published() -> None:
+    inside = FINITE[np.abs(FINITE) <= 8]
+    found = on_ane(lambda a: mb.sigmoid(x=a), inside, chip="M1")
+    exact = 1 / (1 + np.exp(-inside.astype(np.float64)))
+    assert np.abs(found - exact).max() == pytest.approx(3.4e-3, abs=1e-4)
+    ends = on_ane(lambda a: mb.sigmoid(x=a), [8.3203125, 100.0, -9.9453125, -100.0], chip="M1")
+    np.testing.assert_array_equal(ends, [1, 1, 0, 0])
+
+
+def test_the_rounding_between_points_is_ties_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong versions: ties to even, and one rounding in place of two."""
+    x = np.linspace(-4, 4, 4001).astype(np.float16)
+    right = on_ane(lambda a: mb.tanh(x=a), x, chip="M1")
+    for wrong in (neural_engine._ties_even, lambda value: value):
+        monkeypatch.setattr(neural_engine, "_ties_away", wrong)
+        assert (on_ane(lambda a: mb.tanh(x=a), x, chip="M1") != right).any()
+
+
+def test_products_on_m2_lie_on_a_grid() -> None:
+    tiny = 2.0**-9
+    for chip, expected in (("M2", [2.0**-16, 0.0]), ("M4", [2.0**-17, 2.0**-18])):
+        column = [[2.0**-8], [tiny]]
+        found = on_ane(lambda a, b: mb.matmul(x=a, y=b), column, [[tiny]], chip=chip)
+        np.testing.assert_array_equal(found.ravel(), expected)
+
+
+@pytest.mark.parametrize(("row", "chip"), [("measured_tables", "M1"), ("grid", "M2")])
+def test_what_one_chip_was_measured_for_is_not_told_of_others(row: str, chip: str) -> None:
+    applied = [c for c in (None, *properties.CHIPS) if properties.applies(row, c)]
+    assert applied == [chip]
 
 
 def test_slices_inside_the_last_axis() -> None:

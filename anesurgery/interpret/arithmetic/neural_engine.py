@@ -47,8 +47,12 @@ def meaning(op_type: str, function: Function, moves: bool, chip: str | None) -> 
     """How an op is computed on the engine, from how it is computed exactly."""
     if op_type in products.SUMS:
         function = products.limited(op_type, flush=SMALLEST_NORMAL if applies("flush", chip) else 0.0)
+        if op_type == "matmul" and applies("grid", chip):
+            function = _on_grid(function)
     elif op_type in products.RESULTS:
         function = _limited_result(function)
+    elif op_type in MEASURED_TABLES and applies("measured_tables", chip):
+        function = _interpolated(MEASURED_TABLES[op_type])
     elif op_type in TABLES:
         function = _looked_up(TABLES[op_type])
     elif op_type in SLICES and applies("width_slice", chip):
@@ -158,6 +162,66 @@ def _knots(table: Table) -> tuple[float, Tensor]:
         low, high = (middle, high) if dropped > table.error else (low, middle)
     points = torch.linspace(0, high, POINTS, dtype=torch.float64)
     return high, table.rest(points).float()
+
+
+@dataclass(frozen=True)
+class MeasuredTable:
+    """A table whose points and steps are known bit for bit."""
+
+    value: Function
+    """The activation (float64); the points hold it rounded to fp16."""
+    step: float
+    """Between two points; a power of two."""
+    last: float
+    """The place of the last point; the table is over [-last, last], or over [0, last] where it is odd."""
+    odd: bool
+    below: float
+    """Below this the result is that of negative infinity."""
+    above: float
+    """From here on it is that of infinity."""
+
+
+MEASURED_TABLES = {
+    "sigmoid": MeasuredTable(torch.sigmoid, 0.5, 8.0, False, -9.9375, 8.3203125),
+    "tanh": MeasuredTable(torch.tanh, 0.125, 4.0, True, -4.0, 4.0 + 2.0**-8),
+}
+"""On M1. Between the last point and the end of the range nothing was published: the last point holds there."""
+
+
+def _interpolated(table: MeasuredTable) -> Function:
+    def compute(x: Tensor, **_: Any) -> Tensor:
+        made = _line(table, x.abs()) * torch.sign(x) if table.odd else _line(table, x)
+        ends = table.value(torch.tensor([-torch.inf, torch.inf]))
+        made = torch.where(x < table.below, ends[0], made)
+        return torch.where(x >= table.above, ends[1], made)
+
+    return compute
+
+
+def _line(table: MeasuredTable, x: Tensor) -> Tensor:
+    """From the point nearer 0 towards the other; product and sum are rounded to fp16, ties away from zero."""
+    place = x.double().clamp(-table.last, table.last) / table.step
+    first = place.abs().floor().clamp_max(table.last / table.step - 1)
+    near, far = ((first + n) * torch.where(place < 0, -1.0, 1.0) * table.step for n in (0, 1))
+    a0, a1 = (table.value(at).half().float() for at in (near, far))
+    share = (place.abs() - first).float()
+    return _ties_away(a0 + _ties_away(share * (a1 - a0)))
+
+
+GRID = 2.0**-16
+
+
+def _on_grid(function: Function) -> Function:
+    """Results are multiples of `GRID`; halves are rounded away from zero."""
+
+    def compute(**arguments: Any) -> Tensor:
+        made = function(**arguments)
+        if not made.is_floating_point():
+            return made
+        steps = made.double() / GRID
+        return (torch.sign(steps) * (steps.abs() + 0.5).floor() * GRID).to(made.dtype)
+
+    return compute
 
 
 def _cropped(function: Function, inner: Callable[..., Any]) -> Function:

@@ -31,6 +31,7 @@ class Element:
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
 GUIDE = "sbryngelson/ane-guide: part-1-machine/03"
 FORGE = "sbryngelson/ANEForge: numeric-cliffs"
+OMARCHY = "joshuaswarren/omarchy-ane"
 ALL = ("M1", "M2", "M4", "M5", "M6")
 
 ELEMENTS: tuple[Element, ...] = (
@@ -69,6 +70,16 @@ ELEMENTS: tuple[Element, ...] = (
         "measured",
         STUDY,
     ),
+    Element(
+        "grid",
+        "results of a matmul of two activations are multiples of 2^-16, and 0 below 2^-17; how the terms "
+        "are added is "
+        "not known",
+        ("M2",),
+        "measured",
+        f"{OMARCHY}: receipts/2026-09-30-t6021-accumulator (Linux driver)",
+        "results of matmul, halves away from zero",
+    ),
     Element("first_stage", "tiles of four products are rounded to fp16 first", ("M1",), "measured", GUIDE),
     Element(
         "rounding",
@@ -81,10 +92,11 @@ ELEMENTS: tuple[Element, ...] = (
     ),
     Element(
         "ties",
-        "half-way cases are rounded up (2049 becomes 2050); to even on M1 (2048)",
-        ("M4", "M5", "M6"),
+        "half-way cases are rounded up (2049 becomes 2050); to even on M1 (2048); on M2 add and mul were "
         "measured",
-        f"{GUIDE}; {STUDY}",
+        ("M2", "M4", "M5", "M6"),
+        "measured",
+        f"{GUIDE}; {STUDY}; {OMARCHY}: receipts/2026-09-29 (M2, Linux driver)",
         "away from zero on these chips (for negative numbers a guess), to even on all others",
     ),
     Element(
@@ -114,6 +126,18 @@ ELEMENTS: tuple[Element, ...] = (
         f"{STUDY}; {GUIDE}",
         "straight lines between 33 points with the largest error measured; where the points lie is a guess",
         everywhere=True,
+    ),
+    Element(
+        "measured_tables",
+        "sigmoid and tanh bit for bit: sigmoid between 33 points from -8 to 8, tanh of the magnitude "
+        "between 33 points "
+        "from 0 to 4; 1536 of 1536 values of tanh and 1533 of 1536 of sigmoid agree (not -8, 8.3125 and -9.93)",
+        ("M1",),
+        "measured",
+        "joshuaswarren/mlx-omarchy: receipts/2026-09-14-decoder-activations-on-ane.md (T8103, Linux "
+        "driver); the lstm "
+        "that Core ML runs does not use these tables",
+        "sigmoid and tanh: product and sum are rounded to fp16, ties away from zero",
     ),
     Element(
         "other_functions",

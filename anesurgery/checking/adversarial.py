@@ -38,6 +38,8 @@ NUMBERS = 4096
 REPEATS = 6
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that is drawn: what the interpreter computes with."""
+FEW_PLACES = 8
+"""Integers of a vector of up to this many elements may have a range each."""
 SMALL_CONSTANT = 64
 """Constants of up to this many elements are aimed at."""
 SYMBOL_LENGTH = 3
@@ -102,9 +104,21 @@ class Drawing:
             return given  # always the same: it belongs to another value
         low, high = (int(end(np.concatenate([given.ravel(), again.ravel()]))) for end in (np.min, np.max))
         near = {0, 1, -1, *(int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1))}
+        if given.ndim == 1 and given.size <= FEW_PLACES:
+            return self._aimed_each(var, given, near, rng)
         known = [n for n in near if low <= n <= high]
         aimed = rng.choice(sorted(known) or [low], given.shape)
         return np.where(rng.random(given.shape) < 0.7, aimed, given).astype(given.dtype)
+
+    def _aimed_each(self, var: Var, given: Array, near: set[int], rng: np.random.Generator) -> Array:
+        """The same where each element may have a range of its own, as the places of a slice have."""
+        drawn = np.stack([given, *(np.asarray(self.sample(var, rng)) for _ in range(32))])
+        found = given.copy()
+        for i, (low, high) in enumerate(zip(drawn.min(0).tolist(), drawn.max(0).tolist(), strict=True)):
+            known = sorted(n for n in near if low <= n <= high)
+            if known and rng.random() < 0.7:
+                found[i] = rng.choice(known)
+        return found
 
     def _floats(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, rng: np.random.Generator

@@ -15,6 +15,7 @@ PASSES: dict[str, str] = {
     "integers_as_floats": "int32 logical-and",
     "interface_fp16": "fp32-cast",
     "long_convolution": "conv-kernel conv-kernel-old",
+    "one_hot_lookup": "gather-runtime gather-uint16 slice-runtime",
     "reflect_pad_slices": "pad-mirror",
     "replace_scatter": "op-scatter op-scatter_along_axis op-scatter_nd",
     "rerank": "rank",

@@ -1,0 +1,191 @@
+"""Rows that are gathered or sliced at dynamic places become a product with one-hot rows, for short axes.
+
+Before::
+
+    main(%x: 1x4x2, %k: 1xint32) {
+      %y: 1x1x2 = gather(x=%x, indices=%k, axis=1)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x4x2, %k: 1xint32) {
+      %y_one_hot_lookup_cast: 1xfp16 = cast(x=%k, dtype="fp16")
+      %y_one_hot_lookup_reshape: 1x1xfp16 = reshape(x=%y_one_hot_lookup_cast, shape=[1, 1])
+      %y_one_hot_lookup_less: 1x1xbool = less(x=%y_one_hot_lookup_reshape, y=0)
+      %y_one_hot_lookup_cast_1: 1x1xfp16 = cast(x=%y_one_hot_lookup_less, dtype="fp16")
+      %y_one_hot_lookup_mul: 1x1xfp16 = mul(x=%y_one_hot_lookup_cast_1, y=4)
+      %y_one_hot_lookup_add: 1x1xfp16 = add(x=%y_one_hot_lookup_reshape, y=%y_one_hot_lookup_mul)
+      %y_one_hot_lookup_equal: 1x4xbool = equal(x=%y_one_hot_lookup_add, y=[[0, 1, 2, 3]])
+      %y_one_hot_lookup_cast_2: 1x4 = cast(x=%y_one_hot_lookup_equal, dtype="fp32")
+      %y_one_hot_lookup_reshape_1: 1x4x2 = reshape(x=%x, shape=[1, 4, 2])
+      %y_one_hot_lookup_matmul: 1x1x2 = matmul(x=%y_one_hot_lookup_cast_2, y=%y_one_hot_lookup_reshape_1)
+      %y: 1x1x2 = reshape(x=%y_one_hot_lookup_matmul, shape=[1, 1, 2])
+      return %y
+    }
+
+A place is compared with the number of each row; the product with what is equal is the row itself, since all
+others are multiplied by 0. Negative places count from the end. Places are counted in fp16, exactly up to
+2047.
+
+Refuses when a shape is symbolic, for integers, for axes of more than `most_rows` rows, when the product would
+take more than `most_work` multiplications (with the bytes that it reads, and those that the gather reads),
+and for tables of two axes, which are those of `embedding_matmul`.
+
+Why it helps: a gather at indices of the run, and a slice that is not known when the model is compiled, are
+refused (measured through Core ML on M4, macOS 27), while a product and a comparison were placed. The cast of
+the place from int32 stays on the CPU. For long axes the product costs more than the gather does there; what
+it gains for short ones was not measured. It takes finite numbers: 0 times infinity is no number.
+
+Grade: checked: it rests on the range of the places.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.reading import in_words, number
+from anesurgery.facts.whole_numbers import EXACT
+from anesurgery.mil import Array, Operation, Program, Var, constant, mb, np_dtype, static_shape, types
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class OneHotLookup(Rewrite):
+    """`gather`, `slice_by_size` and `slice_by_index` at dynamic places as products."""
+
+    name: ClassVar[str] = "one_hot_lookup"
+    tolerates_nonfinite: ClassVar[bool] = False
+    """The rows that are not taken are multiplied by 0."""
+    most_rows: int = 512
+    """Longest axis that is looked up in."""
+    most_work: int = 1 << 24
+    """Most multiplications of a product."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.most_rows < EXACT:
+            raise PassError(f"{self.name}: most_rows={self.most_rows!r}; from 1 to {EXACT - 1}")
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """What reads at places."""
+        return op.any("gather", "slice_by_size", "slice_by_index")()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """A short axis, and a product that is worth it."""
+        op = m.root
+        places = op.indices if op.op_type == "gather" else op.begin
+        if constant(places) is not None:
+            return None
+        for v in (op.x, op.outputs[0]):
+            if static_shape(v) is None:
+                return Refusal(f"%{v.name} has the symbolic shape {tuple(v.shape)}", op)
+        if np_dtype(op.x).kind != "f":
+            return Refusal(f"%{op.x.name} holds integers, which stay off the engine", op)
+        found = _gathered(op) if op.op_type == "gather" else _sliced(op)
+        if isinstance(found, str):
+            return Refusal(found, op)
+        for axis, taken in found.items():
+            rows, rest = int(op.x.shape[axis]), math.prod(op.x.shape) // int(op.x.shape[axis])
+            if rows > self.most_rows:
+                return Refusal(f"axis {axis} has {rows} rows, above {self.most_rows}", op)
+            if (work := rows * taken * rest) > self.most_work:
+                size = np_dtype(op.x).itemsize * rest
+                read = f"{in_words(size * rows)} instead of {in_words(size * taken)}"
+                return Refusal(f"{work} multiplications, which read {read}; the limit is {self.most_work}", op)
+        return m.bind(axes=found)
+
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+        """Places that exist, some of them counted from the end."""
+        if var is m.root.inputs.get("indices"):
+            (axis,) = m.axes
+            length = int(m.root.x.shape[axis])
+            return rng.integers(-length, length, static_shape(var) or ()).astype(np_dtype(var))
+        if var is m.root.inputs.get("begin"):
+            shape = static_shape(m.root.x) or ()
+            last = [n - m.axes.get(axis, n) for axis, n in enumerate(shape)]
+            return rng.integers(0, np.array(last) + 1).astype(np_dtype(var))
+        return None
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """One product for each axis."""
+        op, out = m.root, static_shape(m.root.outputs[0]) or ()
+        made: Var = op.x
+        for axis, taken in m.axes.items():
+            length = int(op.x.shape[axis])
+            if op.op_type == "gather":
+                places = mb.reshape(x=mb.cast(x=op.indices, dtype="fp16"), shape=[taken, 1])
+            else:
+                first = mb.slice_by_size(x=mb.cast(x=op.begin, dtype="fp16"), begin=[axis], size=[1])
+                places = mb.expand_dims(x=first, axes=[1])
+            before = mb.cast(x=mb.less(x=places, y=np.float16(0)), dtype="fp16")
+            places = mb.add(x=places, y=mb.mul(x=before, y=np.float16(length)))
+            if op.op_type != "gather" and taken > 1:
+                places = mb.add(x=places, y=np.arange(taken, dtype=np.float16)[:, None])
+            rows = np.arange(length, dtype=np.float16)[None]
+            name = "fp16" if np_dtype(op.x) == np.float16 else "fp32"
+            made = _product(mb, made, axis, mb.cast(x=mb.equal(x=places, y=rows), dtype=name))
+        return made if tuple(made.shape) == out else mb.reshape(x=made, shape=list(out))
+
+
+def _gathered(op: Operation) -> dict[int, int] | str:
+    """The axis of a gather, with how many rows are taken; or why there is none."""
+    axis = int(number(op.axis) or 0) % op.x.rank
+    if number(op.inputs.get("batch_dims")):
+        return "it gathers from each row of a batch its own places"
+    if op.x.rank == 2 and axis == 0 and constant(op.x) is not None:
+        return "it reads a table, which embedding_matmul does"
+    if static_shape(op.indices) is None:
+        return f"%{op.indices.name} has the symbolic shape {tuple(op.indices.shape)}"
+    return {axis: math.prod(static_shape(op.indices) or ())}
+
+
+def _sliced(op: Operation) -> dict[int, int] | str:
+    """The axes of which a slice takes a part, each with its length; or why they are not known."""
+    shape = static_shape(op.x) or ()
+    if op.op_type == "slice_by_size":
+        sizes = constant(op.size)
+        if sizes is None:
+            return f"the size %{op.size.name} is dynamic"
+        if -1 in (given := [int(s) for s in sizes]):
+            return "a size of -1 depends on where the slice begins"
+        return {axis: s for axis, s in enumerate(given) if s != shape[axis]}
+    masks = {n: constant(op.inputs.get(n)) for n in ("begin_mask", "end_mask", "squeeze_mask")}
+    held = {n: [False] * len(shape) if v is None else [bool(b) for b in v] for n, v in masks.items()}
+    found = {}
+    for axis in range(len(shape)):
+        if held["squeeze_mask"][axis]:
+            found[axis] = 1
+        elif not (held["begin_mask"][axis] and held["end_mask"][axis]):
+            return f"where axis {axis} begins and ends is dynamic"
+    return found
+
+
+def _product(mb: Builder, x: Var, axis: int, hot: Var) -> Var:
+    """The rows of an axis that `hot` [taken, rows] picks."""
+    shape, taken = [int(d) for d in x.shape], int(hot.shape[0])
+    made: Var
+    if axis == len(shape) - 1 and axis > 0:
+        made = mb.matmul(x=x, y=hot, transpose_y=True)
+        return made
+    lead, rest = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    seen = mb.reshape(x=x, shape=[lead, shape[axis], rest])
+    picked = mb.matmul(x=hot, y=seen)
+    made = mb.reshape(x=picked, shape=[*shape[:axis], taken, *shape[axis + 1 :]])
+    return made
+
+
+def example() -> Program:
+    """The row of a position."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 2)), mb.TensorSpec((1,), dtype=types.int32)])
+    def program(x: Var, k: Var) -> Any:
+        return mb.gather(x=x, indices=k, axis=1, name="y")
+
+    return program

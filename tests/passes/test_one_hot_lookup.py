@@ -1,0 +1,96 @@
+"""Lookups at dynamic places as products: gathers, slices of a size, slices of one row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import PassError, ProofError
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes import one_hot_lookup
+from anesurgery.passes.one_hot_lookup import OneHotLookup
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
+
+SHAPE = (2, 5, 3)
+
+
+def gathered(axis: int = 1, places: tuple[int, ...] = (2,), shape: tuple[int, ...] = SHAPE) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape), mb.TensorSpec(places, dtype=types.int32)])
+    def program(x: Var, k: Var) -> Any:
+        return mb.gather(x=x, indices=k, axis=axis)
+
+    return program
+
+
+def sized(*size: int) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(SHAPE), mb.TensorSpec((3,), dtype=types.int32)])
+    def program(x: Var, k: Var) -> Any:
+        return mb.slice_by_size(x=x, begin=k, size=list(size))
+
+    return program
+
+
+def row(whole: tuple[bool, ...] = (True, False, True)) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(SHAPE), mb.TensorSpec((3,), dtype=types.int32)])
+    def program(x: Var, k: Var) -> Any:
+        one = [not w for w in whole]
+        end = mb.add(x=k, y=np.int32(1))
+        masks = {"begin_mask": list(whole), "end_mask": list(whole), "squeeze_mask": one}
+        return mb.slice_by_index(x=x, begin=k, end=end, **masks)
+
+    return program
+
+
+CASES: dict[str, tuple[Program, Any]] = {
+    "first axis": (gathered(0), [1, 0]),
+    "middle axis": (gathered(1), [4, -1]),
+    "last axis": (gathered(2), [0, -3]),
+    "places of two axes": (gathered(1, (2, 2)), [[0, 1], [4, 2]]),
+    "one axis": (gathered(0, (3,), (7,)), [6, 0, 2]),
+    "a window": (sized(2, 2, 3), [0, 3, 0]),
+    "a window of two axes": (sized(2, 3, 2), [0, 2, 1]),
+    "a row": (row(), [0, 3, 0]),
+    "the last row": (row(), [0, -1, 0]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_rows_that_are_taken_are_the_same(name: str) -> None:
+    program, places = CASES[name]
+    after, session = apply_pass(OneHotLookup(), program)
+    assert "matmul" in {op.op_type for op in walk_ops(after)}, session.refusals
+    assert not {"gather", "slice_by_index"} & {op.op_type for op in walk_ops(after)}
+    assert all(change.proof is not None for change in session.changes)
+    inputs = random_inputs(program, seed=1) | {"k": np.array(places, np.int32)}
+    assert_same_numbers(program, after, inputs)
+
+
+def test_refusals_name_what_was_found() -> None:
+    assert_refuses(OneHotLookup(), gathered(1, (2,), (1, 513, 1)), "axis 1 has 513 rows, above 512")
+    many = gathered(1, (400,), (1, 500, 128))
+    assert_refuses(OneHotLookup(), many, "which read 250 KiB instead of 200 KiB; the limit is 16777216")
+    assert_refuses(OneHotLookup(), sized(2, -1, 3), "symbolic shape")
+    with pytest.raises(PassError, match="most_rows=2048; from 1 to 2047"):
+        OneHotLookup(most_rows=2048)
+
+
+def test_tables_are_those_of_another_pass() -> None:
+    table = np.ones((4, 3), np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec((2,), dtype=types.int32)], opset_version=ct.target.iOS16)
+    def program(k: Var) -> Any:
+        return mb.gather(x=table, indices=k, axis=0)
+
+    assert_refuses(OneHotLookup(), program, "it reads a table, which embedding_matmul does")
+
+
+def test_the_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: the rows are turned round."""
+    right = one_hot_lookup._product
+    monkeypatch.setattr(
+        one_hot_lookup, "_product", lambda mb, x, axis, hot: right(mb, x, axis, mb.reverse(x=hot, axes=[1]))
+    )
+    with pytest.raises(ProofError, match="old and new differ"):
+        apply_pass(OneHotLookup(), gathered())

@@ -30,8 +30,10 @@ A region begins at rows of channels that a product or a norm reads: the last axi
 before it tokens. It takes in every op that has a form there. A product with a constant weight becomes a 1x1
 convolution; norms and reductions go to axis 1; elementwise ops come along, their constants transposed when the
 model is rewritten; views and transpositions of heads are nothing, since heads times their width are the
-channels; a product of attention sums over channels or tokens where they stand, and the scores keep their form.
-What remains of transpositions stands at the ends. A long region is rebuilt in parts of 80 ops, each checked.
+channels; a product of attention sums over channels or tokens where they stand, and the scores keep their form;
+fused attention is taken apart. Halves of each head that are exchanged (rotary positions) are a convolution in
+groups, of ones and zeros; dynamic values are taken to be finite there. What remains of transpositions stands at
+the ends. A long region is rebuilt in parts of 80 ops, each checked.
 
 Refuses when a region has more transpositions at its ends than products and transpositions inside, when a shape
 is dynamic, when there is one token only, and when a weight is compressed.
@@ -73,6 +75,8 @@ class ChannelsFirst(Rewrite):
 
     name: ClassVar[str] = "channels_first"
     tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerates_nonfinite: ClassVar[bool] = False
+    """Halves that are exchanged by a convolution: its zeros make NaN of an infinity."""
     shares_inner: ClassVar[bool] = True
 
     @classmethod

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from anesurgery.facts.axis_slice import axis_slice
+import numpy as np
+
+from anesurgery.facts.axis_slice import AxisSlice, axis_slice
 from anesurgery.facts.channel_products import sequence
-from anesurgery.facts.channel_steps import Layouts, Step, Twins, axes_of, axis_of, given
+from anesurgery.facts.channel_steps import Layouts, Step, Twins, axes_of, axis_of, given, shape_of
 from anesurgery.facts.layouts import BATCH, CHANNELS, Groups, Layout, groups_for
-from anesurgery.facts.reading import flag, ints
-from anesurgery.mil import Operation, Var, constant, static_shape
+from anesurgery.facts.reading import flag, ints, number
+from anesurgery.mil import Operation, Var, constant, consumers, is_output, np_dtype, producer, static_shape
 
 
 def _apart(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | None:
@@ -148,7 +150,61 @@ def split(op: Operation, known: Layouts) -> Step | None:
 
 
 def concat(op: Operation, known: Layouts) -> Step | None:
-    """Values side by side along one atom; those without a layout enter with that of the others."""
+    """Parts of each head in another order, or other values side by side."""
+    return _exchange(op, known) or _side_by_side(op, known)
+
+
+def _exchange(op: Operation, known: Layouts) -> Step | None:
+    """Parts of the channels of each head exchanged, with signs: a convolution in groups, of ones and zeros."""
+    axis, size = axis_of(op), int(op.outputs[0].shape[axis_of(op)])
+    parts = [_part(v, axis) for v in op.values]
+    source = parts[0][0] if parts[0] is not None else None
+    layout = None if source is None else known.get(source)
+    if source is None or layout is None or shape_of(source) != shape_of(op.outputs[0]):
+        return None
+    heads, width = layout.having(CHANNELS)[:-1], layout.having(CHANNELS)[-1:]
+    if not heads or layout.axes[axis] != width or any(p is None or p[0] is not source for p in parts):
+        return None
+    rows = np.concatenate([p[2] * np.eye(size)[p[1].begin : p[1].end : p[1].stride] for p in parts if p])
+    count = layout.length(heads)
+
+    def build(t: Twins) -> list[Var]:
+        kernel = np.tile(rows, (count, 1))[:, :, None, None].astype(np_dtype(source))
+        key = ("exchange", rows.tobytes(), count, kernel.dtype)
+        weight = t.mb.shared(key, lambda: kernel, f"{op.outputs[0].name}_signs")
+        x = t.seen(source, [layout.length(g) for g in layout.groups])
+        return [t.mb.conv(x=x, weight=weight, groups=count)]
+
+    inner = {op for v in op.values for op in _makers(v)}
+    return Step((layout,), build, alone=tuple(inner))
+
+
+def _makers(var: Var) -> Iterator[Operation]:
+    """A slice and the multiplications after it, as far as nothing else reads them."""
+    while var.op is not None and len(consumers(var)) == 1 and not is_output(var):
+        yield var.op
+        if var.op.op_type != "mul":
+            return
+        var = var.op.x if constant(var.op.x) is None else var.op.y
+
+
+def _part(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:
+    """A part of an axis of a value, times a number."""
+    factor = 1.0
+    while (op := producer(var, "mul")) is not None:
+        number_, var = (number(op.y), op.x) if constant(op.x) is None else (number(op.x), op.y)
+        if number_ is None:
+            return None
+        factor *= number_
+    op = producer(var, "slice_by_index")
+    part = None if op is None else axis_slice(op)
+    if op is None or part is None or part.axis != axis or part.dropped or abs(factor) != 1:
+        return None
+    return op.x, part, factor
+
+
+def _side_by_side(op: Operation, known: Layouts) -> Step | None:
+    """Values along one atom; those without a layout enter with that of the others."""
     axis, values = axis_of(op), list(op.values)
     layouts = [known.get(v) for v in values]
     like = next((x for x in layouts if x is not None and len(x.axes[axis]) == 1), None)

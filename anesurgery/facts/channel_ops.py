@@ -100,6 +100,7 @@ RULES: dict[str, Rule] = {
     "layer_norm": channel_axes.layer_norm,
     "linear": channel_products.weighted,
     "matmul": channel_products.product,
+    "scaled_dot_product_attention": channel_products.fused,
     "slice_by_index": channel_axes.slice,
     "softmax": channel_axes.softmax,
     "split": channel_axes.split,

@@ -6,12 +6,16 @@ scores (tokens, tokens) keep their form. Values are summed with the weights of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from anesurgery.facts.channel_steps import Layouts, Step, Twins, shape_of
 from anesurgery.facts.layouts import CHANNELS, TOKENS, Layout
 from anesurgery.facts.reading import flag
-from anesurgery.mil import Array, Operation, Var, constant, static_shape
+from anesurgery.facts.views import seen_as
+from anesurgery.mil import Array, Operation, Var, constant, np_dtype, static_shape
 
 
 def weight_of(op: Operation) -> tuple[Var, bool] | None:
@@ -145,7 +149,7 @@ def _weighted_sum(op: Operation, known: Layouts) -> Step | None:
     contracted, free = _sides(op)[at]
     if layout is None or constant(weights) is not None or not _split_matrix(layout, contracted, free, TOKENS):
         return None
-    made = _summed(layout, contracted, shape_of(op.outputs[0]), turned=at == 0)
+    made = _summed(layout, shape_of(op.outputs[0]), turned=at == 0)
     if made is None:
         return None
     # the product is (channels, tokens): weights as (tokens summed over, tokens)
@@ -158,7 +162,7 @@ def _weighted_sum(op: Operation, known: Layouts) -> Step | None:
     return Step((made,), build, products=at)
 
 
-def _summed(layout: Layout, contracted: int, out: Sequence[int], turned: bool) -> Layout | None:
+def _summed(layout: Layout, out: Sequence[int], turned: bool) -> Layout | None:
     """The layout of weighted values: their channels, and the tokens of the weights."""
     rank = len(layout.axes)
     tokens = out[-1] if turned else out[-2]
@@ -170,3 +174,25 @@ def _summed(layout: Layout, contracted: int, out: Sequence[int], turned: bool) -
     roles[-2:] = [CHANNELS, TOKENS] if turned else [TOKENS, CHANNELS]
     made = Layout.of(out, "".join(roles))
     return made if tokens > 1 else None
+
+
+def fused(op: Operation, known: Layouts) -> Step | None:
+    """Fused attention as its parts: queries are scaled, the scores keep their form, values are summed."""
+    layouts = [known.get(v) for v in (op.query, op.key, op.value)]
+    if any(x is None or not _split_matrix(x, -1, -2, CHANNELS) for x in layouts):
+        return None
+    mask, out = op.inputs.get("attn_mask"), op.outputs[0]
+    made = _summed(layouts[2], shape_of(out), turned=False) if layouts[2] is not None else None
+    if made is None or (mask is not None and np_dtype(mask) != np_dtype(op.query)):
+        return None
+
+    def build(t: Twins) -> list[Var]:
+        shapes = [_matrix(found, -1, -2) for found in layouts if found is not None]
+        scale = np.asarray(1 / math.sqrt(int(op.query.shape[-1])), np_dtype(op.query))
+        scaled = seen_as(t.mb, t.mb.mul(x=t.now(op.query), y=scale), shapes[0])
+        keys, values = t.seen(op.key, shapes[1]), t.seen(op.value, shapes[2])
+        scores = t.mb.matmul(x=scaled, y=keys, transpose_x=True)
+        scores = scores if mask is None else t.mb.add(x=scores, y=t.plain(mask))
+        return [t.mb.matmul(x=values, y=t.mb.softmax(x=scores, axis=-1), transpose_y=True)]
+
+    return Step((made,), build, products=2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from anesurgery.facts.channel_ops import step_of
 from anesurgery.facts.channel_steps import Step, shape_of
+from anesurgery.facts.channel_views import FREE, Named, entered, left, lengths, upstream
 from anesurgery.facts.channel_wishes import wishes
 from anesurgery.facts.layouts import Groups, Layout, twin_of
 from anesurgery.facts.views import seen_as
@@ -33,13 +34,9 @@ from anesurgery.mil import (
     operands,
     static_shape,
 )
-from anesurgery.ops import VIEWS
 
 LARGEST = 80
 """Ops of a region that are rebuilt, and checked, in one edit."""
-
-FREE = VIEWS | {"transpose"}
-"""Ops of which a twin knows nothing."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +110,16 @@ class Region:
         return len(self.moved(self.entries)) + len(self.moved(self.exits))
 
     def first(self, count: int) -> Region:
-        """Its first ops; views and transpositions, of which nothing is left, do not count."""
-        left, steps = count, dict[Operation, Step]()
-        for op, step in self.steps.items():
-            left -= op.op_type not in FREE
-            if left < 0:
-                break
-            steps[op] = step
-        return Region(steps, self.layouts)
+        """Its first ops, up to one that is checked by itself, or that one; views do not count."""
+        single = next((op for op, step in self.steps.items() if step.alone), None)
+        inner = set(self.steps[single].alone) if single is not None else set()
+        before = list(self.steps)[: None if single is None else list(self.steps).index(single)]
+        others = [op for op in before if op not in inner]
+        if single is not None and all(op.op_type in FREE for op in others):
+            return Region({op: self.steps[op] for op in [*before, single]}, self.layouts)
+        cost = accumulate(op.op_type not in FREE for op in others)
+        taken = [op for op, n in zip(others, cost, strict=True) if n <= count]
+        return Region({op: self.steps[op] for op in taken}, self.layouts)
 
 
 @dataclass
@@ -144,6 +143,8 @@ class _Finder:
 
     def find(self) -> list[Region]:
         """All regions, each one of ops that share twins."""
+        known = [op for op in self.block.operations if op in _LEFT]
+        self.layouts = {op.outputs[i]: layout for op in known for i, layout in _LEFT[op].items()}
         self.downstream()
         while self.upstream():
             self.downstream()
@@ -174,9 +175,15 @@ class _Finder:
         return True
 
     def settled(self, op: Operation, made: dict[Var, Layout]) -> bool:
-        """Does an op work on twins already?"""
-        read = [x for _, v in operands(op) if (x := self.get(v)) is not None]
-        return all(x.is_view for x in (*read, *made.values()))
+        """Does an op work on twins already, of values from outside?"""
+        read = {v: x for _, v in operands(op) if (x := self.get(v)) is not None}
+        return all(x.is_view for x in (*read.values(), *made.values())) and not any(map(self.makes, read))
+
+    def makes(self, var: Var) -> bool:
+        """Is a value computed in a region?"""
+        while var.op in self.steps and var.op.op_type in FREE:
+            var = var.op.x
+        return var.op in self.steps
 
     def upstream(self) -> bool:
         """Take the makers of what enters, where that needs no more transpositions; was there one?"""
@@ -196,12 +203,7 @@ class _Finder:
 
 def _moves(var: Var, layout: Layout) -> bool:
     """Does a value need a transposition to get a layout? Not if it was transposed from there."""
-    while not layout.is_view:
-        wished = wishes(var.op, layout) if var.op is not None and var.op.op_type in FREE else None
-        if wished is None:
-            return True
-        ((var, layout),) = wished.items()
-    return False
+    return not any(found.is_view for _, found in upstream(var, layout))
 
 
 def connected(region: Region) -> list[Region]:
@@ -239,6 +241,9 @@ def trimmed(region: Region) -> Region:
     return Region(steps, region.layouts)
 
 
+_LEFT: WeakKeyDictionary[Any, dict[int, Layout]] = WeakKeyDictionary()
+"""By op, the layouts of results that left a region: what comes after them can go on from there."""
+
 _FOUND: WeakKeyDictionary[Block, tuple[list[Operation], list[Region]]] = WeakKeyDictionary()
 
 
@@ -256,17 +261,6 @@ def build(mb: Maker, region: Region) -> dict[Var, Var]:
     return _Build(mb, region).run()
 
 
-class _Named:
-    """A maker that names what it makes after a value."""
-
-    def __init__(self, mb: Maker, value: Var) -> None:
-        self._mb, self._name = mb, f"{value.name}_twin"
-
-    def __getattr__(self, name: str) -> Any:
-        made = getattr(self._mb, name)
-        return made if name in ("block", "before", "shared", "shared_value") else partial(made, name=self._name)
-
-
 class _Build:
     """Makes the twins, each right before the op that it replaces."""
 
@@ -281,7 +275,7 @@ class _Build:
         """All ops in order."""
         exits = set(self._region.exits)
         for op, step in self._region.steps.items():
-            self.mb = _Named(self._start.before(op), op.outputs[0])
+            self.mb = Named(self._start.before(op), op.outputs[0])
             for var, layout, made in zip(op.outputs, step.outs, step.build(self), strict=True):
                 if layout is None:
                     assert made is not None
@@ -289,12 +283,14 @@ class _Build:
                     continue
                 self._twins[var] = self._twin(op.x) if made is None else made
                 if var in exits:
-                    self._replaced[var] = self._leave(var, layout)
+                    made = left(self.mb, self._twin(var), var, layout)
+                    self._replaced[var] = made
+                    _LEFT.setdefault(made.op, {})[made.op.outputs.index(made)] = layout
         return self._replaced
 
     def _twin(self, var: Var) -> Var:
         if var not in self._twins:
-            self._twins[var] = self._enter(var, self._region.layouts[var])
+            self._twins[var] = entered(self.mb, var, self._region.layouts[var])
         return self._twins[var]
 
     def seen(self, var: Var, shape: Sequence[int]) -> Var:
@@ -307,7 +303,7 @@ class _Build:
     def now(self, var: Var) -> Var:
         """The twin of a value in the shape that it has, which has four axes or more."""
         twin, layout = self._twin(var), self._region.layouts[var]
-        return twin if twin.rank >= 4 else self.seen(var, _lengths(layout, layout.groups))
+        return twin if twin.rank >= 4 else self.seen(var, lengths(layout, layout.groups))
 
     def constant(self, var: Var, layout: Layout, groups: Groups) -> Var:
         """The twin of a constant that is broadcast to a value of the layout."""
@@ -321,55 +317,3 @@ class _Build:
     def plain(self, var: Var) -> Var:
         """A value that has no twin."""
         return self._replaced.get(var, var)
-
-    def _enter(self, var: Var, layout: Layout) -> Var:
-        """The twin of a value from outside."""
-
-        def make(maker: Maker) -> Var:
-            mb: Any = _Named(maker, var)
-            shape, perm = _old_axes(layout)
-            moved = seen_as(mb, var, shape)
-            if perm != list(range(len(perm))):
-                moved = mb.transpose(x=moved, perm=perm)
-            return _view(mb, moved, _lengths(layout, layout.groups))
-
-        if layout.is_view:
-            return make(self.mb)
-        made: Var = self.mb.shared_value(("twin", var, layout), [var], make)
-        return made
-
-    def _leave(self, var: Var, layout: Layout) -> Var:
-        """A value in its old form, made from its twin."""
-        shape, perm = _old_axes(layout)
-        moved = _view(self.mb, self._twin(var), [shape[p] for p in perm])
-        if perm != list(range(len(perm))):
-            moved = self.mb.transpose(x=moved, perm=[perm.index(i) for i in range(len(perm))])
-        return _view(self.mb, moved, shape_of(var))
-
-
-def _view(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
-    """A view; an axis of length 1 between the others is put in or taken out by name."""
-    old, new = shape_of(var), tuple(shape)
-    made: Var
-    if new == (*old[:2], 1, *old[2:]):
-        made = mb.expand_dims(x=var, axes=[2])
-    elif old == (*new[:2], 1, *new[2:]):
-        made = mb.squeeze(x=var, axes=[2])
-    else:
-        made = seen_as(mb, var, new)
-    return made
-
-
-def _lengths(layout: Layout, groups: Groups) -> list[int]:
-    return [layout.length(group) for group in groups]
-
-
-def _old_axes(layout: Layout) -> tuple[list[int], list[int]]:
-    """The value with an axis for each atom, and the order of these axes in the twin."""
-    axes: list[tuple[int, ...]] = [(a,) for axis in layout.axes for a in axis]
-    if all(len(axis) < 2 for axis in layout.axes):
-        axes = list(layout.axes)  # its own, those of length 1 in front
-    perm = sorted(range(len(axes)), key=lambda i: axes[i] or (-1,))
-    if layout.is_view:
-        return _lengths(layout, tuple(axes)), list(range(len(axes)))
-    return _lengths(layout, tuple(axes)), perm

@@ -52,6 +52,8 @@ class Step:
     """Makes its results; None where the twin of `x` is that of the result as well."""
     products: int = 0
     """1 for a product that gains from it."""
+    alone: tuple[Operation, ...] = ()
+    """Ops upstream that it stands for, where it computes otherwise and is checked by itself."""
 
 
 Rule: TypeAlias = "Callable[[Operation, Layouts], Step | None]"

@@ -1,0 +1,201 @@
+"""One attention with its inner values, and its operands as heads of channels.
+
+Queries and values are brought to (batch, heads times width, 1, tokens), keys to (batch, tokens, 1, heads times
+width). Keys and values that are repeated for several heads of queries are taken before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from anesurgery.errors import Refusal
+from anesurgery.facts.channel_steps import axis_of, permutation, shape_of
+from anesurgery.facts.channel_views import FREE, straight, twin, upstream
+from anesurgery.facts.layouts import BATCH, CHANNELS, TOKENS, Groups, Layout
+from anesurgery.facts.reading import flag, ints
+from anesurgery.interpret.attentions import recognise
+from anesurgery.mil import (
+    Maker,
+    Operation,
+    Var,
+    constant,
+    consumers,
+    is_output,
+    operands,
+    producer,
+    static_shape,
+)
+from anesurgery.ops import POINTWISE
+
+
+@dataclass(frozen=True)
+class Core:
+    """One attention, of which nothing between its ends is read elsewhere."""
+
+    product: Operation
+    between: tuple[tuple[Operation, str], ...]
+    """Elementwise ops from the scores to the softmax, with the name of the operand that carries the scores."""
+    softmax: Operation
+    total: Operation
+    """The product that sums the values."""
+
+    @property
+    def ops(self) -> list[Operation]:
+        """All of them, the last one first."""
+        return [self.total, self.softmax, *(op for op, _ in reversed(self.between)), self.product]
+
+    def others(self, op: Operation, carried: str) -> dict[str, Var]:
+        """The operands of an elementwise op that are not the scores."""
+        names = ("x", "y", "cond", "a", "b")
+        return {k: op.inputs[k] for k in names if k != carried and isinstance(op.inputs.get(k), Var)}
+
+
+def core_of(total: Operation) -> Core | Refusal | None:
+    """The attention that ends with a product; None where none does."""
+    softmax = next((s for _, v in operands(total) if (s := producer(v, "softmax")) is not None), None)
+    found = recognise(softmax) if softmax is not None else None
+    if softmax is None or found is None or found.product is None or total not in found.sums:
+        return None
+    between, scores = list[tuple[Operation, str]](), found.product.outputs[0]
+    for op in (*found.between, softmax):
+        if is_output(scores) or len(consumers(scores)) != 1:
+            return Refusal(f"%{scores.name} is read elsewhere", total)
+        name = next((k for k, v in op.inputs.items() if v is scores), None)
+        if op is softmax:
+            break
+        if name is None or op.op_type not in POINTWISE or shape_of(op.outputs[0]) != shape_of(scores):
+            return Refusal(f"{op.op_type} stands between the scores and the softmax", total)
+        between.append((op, name))
+        scores = op.outputs[0]
+    weights = softmax.outputs[0]
+    if is_output(weights) or len(consumers(weights)) != 1:
+        return Refusal(f"%{weights.name} is read elsewhere", total)
+    if axis_of(softmax) != softmax.x.rank - 1 and found.product.op_type == "matmul":
+        return Refusal(f"the softmax is over axis {axis_of(softmax)}", total)
+    return Core(found.product, tuple(between), softmax, total)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Queries, keys or values, with the layout in which they are wanted."""
+
+    var: Var
+    layout: Layout
+    heads: tuple[int, ...]
+    """For each head of the result, the head here."""
+
+    def build(self, mb: Maker) -> Var:
+        """(batch, channels, 1, tokens) of the layout: all heads side by side."""
+        found = list(upstream(self.var, self.layout))
+        near = [p for p in found if p[1].is_view] or [p for p in found if straight(p[1], _flat(p[1]))] or found
+        var, layout = near[0]
+        return twin(mb, var, layout, _flat(layout))
+
+
+def _flat(layout: Layout) -> Groups:
+    return layout.having(BATCH), layout.having(CHANNELS), (), layout.having(TOKENS)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What an attention reads."""
+
+    query: Operand
+    key: Operand
+    value: Operand
+
+
+def operands_of(core: Core) -> Operands | Refusal:
+    """Queries, keys and values of an attention of rank 4, with heads on axis 1."""
+    product, total = core.product, core.total
+    out = static_shape(total.outputs[0])
+    if out is None or len(out) != 4 or any(static_shape(v) is None for _, v in operands(product)):
+        shape = tuple(map(str, total.outputs[0].shape))
+        return Refusal(f"the result has the shape {shape}, not four known axes", total)
+    if any(v.rank != 4 for op in (product, total) for k, v in operands(op) if k in ("x", "y")):
+        return Refusal("the factors do not have four axes", total)
+    turned = total.y is core.softmax.outputs[0]
+    if flag(total, "transpose_y") != turned or flag(total, "transpose_x"):
+        return Refusal("the weights of attention are transposed", total)
+    query = "ct" if flag(product, "transpose_x") else "tc"
+    key = "tc" if flag(product, "transpose_y") else "ct"
+    value = "ct" if turned else "tc"
+    wanted = [
+        (product.x, "bc" + query),
+        (product.y, "bt" + key.translate(str.maketrans("tc", "ct"))),
+        (total.x if turned else total.y, "bc" + value),
+    ]
+    found = list[Operand]()
+    for var, roles in wanted:
+        operand = _operand(var, roles, out[1])
+        if isinstance(operand, Refusal):
+            return Refusal(operand.reason, total)
+        found.append(operand)
+    if found[0].heads != tuple(range(out[1])):
+        return Refusal("several heads share their queries", total)
+    return Operands(*found)
+
+
+def _operand(var: Var, roles: str, heads: int) -> Operand | Refusal:
+    """An operand, before it is repeated for several heads."""
+    shape = shape_of(var)
+    if shape[1] not in (1, heads):
+        return Refusal(f"%{var.name} has {shape[1]} heads for {heads}")
+    layout = Layout.of(shape, roles)
+    if shape[1] == 1:
+        return Operand(var, layout, (0,) * heads)
+    *_, (source, seen) = upstream(var, layout)
+    if (tile := producer(source, "tile")) is not None and static_shape(tile.x) is not None:
+        found = _before_tile(tile, seen, roles[1], heads)
+        if found is not None:
+            return found
+    return Operand(var, layout, tuple(range(heads)))
+
+
+def _before_tile(tile: Operation, layout: Layout, role: str, heads: int) -> Operand | None:
+    """What is repeated, if each of its heads is, as a whole."""
+    repeated = [axis for axis, n in enumerate(ints(tile, "reps")) if n > 1]
+    if len(repeated) != 1 or len(layout.axes[repeated[0]]) != 1 or tile.x.shape[repeated[0]] != 1:
+        return None
+    (atom,) = layout.axes[repeated[0]]
+    leading: list[int] = []
+    for a in layout.having(role):
+        if layout.length(leading) < heads:
+            leading.append(a)
+    if layout.length(leading) != heads or atom not in leading:
+        return None
+    sizes = [layout.sizes[a] for a in leading]
+    once = [1 if a == atom else layout.sizes[a] for a in leading]
+    which = np.broadcast_to(np.arange(np.prod(once)).reshape(once), sizes).reshape(-1)
+    rest = layout.kept(set(range(len(layout.sizes))) - {atom}, layout.axes)
+    return Operand(tile.x, rest, tuple(which.tolist()))
+
+
+def mask_layout(shape: Sequence[int]) -> Layout:
+    """Of a mask over (batch, heads, queries, keys), as (batch, heads times keys, 1, queries)."""
+    whole = (1,) * (4 - len(shape)) + tuple(shape)
+    return Layout.of(whole, "bctc")
+
+
+def result(core: Core) -> tuple[Var, Layout]:
+    """The last of the views of what an attention gives, where each is read by the next only."""
+    var = core.total.outputs[0]
+    turned = core.total.y is core.softmax.outputs[0]
+    layout = Layout.of(shape_of(var), "bcct" if turned else "bctc")
+    while not is_output(var) and len(readers := consumers(var)) == 1 and readers[0].op_type in FREE:
+        (reader,) = readers
+        after = reader.outputs[0]
+        moved = reader.op_type == "transpose"
+        made = layout.transposed(permutation(reader)) if moved else layout.reshaped(shape_of(after))
+        if made is None:
+            break
+        var, layout = after, made
+    return var, layout
+
+
+def is_scalar(var: Var) -> bool:
+    """Is it one number?"""
+    return np.prod(shape_of(var)) == 1 and (constant(var) is not None or var.rank <= 4)

@@ -1,0 +1,173 @@
+"""Attention head by head: against layers written by hand, with masks of every shape, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import hand_layers
+import numpy as np
+import pytest
+from transformer_blocks import BLOCKS, block
+
+from anesurgery.checking.grades import Grade
+from anesurgery.errors import ProofError
+from anesurgery.facts import heads
+from anesurgery.mil import Program, Var, ct, mb, walk_ops
+from anesurgery.passes.channels_first import ChannelsFirst
+from anesurgery.passes.fold_constants import FoldConstants
+from anesurgery.passes.split_heads import SplitHeads
+from anesurgery.rewriting.passes import Pipeline
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+RNG = np.random.default_rng(0)
+ALL = Pipeline(steps=(FoldConstants(), ChannelsFirst(), SplitHeads()))
+
+
+def floats(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def kinds(program: Program) -> Counter[str]:
+    return Counter(op.op_type for op in walk_ops(program) if op.op_type != "const")
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_layer_has_no_op_more_than_one_written_by_hand(name: str) -> None:
+    one, two = (kinds(apply_pass(ALL, block(name, n), prove=False)[0]) for n in (1, 2))
+    layer = two - one
+    assert not {"linear", "reshape", "matmul"} & layer.keys()
+    by_hand = kinds(hand_layers.layer(name))
+    by_hand["transpose"] = 1  # those that only put a norm over axis 1 are not counted
+    assert layer.total() <= by_hand.total()
+    assert layer - by_hand == Counter(), "an op more"
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_each_edit_of_a_block_is_proved(name: str) -> None:
+    after, session = apply_pass(ALL, block(name))
+    edits = [c for c in session.changes if c.pass_name != "fold_constants"]
+    assert {c.pass_name for c in edits} == {"channels_first", "split_heads"}
+    assert all(c.proof and c.proof.grade >= Grade.PROVED for c in edits)
+    assert not apply_pass(SplitHeads(), after, prove=False)[1].changes
+
+
+def attention(
+    mask: tuple[int, ...] | None = None, shared: int = 1, dynamic: bool = False, batch: int = 1
+) -> Program:
+    """Four heads of eight channels over five tokens of queries and six of keys, in the usual form."""
+    few = 4 // shared
+    shapes = [(batch, 5, 32), (batch, 6, 8 * few), (batch, 6, 8 * few), *([mask] if mask and dynamic else [])]
+
+    def built(*inputs: Var) -> Var:
+        q, k, v = (
+            mb.transpose(x=mb.reshape(x=x, shape=[batch, -1, n, 8]), perm=[0, 2, 1, 3])
+            for x, n in zip(inputs, (4, few, few), strict=False)
+        )
+        if shared > 1:
+            k, v = (
+                mb.reshape(
+                    x=mb.tile(x=mb.expand_dims(x=x, axes=[2]), reps=[1, 1, shared, 1, 1]),
+                    shape=[batch, 4, 6, 8],
+                )
+                for x in (k, v)
+            )
+        scores = mb.mul(x=mb.matmul(x=q, y=k, transpose_y=True), y=np.float32(0.35))
+        if mask is not None:
+            scores = mb.add(x=inputs[3] if dynamic else floats(*mask), y=scores)
+        out = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=v)
+        return mb.reshape(x=mb.transpose(x=out, perm=[0, 2, 1, 3]), shape=[batch, 5, 32])
+
+    specs = [mb.TensorSpec(s) for s in shapes]
+    made: Program
+    if len(specs) == 3:
+        made = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(lambda q, k, v: built(q, k, v))
+    else:
+        made = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(
+            lambda q, k, v, mask: built(q, k, v, mask)
+        )
+    return made
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("mask", [(5, 6), (1, 1, 1, 6), (1, 4, 5, 6), (2, 1, 5, 6), (4, 1, 6), (2, 4, 5, 6)])
+def test_masks_of_every_shape(mask: tuple[int, ...], dynamic: bool) -> None:
+    program = attention(mask, dynamic=dynamic, batch=2)
+    after, session = apply_pass(SplitHeads(), program)
+    assert session.changes
+    assert kinds(after)["einsum"] == 8
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [2, 4])
+def test_shared_keys_are_not_repeated(shared: int) -> None:
+    program = attention(shared=shared)
+    after, session = apply_pass(SplitHeads(), program)
+    assert session.changes
+    assert "tile" not in kinds(after)
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def test_the_wrong_keys_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: heads take turns with their keys instead of sharing them with their neighbours."""
+    right = heads._before_tile
+
+    def wrong(*given: Any) -> Any:
+        found = right(*given)
+        assert found is not None
+        return heads.Operand(found.var, found.layout, (0, 1, 0, 1))
+
+    monkeypatch.setattr(heads, "_before_tile", wrong)
+    with pytest.raises(ProofError):
+        apply_pass(SplitHeads(), attention(shared=2))
+
+
+def test_fused_attention_is_taken_apart_and_split() -> None:
+    """Of 16 channels each, so that the scale has no rounding."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, 32))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        q, k, v = (
+            mb.transpose(
+                x=mb.reshape(x=mb.linear(x=x, weight=floats(32, 32)), shape=[1, 5, 2, 16]), perm=[0, 2, 1, 3]
+            )
+            for _ in range(3)
+        )
+        out = mb.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=floats(5, 5))
+        out = mb.reshape(x=mb.transpose(x=out, perm=[0, 2, 1, 3]), shape=[1, 5, 32])
+        return mb.linear(x=out, weight=floats(32, 32))
+
+    after, session = apply_pass(ALL, program)
+    assert not {"scaled_dot_product_attention", "linear", "reshape"} & kinds(after).keys()
+    assert all(c.proof and c.proof.grade >= Grade.PROVED for c in session.changes)
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def pair(build: Callable[[Var, Var], Any], shape: tuple[int, ...] = (1, 2, 4, 8)) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape), mb.TensorSpec(shape)])
+    def program(x: Var, y: Var) -> Any:
+        return build(x, y)
+
+    return program
+
+
+def plain(x: Var, y: Var) -> Var:
+    return mb.matmul(x=mb.softmax(x=mb.matmul(x=x, y=y, transpose_y=True), axis=-1), y=y)
+
+
+def watched(x: Var, y: Var) -> tuple[Var, Var]:
+    weights = mb.softmax(x=mb.matmul(x=x, y=y, transpose_y=True), axis=-1, name="weights")
+    return mb.matmul(x=weights, y=y), weights
+
+
+@pytest.mark.parametrize(
+    ("step", "program", "reason"),
+    [
+        (SplitHeads(), lambda: pair(watched), "%weights is read elsewhere"),
+        (SplitHeads(), lambda: pair(plain, (2, 4, 8)), "the result has the shape ('2', '4', '8')"),
+        (SplitHeads(most=1), lambda: pair(plain), "2 heads are more than 1"),
+    ],
+)
+def test_refuses(step: SplitHeads, program: Callable[[], Program], reason: str) -> None:
+    assert_refuses(step, program(), reason)

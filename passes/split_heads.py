@@ -2,20 +2,6 @@
 
 Before::
 
-    main(%v: 1x8x1x3, %v: 1x8x1x3, %v: 1x8x1x3) {
-      %v_heads: 1x2x4x3 = reshape(x=%v, shape=[1, 2, 4, 3])
-      %v_heads: 1x2x4x3 = reshape(x=%v, shape=[1, 2, 4, 3])
-      %v_heads: 1x2x4x3 = reshape(x=%v, shape=[1, 2, 4, 3])
-      %scores: 1x2x3x3 = matmul(x=%v_heads, y=%v_heads, transpose_x=True)
-      %masked: 1x2x3x3 = add(x=%scores, y=const<3x3>)
-      %weights: 1x2x3x3 = softmax(x=%masked)
-      %out: 1x2x4x3 = matmul(x=%v_heads, y=%weights, transpose_y=True)
-      %y: 1x8x1x3 = reshape(x=%out, shape=[1, 8, 1, 3])
-      return %y
-    }
-
-After::
-
     main(%q: 1x8x1x3, %k: 1x8x1x3, %v: 1x8x1x3) {
       %qh: 1x2x4x3 = reshape(x=%q, shape=[1, 2, 4, 3])
       %kh: 1x2x4x3 = reshape(x=%k, shape=[1, 2, 4, 3])

@@ -285,6 +285,7 @@ class _Build:
                 if var in exits:
                     made = left(self.mb, self._twin(var), var, layout)
                     self._replaced[var] = made
+                    assert made.op is not None
                     _LEFT.setdefault(made.op, {})[made.op.outputs.index(made)] = layout
         return self._replaced
 

@@ -34,6 +34,9 @@ class MeanSquare(torch.nn.Module):
 class Attention(torch.nn.Module):
     """Head by head; keys are transposed once, before they are split."""
 
+    cos: torch.Tensor
+    turn: torch.Tensor
+
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind, self.shared = kind, 2 if kind == "llama" else 1

@@ -6,7 +6,7 @@ JOBS ?= 2
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types conformance equivalence bench placement residency clean
+.PHONY: help demo test test-all lint types conformance equivalence bench placement residency docs dist clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -48,6 +48,12 @@ placement: $(READY)  ## how often inspect is right, against placements measured 
 
 residency: $(READY)  ## what `auto` gains on the corpus and on small models of each family, and whether outputs agree
 	$(BIN)/python tests/benchmarks/residency.py
+
+docs: $(READY)  ## the pages of docs/ with a reference, as HTML in build/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+
+dist: $(READY)  ## wheel and sdist in build/dist
+	$(BIN)/python -m build --quiet --outdir build/dist .
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,52 @@
+"""The pages build into a site without a warning, and every public name is in its reference."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import anesurgery
+from anesurgery import registry
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with warnings as errors."""
+    pytest.importorskip("furo")
+    folder = tmp_path_factory.mktemp("site")
+    words = ["-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(folder)]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, cwd=DOCS.parent, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_public_name_has_an_entry(site: Path) -> None:
+    page = (site / "reference" / "api.html").read_text()
+    missing = {n for n in anesurgery.__all__ if f'id="anesurgery.{n}"' not in page}
+    assert missing == {"passes", "recipes"}
+
+
+def test_every_pass_and_recipe_has_a_section(site: Path) -> None:
+    kinds = ("passes", "layers", "recipes")
+    pages = "".join((site / "reference" / f"{kind}.html").read_text() for kind in kinds)
+    names = [*registry.op_pass_names(), *registry.layer_pass_names(), *registry.recipe_names()]
+    assert [n for n in names if f'id="{n.replace("_", "-")}"' not in pages] == []
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    pages = [page.read_text() for page in site.rglob("*.html")]
+    assert not any('src="http' in page or 'rel="stylesheet" href="http' in page for page in pages)
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    listed = (DOCS / "index.md").read_text()
+    files = [*DOCS.rglob("*.md"), *DOCS.rglob("*.rst")]
+    pages = [p.relative_to(DOCS).with_suffix("").as_posix() for p in files]
+    assert [page for page in pages if f"\n{page}\n" not in listed and page != "index"] == []

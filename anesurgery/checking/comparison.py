@@ -127,7 +127,8 @@ def compare(
             raise InterfaceError("a pipeline is proved model by model: name one by member=") from None
         return _compare_pipelines(a, b, inputs, precision, gate, seed, last)
     if inputs is None:
-        inputs = sample_inputs(first.program, function=function, seed=seed, shapes=_fixed(second, function))
+        shapes = _fixed(first, second, function)
+        inputs = sample_inputs(first.program, function=function, seed=seed, shapes=shapes)
     else:
         inputs = bound(first, inputs, function)
     old = run(first.program, inputs, precision=precision, function=function)
@@ -165,10 +166,11 @@ def _proved(
     return prove_models(old, new, inputs, contract=contract, gate=gate, seed=seed, last=last)
 
 
-def _fixed(loaded: Loaded, function: str | None) -> dict[str, tuple[int, ...]]:
-    """The static shapes of a model's inputs: those of the other one may be dynamic."""
-    inputs = function_of(loaded.program, function).inputs
-    return {name: shape for name, var in inputs.items() if (shape := static_shape(var)) is not None}
+def _fixed(a: Loaded, b: Loaded, function: str | None) -> dict[str, tuple[int, ...]]:
+    """The static shapes of the second model's inputs, where those of the first are dynamic."""
+    old, new = (function_of(loaded.program, function).inputs for loaded in (a, b))
+    dynamic = {name for name, var in old.items() if static_shape(var) is None}
+    return {n: shape for n, v in new.items() if n in dynamic and (shape := static_shape(v)) is not None}
 
 
 def _single(model: Any, member: str | int | None) -> Loaded:

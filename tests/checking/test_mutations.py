@@ -26,6 +26,7 @@ EQUIVALENT = {
         "inverse: epsilon[0] negated",
     ): "the smallest normal number, lost in a sum with 2 to 8",
     ("layers.legacy_embedding", "gather: validate_indices[0] flipped"): "all indices are valid",
+    ("padding_mask_tensor", "mul: y[0] + 1"): "a fill of -9999 masks as well",
     ("rerank", "reshape: shape reversed"): "the next reshape restores the order; between them is a relu",
     ("rerank", "reduce_max: keep_dims[0] flipped"): "a reshape follows",
     ("layers.undilate_convolution", "conv: weight[0] + 1"): "the corner of this kernel meets padding only",

@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 import anesurgery as ane
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import InterpretError, SurgeryError
 from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
-from anesurgery.interpret.sampling import sample_function
+from anesurgery.interpret.sampling import sample_function, sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Array, Program, function_of, is_output, quiet_host, walk_ops
 from anesurgery.placement.inspection import Inspection
@@ -62,6 +62,8 @@ class Row:
     seconds: float
     repairable: int = 1
     """Ops that a pass could bring onto the engine, casts of inputs and outputs left out."""
+    uncompared: str = ""
+    """Why the given model cannot be run, so that there is nothing to compare with."""
 
     @property
     def falls(self) -> bool:
@@ -83,6 +85,8 @@ class Row:
     def agrees(self) -> bool:
         """Do the outputs agree?"""
         rounded = "compute_fp16" in self.passes
+        if self.uncompared:
+            return True
         return not self.passes or (self.fp16 >= PSNR if rounded else self.fp32 <= RELATIVE)
 
     @property
@@ -115,9 +119,15 @@ def measure(name: str, path: Path, target: str) -> Row:
     surgery = ane.apply(loaded, "auto", target=target, prove=None, quiet=True)
     seconds = time.perf_counter() - started
     passes = tuple(dict.fromkeys(change.pass_name for change in surgery.changes))
-    fp32 = fp16 = float("nan")
+    fp32, fp16, uncompared = float("nan"), float("nan"), ""
     if passes:
-        fp32, fp16 = differences(loaded.program, surgery)
+        try:
+            for function in loaded.program.functions:
+                run(loaded, sample_inputs(loaded.program, function=function), function=function)
+        except InterpretError as error:
+            uncompared = str(error).splitlines()[0]
+        else:
+            fp32, fp16 = differences(loaded.program, surgery)
     before, inspections = stand(loaded.program, aim)
     after = stand(surgery.program, aim)[0]
     return Row(
@@ -195,6 +205,9 @@ def show(rows: list[Row], failed: dict[str, str]) -> bool:
             f"lowered on {fallen or 'none'}; outputs differ on {apart or 'none'}"
         )
         good &= not fallen and not apart and risen + freed >= BAR * len(low)
+    for r in rows:
+        if r.uncompared:
+            console.print(f"{r.model}, {r.target}: not compared, the model given cannot be run: {r.uncompared}")
     for name, reason in failed.items():
         console.print(f"{name}: {reason}")
     return good

@@ -131,7 +131,16 @@ def measure(name: str, path: Path, target: str) -> Row:
     before, inspections = stand(loaded.program, aim)
     after = stand(surgery.program, aim)[0]
     return Row(
-        name, target, before, after, passes, fp32, fp16, seconds, repairable(loaded.program, inspections)
+        name,
+        target,
+        before,
+        after,
+        passes,
+        fp32,
+        fp16,
+        seconds,
+        repairable(loaded.program, inspections),
+        uncompared,
     )
 
 

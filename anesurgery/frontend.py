@@ -16,6 +16,7 @@ Of rows that a mask hides entirely, coremltools' fused attention gives a mean wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -185,6 +186,92 @@ def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
     node.inputs = inputs
 
 
+def _resampled(host: str) -> Convert:
+    """The converter of a resampling that works on rows and columns apart: a product with a matrix for each.
+
+    torch itself makes the matrices, from pictures of one. The picture's sides must be static.
+    """
+
+    def convert(context: Any, node: Any) -> None:
+        x, size, align = _inputs(context, node)[:3]
+        if any(is_symbolic(d) for d in x.shape[-2:]):
+            raise NotImplementedError(f"{node.name}: {node.kind} of a picture of dynamic size {x.shape}")
+        given = [_known(_argument(context, node, i, "")) for i in (3, 4)]
+        scales = list(given[0]) if np.ndim(given[0]) else given
+        scales = [None if s is None else float(_known(s)) for s in scales]
+        sizes = [_sides(size, i, x, scales) for i in (0, 1)]
+        rows, columns = (
+            _matrix(host, int(x.shape[i - 2]), sizes[i], bool(_known(align)), scales[i]) for i in (0, 1)
+        )
+        dtype = types.nptype_from_builtin(x.dtype)
+        high = mb.matmul(x=rows.astype(dtype)[None, None], y=x)
+        context.add(mb.matmul(x=high, y=columns.T.astype(dtype)[None, None], name=node.name))
+
+    return convert
+
+
+def _sides(size: Any, i: int, x: Var, scales: list[float | None]) -> int:
+    """A side of the result: as given, or as the scale makes it."""
+    if _known(size) is None:
+        return math.floor(int(x.shape[i - 2]) * (scales[i] or 1.0))
+    side = _known(size[i] if isinstance(size, (list, tuple)) else _known(size)[i])
+    if isinstance(side, Var):
+        raise NotImplementedError(f"%{side.name}: the size to resample to is dynamic")
+    return int(side)
+
+
+def _matrix(host: str, before: int, after: int, align: bool, scale: float | None) -> Any:
+    """What resampling makes of each unit vector: (after, before)."""
+    import torch
+
+    units = torch.eye(before, dtype=torch.float64)[None, None]
+    resample = getattr(torch.ops.aten, host).default
+    return resample(units, [after, before], align, scale, None)[0, 0].numpy()
+
+
+def python_op(context: Any, node: Any) -> None:
+    """A `torch.autograd.Function` of a trace: what its `forward` computes."""
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRBlock
+    from coremltools.converters.mil.frontend.torch.ops import convert_block
+
+    graph = node.attr.get("Subgraph")
+    if graph is None:
+        raise NotImplementedError(f"{node.name}: this torch does not record what a python function computes")
+    block = InternalTorchIRBlock.from_torchscript_block(block=graph, parent=node)
+    for part in (block, *block.nodes):  # the same function is called in several places
+        part.inputs = [f"{node.name}_{name}" for name in part.inputs]
+        part.outputs = [f"{node.name}_{name}" for name in part.outputs]
+    for part in block.nodes:
+        part.name = f"{node.name}_{part.name}"
+    for name, value in zip(node.outputs, convert_block(context, block, _inputs(context, node)), strict=True):
+        context.add(mb.identity(x=value, name=name))
+
+
+def matrix_transpose(context: Any, node: Any) -> None:
+    """`x.mT`: the last two axes change places."""
+    x = _inputs(context, node)[0]
+    perm = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
+    context.add(mb.transpose(x=x, perm=perm, name=node.name))
+
+
+def _promoting(host: Convert) -> Convert:
+    """A product whose operands coremltools has given two dtypes: `arange` of floats becomes integers there."""
+
+    def convert(context: Any, node: Any) -> None:
+        given = _inputs(context, node)
+        if len({v.dtype for v in given[:2] if isinstance(v, Var)}) > 1:
+            inputs = list(node.inputs)
+            for i, var in enumerate(_promoted(given[:2])):
+                inputs[i] = f"{node.name}_operand_{i}"
+                context.add(mb.identity(x=var, name=inputs[i]))
+            node.inputs = inputs
+        host(context, node)
+
+    return convert
+
+
+SMOOTH = _resampled("_upsample_bilinear2d_aa")
+
 CONVERSIONS: dict[str, Convert] = {
     "diff": diff,
     "new_ones": new_ones,
@@ -193,11 +280,20 @@ CONVERSIONS: dict[str, Convert] = {
     **dict.fromkeys(("__and__", "iand"), _logical("logical_and")),
     **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _logical("logical_or")),
     **dict.fromkeys(("xor", "__xor__", "ixor", "bitwise_xor"), _logical("logical_xor")),
+    **dict.fromkeys(("upsample_bicubic2d", "upsample_bicubic2d.vec"), _resampled("upsample_bicubic2d")),
+    **dict.fromkeys(
+        ("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa.vec"), _resampled("_upsample_bicubic2d_aa")
+    ),
+    "pythonop": python_op,
+    "mt": matrix_transpose,
 }
 """Torch operation, as the front end names it -> converter; one that coremltools has of its own is kept."""
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": _with_grouped_heads,
+    **dict.fromkeys(("matmul", "bmm", "mm", "outer"), _promoting),
+    "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
+    "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
     "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
 }
 """Operations that coremltools converts in part -> what replaces its own converter, given that one."""

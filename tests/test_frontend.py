@@ -26,6 +26,23 @@ def heads(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.cat([x, -x]).reshape(1, 4, 2, 2), keys / 4, keys + 1
 
 
+PICTURE = [1, 1, 2, 4]
+resize: Any = torch.nn.functional.interpolate
+
+
+class Sinus(torch.autograd.Function):
+    """A function with a gradient of its own, as BLOOM writes its gelu."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.sin(x * factor) + x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients
+
+
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "diff": torch.diff,
     "diff_dim": lambda x: torch.diff(x, dim=0),
@@ -67,6 +84,15 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gqa_causal": lambda x: attend(*heads(x), is_causal=True, enable_gqa=True),
     "gqa_mask": lambda x: attend(*heads(x), attn_mask=MASK, scale=0.3, enable_gqa=True),
     "gqa_three_axes": lambda x: attend(*(v[0] for v in heads(x)), enable_gqa=True),
+    "bicubic": lambda x: resize(x.reshape(PICTURE), size=(5, 3), mode="bicubic"),
+    "bicubic_corners": lambda x: resize(x.reshape(PICTURE), (5, 7), mode="bicubic", align_corners=True),
+    "bicubic_scale": lambda x: resize(x.reshape(PICTURE), scale_factor=(2.5, 1.3), mode="bicubic"),
+    "bicubic_smooth": lambda x: resize(x.reshape(PICTURE), (1, 3), mode="bicubic", antialias=True),
+    "bilinear_smooth": lambda x: resize(x.reshape(PICTURE), (1, 3), mode="bilinear", antialias=True),
+    "own_function": lambda x: Sinus.apply(Sinus.apply(x, 0.5), 2.0),
+    "arange_of_floats": lambda x: torch.arange(2, dtype=torch.float32)[None] @ x,
+    "outer": lambda x: torch.outer(torch.cumsum(x[0].int(), 0), x[0]),
+    "mT": lambda x: x.mT @ x,
     "gqa_equal_heads": lambda x: attend(heads(x)[1], *heads(x)[1:], enable_gqa=True),
 }
 

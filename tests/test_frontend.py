@@ -89,7 +89,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bicubic_scale": lambda x: resize(x.reshape(PICTURE), scale_factor=(2.5, 1.3), mode="bicubic"),
     "bicubic_smooth": lambda x: resize(x.reshape(PICTURE), (1, 3), mode="bicubic", antialias=True),
     "bilinear_smooth": lambda x: resize(x.reshape(PICTURE), (1, 3), mode="bilinear", antialias=True),
-    "own_function": lambda x: Sinus.apply(Sinus.apply(x, 0.5), 2.0),
+    "own_function": lambda x: Sinus.apply(Sinus.apply(x, 0.5), 2.0),  # type: ignore[no-untyped-call]
     "arange_of_floats": lambda x: torch.arange(2, dtype=torch.float32)[None] @ x,
     "outer": lambda x: torch.outer(torch.cumsum(x[0].int(), 0), x[0]),
     "mT": lambda x: x.mT @ x,

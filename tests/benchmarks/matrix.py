@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import anesurgery as ane
-from anesurgery import frontend, registry
+from anesurgery import frontend
 from anesurgery.checking.metrics import compare_arrays
 from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
@@ -35,6 +35,7 @@ sys.path.append(str(Path(__file__).parent))
 
 from architectures import Architecture
 from families import ARCHITECTURES
+from matrix_page import page
 
 TARGETS = ("M1/macOS 14", "M4/macOS 15", "A15/iOS 17")
 OPSET = "iOS17"
@@ -91,18 +92,22 @@ def one(outputs: Any) -> Array:
     return np.asarray(value)
 
 
-def measure(row: Architecture) -> Row:
-    """All figures of one architecture."""
+def measure(row: Architecture, known: Row) -> Row:
+    """The figures of one architecture that are not known yet."""
     module = row.module()
     with torch.no_grad():
         expected = module(*row.example()).numpy()
-    ways = {how: conversion(row, module, how, expected) for how in ("trace", "export")}
-    made: Row = {"recipe": row.recipe, "convert": ways, "fp16": None, "targets": {}}
+    ways = known.get("convert", {})
+    for how in ("trace", "export"):
+        if ways.get(how, {"error": ""})["error"] is not None:
+            ways[how] = conversion(row, module, how, expected)
+    made: Row = {"recipe": row.recipe, "convert": ways, "fp16": None, "targets": known.get("targets", {})}
     good = next((how for how, figures in ways.items() if figures["error"] is None), None)
     if good is not None:
         loaded = load(converted(row, module, good, "FLOAT16"))
         made["fp16"] = psnr(expected, one(run(loaded.program, row.inputs(), precision="fp16")))
-        made["targets"] = {target: on(loaded, row, target, expected) for target in TARGETS}
+        for target in TARGETS:
+            on(loaded, row, target, expected, made["targets"].setdefault(target, {"after": {}}))
     return made
 
 
@@ -135,14 +140,26 @@ def shares(program: Any, target: str) -> Row:
     return standing.share | {"off": dict(off.most_common())}
 
 
-def on(loaded: Any, row: Architecture, target: str, expected: Array) -> Row:
-    """Before, and after the recipe of the family and after `auto`."""
-    names = [name for name in (row.recipe, "auto") if name in registry.recipe_names()]
-    after = {
-        name: attempt(lambda name=name: operated(loaded, row, name, target, expected), {})  # type: ignore[misc]
-        for name in names
-    }
-    return {"before": shares(loaded.program, target), "after": after}
+def methods(row: Architecture) -> list[str]:
+    """The recipe of the family, and `auto`."""
+    return [name for name in (row.recipe, "auto") if name is not None]
+
+
+def on(loaded: Any, row: Architecture, target: str, expected: Array, figures: Row) -> None:
+    """Before, and after each method of which there are no figures yet."""
+    figures["before"] = shares(loaded.program, target)
+    for name in methods(row):
+        if name not in figures["after"]:
+            figures["after"][name] = attempt(partial(operated, loaded, row, name, target, expected), {})
+
+
+def is_whole(row: Architecture, known: Row) -> bool:
+    """Are all its figures known?"""
+    ways, targets = known.get("convert", {}), known.get("targets", {})
+    measured = all(
+        set(methods(row)) <= targets.get(target, {"after": {}})["after"].keys() for target in TARGETS
+    )
+    return len(ways) == 2 and all(w["error"] is None for w in ways.values()) and measured
 
 
 def operated(loaded: Any, row: Architecture, recipe: str, target: str, expected: Array) -> Row:
@@ -155,11 +172,12 @@ def operated(loaded: Any, row: Architecture, recipe: str, target: str, expected:
     def wanted(whole: Array) -> Array:
         return np.asarray(adapt_outputs(surgery.contract, {name.name: whole}, inputs)[name.name])
 
-    before = wanted(one(run(loaded.program, inputs)))
+    before, rounded = (wanted(one(run(loaded.program, inputs, precision=p))) for p in ("fp32", "fp16"))
     return shares(surgery.program, target) | {
         "passes": list(dict.fromkeys(change.pass_name for change in surgery.changes)),
         "undone": [f"{name}: {r.reason}" for name, r in surgery.refusals if r.reason.startswith("undone")],
         "agrees": psnr(before, one(run(surgery.program, given))),
+        "fp16_before": psnr(wanted(expected), rounded),
         "fp16": psnr(wanted(expected), one(run(surgery.program, given, precision="fp16"))),
     }
 
@@ -177,12 +195,15 @@ def main() -> None:
     frontend.register()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     for name in chosen.names or ARCHITECTURES:
-        path = chosen.folder / f"{name}.json"
-        if path.exists() and not chosen.again:
-            continue
-        found = attempt(lambda name=name: measure(ARCHITECTURES[name]), {})  # type: ignore[misc]
-        print(name, f"{found['seconds']:.0f} s", found["error"] or "", flush=True)
-        path.write_text(json.dumps(found, indent=1))
+        path, row = chosen.folder / f"{name}.json", ARCHITECTURES[name]
+        known: Row = json.loads(path.read_text()) if path.exists() and not chosen.again else {}
+        if not is_whole(row, known):
+            found = attempt(partial(measure, row, known), known)
+            print(name, f"{found['seconds']:.0f} s", found["error"] or "", flush=True)
+            path.write_text(json.dumps(found, indent=1))
+    if chosen.page is not None:
+        figures = {p.stem: json.loads(p.read_text()) for p in chosen.folder.glob("*.json")}
+        chosen.page.write_text(page(figures, TARGETS))
     del kernels
 
 

@@ -1,0 +1,167 @@
+"""docs/architectures.md: the figures of `matrix.py` as tables, and what they come to."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from families import DECODERS, ENCODERS, OTHERS, PICTURES, SEQUENCES
+
+Row = dict[str, Any]
+
+SECTIONS = {
+    "Causal language models": DECODERS,
+    "Text encoders": ENCODERS,
+    "Speech, and encoders with decoders": SEQUENCES,
+    "Pictures": PICTURES,
+    "timm and diffusers": OTHERS,
+}
+EXACT, LOST = 80.0, 3.0
+"""Bars in dB: fp32 against torch at least, fp16 against the package as given at most less."""
+
+HEAD = """# Architectures
+
+Small models with random weights, one of each architecture, built with transformers, timm and diffusers and
+converted with `frontend.register()` to fp16 for iOS 17. `make matrix` measures them and writes this page; nothing on
+it is typed.
+
+* **trace, export**: PSNR in dB of the fp32 conversion on our interpreter against torch, by `torch.jit.trace` and by
+  `torch.export`; or the reason why it does not convert.
+* **fp16**: PSNR in dB of the fp16 package in fp16 arithmetic against torch, as converted and after the recipe; of
+  the outputs that both have.
+* **ops, flop**: share in percent that `inspect` expects on the Neural Engine, before and after. It is an estimate of
+  Core ML's choice, not a measurement. The configurations are tiny, so one op is about a percent.
+* **off**: what stays off the Neural Engine of the second target after the recipe, by type.
+
+The method is the recipe of the family; where there is none, `auto`. Every share of the other targets and of both
+methods was compared too: the summary names each that falls.
+"""
+
+
+def page(figures: dict[str, Row], targets: Sequence[str]) -> str:
+    """The whole page."""
+    parts = [HEAD, "\n".join(summary(figures, targets))]
+    for title, rows in SECTIONS.items():
+        known = {name: figures[name] for name in rows if name in figures}
+        parts.append("\n".join([f"## {title}", "", *table(known, targets)]))
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
+    """Counts, medians, and each case that misses a bar."""
+    ways = {name: row.get("convert", {}) for name, row in figures.items()}
+    yield "## Summary\n"
+    for how in ("trace", "export"):
+        good = [n for n, w in ways.items() if how in w and w[how]["error"] is None]
+        yield f"* by {how}, {len(good)} of {len(figures)} convert; not {in_words(set(figures) - set(good))}"
+    low = [n for n, w in ways.items() for v in w.values() if v["error"] is None and not v["fp32"] >= EXACT]
+    yield f"* below {EXACT:.0f} dB in fp32 against torch: {in_words(low)}"
+    for name, cases in misses(figures).items():
+        yield f"* {name}: {in_words(cases)}"
+    for target in targets[:2]:
+        for what in ("ops", "flop"):
+            values = [
+                after(figures[n], target)[what] for n in DECODERS if n in figures and after(figures[n], target)
+            ]
+            if values:
+                yield f"* causal language models on {target}: median share of {what} {percent(median(values))} %"
+
+
+def misses(figures: dict[str, Row]) -> dict[str, list[str]]:
+    """Each case that misses a bar, by bar."""
+    lowered, noisy, failed, undefined = list[str](), list[str](), list[str](), list[str]()
+    for name, row in figures.items():
+        undefined += [name] if row.get("fp16") is not None and math.isnan(row["fp16"]) else []
+        for target, found in row.get("targets", {}).items():
+            for method, new in found["after"].items():
+                case = f"{name} ({method}, {target})"
+                if new["error"] is not None:
+                    failed.append(case)
+                    continue
+                lowered += [case] if any(new[k] < found["before"][k] for k in ("ops", "flop")) else []
+                noisy += [case] if new["fp16"] < new.get("fp16_before", row["fp16"]) - LOST else []
+    return {
+        "a share falls": lowered,
+        f"fp16 falls by more than {LOST:.0f} dB": noisy,
+        "the method failed or refused": failed,
+        "fp16 gives NaN as converted": undefined,
+    }
+
+
+def table(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
+    """One row for each architecture."""
+    heads = [f"{target.split('/')[0]} {what}" for target in targets[:2] for what in ("ops", "flop")]
+    cells = ["architecture", "trace", "export", "fp16", "method", *heads, "off", "s"]
+    yield line(cells)
+    yield line(["---"] * len(cells))
+    for name, row in figures.items():
+        ways = row.get("convert", {})
+        method, new = chosen(row), [after(row, t) for t in targets[:2]]
+        shares = [
+            f"{percent(row['targets'][t]['before'][what])} → {percent(n[what]) if n else '-'}"
+            for t, n in zip(targets[:2], new, strict=True)
+            for what in ("ops", "flop")
+            if t in row.get("targets", {})
+        ] or ["-"] * 4
+        off = ", ".join(f"{count} {kind}" for kind, count in new[1].get("off", {}).items()) if new[1] else "-"
+        yield line(
+            [
+                f"`{name}`",
+                *(way(ways.get(how)) for how in ("trace", "export")),
+                f"{decibel(row.get('fp16'))} → {decibel(new[0].get('fp16') if new[0] else None)}",
+                f"`{method}`" if method else "-",
+                *shares,
+                shortened(off) or "nothing",
+                f"{new[0]['seconds']:.1f}" if new[0] else "-",
+            ]
+        )
+
+
+def chosen(row: Row) -> str:
+    """The recipe of the family where it was measured, else `auto`."""
+    methods = [m for found in row.get("targets", {}).values() for m in found["after"]]
+    return row["recipe"] if row.get("recipe") in methods else ("auto" if methods else "")
+
+
+def after(row: Row, target: str) -> Row:
+    """What the method made of it; empty where it failed."""
+    found: Row = row.get("targets", {}).get(target, {"after": {}})["after"].get(chosen(row), {"error": "-"})
+    return {} if found["error"] is not None else found
+
+
+def way(figures: Row | None) -> str:
+    """The PSNR of a conversion, or why there is none."""
+    if figures is None:
+        return "-"
+    return decibel(figures["fp32"]) if figures["error"] is None else shortened(figures["error"], 60)
+
+
+def decibel(value: float | None) -> str:
+    """A PSNR."""
+    if value is None:
+        return "-"
+    return "NaN" if math.isnan(value) else ("equal" if math.isinf(value) else f"{value:.0f}")
+
+
+def percent(share: float) -> str:
+    """A share, never rounded up to all."""
+    return "100" if share == 1 else f"{math.floor(share * 1000) / 10:.1f}"
+
+
+def shortened(text: str, most: int = 70) -> str:
+    """A cell of a table."""
+    plain = text.replace("|", "/")
+    return plain if len(plain) <= most else plain[: most - 3] + "..."
+
+
+def in_words(cases: Iterable[str]) -> str:
+    """Names, each once."""
+    return ", ".join(Counter(sorted(cases))) or "none"
+
+
+def line(cells: Sequence[str]) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cells)} |"

@@ -25,19 +25,20 @@ EXACT, LOST = 80.0, 3.0
 HEAD = """# Architectures
 
 Small models with random weights, one of each architecture, built with transformers, timm and diffusers and
-converted with `frontend.register()` to fp16 for iOS 17. `make matrix` measures them and writes this page; nothing on
-it is typed.
+converted with `frontend.register()` to fp16 for iOS 17. `make matrix` measures them and writes this page;
+nothing on it is typed.
 
-* **trace, export**: PSNR in dB of the fp32 conversion on our interpreter against torch, by `torch.jit.trace` and by
-  `torch.export`; or the reason why it does not convert.
-* **fp16**: PSNR in dB of the fp16 package in fp16 arithmetic against torch, as converted and after the recipe; of
-  the outputs that both have.
-* **ops, flop**: share in percent that `inspect` expects on the Neural Engine, before and after. It is an estimate of
-  Core ML's choice, not a measurement. The configurations are tiny, so one op is about a percent.
-* **off**: what stays off the Neural Engine of the second target after the recipe, by type.
+* **trace, export**: PSNR in dB of the fp32 conversion on our interpreter against torch, by `torch.jit.trace`
+  and by `torch.export`; or the reason why it does not convert.
+* **fp16**: PSNR in dB of the fp16 package in fp16 arithmetic against torch, as converted and after the method;
+  of the outputs that both have.
+* **ops, flop**: share in percent that `inspect` expects on the Neural Engine, before and after. It estimates
+  Core ML's choice; no device was measured. The models are tiny, so that one op is about a percent.
+* **off**: what stays off the Neural Engine of the second target after the method, by type.
+* **s**: seconds that the method took, without proofs.
 
-The method is the recipe of the family; where there is none, `auto`. Every share of the other targets and of both
-methods was compared too: the summary names each that falls.
+The method is the recipe of the family; where there is none, `auto`. Every share of the third target and of
+`auto` was compared too: the summary names each that falls.
 """
 
 
@@ -67,7 +68,8 @@ def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
                 after(figures[n], target)[what] for n in DECODERS if n in figures and after(figures[n], target)
             ]
             if values:
-                yield f"* causal language models on {target}: median share of {what} {percent(median(values))} %"
+                middle = percent(median(values))
+                yield f"* causal language models on {target}: median share of {what} {middle} %"
 
 
 def misses(figures: dict[str, Row]) -> dict[str, list[str]]:

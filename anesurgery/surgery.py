@@ -303,7 +303,7 @@ class Recipe:
         steps = list(self.steps)
         for key, value in options.items():
             steps = self._with_option(steps, key, value)
-        chosen = self.chosen | {step.name for step in set(steps) - set(self.steps)} | set(options)
+        chosen = self.chosen | {step.name for step in steps if step not in self.steps} | set(options)
         return dataclasses.replace(self, steps=tuple(steps), chosen=chosen)
 
     def aimed_at(self, target: str | None) -> Recipe:

@@ -112,7 +112,11 @@ class AddCache(Pass):
     """Two functions, `prefill` and `decode`, that keep keys and values."""
 
     name: ClassVar[str] = "add_cache"
-    follows: ClassVar[tuple[str, ...]] = ("fold_constants", "causal_mask_tensor", "compute_fp16")
+    essential: ClassVar[bool] = True
+    follows: ClassVar[tuple[str, ...]] = (
+        *("fold_constants", "gather_to_moves", "token_id_guard", "causal_mask_tensor"),
+        *("split_head", "compute_fp16"),
+    )
     context: int | None = None
     """The most tokens that are kept; all that the model reads by default."""
     prefill: int = 64
@@ -121,6 +125,8 @@ class AddCache(Pass):
     """Where keys and values are kept: "state" or "io"."""
     fixed: Mapping[str, float] | None = None
     """Inputs that become constants, with the value of all their elements."""
+    required: bool = False
+    """Is it an error where no cache can be added?"""
 
     def __post_init__(self) -> None:
         if self.cache not in CACHES:
@@ -142,12 +148,22 @@ class AddCache(Pass):
         return None
 
     def run(self, program: Program, session: Session) -> None:
-        """Two copies of the function, each for its number of tokens."""
+        """Two copies of the function, each for its number of tokens.
+
+        Raises:
+            PassError: the context is too long; or nothing can be done, and `required` is set.
+        """
+        refusal = self.made(program, session)
+        if refusal is not None and self.required:
+            raise PassError(f"{self.name}: {refusal}")
+        session.refusals += [] if refusal is None else [(self.name, refusal)]
+
+    def made(self, program: Program, session: Session) -> Refusal | None:
+        """The two functions in place of one, or why not."""
         ((name, function),) = program.functions.items()
         tokens = self.tokens_of(function)
         if isinstance(tokens, Refusal):
-            session.refusals.append((self.name, tokens))
-            return
+            return tokens
         longest = int(tokens.shape[token_axis(tokens)])
         context = self.context or longest
         if context > longest:
@@ -159,14 +175,14 @@ class AddCache(Pass):
             made[word] = copy_program(program).functions[name]
             plan = CachedFunction(session, made[word], tokens.name, length, context, self.cache == "state")
             if (refusal := plan.edit(self.fixed or {})) is not None:
-                session.refusals.append((self.name, refusal))
-                return
+                return refusal
         before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
         for word, copy in made.items():
             program.add_function(word, copy)
         session.contract.append(self.change(name, function, tokens, made))
         session.changes.append(Change(self.name, name, tuple(before), tuple(made), "", None, UNCHECKED))
+        return None
 
     def tokens_of(self, function: Function) -> Var | Refusal:
         """The input that holds the tokens."""

@@ -127,7 +127,7 @@ def compare(
             raise InterfaceError("a pipeline is proved model by model: name one by member=") from None
         return _compare_pipelines(a, b, inputs, precision, gate, seed, last)
     if inputs is None:
-        shapes = _fixed(first, second, function)
+        shapes = _fixed(first, second, function) if call is None else {}
         inputs = sample_inputs(first.program, function=function, seed=seed, shapes=shapes)
     else:
         inputs = bound(first, inputs, function)

@@ -36,7 +36,7 @@ def passing(
         for graph in trial.graphs:
             run_pass(step, graph, own)
         end = trial.standing(target) if own.changes else start
-        if end is not None and (loss := _loss(start, end, session.target)):
+        if end is not None and not step.essential and (loss := _loss(start, end, session.target)):
             refusals.append((step.name, Refusal(f"undone: {loss}; run it by name to have it")))
         else:
             model, start = trial, end or start

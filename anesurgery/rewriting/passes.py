@@ -47,6 +47,8 @@ class Pass:
     """May a new value have a size of its own where that of the old one is dynamic?"""
     rounds: ClassVar[bool] = False
     """Does it round values everywhere, so that only whole models show whether that is fine?"""
+    essential: ClassVar[bool] = False
+    """Is it what a recipe is for, so that its gate does not undo it?"""
     caveat: ClassVar[str] = ""
     """What the caller should know where it changed something; a surgery notes it."""
 

@@ -1,0 +1,38 @@
+"""Language models that write: a causal decoder becomes `prefill` and `decode`, which share a cache.
+
+`llm_ane` folds what depends on no input, makes the causal mask one tensor, splits the head where the target
+cannot hold it, and adds the cache::
+
+    recipes.llm_ane("llama.mlpackage", context=2048, target="M1/macOS 15").save("llama_llm.mlpackage")
+
+Its options are those of its steps: `context`, `prefill`, `cache`, `fixed`. Token ids come from a tokenizer, and
+are never negative. Where values leave fp16, run `scale_ranges` with calibration data first.
+
+Refuses models that `decoder_ane` refuses, and fails where no cache can be added, with the op.
+"""
+
+from __future__ import annotations
+
+from anesurgery.passes.add_cache import AddCache
+from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
+from anesurgery.passes.fold_constants import FoldConstants
+from anesurgery.passes.gather_to_moves import GatherToMoves
+from anesurgery.passes.split_head import SplitHead
+from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery.recipes.decoder import is_causal
+from anesurgery.surgery import Recipe
+
+llm_ane = Recipe(
+    name="llm_ane",
+    steps=(
+        FoldConstants(),
+        GatherToMoves(),
+        TokenIdGuard(nonnegative=True),
+        CausalMaskTensor(),
+        SplitHead(),
+        AddCache(required=True),
+    ),
+    applies_to=is_causal,
+    strict=True,
+    psnr=60.0,
+)

@@ -1,0 +1,58 @@
+"""`llm_ane`: the one line from a stateless decoder to one that writes with a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decoders import Decoder as Small
+
+import anesurgery as ane
+from anesurgery import recipes
+from anesurgery.errors import PassError, SurgeryError
+from anesurgery.mil import Program, Var, ct, mb, types
+
+
+@pytest.mark.parametrize("target", [None, "M1/macOS 15", "A17/iOS 18"])
+def test_it_keeps_the_cache_on_every_target(target: str | None) -> None:
+    program = Small(half=True, mask="selected", heads=2, width=32, words=64).program()
+    recipe = recipes.llm_ane.with_options(prefill=4)
+    surgery = ane.apply(program, recipe, target=target, prove="model", quiet=True)
+    assert set(surgery.program.functions) == {"prefill", "decode"}
+    assert surgery.proof is not None
+    assert surgery.proof.psnr > 60
+
+
+def test_a_converted_model(converted: Callable[..., Any], tmp_path: Path) -> None:
+    model = converted("llama", attn="sdpa", target="iOS18").model
+    made = recipes.llm_ane(model, context=12, target="M4/macOS 15", quiet=True)
+    made.save(str(tmp_path / "llm.mlpackage"))
+    assert ane.generate(made, [5, 6, 7], 9).written == ane.generate(model, [5, 6, 7], 9).written
+
+
+def test_with_an_attention_mask(converted: Callable[..., Any]) -> None:
+    model = converted("llama", mask=True, target="iOS18", precision="fp32")
+    made = recipes.llm_ane(model.model, fixed={"attention_mask": 1}, prefill=4, quiet=True)
+    ids = model.inputs["input_ids"]
+    ones = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    (expected,) = ane.run(model.model, ones).values()
+    found = ane.interpret.decoding.Decoder(made).feed(ids)
+    np.testing.assert_allclose(found, expected[0], atol=1e-3)
+
+
+def test_it_fails_where_there_is_no_cache() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 8), types.int32)], opset_version=ct.target.iOS18)
+    def program(ids: Var) -> Var:
+        x = mb.gather(x=np.ones((5, 4), np.float16), indices=ids, axis=0)
+        mask = np.triu(np.full((8, 8), -1e4, np.float16), 1)
+        shares = mb.softmax(x=mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mask))
+        return mb.cumsum(x=mb.matmul(x=shares, y=x), axis=1, name="running")
+
+    with pytest.raises(PassError, match="running: it mixes tokens"):
+        recipes.llm_ane(program, quiet=True)
+    encoder: Program = Small(mask="none", positions="learned").program()
+    with pytest.raises(SurgeryError, match="as in an encoder"):
+        recipes.llm_ane(encoder, quiet=True)

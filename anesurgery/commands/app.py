@@ -24,6 +24,7 @@ from anesurgery.commands.doctor import doctor
 from anesurgery.commands.generating import generate
 from anesurgery.commands.inspecting import inspect
 from anesurgery.commands.options import BAD_INPUT, DEFECT, Function, Json, Member, Model, Quiet, Seed, show
+from anesurgery.commands.recording import learn, measure
 from anesurgery.commands.splitting_models import extract, merge, split
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.commands.written_options import written_options
@@ -136,6 +137,8 @@ app.command()(merge)
 app.command()(extract)
 app.command()(doctor)
 app.command()(chips)
+app.command()(measure)
+app.command()(learn)
 
 
 @app.command()

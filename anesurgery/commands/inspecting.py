@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,7 @@ Fix = Annotated[
     typer.Option(help="Repair what can be repaired; write this .mlpackage, or .mlmodel of a network."),
 ]
 Op = Annotated[str | None, typer.Option("--why", metavar="OP", help="All rules asked about one op, by name.")]
+Rates = Annotated[Path | None, typer.Option(help="A table of rates that `learn` wrote.")]
 Overwrite = Annotated[bool, typer.Option(help="Let --fix and --html replace files.")]
 
 
@@ -59,6 +61,7 @@ def inspect(
     html: Html = None,
     fix: Fix = None,
     why: Op = None,
+    rates: Rates = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -70,7 +73,7 @@ def inspect(
         _print_why(model, why, target, compute_units, function, as_json=as_json, quiet=quiet)
         return
     _check_files(model, html, fix, overwrite)
-    look = _look(target, compute_units, function, inputs, measured)
+    look = _look(_aim(target, compute_units, rates), function, inputs, measured)
     with waiting("inspecting", quiet):
         first = look(model)
         second = look(after) if after is not None else None
@@ -116,18 +119,18 @@ def _check_files(model: str, html: Path | None, fix: Path | None, overwrite: boo
         raise LoadError(f"{html} exists; choose another name, or use --overwrite")
 
 
-def _look(
-    target: str | None,
-    compute_units: str | None,
-    function: str | None,
-    inputs: list[Path] | None,
-    measured: bool,
-) -> Look:
-    from anesurgery.files import arrays
-    from anesurgery.placement.inspector import inspect as analyse
+def _aim(target: str | None, compute_units: str | None, rates: Path | None) -> Any:
+    from anesurgery.placement.corrections import read_corrections
     from anesurgery.placement.target import Target
 
     aim = Target.parse(target, compute_units)
+    return aim if rates is None else replace(aim, rates=read_corrections(rates))
+
+
+def _look(aim: Any, function: str | None, inputs: list[Path] | None, measured: bool) -> Look:
+    from anesurgery.files import arrays
+    from anesurgery.placement.inspector import inspect as analyse
+
     samples = [arrays.read(path) for path in inputs] if inputs else None
     return lambda model: analyse(model, aim, inputs=samples, function=function, measured=measured)
 

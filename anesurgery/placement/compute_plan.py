@@ -14,7 +14,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,13 +64,21 @@ def plan(model: Any, target: Target, function: str | None = None) -> Plan:
     """
     if not available():
         return Plan()
+    return Plan(read(ask(model, target), function), host(), target.compute_units)
+
+
+def ask(model: Any, target: Target) -> Any:
+    """The `MLComputePlan` of a model on this Mac.
+
+    Raises:
+        LoadError: Core ML does not compile or load the model.
+    """
     with quiet_host():
         from coremltools.models.compute_plan import MLComputePlan
     try:
-        made = MLComputePlan.load_from_path(_compiled(model), ct.ComputeUnit[target.compute_units])
+        return MLComputePlan.load_from_path(_compiled(model), ct.ComputeUnit[target.compute_units])
     except Exception as error:
         raise LoadError(f"Core ML made no plan for the model: {error}; inspect it without measuring") from error
-    return Plan(read(made, function), host(), target.compute_units)
 
 
 def available() -> bool:
@@ -125,6 +133,57 @@ def _read(made: Any, structure: Any, function: str | None, place: str) -> Iterat
                 yield place + operation.outputs[0].name, unit
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a plan says about one op.
+
+    Attributes:
+        name: of its first output.
+        op: its type, without the opset.
+        unit: that it prefers; None: none is named.
+        supported: the units that can run it.
+        cost: its share of the cost of the whole; None: not said.
+    """
+
+    name: str
+    op: str
+    unit: str | None
+    supported: tuple[str, ...]
+    cost: float | None
+
+
+def answers(made: Any, function: str | None = None) -> list[Answer]:
+    """What an `MLComputePlan` says about each op of an ML Program, constants left out.
+
+    Raises:
+        SurgeryError: it is the plan of another kind of model.
+    """
+    program = made.model_structure.program
+    if program is None:
+        raise SurgeryError("only plans of ML Programs are recorded; convert the model to one")
+    name = function or ("main" if "main" in program.functions else next(iter(program.functions)))
+    found = [op for op in _operations(program.functions[name].block) if op.outputs]
+    return [_answer(made, op) for op in found if op.operator_name.rpartition(".")[2] != "const"]
+
+
+def _answer(made: Any, operation: Any) -> Answer:
+    usage = made.get_compute_device_usage_for_mlprogram_operation(operation)
+    cost = made.get_estimated_cost_for_mlprogram_operation(operation)
+    able = () if usage is None else [DEVICES.get(type(d).__name__) for d in usage.supported_compute_devices]
+    return Answer(
+        operation.outputs[0].name,
+        operation.operator_name.rpartition(".")[2],
+        _unit(usage),
+        tuple(unit for unit in able if unit),
+        None if cost is None else float(cost.weight),
+    )
+
+
+def by_spelling(rows: Iterable[OpRow]) -> dict[str, OpRow]:
+    """The rows by each name that a plan may give their op."""
+    return {spelled: row for row in rows for spelled in reversed(_spellings(row.name))}
+
+
 def _operations(block: Any) -> Iterator[Any]:
     for operation in block.operations:
         yield operation
@@ -170,11 +229,12 @@ def _fill(inspection: Inspection, units: dict[str, str], place: str) -> Inspecti
 
 def _found(units: dict[str, str], place: str, name: str) -> str | None:
     """The unit of an op; the first of several outputs ends in _0, and names are compiled to identifiers."""
-    for known in (name, f"{name}_0"):
-        for spelled in (known, re.sub(r"\W", "_", known, flags=re.ASCII)):
-            if place + spelled in units:
-                return units[place + spelled]
-    return None
+    return next((units[place + s] for s in _spellings(name) if place + s in units), None)
+
+
+def _spellings(name: str) -> list[str]:
+    known = [name, f"{name}_0"]
+    return [s for k in known for s in (k, re.sub(r"\W", "_", k, flags=re.ASCII))]
 
 
 def _rows(inspection: Inspection) -> Iterator[OpRow]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anesurgery.facts.work import Work, is_stored, read_results, runtime, shape_of, size_of
 from anesurgery.mil import Operation, np_dtype
 from anesurgery.ops import names
+from anesurgery.placement.corrections import UNITS, Correction
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.target import Target
 
@@ -113,7 +114,18 @@ def estimate(op: Operation, work: Work, target: Target) -> Estimate | None:
     found = formula(op, work) if formula is not None else _memory(work.moved)
     if work.flop and target.extrapolated:
         found = _wider(found, ELSEWHERE)
+    if target.rates is not None:
+        found = _corrected(found, target.rates.rates.get(op.op_type, {}))
     return replace(found, gpu=_gpu(op, work))
+
+
+def _corrected(found: Estimate, learned: Mapping[str, Correction]) -> Estimate:
+    """What plans of the user's own device say takes the place of what is not known of it."""
+    times, off = dict(zip(UNITS, (found.ane, found.cpu), strict=True)), dict(zip(UNITS, found.off, strict=True))
+    for unit, correction in learned.items():
+        if unit in times and (formula := times[unit]) is not None:
+            times[unit], off[unit] = formula * correction.factor, correction.off
+    return replace(found, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]))
 
 
 def _wider(found: Estimate, factors: tuple[float, float]) -> Estimate:

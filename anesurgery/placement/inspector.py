@@ -125,6 +125,8 @@ def _notes(target: Target) -> tuple[str, ...]:
     notes = list(NO_PROMISE)
     if target.extrapolated:
         notes.append(ELSEWHERE.format(target.extrapolated))
+    if target.rates is not None:
+        notes.append(f"estimates are corrected by a table learned from {', '.join(target.rates.hosts)}")
     if target.uses_gpu:
         notes.append(GPU if target.gpu_fitted else NO_GPU.format(target.compute_units))
     return tuple(notes)

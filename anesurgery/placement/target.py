@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from anesurgery.errors import SurgeryError, UnknownName
+from anesurgery.placement.corrections import Corrections
 
 GIB = 1 << 30
 COMPUTE_UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
@@ -125,6 +126,7 @@ class Target:
         os: the major version; None for any.
         compute_units: one of `COMPUTE_UNITS`, as in coremltools.
         label: what the user wrote.
+        rates: a user's own table, learned from plans.
     """
 
     chips: tuple[str, ...] = GROUPS["any"]
@@ -132,6 +134,7 @@ class Target:
     os: int | None = None
     compute_units: str = "CPU_AND_NE"
     label: str = "any"
+    rates: Corrections | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.compute_units not in COMPUTE_UNITS:

@@ -1,0 +1,82 @@
+"""The commands `measure` and `learn`: record Core ML's plan on a Mac, and learn rates from such records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.table import Table
+
+from anesurgery.commands.options import Function, Json, Model, Quiet, show
+from anesurgery.commands.waiting import load_engine, waiting
+
+Overwrite = Annotated[bool, typer.Option(help="Replace the --out file if it exists.")]
+
+
+def measure(
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")],
+    target: Annotated[str | None, typer.Option(help="Chip and OS of this Mac.")] = None,
+    compute_units: Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, ...")] = None,
+    function: Function = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Record where Core ML runs each op on this Mac (macOS 14.4 or later)."""
+    load_engine(quiet)
+    from anesurgery.placement.measuring import measure as record
+    from anesurgery.placement.target import Target
+
+    place = _place(out, overwrite, model)
+    with waiting("asking Core ML", quiet):
+        plain = record(model, Target.parse(target, compute_units), function)
+    _write(place, plain)
+    show(plain, f"{len(plain['ops'])} ops, {plain['host']}: {place}", False, quiet)
+
+
+def learn(
+    plans: Annotated[list[Path], typer.Argument(help="Files that `measure` wrote.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="The table of rates to write, for inspect --rates.")] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare recorded plans with what was expected, and learn rates from them."""
+    load_engine(quiet)
+    from anesurgery.placement.learning import learn as fit
+    from anesurgery.placement.learning import read_plan
+
+    place = None if out is None else _place(out, overwrite, plans[0])
+    learned = fit({str(path): read_plan(path) for path in plans})
+    if place is not None:
+        _write(place, learned.corrections.to_json())
+    show(learned.to_json(), _report(learned), as_json, quiet)
+
+
+def _place(out: Path, overwrite: bool, source: Any) -> Path:
+    from anesurgery.files.writing import check_place
+
+    place = out.expanduser().absolute()
+    check_place(place, overwrite, Path(source).expanduser())
+    return place
+
+
+def _write(place: Path, plain: Any) -> None:
+    from anesurgery.files import arrays
+
+    arrays.write_text(place, json.dumps(plain, indent=1) + "\n")
+
+
+def _report(learned: Any) -> Group:
+    plans = Table("plan", "expected unit", "expected legality", box=None)
+    for name, asked in learned.asked.items():
+        legal, of = learned.legal[name]
+        plans.add_row(name, f"{learned.agree[name]} of {asked}", f"{legal} of {of}")
+    rates = Table("op", "unit", "factor", "off, each left out", "cases", box=None)
+    for op, units in learned.corrections.rates.items():
+        for unit, c in units.items():
+            rates.add_row(op, unit.upper(), f"{c.factor:.3g}", f"{c.off:.3g} times", str(c.cases))
+    return Group(plans, rates, *(f"not learned: {why}" for why in learned.skipped))

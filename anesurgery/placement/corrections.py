@@ -1,0 +1,77 @@
+"""Rates that were learned from plans: how many times the formulas are off, by op type.
+
+A table is a JSON file that `anesurgery learn` writes and `anesurgery inspect --rates` reads:
+
+    {"format": "anesurgery.rates/1", "hosts": ["Apple M2, macOS 15.3"],
+     "rates": {"conv": {"ane": {"factor": 1.2, "off": 1.1, "cases": 14}}}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from anesurgery.errors import LoadError
+
+FORMAT = "anesurgery.rates/1"
+UNITS = ("ane", "cpu")
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Of one op type on one unit.
+
+    Attributes:
+        factor: the estimate is the formula's times this.
+        off: how many times the corrected estimate was wrong at most, each case judged by the others.
+        cases: number of cases.
+    """
+
+    factor: float
+    off: float
+    cases: int
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """A user's own table.
+
+    Attributes:
+        hosts: chips and systems whose plans it comes from.
+        rates: op type -> unit -> what was learned.
+    """
+
+    hosts: tuple[str, ...]
+    rates: Mapping[str, Mapping[str, Correction]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: what the file holds."""
+        rates = {op: {u: asdict(c) for u, c in units.items()} for op, units in self.rates.items()}
+        return {"format": FORMAT, "hosts": list(self.hosts), "rates": rates}
+
+
+def read_corrections(path: str | os.PathLike[str]) -> Corrections:
+    """A table that `learn` wrote.
+
+    Raises:
+        LoadError: the file cannot be read, or is no such table.
+    """
+    try:
+        plain = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        if plain["format"] != FORMAT:
+            raise ValueError(f"its format is {plain['format']!r}, expected {FORMAT!r}")
+        rates = {op: {u: _correction(units[u]) for u in units} for op, units in plain["rates"].items()}
+        return Corrections(tuple(map(str, plain["hosts"])), rates)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(f"{path} is no table of rates: {error}; write one with `anesurgery learn`") from error
+
+
+def _correction(plain: Any) -> Correction:
+    made = Correction(float(plain["factor"]), float(plain["off"]), int(plain["cases"]))
+    if not (made.factor > 0 and made.off >= 1):
+        raise ValueError(f"factor {made.factor} and off {made.off} are out of range")
+    return made

@@ -1,0 +1,202 @@
+"""Plans recorded on a Mac: what is recorded, what is learned from them, and what a table changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery.commands.app import app
+from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement import Target, compute_plan
+from anesurgery.placement.corrections import Correction, Corrections, read_corrections
+from anesurgery.placement.learning import learn, left_out, read_plan
+from anesurgery.placement.measuring import measure
+
+RECORDED = Path(__file__).resolve().parents[3] / "shared" / "placement" / "models_open.json"
+RUN = CliRunner()
+
+
+def convolutions(side: int = 64) -> Program:
+    weight = np.ones((64, 64, 3, 3), np.float16)
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 64, side, side), dtype=types.fp16)], opset_version=ct.target.iOS16
+    )
+    def program(x: Var) -> Var:
+        for _ in range(3):
+            x = mb.conv(x=mb.relu(x=x), weight=weight, pad_type="same")
+        return x
+
+    return program
+
+
+def plan_of(program: Program, factors: dict[str, float], host: str = "Apple M2, macOS 15.3") -> dict[str, Any]:
+    """What `measure` would record where ops of some types take so many times the formula's time."""
+    rows = ane.inspect(program, "M4/macOS 27").ops
+    times = [factors.get(r.op_type, 1.0) * (r.estimate.ane or 0) for r in rows if r.estimate is not None]
+    ops = [
+        {
+            "name": r.name,
+            "op": r.op_type,
+            "unit": "ane",
+            "supported": ["ane", "cpu"],
+            "cost": time / sum(times),
+            "legal": r.legal,
+            "expected": r.preferred,
+            "ane_us": r.estimate and r.estimate.ane,
+            "cpu_us": r.estimate and r.estimate.cpu,
+        }
+        for r, time in zip(rows, times, strict=True)
+    ]
+    return {
+        "format": "anesurgery.plan/1",
+        "host": host,
+        "compute_units": "CPU_AND_NE",
+        "model": "m",
+        "ops": ops,
+    }
+
+
+def test_a_slower_op_is_learned_from_its_share() -> None:
+    found = learn({"a": plan_of(convolutions(), {"conv": 3.0}), "b": plan_of(convolutions(32), {"conv": 3.0})})
+    rates = found.corrections.rates
+    assert rates["conv"]["ane"].factor == pytest.approx(3)
+    assert rates["relu"]["ane"].factor == pytest.approx(1)
+    assert rates["conv"]["ane"].cases == 6
+    assert found.agree["a"] == found.asked["a"] == 6
+    assert found.legal == {"a": (6, 6), "b": (6, 6)}
+
+
+def test_shares_alone_tell_no_rate() -> None:
+    """The wrong way: without ops of a known rate, three times slower convolutions look as fast as ever."""
+    plain = plan_of(convolutions(), {"conv": 3.0})
+    plain["ops"] = [op for op in plain["ops"] if op["op"] == "conv"]
+    found = learn({"a": plain})
+    assert not found.corrections.rates
+    assert "unit of time" in found.skipped[0]
+
+
+def test_one_case_teaches_nothing_and_cases_that_disagree_say_so() -> None:
+    plain = plan_of(convolutions(), {})
+    plain["ops"] = plain["ops"][:2]
+    assert "conv on the ANE: one case" in learn({"a": plain}).skipped
+    assert left_out([1.0, 1.0, 4.0]) == pytest.approx([2.5, 2.5, 4.0])
+    both = learn({"a": plan_of(convolutions(), {"conv": 1.0}), "b": plan_of(convolutions(32), {"conv": 2.0})})
+    assert both.corrections.rates["conv"]["ane"].off == pytest.approx(2)
+
+
+def test_a_table_changes_estimates_and_is_named() -> None:
+    slower = Corrections(("Apple M2, macOS 15.3",), {"conv": {"ane": Correction(1000.0, 1.1, 9)}})
+    target = replace(Target.parse("M2/macOS 15"), rates=slower)
+    plain, learned = ane.inspect(convolutions(), "M2/macOS 15"), ane.inspect(convolutions(), target)
+    assert plain.counts == {"ane": 6}
+    assert learned.counts["cpu"] == 6
+    before, after = plain.ops[1].estimate, learned.ops[1].estimate
+    assert before is not None
+    assert after is not None
+    assert before.ane is not None
+    assert after.ane == pytest.approx(1000 * before.ane)
+    assert (after.cpu, after.off) == (before.cpu, (1.1, before.off[1]))
+    assert any("learned from Apple M2, macOS 15.3" in note for note in learned.notes)
+
+
+def test_what_an_m4_recorded_agrees_with_the_formulas() -> None:
+    """Shares that Core ML reported, with estimates of the same ops: convolutions need no correction."""
+    if not RECORDED.is_file():
+        pytest.skip("the recorded plans are not beside this checkout")
+    models = {m["model"]: m for m in json.loads(RECORDED.read_text(encoding="utf-8"))["models"]}
+    plain = plan_of(convolutions(32), {})
+    template = {op["op"]: op for op in plain["ops"]}
+    ops = [
+        {**template[op["op"]], "unit": op["preferred"], "cost": op["w"]}
+        for op in models["relu@ctx"]["ops"]
+        if op["op"] in template
+    ]
+    found = learn({"relu@ctx": {**plain, "host": "M4 (Mac16,12), macOS 27.0.1", "ops": ops}})
+    rate = found.corrections.rates["conv"]["ane"]
+    assert rate.factor == pytest.approx(1, rel=0.01)
+    assert rate.cases == 4
+
+
+class FakePlan:
+    """Core ML's answers: the unit, the supported units and the share by name of an op."""
+
+    def __init__(self, program: Program, unit: str, share: float) -> None:
+        from coremltools.models import compute_device
+        from coremltools.models import compute_plan as host
+
+        kinds = {"ane": "MLNeuralEngineComputeDevice", "cpu": "MLCPUComputeDevice"}
+        made = {u: object.__new__(getattr(compute_device, kind)) for u, kind in kinds.items()}
+        self.usage = host.MLComputePlanDeviceUsage(made[unit], list(made.values()))
+        self.cost = host.MLComputePlanCost(share)
+        value = host.MLModelStructureProgramNamedValueType
+        ops = [
+            host.MLModelStructureProgramOperation(
+                {}, f"ios16.{o.op_type}", [value(o.outputs[0].name, None)], [], None
+            )
+            for o in program.functions["main"].operations
+        ]
+        block = host.MLModelStructureProgramBlock([], [], ops)
+        block = replace(block, operations=ops)
+        function = host.MLModelStructureProgramFunction([], block)
+        self.model_structure = host.MLModelStructure(
+            None, host.MLModelStructureProgram({"main": function}), None
+        )
+
+    def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
+        return self.usage
+
+    def get_estimated_cost_for_mlprogram_operation(self, operation: Any) -> Any:
+        return self.cost
+
+
+def test_what_core_ml_says_is_recorded_and_learned_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program, package = convolutions(), tmp_path / "m.mlpackage"
+    ane.save(ane.load(program), package)
+    monkeypatch.setattr(compute_plan, "available", lambda: True)
+    monkeypatch.setattr(compute_plan, "host", lambda: "Apple M4, macOS 15.3")
+    monkeypatch.setattr(compute_plan, "ask", lambda model, target: FakePlan(program, "ane", 1 / 6))
+    plan, table = tmp_path / "plan.json", tmp_path / "rates.json"
+    made = RUN.invoke(app, ["measure", str(package), "--out", str(plan), "--target", "M4"])
+    assert made.exit_code == 0, made.output
+    recorded = read_plan(plan)
+    assert [op["op"] for op in recorded["ops"]] == ["relu", "conv"] * 3
+    assert {(op["unit"], op["cost"], tuple(op["supported"])) for op in recorded["ops"]} == {
+        ("ane", 1 / 6, ("ane", "cpu"))
+    }
+    assert "weight" not in plan.read_text(encoding="utf-8")
+    told = RUN.invoke(app, ["learn", str(plan), "--out", str(table), "--json"])
+    assert json.loads(told.stdout)["plans"][str(plan)] == {"agree": 6, "asked": 6, "legal": [6, 6]}
+    assert read_corrections(table).hosts == ("Apple M4, macOS 15.3",)
+    shown = RUN.invoke(app, ["inspect", str(package), "--rates", str(table), "--json"])
+    assert any("Apple M4, macOS 15.3" in note for note in json.loads(shown.stdout)["notes"])
+    assert "exists" in str(RUN.invoke(app, ["learn", str(plan), "--out", str(table)]).exception)
+
+
+def test_off_a_mac_measuring_is_refused_in_words(tmp_path: Path) -> None:
+    if compute_plan.available():
+        pytest.skip("this is a Mac")
+    with pytest.raises(SurgeryError, match=r"Core ML's plan needs macOS 14\.4"):
+        measure(tmp_path / "m.mlpackage", Target.parse("M1"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": "other"}', '{"format": "anesurgery.plan/1", "host": "a"}']
+)
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(LoadError, match="anesurgery measure"):
+        read_plan(path)
+    with pytest.raises(LoadError, match="anesurgery learn"):
+        read_corrections(path)

@@ -61,7 +61,17 @@ from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.facts.channel_steps import given, shape_of
 from anesurgery.facts.channel_views import Named, left, twin
-from anesurgery.facts.heads import Core, Operand, core_of, is_scalar, mask_layout, operands_of, result
+from anesurgery.facts.heads import (
+    SCORES,
+    SUM,
+    Core,
+    Operand,
+    core_of,
+    is_scalar,
+    mask_layout,
+    operands_of,
+    result,
+)
 from anesurgery.facts.layouts import BATCH, TOKENS
 from anesurgery.facts.views import seen_as
 from anesurgery.mil import Array, Operation, Program, Var, constant, mb, static_shape
@@ -122,12 +132,12 @@ class SplitHeads(Rewrite):
         masks = [_masks(mb, core, op, carried) for op, carried in core.between]
         made = []
         for i in range(heads):
-            scores = _at(mb, core.product).einsum(values=(keys[i], queries[i]), equation="bkhc,bchq->bkhq")
+            scores = _at(mb, core.product).einsum(values=(keys[i], queries[i]), equation=SCORES)
             for (op, carried), others in zip(core.between, masks, strict=True):
                 rest = {k: v[i] for k, v in others.items()}
                 scores = getattr(_at(mb, op), op.op_type)(**{**given(op), **rest, carried: scores})
             weights = _at(mb, core.softmax).softmax(x=scores, axis=1)
-            made.append(_at(mb, m.root).einsum(values=(values[i], weights), equation="bchk,bkhq->bchq"))
+            made.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=SUM))
         make = _at(mb, m.root)
         joined = make.concat(values=made, axis=1) if heads > 1 else made[0]
         end, layout = result(core)

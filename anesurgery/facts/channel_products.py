@@ -41,7 +41,7 @@ def why_not(op: Operation) -> str:
         return f"the weight %{weight.name} is {'compressed' if stored else 'dynamic'}"
     if sequence(shape) is None:
         return f"%{op.x.name} of shape {shape} has no axis of several tokens beside its channels"
-    return "alone between ops that stay as they are, it would gain transpositions and nothing else"
+    return "channels first it would only add transpositions at its ends"
 
 
 def sequence(shape: Sequence[int]) -> Layout | None:

@@ -78,6 +78,37 @@ def core_of(total: Operation) -> Core | Refusal | None:
     return Core(found.product, tuple(between), softmax, total)
 
 
+SCORES, SUM = "bkhc,bchq->bkhq", "bchk,bkhq->bchq"
+"""The einsums of one head."""
+
+
+@dataclass(frozen=True)
+class Queries:
+    """The queries of an attention, and the axes that count them."""
+
+    var: Var
+    axis: int
+    scores: int
+    result: int
+
+
+def queries_of(core: Core) -> Queries | Refusal:
+    """Where the queries of an attention stand, as two matmuls or two einsums."""
+    product, total, weights = core.product, core.total, core.softmax.outputs[0]
+    rank = weights.rank
+    if product.op_type == total.op_type == "einsum":
+        if [constant(op.equation) for op in (product, total)] != [SCORES, SUM] or axis_of(core.softmax) != 1:
+            return Refusal(f"einsums {constant(product.equation)} and {constant(total.equation)}", total)
+        return Queries(product.values[1], 3, 3, 3)
+    if product.op_type != "matmul" or total.op_type != "matmul":
+        return Refusal(f"the products are {product.op_type} and {total.op_type}", total)
+    turned = total.y is weights
+    if flag(total, "transpose_y") != turned or flag(total, "transpose_x") or product.x.rank != rank:
+        return Refusal("the weights of attention are transposed", total)
+    axis = rank - 1 if flag(product, "transpose_x") else rank - 2
+    return Queries(product.x, axis, rank - 2, rank - 1 if turned else rank - 2)
+
+
 @dataclass(frozen=True)
 class Operand:
     """Queries, keys or values, with the layout in which they are wanted."""

@@ -151,7 +151,7 @@ def compressed(x: Var) -> Var:
 @pytest.mark.parametrize(
     ("build", "shape", "reason"),
     [
-        (lambda x: linear(x, 16), (1, 8, 16), "alone between ops that stay as they are"),
+        (lambda x: linear(x, 16), (1, 8, 16), "it would only add transpositions at its ends"),
         (mlp, (1, 1, 16), "has no axis of several tokens beside its channels"),
         (compressed, (1, 8, 16), "is compressed"),
     ],

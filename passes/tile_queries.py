@@ -1,0 +1,162 @@
+"""Long attention is computed for some queries at a time.
+
+Before::
+
+    main(%q: 1x2x1x700, %k: 1x2x1x2, %v: 1x2x1x2) {
+      %scores: 1x2x1x700 = einsum(values=(%k, %q), equation="bkhc,bchq->bkhq")
+      %scaled: 1x2x1x700 = mul(x=%scores, y=0.5)
+      %weights: 1x2x1x700 = softmax(x=%scaled, axis=1)
+      %y: 1x2x1x700 = einsum(values=(%v, %weights), equation="bchk,bkhq->bchq")
+      return %y
+    }
+
+After::
+
+    main(%q: 1x2x1x700, %k: 1x2x1x2, %v: 1x2x1x2) {
+      %q_block_0: 1x2x1x512, %q_block_1: 1x2x1x188 = split(x=%q, split_sizes=[512, 188], axis=3)
+      %scores_block: 1x2x1x512 = einsum(values=(%k, %q_block_0), equation="bkhc,bchq->bkhq")
+      %scaled_block: 1x2x1x512 = mul(x=%scores_block, y=0.5)
+      %weights_block: 1x2x1x512 = softmax(x=%scaled_block, axis=1)
+      %y_block: 1x2x1x512 = einsum(values=(%v, %weights_block), equation="bchk,bkhq->bchq")
+      %scores_block_1: 1x2x1x188 = einsum(values=(%k, %q_block_1), equation="bkhc,bchq->bkhq")
+      %scaled_block_1: 1x2x1x188 = mul(x=%scores_block_1, y=0.5)
+      %weights_block_1: 1x2x1x188 = softmax(x=%scaled_block_1, axis=1)
+      %y_block_1: 1x2x1x188 = einsum(values=(%v, %weights_block_1), equation="bchk,bkhq->bchq")
+      %y: 1x2x1x700 = concat(values=(%y_block, %y_block_1), axis=3)
+      return %y
+    }
+
+Queries are split into blocks of `block`; each block goes through the products, the masks (split likewise) and
+the softmax by itself, and the results are concatenated. Each number is computed as before.
+
+Refuses when scores or weights of attention are read elsewhere, when something other than elementwise ops stands
+between them, and when the number of queries is dynamic.
+
+Why it helps: the scores of a block need less memory than those of all queries. The UNet of Stable Diffusion was
+10 to 30 % faster so, with split heads (Apple: apple/ml-stable-diffusion, which names no chip for it). It was
+not measured by itself; it runs on request, and `auto` tries it where it tries `split_heads`.
+
+Grade: bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.channel_steps import given, shape_of
+from anesurgery.facts.heads import Core, core_of, queries_of
+from anesurgery.mil import Operation, Program, Var, constant, mb, static_shape
+from anesurgery.passes.channels_first import ChannelsFirst
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class TileQueries(Rewrite):
+    """Blocks of queries, one after another."""
+
+    name: ClassVar[str] = "tile_queries"
+    follows: ClassVar[tuple[str, ...]] = ("split_heads",)
+    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    shares_inner: ClassVar[bool] = True
+    block: int = 512
+    """Most queries of a block."""
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise PassError(f"{self.name}: block={self.block}; it must be at least 1")
+
+    @classmethod
+    def variants(cls, target: Target) -> tuple[Pass, ...]:
+        """Where channels go first."""
+        return (cls(),) if ChannelsFirst.variants(target) else ()
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """The product that sums the values."""
+        return op.any("matmul", "einsum")()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Is it the end of an attention with more queries than a block has?"""
+        core = core_of(m.root)
+        if not isinstance(core, Core):
+            return core
+        scores = static_shape(core.softmax.outputs[0])
+        if scores is None:
+            return Refusal(f"%{core.softmax.x.name} has a dynamic shape", m.root)
+        found = queries_of(core)
+        if isinstance(found, Refusal):
+            return found
+        if scores[found.scores] <= self.block:
+            return None
+        others = [v for op, carried in core.between for v in core.others(op, carried).values()]
+        if (unknown := next((v for v in others if static_shape(v) is None), None)) is not None:
+            return Refusal(f"%{unknown.name} has a dynamic shape", m.root)
+        return m.bind(ops=tuple(core.ops), core=core, queries=found)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The blocks, and their concat."""
+        core, at = m.core, m.queries
+        total = shape_of(core.softmax.outputs[0])[at.scores]
+        sizes = [min(self.block, total - start) for start in range(0, total, self.block)]
+        queries = mb.split(x=at.var, split_sizes=sizes, axis=at.axis, name=f"{at.var.name}_block")
+        rank = core.softmax.x.rank
+        masks = [
+            {k: _parts(mb, v, at.scores - rank, sizes) for k, v in core.others(op, carried).items()}
+            for op, carried in core.between
+        ]
+        made = []
+        for i, part in enumerate(queries):
+            scores = _again(mb, core.product, **_second(core.product, "x", part))
+            for (op, carried), others in zip(core.between, masks, strict=True):
+                scores = _again(mb, op, **{carried: scores}, **{k: v[i] for k, v in others.items()})
+            weights = _again(mb, core.softmax, x=scores)
+            name = "y" if core.total.inputs.get("y") is core.softmax.outputs[0] else "x"
+            made.append(_again(mb, core.total, **_second(core.total, name, weights)))
+        joined: Var = mb.concat(values=made, axis=at.result)
+        return joined
+
+
+def _second(op: Operation, name: str, var: Var) -> dict[str, Any]:
+    """A changed operand of a product: a named one of a matmul, the second one of an einsum."""
+    return {"values": (op.values[0], var)} if op.op_type == "einsum" else {name: var}
+
+
+def _again(mb: Builder, op: Operation, **changed: Any) -> Var:
+    """An op on other operands."""
+    made: Var = getattr(mb, op.op_type)(**{**given(op), **changed}, name=f"{op.outputs[0].name}_block")
+    return made
+
+
+def _parts(mb: Builder, var: Var, axis: int, sizes: list[int]) -> list[Var]:
+    """For each block what it reads of a mask: all of it where it is the same for all queries."""
+    shape = shape_of(var)
+    if len(shape) < -axis or shape[axis] == 1:
+        return [var] * len(sizes)
+    value = constant(var)
+    if value is None:
+        return list(mb.split(x=var, split_sizes=sizes, axis=len(shape) + axis))
+    pieces = np.split(np.asarray(value), np.cumsum(sizes)[:-1], axis=axis)
+    keys = [("tile_queries", var, axis, tuple(sizes), i) for i in range(len(sizes))]
+    made = zip(keys, pieces, strict=True)
+    return [mb.shared(key, partial(np.asarray, piece), f"{var.name}_block") for key, piece in made]
+
+
+def example() -> Program:
+    """One head over 700 queries and two keys."""
+
+    @mb.program(input_specs=[mb.TensorSpec(s) for s in ((1, 2, 1, 700), (1, 2, 1, 2), (1, 2, 1, 2))])
+    def program(q: Var, k: Var, v: Var) -> Var:
+        scores = mb.einsum(values=(k, q), equation="bkhc,bchq->bkhq", name="scores")
+        weights = mb.softmax(x=mb.mul(x=scores, y=np.float32(0.5), name="scaled"), axis=1, name="weights")
+        return mb.einsum(values=(v, weights), equation="bchk,bkhq->bchq", name="y")
+
+    return program

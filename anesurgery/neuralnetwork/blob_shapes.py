@@ -48,6 +48,8 @@ class Blobs:
         """Of the layers that cannot be built, custom ones excepted: their code is not in the file."""
         inputs = {f.name: ports.placeholder(f) for f in description.input}
         self.function = Function(inputs, opset_version=OPSET)  # type: ignore[call-arg]
+        # leaving a function walks all its ops for what must not be replaced: nothing is replaced here
+        self.function._propagate_nonreplaceable_vars = lambda: None  # type: ignore[attr-defined]
         with self.function:
             for feature in description.input:
                 var = self.function.inputs[feature.name]

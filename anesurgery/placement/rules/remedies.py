@@ -20,6 +20,8 @@ PASSES: dict[str, str] = {
     "replace_scatter": "op-scatter op-scatter_along_axis op-scatter_nd",
     "rerank": "rank",
     "slice_windows": "op-sliding_windows op-reverse_sequence",
+    "split_conv3d": "conv3d",
+    "split_inner_axis": "matmul-inner",
     "threshold_to_maximum": "threshold",
     "token_id_guard": "index-guard",
     "unroll_loop": "op-cond op-while_loop op-make_list op-list_read op-list_write op-list_gather "

@@ -1,0 +1,89 @@
+"""Convolutions over three axes as sums: strides, dilations, groups, edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anesurgery as ane
+from anesurgery.errors import PassError, ProofError
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
+from anesurgery.passes import split_conv3d
+from anesurgery.passes.split_conv3d import SplitConv3d
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+
+def convolved(
+    kernel: tuple[int, ...] = (3, 2, 3), groups: int = 1, bias: bool = True, **options: Any
+) -> Program:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((4, 4 // groups, *kernel)).astype(np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 4, 7, 6, 5))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Any:
+        more = {"bias": weight[:, 0, 0, 0, 0]} if bias else {}
+        return mb.conv(x=x, weight=weight, groups=groups, **more, **options)
+
+    return program
+
+
+CASES: dict[str, Program] = {
+    "valid": convolved(),
+    "no bias": convolved(bias=False),
+    "groups": convolved(groups=2),
+    "strides": convolved(strides=[2, 1, 2]),
+    "dilations": convolved(dilations=[2, 1, 1]),
+    "custom": convolved(pad_type="custom", pad=[2, 1, 0, 1, 1, 0]),
+    "same": convolved((4, 2, 3), pad_type="same", strides=[2, 2, 1]),
+    "same, lower": convolved((4, 2, 3), pad_type="same_lower", strides=[1, 2, 1]),
+    "one step": convolved((1, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_numbers_stay(name: str) -> None:
+    after, session = apply_pass(SplitConv3d(), CASES[name])
+    assert {op.x.rank for op in walk_ops(after) if op.op_type == "conv"} == {4}, session.refusals
+    assert session.changes[0].proof is not None
+    assert_same_numbers(CASES[name], after, rtol=1e-5)
+
+
+def test_refusals_name_what_was_found() -> None:
+    assert_refuses(SplitConv3d(most_depth=2), CASES["valid"], "the kernel is 3 deep, above 2")
+    with pytest.raises(PassError, match="most_depth=0"):
+        SplitConv3d(most_depth=0)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 3, 3, 3)), mb.TensorSpec((1, 1, 2, 2, 2))])
+    def program(x: Var, w: Var) -> Any:
+        return mb.conv(x=x, weight=w)
+
+    assert_refuses(SplitConv3d(), program, "the weight %w is not a stored constant")
+
+
+def test_a_step_that_reads_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: no step moves along the depth."""
+    right = split_conv3d._rows
+    monkeypatch.setattr(split_conv3d, "_rows", lambda mb, x, start, *rest: right(mb, x, 0, *rest))
+    with pytest.raises(ProofError, match="old and new differ"):
+        apply_pass(SplitConv3d(), CASES["valid"])
+
+
+def test_a_converted_convolution() -> None:
+    torch.manual_seed(0)
+    module, x = torch.nn.Conv3d(2, 3, 3, stride=2, padding=1).eval(), torch.randn(1, 2, 6, 6, 6)
+    with quiet_host(), torch.no_grad():
+        model = ct.convert(
+            torch.jit.trace(module, x),  # type: ignore[no-untyped-call]
+            inputs=[ct.TensorType("x", x.shape)],
+            compute_precision=ct.precision.FLOAT32,
+            minimum_deployment_target=ct.target.iOS16,
+            skip_model_load=True,
+        )
+        expected = module(x).numpy()
+    surgery = ane.apply(model, "split_conv3d", quiet=True)
+    assert surgery.changes
+    (found,) = ane.run(surgery.program, {"x": x.numpy()}).values()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

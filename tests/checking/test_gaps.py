@@ -17,13 +17,13 @@ FINITE = Promise(tolerates_nonfinite=False)
 
 
 def opaque_pair(x: Var) -> Var:
-    """What no arithmetic proves equal to `relu6`."""
-    made: Var = mb.minimum(x=mb.relu(x=x), y=np.float32(6))
+    """What no arithmetic proves equal to the relu of 2 x."""
+    made: Var = mb.mul(x=mb.relu(x=x), y=np.float32(2))
     return made
 
 
 def found(promise: Promise = PLAIN) -> SiteCheck:
-    check = checked(lambda x: mb.relu6(x=x), opaque_pair, promise=promise)
+    check = checked(lambda x: mb.relu(x=mb.mul(x=x, y=np.float32(2))), opaque_pair, promise=promise)
     assert isinstance(check, SiteCheck)
     assert check.within(promise.tolerance)
     return check

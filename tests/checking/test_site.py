@@ -53,6 +53,16 @@ class Maximum(Swap):
         return mb.maximum(x=m.x, y=np.float32(0))
 
 
+@dataclass(frozen=True)
+class Thrice(Swap):
+    """Three times x becomes a sum, which rounds alike."""
+
+    old: str = "mul"
+
+    def rewrite(self, mb: Builder, m: Match) -> Any:
+        return mb.add(x=mb.add(x=m.x, y=m.x), y=m.x)
+
+
 def proof_of(step: Rewrite, program: Program) -> SiteCheck:
     _, session = apply_pass(step, program)
     (change,) = session.changes
@@ -76,6 +86,8 @@ def test_only_the_site_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_values_and_elements() -> None:
     proof = proof_of(Maximum(), program_of(lambda x: mb.relu(x=x), (4, 5)))
+    assert (proof.values, proof.grade) == (20, Grade.BITS)
+    proof = proof_of(Thrice(), program_of(lambda x: mb.mul(x=x, y=np.float32(3)), (4, 5)))
     assert (proof.max_abs, proof.max_rel, proof.grade) == (0, 0, Grade.PROVED)
     assert proof.values > 20 * len(ROUNDS)
 

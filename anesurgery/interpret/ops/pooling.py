@@ -41,7 +41,8 @@ class Windows:
         return pads if fits and not reaches else None
 
 
-def _windows(x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
+def windows(x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
+    """Where the windows of a pooling of `x` lie."""
     k, sizes = ints(kernel), list(x.shape[2:])
     s = ints(strides) if strides is not None else [1] * len(k)
     asked = padding(pad_type, pad, sizes, k, s)
@@ -70,7 +71,7 @@ def max_pool(
     ceil_mode: bool = False,
 ) -> Tensor:
     """The maximum of each window of [batch, channels, spatial...]; padding never wins."""
-    w = _windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
+    w = windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     if (inside := w.inside) is not None:
         return MAXIMUM[len(inside)](x, w.kernel, w.strides, inside)
     return MAXIMUM[len(w.kernel)](pad_axes(x, w.used, -math.inf), w.kernel, w.strides)
@@ -87,7 +88,7 @@ def avg_pool(
     ceil_mode: bool = False,
 ) -> Tensor:
     """The mean of each window of [batch, channels, spatial...], with or without the padding in the count."""
-    w = _windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
+    w = windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     exclude, average = bool(exclude_padding_from_average), AVERAGE[len(w.kernel)]
     if (inside := w.inside) is not None:
         return average(x, w.kernel, w.strides, inside, False, not exclude)
@@ -107,6 +108,6 @@ def l2_pool(
     ceil_mode: bool = False,
 ) -> Tensor:
     """The root of the sum of squares in each window of [batch, channels, spatial...]."""
-    w = _windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
+    w = windows(x, kernel_sizes, strides, pad_type, pad, bool(ceil_mode))
     squares = AVERAGE[len(w.kernel)](pad_axes(x * x, w.used), w.kernel, w.strides)
     return torch.sqrt(squares * math.prod(w.kernel))

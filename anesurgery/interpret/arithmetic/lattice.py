@@ -1,0 +1,187 @@
+"""Largest and smallest elements as sets: maximum, relu, clip, pooling and reductions are one operation.
+
+An extreme is known by its members and by the bounds that constants put around it, whichever op took it and
+in whichever order: max(max(a, b), a) is max(a, b), and clip(clip(x, 0, 6), -1, 7) is relu6(x). The smallest of
+some elements is the negative of the largest of their negatives. Every such op hands NaN on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.field import LANES, Image, P, key
+from anesurgery.mil import Array
+
+Tensor = torch.Tensor
+
+MOST_MEMBERS = 512
+"""Members of a set, at most."""
+SMALL = 64
+"""Constants of up to this many elements are known as bounds."""
+KEPT = 1 << 22
+"""Members that are remembered, the last ones made."""
+NOBODY = (1 << 62) - 1
+"""Stands where a set has no more members; no name is as large."""
+LOW_BITS = (1 << 20) - 1
+
+
+class Sets(NamedTuple):
+    """For some elements: the largest member (the smallest, where `is_min`), put between two bounds."""
+
+    members: Tensor
+    """[n, k] names as one number each, sorted; none for a constant, whose bounds are equal."""
+    low: Tensor
+    high: Tensor
+    is_min: Tensor
+
+
+class _Made(NamedTuple):
+    """Names of extremes, sorted, and what they are."""
+
+    names: Tensor
+    sets: Sets
+
+
+class Lattice:
+    """What is known of the extremes and of the constants of one arithmetic."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._made: list[_Made] = []
+        self._constants: dict[int, float] = {}
+
+    def know(self, names: Image, values: Array) -> None:
+        """Remember the names of constants, and those of their negatives."""
+        if values.size > SMALL or np.isnan(values).any():
+            return
+        for sign, signed in ((1, names), (-1, field.negated(names))):
+            numbers = (sign * float(v) for v in values.reshape(-1))
+            self._constants |= zip(field.packed(signed).reshape(-1).tolist(), numbers, strict=True)
+
+    def largest(self, names: Image) -> Image:
+        """The largest of the elements along the last axis."""
+        rows = names.map(lambda v: v.reshape(-1, v.shape[-1]))
+        sets, turned = _canonical(self._union(field.packed(rows)))
+        made = self._named(sets)
+        self._remember(made, sets)
+        return field.with_sign(made, turned).map(lambda v: v.reshape(names.shape[:-1]))
+
+    def smallest(self, names: Image) -> Image:
+        """The smallest of the elements along the last axis."""
+        return field.negated(self.largest(field.negated(names)))
+
+    def _union(self, rows: Tensor) -> Sets:
+        """The union of what each row stands for; members that bounds keep apart stand for themselves."""
+        count, width = rows.shape
+        known = self._lookup(rows.reshape(-1))
+        low, high, is_min = (v.reshape(count, width) for v in known[1:])
+        members = known.members.reshape(count, width, -1)
+        constant = (members == NOBODY).all(-1)
+        others = (~constant).sum(1)
+        is_min = (is_min & ~constant).any(1)
+        top = torch.where(constant, -math.inf, high).amax(1)
+        apart = ((high != top[:, None]) & ~constant).any(1) | (is_min & (others > 1))
+        least = torch.where(constant, low, -math.inf).amax(1)
+        bottom = torch.where(constant, -math.inf, low).amax(1)
+        alone = torch.full_like(members, NOBODY)
+        alone[..., 0] = torch.where(constant, NOBODY, rows)
+        members = torch.where(apart[:, None, None], alone, members).reshape(count, -1)
+        top, bottom = torch.where(apart, math.inf, top), torch.where(apart, -math.inf, bottom)
+        return Sets(_unique(members), torch.maximum(bottom, least), torch.maximum(top, least), is_min & ~apart)
+
+    def _lookup(self, names: Tensor) -> Sets:
+        """What names stand for: an extreme, the negative of one, a constant, or themselves."""
+        width = max((m.sets.members.shape[1] for m in self._made), default=1)
+        members = torch.full((len(names), width), NOBODY)
+        members[:, 0] = names
+        low = torch.full((len(names),), -math.inf, dtype=torch.float64)
+        found = Sets(members, low, -low, torch.zeros(len(names), dtype=torch.bool))
+        for made in self._made:
+            _enter(found, names, made.names, made.sets)
+            _enter(found, _negative(names), made.names, _turned(made.sets))
+        if self._constants:
+            known = torch.tensor(sorted(self._constants))
+            values = torch.tensor([self._constants[k] for k in known.tolist()], dtype=torch.float64)
+            nobody = torch.full((len(known), 1), NOBODY)
+            _enter(found, names, known, Sets(nobody, values, values, torch.zeros_like(known, dtype=torch.bool)))
+        return found
+
+    def _named(self, sets: Sets) -> Image:
+        """The name of a set: its one member if nothing bounds it, or a hash of members and bounds."""
+        hashed = field.opaque(key(self.seed, "member"), sets.members)
+        there = sets.members != NOBODY
+        total = Image([torch.where(there, v, 0).sum(1) % P for v in hashed.lanes])
+        bounded = field.opaque(
+            key(self.seed, "extreme"), field.packed(total), _bits(sets.low), _bits(sets.high)
+        )
+        free = (there.sum(1) == 1) & (sets.low == -math.inf) & (sets.high == math.inf)
+        first = _unpacked(sets.members[:, 0])
+        return Image([torch.where(free, v, w) for v, w in zip(first.lanes, bounded.lanes, strict=True)])
+
+    def _remember(self, names: Image, sets: Sets) -> None:
+        packed, order = torch.unique(field.packed(names), return_inverse=True)
+        first = torch.full((len(packed),), len(order)).scatter_reduce(
+            0, order, torch.arange(len(order)), "amin"
+        )
+        if sets.members[first].numel() <= KEPT:
+            self._made.append(_Made(packed, Sets(*(v[first] for v in sets))))
+        while sum(m.sets.members.numel() for m in self._made) > KEPT:
+            self._made.pop(0)
+
+
+def _enter(found: Sets, names: Tensor, known: Tensor, sets: Sets) -> None:
+    """Enter what is known of some names; `known` is sorted."""
+    at = torch.searchsorted(known, names).clamp(max=len(known) - 1)
+    here = known[at] == names
+    rows = torch.full((int(here.sum()), found.members.shape[1]), NOBODY)
+    rows[:, : sets.members.shape[1]] = sets.members[at[here]]
+    found.members[here] = rows
+    for old, new in zip(found[1:], sets[1:], strict=True):
+        old[here] = new[at[here]]
+
+
+def _turned(sets: Sets) -> Sets:
+    """The negatives: the largest member is the smallest of the negatives, unless there is only one."""
+    members = torch.where(sets.members == NOBODY, NOBODY, _negative(sets.members)).sort(1).values
+    several = (members != NOBODY).sum(1) > 1
+    return Sets(members, -sets.high, -sets.low, several & ~sets.is_min)
+
+
+def _canonical(sets: Sets) -> tuple[Sets, Tensor]:
+    """One of a set and its negative, the same for both, and where it is the negative."""
+    one = (sets.members != NOBODY).sum(1) == 1
+    turned = sets.is_min | (one & field.signed(_unpacked(sets.members[:, 0]))[1])
+    other = _turned(sets)
+    there = turned[:, None]
+    parts = (torch.where(there if a.ndim > 1 else turned, b, a) for a, b in zip(sets, other, strict=True))
+    return Sets(*parts), turned
+
+
+def _unique(members: Tensor) -> Tensor:
+    """Sorted rows without repetitions, as narrow as they can be."""
+    ordered = members.sort(1).values
+    again = torch.zeros_like(ordered, dtype=torch.bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    ordered = torch.where(again, NOBODY, ordered).sort(1).values
+    width = max(1, int((ordered != NOBODY).sum(1).max())) if len(ordered) else 1
+    return ordered[:, :width]
+
+
+def _unpacked(names: Tensor) -> Image:
+    """The residues of names that are one number each."""
+    return Image([(names >> (20 * i)) & LOW_BITS for i in range(LANES)])
+
+
+def _negative(names: Tensor) -> Tensor:
+    """The names of the negatives."""
+    return field.packed(field.negated(_unpacked(names)))
+
+
+def _bits(bounds: Tensor) -> Tensor:
+    """Bounds as integers; both zeros are one."""
+    return (bounds + 0.0).view(torch.int64)

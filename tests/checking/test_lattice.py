@@ -1,0 +1,181 @@
+"""Maximum, minimum, clips and pooling are one operation on sets: the same is so bit for bit, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from both_sides import checked
+
+from anesurgery.checking.grades import Grade, SiteCheck
+from anesurgery.mil import Var, mb, types
+
+f = np.float32
+TWO = ((types.fp32, (2, 4)), (types.fp32, (2, 4)))
+IMAGE = ((types.fp32, (1, 2, 6, 6)),)
+UP = float(np.nextafter(f(6), f(7)))
+INFINITE = f(-np.inf)
+Both = tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]
+
+
+def clip(x: Var, low: float, high: float) -> Var:
+    made: Var = mb.clip(x=x, alpha=f(low), beta=f(high))
+    return made
+
+
+def pool(x: Var, size: int = 3, step: int = 1, pad: Any = (0, 0, 0, 0), **how: Any) -> Var:
+    made: Var = mb.max_pool(
+        x=x, kernel_sizes=[size] * 2, strides=[step] * 2, pad_type="custom", pad=list(pad), **how
+    )
+    return made
+
+
+def padded(x: Var, value: float, pad: Any = (1, 1, 1, 1)) -> Var:
+    made: Var = mb.pad(x=x, pad=list(pad), mode="constant", constant_val=f(value))
+    return made
+
+
+def rows_then_columns(x: Var) -> Var:
+    rows = mb.max_pool(x=x, kernel_sizes=[1, 3], strides=[1, 1], pad_type="valid")
+    made: Var = mb.max_pool(x=rows, kernel_sizes=[3, 1], strides=[1, 1], pad_type="valid")
+    return made
+
+
+SAME: dict[str, Both] = {
+    "relu": (lambda x: mb.relu(x=x), lambda x: mb.maximum(x=x, y=f(0)), ()),
+    "relu6": (lambda x: mb.relu6(x=x), lambda x: mb.minimum(x=mb.relu(x=x), y=f(6)), ()),
+    "threshold": (lambda x: mb.threshold(x=x, alpha=f(0.3)), lambda x: mb.maximum(x=f(0.3), y=x), ()),
+    "clip of a clip": (lambda x: clip(clip(x, 0, 6), -1, 7), lambda x: mb.relu6(x=x), ()),
+    "clips that overlap": (lambda x: clip(clip(x, -2, 3), 0, 6), lambda x: clip(x, 0, 3), ()),
+    "clips apart": (lambda x: clip(clip(x, 0, 1), 2, 3), lambda x: clip(clip(x, -1, 0), 2, 5), ()),
+    "minimum as a maximum": (
+        lambda x, y: mb.minimum(x=x, y=y),
+        lambda x, y: mb.mul(x=mb.maximum(x=mb.mul(x=x, y=f(-1)), y=mb.mul(x=y, y=f(-1))), y=f(-1)),
+        TWO,
+    ),
+    "clip of the negative": (
+        lambda x: mb.mul(x=clip(x, -1, 2), y=f(-1)),
+        lambda x: clip(mb.mul(x=x, y=f(-1)), -2, 1),
+        (),
+    ),
+    "order and repetition": (
+        lambda x, y: mb.maximum(x=mb.maximum(x=x, y=y), y=x),
+        lambda x, y: mb.maximum(x=y, y=x),
+        TWO,
+    ),
+    "clip of a maximum": (
+        lambda x, y: clip(mb.maximum(x=x, y=y), 0, 6),
+        lambda x, y: mb.maximum(x=clip(x, 0, 6), y=mb.relu6(x=y)),
+        TWO,
+    ),
+    "reduction": (
+        lambda x: mb.reduce_max(x=x, axes=[0, 1]),
+        lambda x: mb.reduce_max(x=mb.reduce_max(x=x, axes=[1]), axes=[0]),
+        (),
+    ),
+    "pooling, then pooling": (lambda x: pool(pool(x, 2), 2), lambda x: pool(x, 3), IMAGE),
+    "pooling by rows": (rows_then_columns, lambda x: pool(x, 3), IMAGE),
+    "pooling as a reduction": (
+        lambda x: pool(x, 6),
+        lambda x: mb.reduce_max(x=x, axes=[2, 3], keep_dims=True),
+        IMAGE,
+    ),
+    "padding with -inf": (lambda x: pool(x, 3, pad=[1] * 4), lambda x: pool(padded(x, -np.inf), 3), IMAGE),
+    "relu6 after pooling": (lambda x: mb.relu6(x=pool(x)), lambda x: pool(mb.relu6(x=x)), IMAGE),
+    "zeros for padding after relu": (
+        lambda x: pool(mb.relu(x=x), 3, pad=[1] * 4),
+        lambda x: mb.relu(x=pool(padded(x, 0), 3)),
+        IMAGE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_extreme_is_the_same_bit_for_bit(name: str) -> None:
+    old, new, inputs = SAME[name]
+    found = checked(old, new, *inputs)
+    assert isinstance(found, SiteCheck), found
+    assert found.grade is Grade.BITS, found
+
+
+WRONG: dict[str, Both] = {
+    "relu6 to relu": (lambda x: mb.relu6(x=x), lambda x: mb.relu(x=x), ()),
+    "upper bound one ulp off": (lambda x: mb.relu6(x=x), lambda x: clip(x, 0, UP), ()),
+    "lower bound one ulp off": (
+        lambda x: clip(x, 1, 6),
+        lambda x: clip(x, float(np.nextafter(f(1), f(2))), 6),
+        (),
+    ),
+    "clips in the other order": (lambda x: clip(clip(x, 0, 1), 2, 3), lambda x: clip(clip(x, 2, 3), 0, 1), ()),
+    "clips apart, another constant": (
+        lambda x: clip(clip(x, 0, 1), 2, 3),
+        lambda x: clip(clip(x, 0, 1), UP - 4, 3),
+        (),
+    ),
+    "bounds of the negative": (
+        lambda x: mb.mul(x=clip(x, -1, 2), y=f(-1)),
+        lambda x: clip(mb.mul(x=x, y=f(-1)), -1, 2),
+        (),
+    ),
+    "minimum inside a maximum": (
+        lambda x, y: mb.maximum(x=mb.minimum(x=x, y=y), y=x),
+        lambda x, y: mb.maximum(x=x, y=y),
+        TWO,
+    ),
+    "upper bound of one member": (
+        lambda x, y: mb.maximum(x=clip(x, -8, 6), y=y),
+        lambda x, y: clip(mb.maximum(x=x, y=y), -8, 6),
+        TWO,
+    ),
+    "member lost": (lambda x, y: mb.maximum(x=x, y=y), lambda x, y: mb.identity(x=x), TWO),
+    "window shifted": (lambda x: pool(x, 3, pad=[1, 1, 1, 1]), lambda x: pool(x, 3, pad=[2, 0, 1, 1]), IMAGE),
+    "zeros for padding": (lambda x: pool(x, 3, pad=[1] * 4), lambda x: pool(padded(x, 0), 3), IMAGE),
+    "window too small": (
+        lambda x: pool(x, 3, 2),
+        lambda x: pool(x, 2, 2, pad=[0, 0, 0, 0]),
+        ((types.fp32, (1, 2, 5, 5)),),
+    ),
+    "stride lost": (lambda x: pool(pool(x, 2, 2), 2), lambda x: pool(x, 3, 2), IMAGE),
+    "minimum for maximum": (lambda x: mb.reduce_max(x=x, axes=[1]), lambda x: mb.reduce_min(x=x, axes=[1]), ()),
+    "large padding instead of -inf": (
+        lambda x: pool(x, 3, pad=[1] * 4),
+        lambda x: pool(padded(x, -65504), 3),
+        IMAGE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_another_extreme_is_caught(name: str) -> None:
+    old, new, inputs = WRONG[name]
+    found = checked(old, new, *inputs)
+    assert isinstance(found, SiteCheck), found
+    assert found.grade is Grade.NUMBERS, found
+    assert found.max_abs > 0, found
+
+
+def test_an_average_knows_its_window_and_its_count() -> None:
+    def average(x: Var, pad: Any, exclude: bool) -> Var:
+        made: Var = mb.avg_pool(
+            x=x,
+            kernel_sizes=[3, 3],
+            strides=[1, 1],
+            pad_type="custom",
+            pad=pad,
+            exclude_padding_from_average=exclude,
+        )
+        return made
+
+    def grade(old: Callable[..., Any], new: Callable[..., Any]) -> Grade:
+        found = checked(old, new, *IMAGE)
+        assert isinstance(found, SiteCheck), found
+        return found.grade
+
+    ones = [1] * 4
+    assert (
+        grade(lambda x: average(x, ones, False), lambda x: average(padded(x, 0), [0] * 4, False)) is Grade.BITS
+    )
+    assert grade(lambda x: average(x, ones, True), lambda x: average(x, ones, False)) is Grade.NUMBERS
+    assert grade(lambda x: average(x, ones, True), lambda x: average(x, [2, 0, 1, 1], True)) is Grade.NUMBERS

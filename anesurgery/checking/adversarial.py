@@ -17,7 +17,7 @@ import numpy as np
 from anesurgery.facts.intervals import interval
 from anesurgery.facts.slices import reads
 from anesurgery.interpret.sampling import LOOKUPS, index_range
-from anesurgery.mil import Array, Operation, Var, constant, is_symbolic, np_dtype, types
+from anesurgery.mil import Array, Operation, Var, constant, ct, is_symbolic, np_dtype, types
 from anesurgery.ops import names
 
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
@@ -217,30 +217,34 @@ def constants_of(ops: Iterable[Operation]) -> tuple[float, ...]:
 
 
 def address_bounds(inputs: Iterable[Var], ops: Sequence[Operation]) -> dict[Var, tuple[float, float]]:
-    """Where integers must lie that say which element, or how many."""
+    """Where integers must lie that say which element, or how many; old lookups count back from the end too."""
     bounds: dict[Var, tuple[float, float]] = {}
     for var in inputs:
         if np_dtype(var).kind not in "iu":
             continue
         rows = [index_range(var)]
-        reached = {var}
+        reached, from_end = {var}, []
         for op in ops:
             for name, value in op.inputs.items():
                 if not _among(value, reached):
                     continue
                 if name in ADDRESSES:
                     rows.append(2)
+                    from_end.append(False)
                 elif op.op_type in LOOKUPS and name == LOOKUPS[op.op_type][0]:
                     rows.append(_rows(op))
+                    from_end.append(op.opset_version < ct.target.iOS17)
                 elif op.op_type.startswith("scatter") and name == "indices":
                     rows.append(_length(op.inputs["data"], op))
+                    from_end.append(False)
                 else:
                     reached.update(v for v in op.outputs if np_dtype(v).kind in "iu")
         known = [n for n in rows if n is not None]
         if known:
             low, high = interval(var)
             top = max(min(min(known) - 1.0, high), 0.0)
-            bounds[var] = (max(0.0, low if math.isfinite(low) else 0.0), top)
+            least = -float(min(known)) if from_end and all(from_end) else 0.0
+            bounds[var] = (max(least, low), top)
     return bounds
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 from both_sides import checked
+from hostile_layouts import MISLAID
+from hostile_rewrites import HOSTILE
 from wrong_rewrites import WRONG, Wrong
 
 from anesurgery.checking.grades import Grade, SiteCheck
 
+ALL = [*WRONG, *HOSTILE, *MISLAID]
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda w: w.name)
+
+@pytest.mark.parametrize("wrong", ALL, ids=lambda w: w.name)
 def test_it_is_caught(wrong: Wrong) -> None:
-    found = checked(wrong.old, wrong.new, *wrong.inputs, promise=wrong.promise)
+    found = checked(wrong.old, wrong.new, *wrong.inputs, promise=wrong.promise, opset=wrong.opset)
     assert isinstance(found, SiteCheck), found
     assert not found.within(wrong.promise.tolerance), found
     assert found.grade is Grade.NUMBERS
@@ -20,3 +24,4 @@ def test_it_is_caught(wrong: Wrong) -> None:
 
 def test_there_are_enough_of_them() -> None:
     assert len({w.name for w in WRONG}) == len(WRONG) >= 60
+    assert len({w.name for w in ALL}) == len(ALL) >= 140

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Promise, Tolerance
-from anesurgery.mil import Var, mb, types
+from anesurgery.mil import Var, ct, mb, types
 
 RNG = np.random.default_rng(0)
 F, INT, B = types.fp32, types.int32, types.bool
@@ -29,6 +29,7 @@ class Wrong:
     new: Callable[..., Any]
     inputs: Sequence[tuple[Any, tuple[int, ...]]] = ((F, (2, 4)),)
     promise: Promise = PLAIN
+    opset: Any = ct.target.iOS17
 
 
 NEAR = Promise(REASSOCIATED)

@@ -43,25 +43,37 @@ class Proof:
     bound: float
     """Bound on the probability of saying so of two sides that are not."""
     elements: int
+    finite_only: bool = False
+    """Does it rest on the declaration that only finite numbers count?"""
 
 
-def prove(site: Site, seed: int = 0) -> Proof | None:
-    """The strongest proof that there is, or None."""
+def prove(site: Site, seed: int = 0, *, finite: bool = False) -> Proof | None:
+    """The strongest proof that there is, or None.
+
+    Args:
+        site: the edit.
+        seed: of the points.
+        finite: does the pass declare that it holds for finite numbers only?
+    """
     if any(not (types.is_tensor(v.sym_type) or types.is_scalar(v.sym_type)) for v in site.drawn):
         return None
     if weights([*site.old_ops, *site.new_ops]) > LARGEST:
         return None
-    return _bit_for_bit(site, seed) or _algebraic(site, seed)
+    bits = (
+        _bit_for_bit(site, Bitwise(seed))
+        or _bit_for_bit(site, Bitwise(seed, one_zero=True))
+        or (_bit_for_bit(site, Bitwise(seed, one_zero=True, finite=True)) if finite else None)
+    )
+    return bits or _algebraic(site, seed)
 
 
-def _bit_for_bit(site: Site, seed: int) -> Proof | None:
+def _bit_for_bit(site: Site, arithmetic: Bitwise) -> Proof | None:
     """A false agreement needs a collision somewhere on the way from an element to an input."""
-    arithmetic = Bitwise(seed)
-    elements = _agree(site, arithmetic, seed)
+    elements = _agree(site, arithmetic, arithmetic.seed)
     if elements is None:
         return None
     steps = 2 * (len(site.old_ops) + len(site.new_ops)) + 1
-    return Proof(Grade.BITS, steps / P**LANES, elements)
+    return Proof(Grade.BITS, steps / P**LANES, elements, arithmetic.finite)
 
 
 def _algebraic(site: Site, seed: int) -> Proof | None:

@@ -70,9 +70,9 @@ def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCh
 
     try:
         sides = BothSides(site.replaced, site.old_ops, site.new_ops, site.drawn, site.carried)
-        proof = prove(site, seed)
+        proof = prove(site, seed, finite=not promise.tolerates_nonfinite)
         if proof is not None and proof.grade is Grade.BITS:
-            return SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed)
+            return SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed, proof.finite_only)
         found = _on_numbers(site, sides, sample, seed, promise)
     except Unsupported as reason:
         return str(reason)

@@ -36,7 +36,7 @@ was not measured. Activations and `unary` were reported on the ANE (hollance/neu
 through Core ML, iOS 11 to 15). `clip` was not measured in neural networks; the op of the same name in ML
 Programs ran there (M4, macOS 27.0.1; 751K). Exact: bounds and signs do not round.
 
-Grade: checked: bounds inside bounds rest on their order.
+Grade: bit for bit.
 """
 
 from __future__ import annotations

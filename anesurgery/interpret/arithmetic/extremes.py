@@ -1,0 +1,137 @@
+"""How the arithmetic of bits computes extremes and windows: maxima, clips, reductions, pooling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.bit_rules import Bitwise
+from anesurgery.interpret.arithmetic.field import Image
+from anesurgery.interpret.arithmetic.lattice import MOST_MEMBERS
+from anesurgery.interpret.arithmetic.symbolic import Rule
+from anesurgery.interpret.ops.conv import pad_axes
+from anesurgery.interpret.ops.pooling import Windows, windows
+from anesurgery.interpret.table import ints
+from anesurgery.mil import Operation, np_dtype
+
+
+def _side_by_side(a: Bitwise, x: Any, y: Any) -> Image:
+    """Two operands along a new last axis."""
+    first, second = a.image(x), a.image(y)
+    shape = np.broadcast_shapes(first.shape, second.shape)
+    pairs = zip(first.lanes, second.lanes, strict=True)
+    return Image([torch.stack([v.expand(shape), w.expand(shape)], -1) for v, w in pairs])
+
+
+def _maximum(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    return a.lattice.largest(_side_by_side(a, x, y))
+
+
+def _minimum(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    return a.lattice.smallest(_side_by_side(a, x, y))
+
+
+def _relu(a: Bitwise, op: Operation, x: Any) -> Image:
+    return _maximum(a, op, x, 0.0)
+
+
+def _threshold(a: Bitwise, op: Operation, x: Any, alpha: float) -> Image:
+    return _maximum(a, op, x, float(alpha))
+
+
+def _relu6(a: Bitwise, op: Operation, x: Any) -> Image:
+    return _clip(a, op, x, 0.0, 6.0)
+
+
+def _clip(a: Bitwise, op: Operation, x: Any, alpha: float, beta: float) -> Image:
+    return _minimum(a, op, _maximum(a, op, x, _bound(a, op, alpha)), _bound(a, op, beta))
+
+
+def _bound(a: Bitwise, op: Operation, value: float) -> float:
+    """A bound of a clip; none, where every finite number of the dtype keeps it."""
+    dtype = np_dtype(op.outputs[0])
+    none = a.finite and dtype.kind == "f" and abs(value) >= np.finfo(dtype).max
+    return float(np.copysign(np.inf, value)) if none else float(value)
+
+
+def _extreme(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
+    """The largest or the smallest of some elements, in whichever order."""
+    image = a.image(x)
+    chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
+    width = int(np.prod([image.shape[i] for i in chosen]))
+    if width > MOST_MEMBERS:
+        return a.function(op.op_type, field.summed(a.hashed(image), chosen, bool(keep_dims)))
+    others = [i for i in range(image.ndim) if i not in chosen]
+    shape = (
+        [1 if i in chosen else n for i, n in enumerate(image.shape)]
+        if keep_dims
+        else [image.shape[i] for i in others]
+    )
+    rows = image.map(lambda v: v.permute(*others, *chosen).reshape(-1, width))
+    made = a.lattice.largest(rows) if op.op_type == "reduce_max" else a.lattice.smallest(rows)
+    return made.map(lambda v: v.reshape(shape))
+
+
+def _max_pool(a: Bitwise, op: Operation, x: Any, ceil_mode: bool = False, **how: Any) -> Image:
+    """The largest element of each window; what lies outside is -inf, which never wins."""
+    image = a.image(x)
+    w = _windows_of(image, ceil_mode, how)
+    if int(np.prod(w.kernel)) > MOST_MEMBERS:
+        return a.uninterpreted(op, {"x": x, "ceil_mode": ceil_mode, **how})
+    return a.lattice.largest(_spread(image, w, w.used, a.lift(-np.inf)))
+
+
+def _windows_of(image: Image, ceil_mode: Any, how: dict[str, Any]) -> Windows:
+    given = (how.get(k) for k in ("strides", "pad_type", "pad"))
+    strides, pad_type, pad = given
+    return windows(image.lanes[0], how["kernel_sizes"], strides, pad_type or "valid", pad, bool(ceil_mode))
+
+
+def _spread(image: Image, w: Windows, pads: list[tuple[int, int]], outside: Image) -> Image:
+    """The elements of each window along a new last axis."""
+    lanes = []
+    for lane, value in zip(image.lanes, outside.lanes, strict=False):
+        lane = pad_axes(lane, pads, float(value.reshape(-1)[0]))
+        for axis, (width, step) in enumerate(zip(w.kernel, w.strides, strict=True)):
+            lane = lane.unfold(2 + axis, width, step)
+        lanes.append(lane.reshape(*lane.shape[: image.ndim], -1))
+    return Image(lanes)
+
+
+def _avg_pool(
+    a: Bitwise,
+    op: Operation,
+    x: Any,
+    exclude_padding_from_average: bool = False,
+    ceil_mode: bool = False,
+    **how: Any,
+) -> Image:
+    """A function of the elements of each window in their order, and of how many count."""
+    image = a.image(x)
+    w = _windows_of(image, ceil_mode, how)
+    beyond = [(0, used - asked) for (_, used), (_, asked) in zip(w.used, w.asked, strict=True)]
+    ones = torch.ones(1, 1, *image.shape[2:], dtype=torch.int64)
+    counted = pad_axes(pad_axes(ones, w.asked, 0.0 if exclude_padding_from_average else 1.0), beyond)
+    terms = _spread(image, w, w.used, a.lift(0.0))
+    counts = _spread(Image([counted]), w, [], Image([ones])).lanes[0].sum(-1)
+    return a.function(("avg_pool", a.rounds_to(op)), _at_last(a.digest(terms, [-1])), a.lift(counts.numpy()))
+
+
+def _at_last(x: Image) -> Image:
+    return x.map(lambda v: v.squeeze(-1))
+
+
+RULES: dict[str, Rule] = {
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "relu": _relu,
+    "threshold": _threshold,
+    "relu6": _relu6,
+    "clip": _clip,
+    **dict.fromkeys(("reduce_max", "reduce_min"), _extreme),
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+}

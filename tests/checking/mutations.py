@@ -79,10 +79,10 @@ def _others(op: Operation, name: str, value: Any) -> Iterator[Mutation]:
 def _same(mutation: Mutation) -> bool:
     """Does the op compute the same with another attribute? Axes in another order, padding that is not read."""
     op = mutation.op
-    if any(not types.is_tensor(v.sym_type) for v in op.outputs):
+    inputs = [v for v in reads(op) if constant(v) is None]
+    if any(types.is_list(v.sym_type) for v in (*op.outputs, *inputs)):
         return False
     rng, outside = np.random.default_rng(0), Drawing(lambda v, rng: None)
-    inputs = [v for v in reads(op) if constant(v) is None]
     numbers = {v: as_tensor(outside.draw(v, "normal", rng)) for v in inputs}
     before = Evaluator([op], op.outputs)(numbers)
     with mutation.made():

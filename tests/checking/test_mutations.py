@@ -29,7 +29,6 @@ EQUIVALENT = {
     ("padding_mask_tensor", "mul: y[0] + 1"): "a fill of -9999 masks as well",
     ("rerank", "reshape: shape reversed"): "the next reshape restores the order; between them is a relu",
     ("rerank", "reduce_max: keep_dims[0] flipped"): "a reshape follows",
-    ("padding_mask_tensor", "mul: y[0] + 1"): "-1e4 + 1 hides a score as well as -1e4",
     ("split_heads", "add: y[3] + 1"): "-1e4 + 1 hides a score as well as -1e4",
     ("unroll_loop", "list_read: index[0] negated"): "the list has two elements: -1 is the second",
     ("unroll_loop", "list_write: index[0] negated"): "the list has two elements: -1 is the second",

@@ -7,7 +7,7 @@ Before::
       %g: 1x8x32 = gelu(x=%a)
       %b: 1x8x16 = linear(x=%g, weight=const<16x32>, bias=const<16>)
       %s: 1x8x16 = add(x=%b, y=%x)
-      %n: 1x8x16 = layer_norm(x=%s, axes=[-1], gamma=const<16>, epsilon=1e-05)
+      %n: 1x8x16 = layer_norm(x=%s, axes=[-1], gamma=const<16>, epsilon=0.01)
       return %n
     }
 
@@ -20,7 +20,7 @@ After::
       %g_twin: 1x32x1x8 = gelu(x=%a_twin)
       %b_twin: 1x16x1x8 = conv(x=%g_twin, weight=const<16x32x1x1>, bias=const<16>)
       %s_twin: 1x16x1x8 = add(x=%b_twin, y=%x_twin_1)
-      %n_twin: 1x16x1x8 = layer_norm(x=%s_twin, axes=[1], gamma=const<16>, epsilon=1e-05)
+      %n_twin: 1x16x1x8 = layer_norm(x=%s_twin, axes=[1], gamma=const<16>, epsilon=0.01)
       %n_twin_1: 1x16x8 = squeeze(x=%n_twin, axes=[2])
       %n: 1x8x16 = transpose(x=%n_twin_1, perm=[0, 2, 1])
       return %n
@@ -121,6 +121,6 @@ def example() -> Program:
         g = mb.gelu(x=a, mode="EXACT", name="g")
         b = mb.linear(x=g, weight=second, bias=bias_2, name="b")
         s = mb.add(x=b, y=x, name="s")
-        return mb.layer_norm(x=s, axes=[-1], gamma=gamma, name="n")
+        return mb.layer_norm(x=s, axes=[-1], gamma=gamma, epsilon=np.float32(0.01), name="n")
 
     return program

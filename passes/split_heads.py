@@ -22,11 +22,11 @@ After::
       %kh_twin_1_0: 1x3x1x4, %kh_twin_1_1: 1x3x1x4 = split(x=%kh_twin, split_sizes=[4, 4], axis=3)
       %vh_twin_0: 1x4x1x3, %vh_twin_1: 1x4x1x3 = split(x=%v, split_sizes=[4, 4], axis=1)
       %scores_twin: 1x3x1x3 = einsum(values=(%kh_twin_1_0, %qh_twin_0), equation="bkhc,bchq->bkhq")
-      %masked_twin: 1x3x1x3 = add(x=%scores_twin, y=%ahead_0:const<1x3x1x3>)
+      %masked_twin: 1x3x1x3 = add(x=%scores_twin, y=%nearness_0:const<1x3x1x3>)
       %weights_twin: 1x3x1x3 = softmax(x=%masked_twin, axis=1)
       %out_twin: 1x4x1x3 = einsum(values=(%vh_twin_0, %weights_twin), equation="bchk,bkhq->bchq")
       %scores_twin_1: 1x3x1x3 = einsum(values=(%kh_twin_1_1, %qh_twin_1), equation="bkhc,bchq->bkhq")
-      %masked_twin_1: 1x3x1x3 = add(x=%scores_twin_1, y=%ahead_0:const<1x3x1x3>)
+      %masked_twin_1: 1x3x1x3 = add(x=%scores_twin_1, y=%nearness_0:const<1x3x1x3>)
       %weights_twin_1: 1x3x1x3 = softmax(x=%masked_twin_1, axis=1)
       %out_twin_1: 1x4x1x3 = einsum(values=(%vh_twin_1, %weights_twin_1), equation="bchk,bkhq->bchq")
       %y: 1x8x1x3 = concat(values=(%out_twin, %out_twin_1), axis=1)
@@ -188,15 +188,17 @@ def _mask(mb: Any, var: Var, heads: int) -> list[Var]:
 
 
 def example() -> Program:
-    """Two heads of four channels over three tokens, with a mask."""
-    ahead = np.triu(np.full((3, 3), -1e4, np.float32), 1)
+    """Two heads of four channels over three tokens, with a bias."""
+    nearness = np.random.default_rng(0).standard_normal((3, 3)).astype(np.float32)
 
     @mb.program(input_specs=[mb.TensorSpec((1, 8, 1, 3)) for _ in range(3)])
     def program(q: Var, k: Var, v: Var) -> Var:
         heads = [mb.reshape(x=x, shape=[1, 2, 4, 3], name=f"{x.name}h") for x in (q, k, v)]
         scores = mb.matmul(x=heads[0], y=heads[1], transpose_x=True, name="scores")
         weights = mb.softmax(
-            x=mb.add(x=scores, y=mb.const(val=ahead, name="ahead"), name="masked"), axis=-1, name="weights"
+            x=mb.add(x=scores, y=mb.const(val=nearness, name="nearness"), name="masked"),
+            axis=-1,
+            name="weights",
         )
         out = mb.matmul(x=heads[2], y=weights, transpose_y=True, name="out")
         return mb.reshape(x=out, shape=[1, 8, 1, 3], name="y")

@@ -2,27 +2,27 @@
 
 Before::
 
-    main(%q: 1x2x1x700, %k: 1x2x1x2, %v: 1x2x1x2) {
-      %scores: 1x2x1x700 = einsum(values=(%k, %q), equation="bkhc,bchq->bkhq")
-      %scaled: 1x2x1x700 = mul(x=%scores, y=0.5)
-      %weights: 1x2x1x700 = softmax(x=%scaled, axis=1)
-      %y: 1x2x1x700 = einsum(values=(%v, %weights), equation="bchk,bkhq->bchq")
+    main(%q: 1x2x1x1024, %k: 1x2x1x2, %v: 1x2x1x2) {
+      %scores: 1x2x1x1024 = einsum(values=(%k, %q), equation="bkhc,bchq->bkhq")
+      %scaled: 1x2x1x1024 = mul(x=%scores, y=0.5)
+      %weights: 1x2x1x1024 = softmax(x=%scaled, axis=1)
+      %y: 1x2x1x1024 = einsum(values=(%v, %weights), equation="bchk,bkhq->bchq")
       return %y
     }
 
 After::
 
-    main(%q: 1x2x1x700, %k: 1x2x1x2, %v: 1x2x1x2) {
-      %q_block_0: 1x2x1x512, %q_block_1: 1x2x1x188 = split(x=%q, split_sizes=[512, 188], axis=3)
+    main(%q: 1x2x1x1024, %k: 1x2x1x2, %v: 1x2x1x2) {
+      %q_block_0: 1x2x1x512, %q_block_1: 1x2x1x512 = split(x=%q, split_sizes=[512, 512], axis=3)
       %scores_block: 1x2x1x512 = einsum(values=(%k, %q_block_0), equation="bkhc,bchq->bkhq")
       %scaled_block: 1x2x1x512 = mul(x=%scores_block, y=0.5)
       %weights_block: 1x2x1x512 = softmax(x=%scaled_block, axis=1)
       %y_block: 1x2x1x512 = einsum(values=(%v, %weights_block), equation="bchk,bkhq->bchq")
-      %scores_block_1: 1x2x1x188 = einsum(values=(%k, %q_block_1), equation="bkhc,bchq->bkhq")
-      %scaled_block_1: 1x2x1x188 = mul(x=%scores_block_1, y=0.5)
-      %weights_block_1: 1x2x1x188 = softmax(x=%scaled_block_1, axis=1)
-      %y_block_1: 1x2x1x188 = einsum(values=(%v, %weights_block_1), equation="bchk,bkhq->bchq")
-      %y: 1x2x1x700 = concat(values=(%y_block, %y_block_1), axis=3)
+      %scores_block_1: 1x2x1x512 = einsum(values=(%k, %q_block_1), equation="bkhc,bchq->bkhq")
+      %scaled_block_1: 1x2x1x512 = mul(x=%scores_block_1, y=0.5)
+      %weights_block_1: 1x2x1x512 = softmax(x=%scaled_block_1, axis=1)
+      %y_block_1: 1x2x1x512 = einsum(values=(%v, %weights_block_1), equation="bchk,bkhq->bchq")
+      %y: 1x2x1x1024 = concat(values=(%y_block, %y_block_1), axis=3)
       return %y
     }
 
@@ -151,9 +151,9 @@ def _parts(mb: Builder, var: Var, axis: int, sizes: list[int]) -> list[Var]:
 
 
 def example() -> Program:
-    """One head over 700 queries and two keys."""
+    """One head over 1024 queries and two keys."""
 
-    @mb.program(input_specs=[mb.TensorSpec(s) for s in ((1, 2, 1, 700), (1, 2, 1, 2), (1, 2, 1, 2))])
+    @mb.program(input_specs=[mb.TensorSpec(s) for s in ((1, 2, 1, 1024), (1, 2, 1, 2), (1, 2, 1, 2))])
     def program(q: Var, k: Var, v: Var) -> Var:
         scores = mb.einsum(values=(k, q), equation="bkhc,bchq->bkhq", name="scores")
         weights = mb.softmax(x=mb.mul(x=scores, y=np.float32(0.5), name="scaled"), axis=1, name="weights")

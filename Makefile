@@ -6,7 +6,7 @@ JOBS ?= 2
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types conformance equivalence bench placement residency docs dist clean
+.PHONY: help demo test test-all lint types conformance equivalence bench bench-large placement residency docs dist clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,9 @@ equivalence: $(READY)  ## every pass on every program that those tests build, co
 bench: $(READY)  ## ratios of time and memory, measured on this machine
 	$(BIN)/python tests/benchmarks/recipe.py
 	$(BIN)/python tests/benchmarks/interpreter.py
+
+bench-large: $(READY)  ## cutting and merging a model of 3 GB, against cp -r and coremltools
+	$(BIN)/python tests/benchmarks/large.py
 
 placement: $(READY)  ## how often inspect is right, against placements measured on Macs
 	$(BIN)/python tests/benchmarks/placement/accuracy.py

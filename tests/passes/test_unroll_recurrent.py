@@ -11,9 +11,9 @@ import torch
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
+from anesurgery.facts import recurrent_steps
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.ops import RECURRENT
-from anesurgery.passes import unroll_recurrent
 from anesurgery.passes.unroll_recurrent import UnrollRecurrent
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 
@@ -126,13 +126,13 @@ def test_a_gru_with_compressed_weights_is_refused() -> None:
 
 def test_gates_in_a_wrong_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: cell and output gate exchanged."""
-    right = unroll_recurrent.STEPS["gru"]
+    right = recurrent_steps.STEPS["gru"]
 
     def wrong(mb: Any, op: Any, suffix: str) -> Any:
         step = right(mb, op, suffix)
         return lambda row, states: step(mb.reverse(x=row, axes=[-1]), states)
 
-    monkeypatch.setitem(unroll_recurrent.STEPS, "gru", wrong)
+    monkeypatch.setitem(recurrent_steps.STEPS, "gru", wrong)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollRecurrent(), recurrent("gru"))
 
@@ -172,14 +172,30 @@ def test_real_models_have_no_recurrent_op_left(name: str, corpus: Path) -> None:
     assert not any(f.rule == "op-lstm" for row in found.ops for f in row.findings)
 
 
+@pytest.mark.parametrize("still", [False, True], ids=["state", "zeros"])
+@pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize(
-    ("name", "value"), [("reset_after", True), ("input_bias", floats(3 * HIDDEN))], ids=["reset", "bias"]
+    "more",
+    [
+        {"reset_after": True, "bias": floats(3 * HIDDEN)},
+        {"reset_after": True},
+        {"input_bias": floats(3 * HIDDEN, seed=2)},
+        {"reset_after": True, "bias": floats(3 * HIDDEN), "input_bias": floats(3 * HIDDEN, seed=2)},
+    ],
+    ids=["reset after", "no bias", "input bias", "both"],
 )
-def test_what_only_the_gru_of_ios_18_has_is_refused(name: str, value: Any) -> None:
-    @mb.program(input_specs=[mb.TensorSpec((STEPS, BATCH, INPUT))], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Any:
+def test_what_only_the_gru_of_ios_18_has(more: Any, sequence: bool, still: bool) -> None:
+    @mb.program(
+        input_specs=[mb.TensorSpec((STEPS, BATCH, INPUT)), mb.TensorSpec((BATCH, HIDDEN))],
+        opset_version=ct.target.iOS18,
+    )
+    def program(x: Var, h: Var) -> Any:
         weights = {"weight_ih": floats(3 * HIDDEN, INPUT), "weight_hh": floats(3 * HIDDEN, HIDDEN)}
-        more = {"bias": floats(3 * HIDDEN), name: value}
-        return mb.gru(x=x, initial_h=floats(BATCH, HIDDEN), **weights, **more)[1]
+        state = np.zeros((BATCH, HIDDEN), np.float32) if still else h
+        made = mb.gru(x=x, initial_h=state, output_sequence=sequence, **weights, **more)
+        return (*made, mb.relu(x=h))
 
-    assert_refuses(UnrollRecurrent(), program, f"{name} of a gru is not unrolled")
+    after, session = apply_pass(UnrollRecurrent(), program)
+    assert not RECURRENT & {op.op_type for op in walk_ops(after)}, session.refusals
+    assert session.changes[0].proof is not None
+    assert_same_numbers(program, after, random_inputs(program, seed=1), rtol=1e-5)

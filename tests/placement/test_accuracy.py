@@ -23,6 +23,8 @@ def accuracy() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
+    if str(SCRIPT.parent) not in sys.path:
+        sys.path.append(str(SCRIPT.parent))  # its neighbour `left_out`
     spec.loader.exec_module(module)
     if not module.DATA.is_dir():
         pytest.skip(f"the measured placements are not beside this checkout ({module.DATA.name}/ absent)")
@@ -37,3 +39,17 @@ def test_measured_placements(accuracy: Any) -> None:
         wrong = [v for v in own if not v.right]
         assert len(own) >= 20
         assert len(wrong) <= (1 - least) * len(own), wrong
+
+
+def test_estimates_are_checked_on_cases_that_were_left_out(accuracy: Any) -> None:
+    """Three cases of one rate and one twice as slow: each is judged by the others, none by itself."""
+    module = accuracy.left_out
+    made = [
+        module.Point("conv", "ane", 16.0, published, 1.0 + i / 100) for i, published in enumerate((1, 1, 1, 2))
+    ]
+    made += [module.Point("linear", "cpu", 0.3, 5.0, 5.0), made[0]]
+    rows = list(zip(*(column.cells for column in module.estimates(made).columns), strict=True))
+    assert [row[:3] for row in rows] == [("conv", "ANE", "4"), ("linear", "CPU", "1")]
+    inside, outside = float(rows[0][3]), float(rows[0][4])
+    assert 1.9 < inside < outside < 2.1
+    assert rows[1][4:] == ("-", "1")  # one case alone is not checked

@@ -208,12 +208,26 @@ def test_without_the_ane_nothing_prefers_it(units: str) -> None:
     assert found.status == 2
 
 
-def test_with_all_units_the_gpu_is_a_guess_and_says_so() -> None:
-    found = look(stack_of_convs, compute_units="ALL")
+@pytest.mark.parametrize("target", ["M4/macOS 27", "M4 Pro/macOS 26"])
+def test_with_all_units_the_gpu_is_a_guess_and_says_so(target: str) -> None:
+    found = look(stack_of_convs, target, compute_units="ALL")
     assert any("guess" in note for note in found.notes)
+    assert found.counts["ane"] >= len(found.ops) - 1  # the last relu is a tie
 
 
-def test_dynamic_lengths_are_counted_as_one_and_said() -> None:
+@pytest.mark.parametrize(
+    ("target", "units"),
+    [("M5 Max/macOS 26", "ALL"), ("M4 Max", "ALL"), ("M1", "ALL"), ("A17", "ALL"), ("M4", "CPU_AND_GPU")],
+)
+def test_where_the_gpu_was_not_fitted_its_share_is_unknown_with_the_reason(target: str, units: str) -> None:
+    found = look(stack_of_convs, target, compute_units=units)
+    assert found.counts == {"unknown": len(found.ops)}
+    assert any("is not known here" in note and units in note for note in found.notes)
+    small = look(lambda x: mb.relu(x=x), target, shape=(1, 8), compute_units=units)
+    assert small.counts == {"cpu": 1}  # no GPU pays for eight numbers
+
+
+def test_without_a_default_shape_dynamic_lengths_count_as_one_and_it_says_so() -> None:
     found = look(lambda x: mb.relu(x=x), shape=(1, get_new_symbol(), 8))
     assert any("dynamic lengths count as 1" in note for note in found.notes)
     assert found.ops[0].shape == "1x1x8"

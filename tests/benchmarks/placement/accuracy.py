@@ -9,7 +9,9 @@ unit where only limits are known.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import json
 import subprocess
 import sys
@@ -17,10 +19,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import left_out
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -60,6 +64,12 @@ def builder() -> ModuleType:
     return module
 
 
+@cache
+def graphs() -> dict[str, dict[str, Any]]:
+    """The graphs of which each op was recorded, by name."""
+    return left_out.recorded(DATA)
+
+
 def cases(every: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records, or every n-th of them."""
     records = json.loads((DATA / "open.json").read_text(encoding="utf-8"))["cases"]
@@ -68,9 +78,19 @@ def cases(every: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
             yield record["case"], record
 
 
-def judge(build: ModuleType, case: str, record: dict[str, Any]) -> Iterator[Verdict]:
-    """What is right and wrong about one record."""
-    found = ane.inspect(build.convert(build.build_program(record), "mlprogram"), M4)
+def convert(build: ModuleType, record: dict[str, Any], **options: Any) -> Any:
+    """The model of a record, as Core ML receives it; coremltools' progress bars are dropped."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        return build.convert(build.build_program(record, **options), "mlprogram")
+
+
+def judge(
+    build: ModuleType, case: str, record: dict[str, Any], points: list[Any] | None = None
+) -> Iterator[Verdict]:
+    """What is right and wrong about one record; estimates are put beside the published ones in `points`."""
+    found = ane.inspect(convert(build, record), M4)
+    if points is not None:
+        points += left_out.of_case(record, found)
     row = found.ops[record.get("tested_op_index", 0)]
     yield Verdict("legal", case, record["ane_supported"], row.legal)
     if record["basis"] != "notes":
@@ -80,12 +100,16 @@ def judge(build: ModuleType, case: str, record: dict[str, Any]) -> Iterator[Verd
             yield Verdict("legal", f"{case}[{i}] {op['op']}", op["ane"], found.ops[i].legal)
     placed = (record.get("ctx") or {}).get("placement")
     if placed:
-        yield from _context(build, case, record, [LETTERS[letter] for letter in placed])
+        yield from _context(build, case, record, [LETTERS[letter] for letter in placed], points)
 
 
-def _context(build: ModuleType, case: str, record: dict[str, Any], expected: list[str]) -> Iterator[Verdict]:
-    program = build.convert(build.build_program(record, ctx=True), "mlprogram")
-    found = [row.preferred for row in ane.inspect(program, M4).ops]
+def _context(
+    build: ModuleType, case: str, record: dict[str, Any], expected: list[str], points: list[Any] | None
+) -> Iterator[Verdict]:
+    whole = ane.inspect(convert(build, record, ctx=True), M4)
+    if points is not None:
+        points += left_out.of_graph(graphs().get(f"{case}@ctx"), whole)
+    found = [row.preferred for row in whole.ops]
     if len(expected) != len(found):
         yield Verdict("graphs", case, len(expected), len(found))
         return
@@ -173,9 +197,10 @@ def main() -> None:
     if not DATA.is_dir():
         sys.exit(f"the measured placements are not beside this checkout ({DATA.name}/ absent)")
     build = builder()
-    verdicts = [v for case, record in cases(given.every) for v in judge(build, case, record)]
+    points: list[Any] = []
+    verdicts = [v for case, record in cases(given.every) for v in judge(build, case, record, points)]
     console = Console()
-    console.print(accuracy(verdicts), misses(verdicts), speed())
+    console.print(accuracy(verdicts), misses(verdicts), left_out.estimates(points), speed())
     if not given.without_zoo:
         console.print(zoo())
 

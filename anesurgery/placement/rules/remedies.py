@@ -11,6 +11,7 @@ PASSES: dict[str, str] = {
     "compute_fp16": "fp32",
     "decompose_ops": "op-mod op-reduce_prod op-cumsum op-one_hot",
     "embedding_matmul": "embedding embedding-uint16",
+    "fold_long_axis": "axis",
     "fold_constants": "op-shape op-range_1d",
     "integers_as_floats": "int32 logical-and",
     "interface_fp16": "fp32-cast",

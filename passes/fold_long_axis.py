@@ -1,0 +1,249 @@
+"""A last axis beyond the limit of the chip is folded into two.
+
+Before::
+
+    main(%x: 1x1x32768xfp16) {
+      %y: 1x1x32768xfp16 = conv(x=%x, weight=[[[1, 2, 1]]], pad_type="custom", pad=[1, 1])
+      return %y
+    }
+
+After::
+
+    main(%x: 1x1x32768xfp16) {
+      %x_rows: 1x1x4x8192xfp16 = reshape(x=%x, shape=[1, 1, 4, 8192])
+      %x_ends: 1x1x3x1xfp16 = slice_by_index(x=%x_rows, begin=[0, 0, 0, 8191], end=[1, 1, 3, 8192])
+      %x_before: 1x1x4x1xfp16 = concat(values=([[[[0]]]], %x_ends), axis=2)
+      %x_starts: 1x1x3x1xfp16 = slice_by_index(x=%x_rows, begin=[0, 0, 1, 0], end=[1, 1, 4, 1])
+      %x_after: 1x1x4x1xfp16 = concat(values=(%x_starts, [[[[0]]]]), axis=2)
+      %x_around: 1x1x4x8194xfp16 = concat(values=(%x_before, %x_rows, %x_after), axis=3)
+      %y_rows: 1x1x4x8192xfp16 = conv(x=%x_around, weight=[[[[1, 2, 1]]]])
+      %y: 1x1x32768xfp16 = reshape(x=%y_rows, shape=[1, 1, 32768])
+      return %y
+    }
+
+Ops that treat each number alike work on rows of equal length. A convolution reads a few numbers of the row
+before and of the row after, which are put beside each row; zeros stand at the ends, as the padding had it. A
+convolution with a stride, and a pool that does not overlap, keep the rows apart where the stride divides them.
+Neighbouring ops share the rows: a reshape stays only where a long value enters or leaves a region.
+
+Refuses when the axis has no divisor that gives rows of at most half the limit, when padding and stride change
+the length otherwise than by the stride, when the stride does not divide a row, and for dynamic weights.
+
+Why it helps: axes beyond 16384 (M1 to M3) or 65536 (M4 on) keep an op off the engine (reported on M1 Max,
+measured on M4, macOS 27.0.1). What it gains in time was not measured.
+
+Grade: bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.reading import ints
+from anesurgery.mil import (
+    Operation,
+    Program,
+    Var,
+    any_symbolic,
+    constant,
+    ct,
+    mb,
+    np_dtype,
+    operands,
+    producer,
+    types,
+)
+from anesurgery.ops import POINTWISE
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+POOLS = frozenset({"max_pool", "avg_pool"})
+BY_CHANNEL = frozenset({"batch_norm", "instance_norm"})
+"""Ops that take another axis after the channels as it is."""
+TENSORS = frozenset({"x", "y", "a", "b", "cond"})
+"""Operands of pointwise ops that may be long."""
+Window = tuple[int, int]
+"""How many numbers a convolution reads of the row before and of the row after."""
+
+
+@dataclass(frozen=True)
+class FoldLongAxis(Rewrite):
+    """Ops over an axis that is too long work on rows."""
+
+    name: ClassVar[str] = "fold_long_axis"
+    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    static: ClassVar[bool] = True
+    limit: int = 16384
+    """The longest last axis that the chip takes (65536 from M4 on)."""
+
+    def __post_init__(self) -> None:
+        if self.limit < 2:
+            raise PassError(f"{self.name}: limit={self.limit}; it must be at least 2")
+
+    @classmethod
+    def variants(cls, target: Target) -> tuple[Pass, ...]:
+        """The limit of the target."""
+        return (cls(limit=int(target.least("axis")[0])),)
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every op that knows how to work on rows."""
+        return op.any(*sorted(POINTWISE | POOLS | BY_CHANNEL | {"cast", "conv"}))()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """A long operand, whose rows the op can work on."""
+        op, length = m.root, _longest(m.root)
+        if length <= self.limit:
+            return None
+        width = self.width(length)
+        if width is None:
+            bounds = f"{self.limit // 16} to {self.limit // 2}"
+            return Refusal(f"{length} cannot be cut into equal rows of {bounds}", op)
+        if op.op_type not in POOLS | {"conv"}:
+            rank = op.outputs[0].rank
+            fits = rank == 3 if op.op_type in BY_CHANNEL else rank <= 4
+            return m.bind(width=width, window=None) if fits else Refusal(f"it has {rank} axes", op)
+        window = _window(op, length, width)
+        if isinstance(window, Refusal):
+            return window
+        if width + sum(window) > self.limit or max(window) > width:
+            return Refusal(f"the kernel reads {sum(window)} numbers of other rows", op)
+        return m.bind(width=width, window=window)
+
+    def width(self, length: int) -> int | None:
+        """The length of a row: the longest divisor that leaves room for what a kernel reads around it."""
+        least = -(-length // (self.limit // 2))
+        return next((length // n for n in range(least, 8 * least) if length % n == 0), None)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The op on rows, and a reshape back."""
+        op, width = m.root, m.width
+        if op.op_type == "conv":
+            made = _convolved(mb, op, _rows(mb, op.x, width), m.window)
+        elif op.op_type in POOLS:
+            made = _pooled(mb, op, _rows(mb, op.x, width))
+        else:
+            length = _longest(op)
+            given = {
+                name: _aligned(mb, value, width, length) if name in TENSORS else value
+                for name, value in op.inputs.items()
+                if value is not None
+            }
+            made = getattr(mb, op.op_type)(name=f"{op.outputs[0].name}_rows", **given)
+        result: Var = mb.reshape(x=made, shape=list(op.outputs[0].shape))
+        return result
+
+
+def _longest(op: Operation) -> int:
+    """The longest last axis of what an op reads at run time."""
+    read = [v for _, v in operands(op) if constant(v) is None]
+    return max((int(v.shape[-1]) for v in read if v.rank and not any_symbolic(v.shape)), default=0)
+
+
+def _window(op: Operation, length: int, width: int) -> Window | Refusal:
+    """What a convolution or a pool reads outside of a row, or why it cannot work on rows."""
+    if op.x.rank != 3:
+        return Refusal(f"%{op.x.name} has {op.x.rank} axes; one dimension is folded", op)
+    stride, made = (ints(op, "strides") or [1])[0], int(op.outputs[0].shape[-1])
+    if width % stride or made != length // stride:
+        return Refusal(f"a stride of {stride} makes {made} of {length} in rows of {width}", op)
+    kind = str(constant(op.pad_type))
+    if op.op_type in POOLS:
+        apart = ints(op, "kernel_sizes")[0] == stride and not any(ints(op, "pad"))
+        return (0, 0) if apart else Refusal("the pool overlaps or is padded", op)
+    if producer(op.weight, "const") is None:
+        return Refusal("the weight is dynamic", op)
+    reach = (ints(op, "dilations") or [1])[0] * (int(op.weight.shape[-1]) - 1)
+    total = max((made - 1) * stride + reach + 1 - length, 0)
+    left = {"valid": 0, "same": total // 2, "same_lower": total - total // 2}.get(kind)
+    left = ints(op, "pad")[0] if left is None else left
+    return left, max(reach - left - stride + 1, 0)
+
+
+def _rows(mb: Builder, var: Var, width: int) -> Var:
+    """A value with its last axis in rows; the rows that it was made of, where there are any."""
+    shape = [*var.shape[:-1], int(var.shape[-1]) // width, width]
+    source = producer(var, "reshape")
+    if source is not None and list(source.x.shape) == shape:
+        found: Var = source.x
+        return found
+    name = f"{var.name}_rows"
+    return mb.shared_value((name, var, width), [var], lambda mb: mb.reshape(x=var, shape=shape, name=name))
+
+
+def _aligned(mb: Builder, value: Any, width: int, length: int) -> Any:
+    """An operand that broadcasts with rows as it did with the long axis."""
+    if not isinstance(value, Var) or not value.rank:
+        return value
+    last, held = int(value.shape[-1]), constant(value)
+    folded = [*value.shape[:-1], *([last // width, width] if last == length else [1, 1])]
+    if held is not None:
+        return np.asarray(held).reshape(folded)
+    return _rows(mb, value, width) if last == length else mb.reshape(x=value, shape=folded)
+
+
+def _pooled(mb: Builder, op: Operation, x: Var) -> Var:
+    """A pool along the rows."""
+    kernel = [1, ints(op, "kernel_sizes")[0]]
+    given = {k: v for k, v in op.inputs.items() if k == "exclude_padding_from_average" and v is not None}
+    given |= {"kernel_sizes": kernel, "strides": kernel, "pad_type": "valid"}
+    made: Var = getattr(mb, op.op_type)(x=x, name=f"{op.outputs[0].name}_rows", **given)
+    return made
+
+
+def _convolved(mb: Builder, op: Operation, x: Var, window: Window) -> Var:
+    """A convolution along the rows, with the ends of the neighbours beside each."""
+    around, weight = _neighbours(mb, x, window, op.x.name), op.weight
+    high = mb.shared(
+        ("rows_of", weight), lambda: np.asarray(constant(weight))[:, :, None], f"{weight.name}_rows"
+    )
+    given: dict[str, Any] = {
+        name: [1, ints(op, name)[0]] for name in ("strides", "dilations") if op.inputs.get(name) is not None
+    }
+    given |= {name: op.inputs[name] for name in ("groups", "bias") if op.inputs.get(name) is not None}
+    made: Var = mb.conv(x=around, weight=high, pad_type="valid", name=f"{op.outputs[0].name}_rows", **given)
+    return made
+
+
+def _neighbours(mb: Builder, x: Var, window: Window, name: str) -> Var:
+    """Rows with the end of the row before and the beginning of the row after."""
+    n, c, rows, width = (int(d) for d in x.shape)
+    (left, right), values = window, [x]
+    if left:
+        begin, end = [0, 0, 0, width - left], [n, c, rows - 1, width]
+        ends = mb.slice_by_index(x=x, begin=begin, end=end, name=f"{name}_ends")
+        before = [_zeros(mb, x, left), ends]
+        values.insert(0, mb.concat(values=before, axis=2, name=f"{name}_before"))
+    if right:
+        begin, end = [0, 0, 1, 0], [n, c, rows, right]
+        starts = mb.slice_by_index(x=x, begin=begin, end=end, name=f"{name}_starts")
+        after = [starts, _zeros(mb, x, right)]
+        values.append(mb.concat(values=after, axis=2, name=f"{name}_after"))
+    if len(values) == 1:
+        return x
+    joined: Var = mb.concat(values=values, axis=3, name=f"{name}_around")
+    return joined
+
+
+def _zeros(mb: Builder, x: Var, width: int) -> Var:
+    """A row of padding."""
+    shape, kind = (int(x.shape[0]), int(x.shape[1]), 1, width), np_dtype(x)
+    return mb.shared(("padding", *shape, kind.str), lambda: np.zeros(shape, kind), "padding")
+
+
+def example() -> Program:
+    """A blur over 32768 samples."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 32768), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        weight = np.array([1, 2, 1], np.float16).reshape(1, 1, 3)
+        return mb.conv(x=x, weight=weight, pad_type="custom", pad=[1, 1], name="y")
+
+    return program

@@ -130,8 +130,9 @@ class Standing:
                 return f"{what} off the ANE {old:,} -> {new:,} (share on it {rise})"
         if self.frees(before):
             rise = _percents(before.legal_share, self.legal_share)
-            counts = f"{len(before.illegal)} -> {len(self.illegal)}"
-            return f"ops that cannot run on the ANE {counts} (share that can {rise})"
+            pairs = zip(("ops", "flop"), reversed(before.barred), reversed(self.barred), strict=True)
+            what, old, new = next(pair for pair in pairs if pair[1] != pair[2])
+            return f"{what} that cannot run on the ANE {old:,} -> {new:,} (share of the ops that can {rise})"
         cheaper = self.estimate < before.estimate * (1 - SAME) and self.unknown <= before.unknown
         risen = self.off > before.off
         if not risen and self.switches != before.switches:

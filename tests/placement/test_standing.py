@@ -51,9 +51,14 @@ def test_of_a_model_too_small_for_the_ane_what_is_legal_counts() -> None:
     legal = frozenset((0, str(i)) for i in range(8)) | small.legal
     unrolled = replace(small, ops=9, flop=150, legal=legal, illegal=frozenset(), illegal_flop=0)
     assert not unrolled.loss(small)
-    assert unrolled.gain(small) == "ops that cannot run on the ANE 1 -> 0 (share that can 50.0% -> 100.0%)"
+    assert (
+        unrolled.gain(small)
+        == "ops that cannot run on the ANE 1 -> 0 (share of the ops that can 50.0% -> 100.0%)"
+    )
     assert not replace(unrolled, estimate=76.0).gain(small), "half as dear again"
     assert not replace(unrolled, unknown=1).gain(small)
+    folded = replace(small, illegal_flop=10)
+    assert folded.gain(small).startswith("flop that cannot run on the ANE 90 -> 10 (share of the ops that can")
     moved = replace(unrolled, illegal=frozenset({(0, "other")}), illegal_flop=95)
     assert not moved.gain(small), "more flop are barred"
     assert moved.loss(small) == "flop off the ANE would rise 100 -> 150"

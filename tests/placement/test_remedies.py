@@ -8,16 +8,21 @@ from pathlib import Path
 import pytest
 
 from anesurgery import registry
+from anesurgery.placement.rules import layer_rules
 from anesurgery.placement.rules.legality import FORBIDDEN
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "remedies.md"
 OPEN = ("none can exist", "not written")
 
 
-def rows() -> dict[str, tuple[str, str]]:
-    """Rule -> (remedy or why there is none, words)."""
+UPGRADE = "ane.upgrade"
+
+
+def rows(layers: bool = False) -> dict[str, tuple[str, str]]:
+    """Rule -> (remedy or why there is none, words), of ops or of layers."""
     found: dict[str, tuple[str, str]] = {}
-    for line in TABLE.read_text(encoding="utf-8").splitlines():
+    of_ops, of_layers = TABLE.read_text(encoding="utf-8").split("## Layers")
+    for line in (of_layers if layers else of_ops).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("| `"):
             continue
@@ -41,6 +46,28 @@ def test_each_rule_ends_with_a_remedy_or_a_reason(rule: str) -> None:
 
 def test_the_table_has_no_row_of_a_rule_that_is_gone() -> None:
     assert rows().keys() == {rule.id for rule in FORBIDDEN}
+
+
+LAYER_RULES = {rule.id: rule for rule in layer_rules.RULES if rule.legal is False}
+
+
+@pytest.mark.parametrize("rule", sorted(LAYER_RULES))
+def test_each_rule_of_layers_ends_with_a_remedy_or_a_reason(rule: str) -> None:
+    remedy, words = rows(layers=True)[rule]
+    row = LAYER_RULES[rule]
+    named = {layer_rules.REMEDIES[kind] for kind in row.ops & layer_rules.REMEDIES.keys() if not row.test}
+    named |= {row.remedy} if row.remedy else set()
+    told = set(re.findall(r"(\w+)", remedy.replace("`", ""))) if remedy not in (*OPEN, UPGRADE) else set()
+    assert told == named, f"{rule} names {named}; the table says {remedy}"
+    assert told <= set(registry.layer_pass_names())
+    if remedy in (*OPEN, UPGRADE):
+        assert len(words) > 20, f"{rule}: give the reason"
+    for name in re.findall(r"then `(\w+)`", words):
+        assert name in registry.op_pass_names()
+
+
+def test_the_table_of_layers_has_no_row_of_a_rule_that_is_gone() -> None:
+    assert rows(layers=True).keys() == LAYER_RULES.keys()
 
 
 def test_a_remedy_that_the_rules_do_not_name_is_noticed(

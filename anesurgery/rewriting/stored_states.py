@@ -1,0 +1,133 @@
+"""Give states another form, in every function that has them, and let all that reads them see what it saw.
+
+A value in *stored form* is what a state holds: read from it, updated by `slice_update`, or written to it. A
+form says how these are made; other ops read such a value as it was before, made when they first ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from anesurgery.mil import Function, Operation, Var, consumers, types
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.session import Session
+
+Shape = tuple[int, ...]
+
+
+def states_of(function: Function) -> dict[str, Var]:
+    """The states of a function by name."""
+    return {name: var for name, var in function.inputs.items() if types.is_state(var.sym_type)}
+
+
+def held_shape(state: Var) -> Shape:
+    """The shape of what a state holds."""
+    return tuple(int(d) for d in state.sym_type.wrapped_type().get_shape())
+
+
+class Form:
+    """How a state is held; by default as it was."""
+
+    def read(self, mb: Builder, op: Operation) -> Var:
+        """In place of a `read_state`."""
+        raise NotImplementedError
+
+    def update(self, mb: Builder, op: Operation, stored: Var) -> Var:
+        """In place of a `slice_update` of a stored value."""
+        raise NotImplementedError
+
+    def write(self, mb: Builder, op: Operation, stored: Var) -> Var:
+        """In place of a `coreml_update_state`."""
+        raise NotImplementedError
+
+    def plain(self, mb: Builder, stored: Var) -> Var:
+        """A stored value as it was before."""
+        return stored
+
+    def stored(self, mb: Builder, value: Var) -> Var:
+        """A value that was not read from the state, as it is stored."""
+        return value
+
+
+@dataclass
+class StoredStates:
+    """The states of one function that get another form."""
+
+    session: Session
+    function: Function
+    pass_name: str
+    forms: dict[Var, Form]
+    _stored: dict[Var, tuple[Var, Form]] = field(default_factory=dict)
+    _plain: dict[Var, Var] = field(default_factory=dict)
+
+    def edit(self) -> None:
+        """Edit the function, op by op; the old states are no longer read then."""
+        old: list[Operation] = []
+        with self.function:
+            for op in list(self.function.operations):
+                mb = Builder(self.session, self.function, self.pass_name, op)
+                if self.replaced(mb, op):
+                    old.append(op)
+                else:
+                    self.read_plain(mb, op)
+            self.function.set_outputs([self.plain(v) for v in self.function.outputs])
+            for op in reversed(old):
+                assert op.enclosing_block is not None
+                op.enclosing_block.remove_ops([op])
+        remove_dead(list(self.function.operations))
+
+    def replaced(self, mb: Builder, op: Operation) -> bool:
+        """Make an op of a state in its new form, if it is one."""
+        if op.op_type == "read_state" and op.input in self.forms:
+            form = self.forms[op.input]
+            made = form.read(mb, op)
+        elif op.op_type == "slice_update" and op.x in self._stored and not self.elsewhere(op):
+            stored, form = self._stored[op.x]
+            self.read_plain(mb, op, but="x")
+            made = form.update(mb, op, stored)
+        elif op.op_type == "coreml_update_state" and op.state in self.forms:
+            form = self.forms[op.state]
+            stored = self._stored[op.value][0] if op.value in self._stored else form.stored(mb, op.value)
+            made = form.write(mb, op, stored)
+        else:
+            return False
+        self._stored[op.outputs[0]] = (made, form)
+        return True
+
+    @staticmethod
+    def elsewhere(op: Operation) -> bool:
+        """Is an update read as a value, and not only written to the state?"""
+        return any(r.op_type not in ("coreml_update_state", "slice_update") for r in consumers(op.outputs[0]))
+
+    def read_plain(self, mb: Builder, op: Operation, but: str = "") -> None:
+        """Let an op read values as they were before."""
+        changed: dict[str, object] = {}
+        for name, value in op.inputs.items():
+            if name == but:
+                continue
+            if isinstance(value, (list, tuple)) and any(v in self._stored for v in value):
+                changed[name] = tuple(self.plain(v, mb) for v in value)
+            elif isinstance(value, Var) and value in self._stored:
+                changed[name] = self.plain(value, mb)
+        if changed:
+            op.set_inputs(no_check_var_types=True, **changed)
+
+    def plain(self, var: Var, mb: Builder | None = None) -> Var:
+        """A value as it was before."""
+        if var not in self._stored:
+            return var
+        if var not in self._plain:
+            stored, form = self._stored[var]
+            mb = mb or Builder(self.session, self.function, self.pass_name, self.function.operations[-1])
+            self._plain[var] = form.plain(mb, stored)
+        return self._plain[var]
+
+
+def shared_shapes(functions: Sequence[Function]) -> dict[str, Shape]:
+    """The shapes of all states by name; functions of one model share them."""
+    return {name: held_shape(var) for f in functions for name, var in states_of(f).items()}
+
+
+__all__ = ["Form", "StoredStates", "held_shape", "shared_shapes", "states_of"]

@@ -1,0 +1,213 @@
+"""States of the same shape, but for the first axis, become one: stacked along it.
+
+Before::
+
+    main(%n: 1x4xfp16, %at: 1xint32, %k: state<8x4xfp16>, %v: state<8x4xfp16>) {
+      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
+      %e: 2xint32 = add(x=%b, y=[1, 4])
+      %kh: 8x4xfp16 = read_state(input=%k)
+      %ku: 8x4xfp16 = slice_update(x=%kh, update=%n, begin=%b, end=%e)
+      %ka: 8x4xfp16 = coreml_update_state(state=%k, value=%ku)
+      %vh: 8x4xfp16 = read_state(input=%v)
+      %vu: 8x4xfp16 = slice_update(x=%vh, update=%n, begin=%b, end=%e)
+      %va: 8x4xfp16 = coreml_update_state(state=%v, value=%vu)
+      %sum: 8x4xfp16 = add(x=%ka, y=%va)
+      return %sum
+    }
+
+After::
+
+    main(%n: 1x4xfp16, %at: 1xint32, %joined_state: state<16x4xfp16>) {
+      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
+      %e: 2xint32 = add(x=%b, y=[1, 4])
+      %ku_before: 16x4xfp16 = read_state(input=%joined_state)
+      %ku_joined: 16x4xfp16 = slice_update(x=%ku_before, update=%n, begin=%b, end=%e)
+      %ka_joined: 16x4xfp16 = coreml_update_state(state=%joined_state, value=%ku_joined)
+      %vu_begin: 2xint32 = add(x=%b, y=[8, 0])
+      %vu_end: 2xint32 = add(x=%e, y=[8, 0])
+      %vu_before: 16x4xfp16 = read_state(input=%joined_state)
+      %vu_joined: 16x4xfp16 = slice_update(x=%vu_before, update=%n, begin=%vu_begin, end=%vu_end)
+      %va_joined: 16x4xfp16 = coreml_update_state(state=%joined_state, value=%vu_joined)
+      %ka_joined_rows: 8x4xfp16 = slice_by_index(x=%ka_joined, begin=[0, 0], end=[8, 4])
+      %va_joined_rows: 8x4xfp16 = slice_by_index(x=%va_joined, begin=[8, 0], end=[16, 4])
+      %sum: 8x4xfp16 = add(x=%ka_joined_rows, y=%va_joined_rows)
+      return %sum
+    }
+
+Each state has its rows of the joined one, in the order of the inputs. Reads take a slice of it, and updates
+write at the same place of these rows. `joined` is the name of the new state.
+
+Refuses when there are no two states of the same type whose other axes agree in each function, and when what is
+updated is not what the state holds at that time.
+
+Why it helps: one state works where two fail with 0x1d (reported: john-rocky/CoreML-LLM, M-series, macOS
+26.0.1); two work on A19.
+
+Grade: none: the interface changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.errors import Refusal
+from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.mil import Function, Operation, Program, Var, constant, types
+from anesurgery.mil import mb as host
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.stored_states import Form, StoredStates, held_shape, states_of
+
+UNCHECKED = "the interface changes; compare whole models"
+
+
+@dataclass(frozen=True)
+class JoinStates(Pass):
+    """Several states in one."""
+
+    name: ClassVar[str] = "join_states"
+    follows: ClassVar[tuple[str, ...]] = ("add_cache",)
+    joined: str = "joined_state"
+    """The name of the new state."""
+
+    def run(self, program: Program, session: Session) -> None:
+        """Join the first group of states that agree, in all functions alike."""
+        functions = list(program.functions.values())
+        names = _group(functions[0])
+        if len(names) < 2 or any(_group(f) != names for f in functions):
+            why = Refusal("no two states agree in all but their first axis, in every function")
+            session.refusals.append((self.name, why))
+            return
+        for function in functions:
+            if (refusal := against(function)) is not None:
+                session.refusals.append((self.name, refusal))
+                return
+        for function in functions:
+            self.join(session, function, names)
+        words = f"the states {', '.join(names)} are rows of one, {self.joined}"
+        session.contract.append(InterfaceChange(words, (*names, self.joined)))
+        before, after = tuple(names), (self.joined,)
+        session.changes.append(Change(self.name, self.joined, before, after, "", None, UNCHECKED))
+
+    def join(self, session: Session, function: Function, names: Sequence[str]) -> None:
+        """The states of one function."""
+        old = [states_of(function)[name] for name in names]
+        shapes = [held_shape(v) for v in old]
+        whole = (sum(s[0] for s in shapes), *shapes[0][1:])
+        held = old[0].sym_type.wrapped_type().get_primitive()
+        new = mil.add_input(function, self.joined, whole, held, True)
+        first = np.cumsum([0, *(s[0] for s in shapes)])
+        forms: dict[Var, Form] = {
+            v: _Rows(new, shape, int(at)) for v, shape, at in zip(old, shapes, first[:-1], strict=True)
+        }
+        StoredStates(session, function, self.name, forms).edit()
+        for name in names:
+            mil.remove_input(function, name)
+
+
+def against(function: Function) -> Refusal | None:
+    """Why what is updated may not be what the joined state holds then."""
+    writes: Counter[Any] = Counter()
+    read: dict[Var, tuple[Any, int]] = {}
+    for op in function.operations:
+        state = op.inputs.get("state", op.inputs.get("input"))
+        if op.op_type == "coreml_update_state":
+            if op.value in read and read[op.value] != (state, writes[state]):
+                return Refusal("it writes what was read of another state, or before another write", op)
+            writes[state] += 1
+        if op.op_type in ("read_state", "coreml_update_state"):
+            read[op.outputs[0]] = (state, writes[state])
+        elif op.op_type == "slice_update" and op.x in read:
+            state, version = read[op.x]
+            if op.x.op.op_type == "slice_update" or version != writes[state]:
+                return Refusal("it updates what is not in the state at that time", op)
+            read[op.outputs[0]] = (state, version)
+    return None
+
+
+def _group(function: Function) -> list[str]:
+    """The names of the first states that agree."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name, var in states_of(function).items():
+        shape = held_shape(var)
+        if len(shape) > 1:
+            groups.setdefault((shape[1:], mil.dtype_name(var)), []).append(name)
+    return next((names for names in groups.values() if len(names) > 1), [])
+
+
+@dataclass
+class _Rows(Form):
+    """Some rows of the joined state."""
+
+    state: Var
+    shape: tuple[int, ...]
+    first: int
+
+    def read(self, mb: Builder, op: Operation) -> Var:
+        made: Var = mb.read_state(input=self.state, name=f"{op.name}_joined")
+        return made
+
+    def update(self, mb: Builder, op: Operation, stored: Var) -> Var:
+        given = {k: v for k, v in op.inputs.items() if v is not None}
+        for name, mask, whole in (("begin", "begin_mask", 0), ("end", "end_mask", self.shape[0])):
+            masked = constant(op.inputs.get(mask))
+            along = bool(masked is not None and masked[0])
+            if along:  # all of its rows, which are not all rows of the joined state
+                given[mask] = np.array([False, *masked[1:]], bool)
+            shift = np.array([self.first, *[0] * (len(self.shape) - 1)], np.int32)
+            if along:
+                keep = np.array([0, *[1] * (len(self.shape) - 1)], np.int32)
+                shift[0] += whole
+                given[name] = mb.mul(x=op.inputs[name], y=keep, name=f"{op.name}_{name}_rest")
+            if shift[0]:
+                given[name] = mb.add(x=given[name], y=shift, name=f"{op.name}_{name}")
+        given["x"] = mb.read_state(input=self.state, name=f"{op.name}_before")  # others may have written since
+        made: Var = mb.slice_update(**given, name=f"{op.name}_joined")
+        return made
+
+    def write(self, mb: Builder, op: Operation, stored: Var) -> Var:
+        made: Var = mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_joined")
+        return made
+
+    def plain(self, mb: Builder, stored: Var) -> Var:
+        begin, end = self.bounds
+        made: Var = mb.slice_by_index(x=stored, begin=begin, end=end, name=f"{stored.name}_rows")
+        return made
+
+    def stored(self, mb: Builder, value: Var) -> Var:
+        begin, end = (np.array(v, np.int32) for v in self.bounds)
+        held = mb.read_state(input=self.state, name=f"{value.name}_before")
+        made: Var = mb.slice_update(x=held, update=value, begin=begin, end=end, name=f"{value.name}_in_rows")
+        return made
+
+    @property
+    def bounds(self) -> tuple[list[int], list[int]]:
+        """Where its rows are."""
+        rest = list(self.shape[1:])
+        return [self.first, *[0] * len(rest)], [self.first + self.shape[0], *rest]
+
+
+def example() -> Program:
+    """Two caches of eight tokens, of which one row is written."""
+    inputs = [host.TensorSpec((1, 4), types.fp16), host.TensorSpec((1,), types.int32)]
+    states = [host.StateTensorSpec((8, 4), dtype=types.fp16) for _ in range(2)]
+
+    @host.program(input_specs=[*inputs, *states], opset_version=mil.ct.target.iOS18)
+    def program(n: Var, at: Var, k: Var, v: Var) -> Var:
+        b = host.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
+        e = host.add(x=b, y=np.array([1, 4], np.int32), name="e")
+        made = []
+        for name, state in (("k", k), ("v", v)):
+            held = host.read_state(input=state, name=f"{name}h")
+            u = host.slice_update(x=held, update=n, begin=b, end=e, name=f"{name}u")
+            made.append(host.coreml_update_state(state=state, value=u, name=f"{name}a"))
+        return host.add(x=made[0], y=made[1], name="sum")
+
+    return program

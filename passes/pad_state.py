@@ -1,0 +1,153 @@
+"""The last axis of a state is padded to a multiple of 32.
+
+Before::
+
+    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
+      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
+      %e: 2xint32 = add(x=%b, y=[1, 4])
+      %h: 8x4xfp16 = read_state(input=%cache)
+      %u: 8x4xfp16 = slice_update(x=%h, update=%n, begin=%b, end=%e)
+      %a: 8x4xfp16 = coreml_update_state(state=%cache, value=%u)
+      %sum: 1x4xfp16 = reduce_sum(x=%a, axes=[0], keep_dims=True)
+      return %sum
+    }
+
+After::
+
+    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x32xfp16>) {
+      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
+      %e: 2xint32 = add(x=%b, y=[1, 4])
+      %h_wide: 8x32xfp16 = read_state(input=%cache)
+      %n_wide: 1x32xfp16 = pad(x=%n, pad=[0, 0, 0, 28])
+      %u_wide: 8x32xfp16 = slice_update(x=%h_wide, update=%n_wide, begin=%b, end=%e, end_mask=[False, True])
+      %a_wide: 8x32xfp16 = coreml_update_state(state=%cache, value=%u_wide)
+      %a_wide_cut: 8x4xfp16 = slice_by_index(x=%a_wide, begin=[0, 0], end=[8, 4])
+      %sum: 1x4xfp16 = reduce_sum(x=%a_wide_cut, axes=[0], keep_dims=True)
+      return %sum
+    }
+
+The state holds zeros behind; updates are padded, and what is read of it is cut. The values are the same.
+
+Refuses when the width is a multiple already, and when a write covers only a part of the last axis.
+
+Why it helps: states whose width is no multiple of 32 fail on the ANE (measured: coremltools issue 2631).
+
+Grade: none: the interface changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.errors import PassError, Refusal
+from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.mil import Operation, Program, Var, constant, types, walk_ops
+from anesurgery.mil import mb as host
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.stored_states import Form, StoredStates, held_shape, shared_shapes, states_of
+
+UNCHECKED = "the interface changes; compare whole models"
+
+
+@dataclass(frozen=True)
+class PadState(Pass):
+    """States with a width that the ANE takes."""
+
+    name: ClassVar[str] = "pad_state"
+    follows: ClassVar[tuple[str, ...]] = ("add_cache", "join_states")
+    multiple: int = 32
+    """What the width becomes a multiple of."""
+
+    def __post_init__(self) -> None:
+        if type(self.multiple) is not int or self.multiple < 2:
+            raise PassError(f"{self.name}: multiple={self.multiple!r}; it must be an integer above 1")
+
+    def run(self, program: Program, session: Session) -> None:
+        """Pad each state, in all functions alike."""
+        functions = list(program.functions.values())
+        for name, shape in shared_shapes(functions).items():
+            missing = -shape[-1] % self.multiple
+            refusal = self.against(program, name) if missing else None
+            if refusal is not None:
+                session.refusals.append((self.name, refusal))
+            if not missing or refusal is not None:
+                continue
+            wide = (*shape[:-1], shape[-1] + missing)
+            for function in functions:
+                if (old := states_of(function).get(name)) is not None:
+                    new = mil.add_input(function, name, wide, old.sym_type.wrapped_type().get_primitive(), True)
+                    StoredStates(session, function, self.name, {old: _Padded(new, shape, missing)}).edit()
+            words = f"the state {name} is {'x'.join(map(str, wide))}; the last {missing} of its axis hold zeros"
+            session.contract.append(InterfaceChange(words, (name,)))
+            session.changes.append(Change(self.name, name, (), (), "", None, UNCHECKED))
+
+    def against(self, program: Program, name: str) -> Refusal | None:
+        """Why a state cannot be padded."""
+        for op in walk_ops(program):
+            if op.op_type == "slice_update" and op.x.op is not None and op.x.op.op_type in READ:
+                state = op.x.op.inputs.get("input") or op.x.op.inputs.get("state")
+                if state.name == name and int(op.update.shape[-1]) != held_shape(state)[-1]:
+                    return Refusal("a write covers a part of the last axis", op)
+        return None
+
+
+READ = ("read_state", "coreml_update_state")
+
+
+@dataclass
+class _Padded(Form):
+    """A state with zeros behind its last axis."""
+
+    state: Var
+    shape: tuple[int, ...]
+    missing: int
+
+    def read(self, mb: Builder, op: Operation) -> Var:
+        made: Var = mb.read_state(input=self.state, name=f"{op.name}_wide")
+        return made
+
+    def update(self, mb: Builder, op: Operation, stored: Var) -> Var:
+        given = {k: v for k, v in op.inputs.items() if v is not None}
+        masked = constant(op.inputs.get("end_mask"))
+        mask = np.array([False] * op.x.rank if masked is None else masked, bool)
+        mask[-1] = True
+        changed = {"x": stored, "update": self.stored(mb, op.update), "end_mask": mask}
+        made: Var = mb.slice_update(**{**given, **changed}, name=f"{op.name}_wide")
+        return made
+
+    def write(self, mb: Builder, op: Operation, stored: Var) -> Var:
+        made: Var = mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_wide")
+        return made
+
+    def plain(self, mb: Builder, stored: Var) -> Var:
+        begin = [0] * len(self.shape)
+        made: Var = mb.slice_by_index(x=stored, begin=begin, end=list(self.shape), name=f"{stored.name}_cut")
+        return made
+
+    def stored(self, mb: Builder, value: Var) -> Var:
+        ends = [0] * (2 * value.rank - 1) + [self.missing]
+        zero = mil.np_dtype(value).type(0)
+        made: Var = mb.pad(x=value, pad=ends, constant_val=zero, name=f"{value.name}_wide")
+        return made
+
+
+def example() -> Program:
+    """A cache of four numbers for each of eight tokens."""
+    inputs = [host.TensorSpec((1, 4), types.fp16), host.TensorSpec((1,), types.int32)]
+    state = host.StateTensorSpec((8, 4), dtype=types.fp16)
+
+    @host.program(input_specs=[*inputs, state], opset_version=mil.ct.target.iOS18)
+    def program(n: Var, at: Var, cache: Var) -> Var:
+        b = host.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
+        e = host.add(x=b, y=np.array([1, 4], np.int32), name="e")
+        u = host.slice_update(x=host.read_state(input=cache, name="h"), update=n, begin=b, end=e, name="u")
+        a = host.coreml_update_state(state=cache, value=u, name="a")
+        return host.reduce_sum(x=a, axes=[0], keep_dims=True, name="sum")
+
+    return program

@@ -1,0 +1,130 @@
+"""States in other forms: decoders go on writing what they wrote, and what cannot be kept apart is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from decoders import Decoder as Small
+
+from anesurgery.errors import PassError, UnknownName
+from anesurgery.interpret import Predictor
+from anesurgery.interpret.decoding import generate
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.passes import join_states
+from anesurgery.passes.add_cache import AddCache
+from anesurgery.passes.cache_as_io import CacheAsIo
+from anesurgery.passes.join_states import JoinStates
+from anesurgery.passes.pad_state import PadState
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.stored_states import shared_shapes
+from anesurgery.testing import apply_pass, assert_refuses, reasons
+
+
+def cached(**options: Any) -> Program:
+    program, _ = apply_pass(AddCache(prefill=4), Small(half=True, **options).program())
+    assert isinstance(program, Program)
+    return program
+
+
+@pytest.mark.parametrize("step", [PadState(), CacheAsIo()])
+def test_a_decoder_writes_what_it_wrote(step: Pass) -> None:
+    program = cached()
+    after, session = apply_pass(step, program)
+    assert session.changes
+    assert generate(after, [3, 1, 4, 1, 5], 19).written == generate(program, [3, 1, 4, 1, 5], 19).written
+
+
+def test_widths() -> None:
+    after, _ = apply_pass(PadState(), cached())
+    assert shared_shapes(list(after.functions.values())) == {"cache_0": (4, 2, 24, 32)}
+    assert not apply_pass(PadState(), after)[1].changes
+    assert shared_shapes(list(apply_pass(CacheAsIo(), after)[0].functions.values())) == {}
+
+
+def two_states(order: str = "kkvv") -> Program:
+    """Two states of other heights; `order` says when each is read and written."""
+    specs = [mb.TensorSpec((1, 4), types.fp16), mb.TensorSpec((1,), types.int32)]
+    states = [mb.StateTensorSpec((n, 4), dtype=types.fp16) for n in (5, 3)]
+
+    @mb.program(input_specs=[*specs, *states], opset_version=ct.target.iOS18)
+    def program(n: Var, at: Var, k: Var, v: Var) -> Var:
+        b = mb.concat(values=(at, np.array([0], np.int32)), axis=0)
+        e = mb.add(x=b, y=np.array([1, 4], np.int32))
+        held: dict[str, Var] = {}
+        for name in order:
+            state, factor = {"k": (k, 1), "v": (v, 2)}[name]
+            if name not in held:
+                held[name] = mb.read_state(input=state)
+                continue
+            new = mb.mul(x=n, y=np.float16(factor))
+            value = mb.slice_update(x=held[name], update=new, begin=b, end=e, end_mask=[False, name == "k"])
+            held[name] = mb.coreml_update_state(state=state, value=value)
+        total = mb.reduce_sum(x=held["k"], axes=[0], keep_dims=True)
+        return mb.add(x=total, y=mb.reduce_sum(x=held["v"], axes=[0], keep_dims=True), name="y")
+
+    return program
+
+
+def steps(program: Program) -> np.ndarray[Any, Any]:
+    """Three calls with one state."""
+    predictor = Predictor(program)
+    state, rng = predictor.make_state(), np.random.default_rng(0)
+    calls = [
+        {"n": rng.standard_normal((1, 4)).astype(np.float16), "at": np.array([i], np.int32)} for i in range(3)
+    ]
+    return np.stack([predictor(values, state=state)["y"] for values in calls])
+
+
+@pytest.mark.parametrize("order", ["kkvv", "vvkk", "kvkv", "kvvk"])
+def test_joined_states_keep_apart(order: str) -> None:
+    program = two_states(order)
+    after, session = apply_pass(JoinStates(), program)
+    assert session.changes
+    np.testing.assert_array_equal(steps(after), steps(program))
+    padded, _ = apply_pass(PadState(), after)
+    np.testing.assert_array_equal(steps(padded), steps(program))
+
+
+def test_a_write_that_another_one_undoes_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both states were read before the first is written: an update of what was read then loses that write."""
+
+    def update(self: Any, builder: Any, op: Any, stored: Var) -> Var:
+        shift = np.array([self.first, 0], np.int32)
+        begin, end = (builder.add(x=op.inputs[n], y=shift) for n in ("begin", "end"))
+        return builder.slice_update(x=stored, update=op.update, begin=begin, end=end)
+
+    monkeypatch.setattr(join_states._Rows, "update", update)
+    program = two_states("kvkv")
+    after, _ = apply_pass(JoinStates(), program)
+    assert not np.array_equal(steps(after), steps(program))
+
+
+def test_refusals() -> None:
+    plain = Small(half=True).program()
+    assert_refuses(CacheAsIo(), plain, "the model has no states")
+    assert_refuses(JoinStates(), plain, "no two states agree")
+    with pytest.raises(UnknownName, match="unknown state 'cache_1'; did you mean 'cache_0'"):
+        apply_pass(CacheAsIo(states=("cache_1",)), cached())
+    with pytest.raises(PassError, match="multiple=1; it must be an integer above 1"):
+        PadState(multiple=1)
+    _, session = apply_pass(JoinStates(), two_states("kkkvv"))
+    assert reasons(session) == []
+    _, session = apply_pass(JoinStates(), late())
+    assert reasons(session) == ["it updates what is not in the state at that time"]
+
+
+def late() -> Program:
+    """An update of what was read before another write."""
+    states = [mb.StateTensorSpec((2, 4), dtype=types.fp16) for _ in range(2)]
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), types.fp16), *states], opset_version=ct.target.iOS18)
+    def program(n: Var, k: Var, v: Var) -> Var:
+        held = mb.read_state(input=k)
+        for row in range(2):
+            value = mb.slice_update(x=held, update=n, begin=[row, 0], end=[row + 1, 4])
+            made = mb.coreml_update_state(state=k, value=value)
+        return mb.add(x=made, y=mb.read_state(input=v), name="y")
+
+    return program

@@ -13,7 +13,7 @@ import numpy as np
 
 from anesurgery.files.interface_change import adapt_inputs, adapt_outputs, call_of
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program, any_symbolic, np_dtype, static_shape
+from anesurgery.mil import Array, Program, any_symbolic, np_dtype, static_shape, types
 from anesurgery.network_editing.layer_text import network_text
 from anesurgery.network_editing.network import Network
 from anesurgery.network_editing.neural_network import NeuralNetwork
@@ -92,6 +92,8 @@ def random_inputs(
     others = {} if like is None else next(iter(like.functions.values())).inputs
     made: dict[str, Array] = {}
     for name, var in function.inputs.items():
+        if types.is_state(var.sym_type):
+            continue
         fixed = static_shape(others[name]) if name in others else None
         shape = fixed or tuple(3 if any_symbolic([d]) else int(d) for d in var.shape)
         dtype, bounds = np_dtype(var), (ranges or {}).get(name)

@@ -25,7 +25,7 @@ After::
 The input `cache` takes what the output `cache_out` of the call before gave; zeros at first. The loop around it
 stands in docs/decoders.md. `states` names the states; all by default.
 
-Refuses models without states.
+Refuses when the model has no states.
 
 Why it helps: with two states models fail with 0x1d on M-series, macOS 26.0.1, and models before iOS 18 have
 none (reported: john-rocky/CoreML-LLM, which packs the others into inputs).

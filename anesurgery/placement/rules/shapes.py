@@ -202,7 +202,7 @@ TWO_STATES = Rule(
     kind="interface",
     grade=Grade.REPORTED,
     scope=Scope(os="seen on M-series, macOS 26.0.1"),
-    advice="pack them into one, or pass one as input and output",
+    advice="pack them into one (join_states), or pass one as input and output (cache_as_io)",
 )
 STATE_WIDTH = Rule(
     "state-width-32",
@@ -211,7 +211,7 @@ STATE_WIDTH = Rule(
     "coremltools issue 2631",
     kind="interface",
     scope=Scope(os="seen on M4, macOS 15.2"),
-    advice="pad its last axis to a multiple of 32",
+    advice="pad its last axis to a multiple of 32 (pad_state)",
 )
 STATE_RANK = Rule(
     "rank5-kv",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,15 @@ CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Workers take whole files: the longest come first, so that no worker is left alone with one."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+def pytest_collection_finish() -> None:
+    """`ct.convert` collects garbage each time, which takes as long as there are objects to look at.
+
+    What the imports and the collection of tests made stays until the end, so it need not be looked at.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,8 @@ class Loaded:
     compute_units: Any = None
     notes: tuple[str, ...] = ()
     """What was changed on the way in, as happens to neural networks."""
+    other_weights: tuple[WeightFile, ...] = ()
+    """Other weight files that constants are views of, as of models that were merged."""
 
     def check_source(self) -> None:
         """See that nobody wrote to the weight file, which is read when its weights are needed.
@@ -231,7 +233,7 @@ def write_package(loaded: Loaded, package: Path) -> None:
         if field.name != "mlProgram":
             _assign(spec, field, value)
     with (weights / "weight.bin").open("w+b") as file:
-        writer = WeightWriter(file, loaded.weights)
+        writer = WeightWriter(file, loaded.weights, *loaded.other_weights)
         program = protobuf.to_proto(loaded.program, loaded.version, writer.add, loaded.spec.mlProgram)
         writer.finish()
     spec.mlProgram.CopyFrom(program)

@@ -29,6 +29,8 @@ HEADER = struct.Struct("<II")
 METADATA = struct.Struct("<IIQQQ")
 SENTINEL = 0xDEADBEEF
 PIECE = 1 << 24
+SMALL_PIECE = 1 << 22
+"""Bytes that are read at once."""
 
 STORED: dict[str, int] = {
     "float16": 1,
@@ -181,6 +183,15 @@ class WeightFile:
             at += done
         self.source.check()
 
+    def digest(self, blob: Blob) -> bytes:
+        """A digest of the bytes of a blob, read piece by piece: mapped ones would stay in memory."""
+        found, at, end = hashlib.blake2b(digest_size=16), blob.data, blob.data + blob.size
+        while at < end and (piece := os.pread(self.source.handle, min(end - at, SMALL_PIECE), at)):
+            found.update(piece)
+            at += len(piece)
+        self.check(blob)
+        return found.digest()
+
     def check(self, blob: Blob) -> None:
         """See that the file, and the metadata of a blob, are as they were when they were read.
 
@@ -195,8 +206,8 @@ class WeightFile:
 class WeightWriter:
     """Writes a new `weight.bin`, each content once."""
 
-    def __init__(self, file: BinaryIO, source: WeightFile | None) -> None:
-        self._file, self._source = file, source
+    def __init__(self, file: BinaryIO, *sources: WeightFile | None) -> None:
+        self._file, self._sources = file, [source for source in sources if source is not None]
         self._count, self._end = 0, ALIGNMENT
         self._known: dict[Any, int] = {}
         file.write(bytes(ALIGNMENT))
@@ -204,11 +215,12 @@ class WeightWriter:
     def add(self, var: Var) -> int:
         """Write the value of a constant, unless it is in the file; the offset of its metadata."""
         array = np.asarray(var.val)
-        blob = self._source.holds(array) if self._source is not None else None
-        if blob is not None and self._source is not None:
-            if ("source", blob.data) not in self._known:
-                self._known["source", blob.data] = self._copy(self._source, blob)
-            return self._known["source", blob.data]
+        for number, source in enumerate(self._sources):
+            if (blob := source.holds(array)) is not None:
+                place = (number, blob.data)
+                if place not in self._known:
+                    self._known[place] = self._copied(source, blob)
+                return self._known[place]
         if (mapped := source_of(array)) is not None:
             mapped.check()
         code, raw, padding = _stored(var, array)
@@ -228,8 +240,8 @@ class WeightWriter:
         self._file.seek(0)
         self._file.write(HEADER.pack(self._count, 2))
         self._file.truncate(self._end)
-        if self._source is not None:
-            self._source.source.check()
+        for source in self._sources:
+            source.source.check()
 
     @contextmanager
     def _entry(self, blob: Blob) -> Iterator[int]:
@@ -241,6 +253,15 @@ class WeightWriter:
         yield start
         self._count += 1
         self._end = start + ALIGNMENT + -(-blob.size // ALIGNMENT) * ALIGNMENT
+
+    def _copied(self, source: WeightFile, blob: Blob) -> int:
+        """Where a blob of a file is: copied, or, of several files, where its content is already."""
+        if len(self._sources) == 1:
+            return self._copy(source, blob)
+        key = (blob.code, blob.size, source.digest(blob))
+        if key not in self._known:
+            self._known[key] = self._copy(source, blob)
+        return self._known[key]
 
     def _copy(self, source: WeightFile, blob: Blob) -> int:
         """Copy a blob from the file that was read, by the kernel where it can."""

@@ -73,7 +73,8 @@ def merge(
     program = from_proto(whole, version, lambda at, dtype, shape: held[at], "the merged model")
     for model in loaded.values():
         model.check_source()
-    return save(Loaded(program, spec), path, overwrite=overwrite)
+    files = tuple(m.weights for m in loaded.values() if m.weights is not None)
+    return save(Loaded(program, spec, other_weights=files), path, overwrite=overwrite)
 
 
 def _default(model: Loaded) -> str:

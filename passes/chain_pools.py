@@ -18,25 +18,29 @@ After::
 A window that steps by its own length is cut into windows of windows: 40 is 5 windows of 8. Other maxima are a
 chain of pools with stride 1, and the stride last: the largest of 11 neighbours is that of 4 windows of 8.
 
-Refuses when the op pads, rounds lengths up, or has a symbolic length, when averages overlap (their elements
-would not count alike), and when the length of an average has a prime factor above `most`.
+Padded edges are those of the first pool.
 
-Why it helps: max_pool is taken up to 8 wide, or 32 (measured through Core ML on M4, macOS 27), average pools up
-to 29 on M1 and 31 from M2 on (tables of the compiler). Maxima are proved bit-exact; averages are the same sums
-in another order, checked at each site in fp32.
+Refuses when the op rounds lengths up or has a symbolic length, when edges are padded by more than the first
+pool is wide or do not count in an average, when averages overlap (their elements would not count alike), and
+when the length of an average has a prime factor above `most`.
+
+Why it helps: max_pool is taken up to 8 wide, or 32 (measured through Core ML on M4, macOS 27), average pools
+up to 29 on M1 and 31 from M2 on (tables of the compiler). Maxima are proved bit-exact; averages are the same
+sums in another order, checked at each site in fp32.
 
 Grade: proved.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from anesurgery.checking.site import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.reading import flag, ints
-from anesurgery.mil import Program, Var, constant, mb, static_shape
+from anesurgery.mil import Operation, Program, Var, constant, mb, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
@@ -69,20 +73,23 @@ class ChainPools(Rewrite):
         limit = self.most if op.op_type == "max_pool" else max(self.most, 29)
         if max(window, default=0) <= limit:
             return None
-        pads = ints(op, "pad")
-        if str(constant(op.pad_type)) != "valid" and (str(constant(op.pad_type)) != "custom" or any(pads)):
-            return Refusal(f"the edges are padded ({constant(op.pad_type)})", op)
         if flag(op, "ceil_mode"):
             return Refusal("the lengths are rounded up (ceil_mode)", op)
         if static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
+        pads = _pads(op, window, strides)
+        if any(pads) and flag(op, "exclude_padding_from_average"):
+            return Refusal("padded edges do not count in the averages (exclude_padding_from_average)", op)
         axes: list[Links] = []
         for size, stride in zip(window, strides, strict=True):
             links = self.links(size, stride, op.op_type == "max_pool")
             if isinstance(links, str):
                 return Refusal(links, op)
             axes.append(links)
-        return m.bind(axes=axes)
+        for i, links in enumerate(axes):
+            if max(pads[2 * i : 2 * i + 2]) >= max(links[0][0], 2):
+                return Refusal(f"the edges are padded by {pads}, more than a pool of the chain is wide", op)
+        return m.bind(axes=axes, pads=pads)
 
     def links(self, size: int, stride: int, largest: bool) -> Links | str:
         """The chain of one axis, or why there is none."""
@@ -103,13 +110,32 @@ class ChainPools(Rewrite):
         made: Var = m.x
         for i in range(max(map(len, m.axes))):
             links = [axis[i] if i < len(axis) else (1, 1) for axis in m.axes]
-            pool = {
+            pool: dict[str, Any] = {
                 "kernel_sizes": [k for k, _ in links],
                 "strides": [s for _, s in links],
                 "pad_type": "valid",
             }
+            if any(m.pads) and not i:  # the first pool sees the edges
+                pool |= {"pad_type": "custom", "pad": m.pads}
             made = getattr(mb, m.root.op_type)(x=made, **pool)
         return made
+
+
+def _pads(op: Operation, window: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """How many elements are padded before and after each axis."""
+    kind = str(constant(op.pad_type))
+    if kind == "custom":
+        return ints(op, "pad") or [0] * (2 * len(window))
+    if kind == "valid":
+        return [0] * (2 * len(window))
+    found = []
+    for size, stride, length, made in zip(
+        window, strides, op.x.shape[2:], op.outputs[0].shape[2:], strict=True
+    ):
+        total = max((int(made) - 1) * stride + size - int(length), 0)
+        less = total // 2
+        found += [total - less, less] if kind == "same_lower" else [less, total - less]
+    return found
 
 
 def _factors(size: int, most: int) -> list[int]:

@@ -90,6 +90,10 @@ class SiteCheck:
     give NaN, or infinity if the pass declares that it holds for finite numbers only."""
     untried: tuple[str, ...] = ()
     """Kinds of numbers that were not tried, since the site is large or the old side overflows on them."""
+    ranged: bool = False
+    """It rests on ranges that the interval analysis shows."""
+    no_proof: str = ""
+    """Why there is no proof."""
     counterexample: str = ""
     """Inputs on which both sides differ, to be pasted into Python."""
 
@@ -101,8 +105,8 @@ class SiteCheck:
     @property
     def preconditions(self) -> str:
         """What the pass declares that the edit needs; empty for nothing."""
-        said = [f"numbers up to {self.magnitude:g}"] if math.isfinite(self.magnitude) else []
-        return ", ".join([*(["finite numbers"] if self.finite_only else []), *said])
+        what = f"numbers of magnitude up to {self.magnitude:g}" if math.isfinite(self.magnitude) else ""
+        return f"finite {what or 'numbers'}" if self.finite_only else what
 
     def within(self, tolerance: Tolerance) -> bool:
         """Does the difference keep the promise?"""
@@ -124,7 +128,11 @@ def summary(checks: Iterable[SiteCheck]) -> str:
             words += " each" if len(found) > 1 else ""
         said.append(words)
     needs = Counter(c.preconditions for by in by_grade.values() for c in by if c.preconditions)
-    said += [f"{n} for {what} only" for what, n in needs.items()]
+    said += [f"{n} {'holds' if n == 1 else 'hold'} for {what} only" for what, n in needs.items()]
+    if ranged := sum(c.ranged for by in by_grade.values() for c in by):
+        said.append(f"{ranged} {'rests' if ranged == 1 else 'rest'} on ranges that the interval analysis shows")
+    unproved = Counter(c.no_proof for by in by_grade.values() for c in by if c.no_proof)
+    said += [f"{n} not proved: {why}" for why, n in unproved.items()]
     gaps = Counter(
         f"not tried on {' or '.join(c.untried)}" for by in by_grade.values() for c in by if c.untried
     )

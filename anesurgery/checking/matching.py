@@ -18,7 +18,7 @@ import torch
 from anesurgery.checking.grades import Grade
 from anesurgery.checking.metrics import psnr
 from anesurgery.checking.numbering import LARGEST_VALUE, Value, constants_of_ops, reason_of
-from anesurgery.checking.proofs import Proof, at_points
+from anesurgery.checking.proofs import APART, NoProof, Proof, at_points
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic import field
@@ -89,11 +89,12 @@ def _over_points(a: Value, b: Value, moves: Sequence[Move], seed: int) -> tuple[
         for shared in (None, _shared(a, b)):
             for move in moves:
 
-                def agree(arithmetic: Algebraic, move: Move = move, names: Any = shared) -> int | None:
+                def agree(arithmetic: Algebraic, move: Move = move, names: Any = shared) -> int | NoProof:
                     return _agree(a, b, move, arithmetic, names)
 
-                if (proof := at_points(agree, seed)) is not None:
+                if isinstance(proof := at_points(agree, seed), Proof):
                     return proof, move, ""
+                reason = proof.reason
     except InterpretError as error:
         reason = reason_of(error)
     return None, moves[0], reason
@@ -154,8 +155,8 @@ def _settle(a: Value, b: Value, move: Move, found: Match) -> Match:
     return found
 
 
-def _agree(a: Value, b: Value, move: Move, arithmetic: Algebraic, shared: torch.Tensor | None) -> int | None:
-    """How many elements agree over the field.
+def _agree(a: Value, b: Value, move: Move, arithmetic: Algebraic, shared: torch.Tensor | None) -> int | NoProof:
+    """How many elements agree over the field, or that they do not.
 
     Raises:
         Unsupported: an op that the field does not know.
@@ -164,7 +165,7 @@ def _agree(a: Value, b: Value, move: Move, arithmetic: Algebraic, shared: torch.
     arithmetic.largest = LARGEST_VALUE
     x, y = _over_field(a, arithmetic, shared).map(move), _over_field(b, arithmetic, shared)
     arithmetic.degree = max(arithmetic.degree, x.degree, y.degree)
-    return y.numel() if x.same(y) else None
+    return y.numel() if x.same(y) else APART
 
 
 def _over_field(value: Value, arithmetic: Algebraic, shared: torch.Tensor | None) -> Image:

@@ -8,7 +8,7 @@ it does not say.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,16 +19,22 @@ from anesurgery.checking.both import Site
 from anesurgery.checking.excerpt import ROWS, Axes, row_axes
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import InterpretError
+from anesurgery.facts.intervals import interval
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import LANES, Image, P, Zero
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
-from anesurgery.mil import Operation, Var, types
+from anesurgery.mil import Operation, Var, np_dtype, types
+from anesurgery.ops import names
 
 WANTED = 2.0**-40
 """Bound on the probability of error up to which points are added."""
+ADDING = names("add sub linear_activation pad")
+"""Ops in which a zero may be added."""
+CLIPPING = names("clip relu relu6 threshold maximum minimum")
+"""Ops that change nothing where the range of what they read is narrow."""
 POINTS = 3
 """Points of `LANES` residues each, at most."""
 LARGE = 1 << 16
@@ -45,98 +51,136 @@ class Proof:
     elements: int
     finite_only: bool = False
     """Does it rest on the declaration that only finite numbers count?"""
+    ranged: bool = False
+    """Does it rest on ranges that the interval analysis shows?"""
 
 
-def prove(site: Site, seed: int = 0, *, finite: bool = False) -> Proof | None:
-    """The strongest proof that there is, or None.
+@dataclass(frozen=True)
+class NoProof:
+    """Both sides could not be shown to be the same."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+APART = NoProof("not equal over the field")
+"""Both sides were evaluated and differ, or are equal only by an identity that the field does not know."""
+
+
+def prove(site: Site, seed: int = 0, *, finite: bool = False) -> Proof | NoProof:
+    """The strongest proof that there is, or why there is none.
 
     Args:
         site: the edit.
         seed: of the points.
         finite: does the pass declare that it holds for finite numbers only?
     """
-    if any(not (types.is_tensor(v.sym_type) or types.is_scalar(v.sym_type)) for v in site.drawn):
-        return None
-    if weights([*site.old_ops, *site.new_ops]) > LARGEST:
-        return None
-    bits = (
-        _bit_for_bit(site, Bitwise(seed))
-        or _bit_for_bit(site, Bitwise(seed, one_zero=True))
-        or (_bit_for_bit(site, Bitwise(seed, one_zero=True, finite=True)) if finite else None)
-    )
-    return bits or _algebraic(site, seed)
+    for var in site.drawn:
+        if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
+            return NoProof(f"%{var.name} is not a tensor")
+    if (size := weights([*site.old_ops, *site.new_ops])) > LARGEST:
+        return NoProof(f"{size} weights are too many")
+    found: Proof | NoProof = NoProof("")
+    for arithmetic, ranged in _ways(site, seed, finite):
+        found = found or _bit_for_bit(site, arithmetic, ranged)
+    return found or _algebraic(site, seed)
 
 
-def _bit_for_bit(site: Site, arithmetic: Bitwise) -> Proof | None:
+def _ways(site: Site, seed: int, finite: bool) -> Iterator[tuple[Bitwise, bool]]:
+    """The arithmetics of bits, the strictest first; those that cannot help are left out."""
+    yield Bitwise(seed), False
+    if any(op.op_type in ADDING for op in (*site.old_ops, *site.new_ops)):
+        yield Bitwise(seed, one_zero=True), False
+    if finite:
+        yield Bitwise(seed, one_zero=True, finite=True), False
+    if any(op.op_type in CLIPPING for op in site.old_ops) and any(map(_range_of, site.drawn)):
+        yield Bitwise(seed, one_zero=True), True
+
+
+def _range_of(var: Var) -> tuple[float, float] | None:
+    """Where a float lies, by the interval analysis."""
+    low, high = interval(var) if np_dtype(var).kind == "f" else (-math.inf, math.inf)
+    return None if math.isinf(low) and math.isinf(high) else (float(low), float(high))
+
+
+def _bit_for_bit(site: Site, arithmetic: Bitwise, ranged: bool) -> Proof | NoProof:
     """A false agreement needs a collision somewhere on the way from an element to an input."""
-    elements = _agree(site, arithmetic, arithmetic.seed)
-    if elements is None:
-        return None
+    elements = _agree(site, arithmetic, arithmetic.seed, ranged=ranged)
+    if isinstance(elements, NoProof):
+        return elements
     steps = 2 * (len(site.old_ops) + len(site.new_ops)) + 1
-    return Proof(Grade.BITS, steps / P**LANES, elements, arithmetic.finite)
+    return Proof(Grade.BITS, steps / P**LANES, elements, arithmetic.finite, ranged)
 
 
-def _algebraic(site: Site, seed: int) -> Proof | None:
+def _algebraic(site: Site, seed: int) -> Proof | NoProof:
     return at_points(lambda arithmetic: _agree(site, arithmetic, arithmetic.seed), seed)
 
 
-def at_points(agree: Callable[[Algebraic], int | None], seed: int) -> Proof | None:
+def at_points(agree: Callable[[Algebraic], int | NoProof], seed: int) -> Proof | NoProof:
     """Points are added until the bound holds; each has to agree.
 
     The bound at a point: any two different arguments of random functions may meet, or two different results
     may; each with a probability of degree / P in every lane.
 
     Args:
-        agree: how many elements agree at a point; None where one does not. It may raise `Zero`.
+        agree: how many elements agree at a point, or why they do not. It may raise `Zero`.
         seed: of the points.
     """
-    bound, elements = 1.0, 0
+    bound = 1.0
     for point in range(POINTS):
+        found: int | NoProof = NoProof("something that is divided by is 0 at three points")
         for draw in range(3):
             arithmetic = Algebraic(seed + 1000 * point + draw)
             try:
                 found = agree(arithmetic)
                 break
             except Zero:
-                found = None
-        if found is None:
-            return None
-        elements = found
+                continue
+        if isinstance(found, NoProof):
+            return found
         pairs = 1 + arithmetic.evaluations**2 / 2
         bound *= min(1.0, pairs * (arithmetic.degree / P) ** LANES)
         if bound <= WANTED:
-            return Proof(Grade.PROVED, bound, elements)
-    return None
+            return Proof(Grade.PROVED, bound, found)
+    return NoProof(f"the bound on the error is only {words(bound)} after {POINTS} points")
 
 
-def _agree(site: Site, arithmetic: Symbolic, seed: int) -> int | None:
-    """How many elements agree; None where one does not, or where the arithmetic does not know an op.
+def _agree(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False) -> int | NoProof:
+    """How many elements agree; else that one does not, or what the arithmetic does not know.
 
     Raises:
         Zero: the point has to be drawn again.
     """
     if sum(math.prod(drawn_shape(v)) for v in site.drawn) > LARGE and (axes := row_axes(site)) is not None:
         with suppress(InterpretError):
-            pairs = _pairs(site, type(arithmetic)(arithmetic.seed), seed, axes)
+            pairs = _pairs(site, arithmetic.fresh(), seed, axes)
             if not all(a.same(b) for a, b in pairs):
-                return None
+                return APART
     try:
-        pairs = _pairs(site, arithmetic, seed, {})
+        pairs = _pairs(site, arithmetic, seed, {}, ranged)
     except Zero:
         raise
-    except InterpretError:
-        return None
+    except InterpretError as error:
+        return NoProof(str(error).splitlines()[0])
     arithmetic.degree = max([arithmetic.degree, *(x.degree for pair in pairs for x in pair)])
-    return sum(a.numel() for a, _ in pairs) if all(a.same(b) for a, b in pairs) else None
+    return sum(a.numel() for a, _ in pairs) if all(a.same(b) for a, b in pairs) else APART
 
 
-def _pairs(site: Site, arithmetic: Symbolic, seed: int, axes: Axes) -> list[tuple[Image, Image]]:
+def _pairs(
+    site: Site, arithmetic: Symbolic, seed: int, axes: Axes, ranged: bool = False
+) -> list[tuple[Image, Image]]:
     """The old and the new values, `ROWS` rows of them along the given axes."""
     generator = torch.Generator().manual_seed(seed + 1)
     shapes = {v: list(drawn_shape(v)) for v in site.drawn}
     for v in shapes.keys() & axes.keys():
         shapes[v][axes[v]] = ROWS
     images: dict[Var, Image] = {v: field.random(shapes[v], generator) for v in site.drawn}
+    if isinstance(arithmetic, Bitwise) and ranged:
+        for v, ends in ((v, _range_of(v)) for v in images):
+            if ends is not None:
+                arithmetic.lattice.within(images[v], *ends)
     olds = [old for old, _ in site.replaced]
     found = _run(site.old_ops, images, [*olds, *site.carried], arithmetic)
     images |= dict(zip(site.carried, found[len(olds) :], strict=True))

@@ -65,18 +65,21 @@ def check_site(
 def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | str:
     """The result of the strongest check that the site passes; what is not bit for bit also meets numbers."""
     from anesurgery.checking.numbers import BothSides
-    from anesurgery.checking.proofs import prove
+    from anesurgery.checking.proofs import Proof, prove
     from anesurgery.interpret import Unsupported
 
     try:
         sides = BothSides(site.replaced, site.old_ops, site.new_ops, site.drawn, site.carried)
         proof = prove(site, seed, finite=not promise.tolerates_nonfinite)
-        if proof is not None and proof.grade is Grade.BITS:
-            return SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed, proof.finite_only)
+        if isinstance(proof, Proof) and proof.grade is Grade.BITS:
+            found = SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed, proof.finite_only)
+            return dataclasses.replace(found, ranged=proof.ranged)
         found = _on_numbers(site, sides, sample, seed, promise)
     except Unsupported as reason:
         return str(reason)
-    if proof is None or not found.within(promise.tolerance):
+    if not isinstance(proof, Proof):
+        return dataclasses.replace(found, no_proof=proof.reason)
+    if not found.within(promise.tolerance):
         return found
     return dataclasses.replace(found, grade=proof.grade, bound=proof.bound)
 

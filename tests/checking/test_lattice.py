@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from both_sides import checked
 
-from anesurgery.checking.grades import Grade, SiteCheck
+from anesurgery.checking.grades import Grade, SiteCheck, summary
+from anesurgery.errors import ProofError
 from anesurgery.mil import Var, mb, types
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.surgery import apply
 
 f = np.float32
 TWO = ((types.fp32, (2, 4)), (types.fp32, (2, 4)))
@@ -179,3 +185,49 @@ def test_an_average_knows_its_window_and_its_count() -> None:
     )
     assert grade(lambda x: average(x, ones, True), lambda x: average(x, ones, False)) is Grade.NUMBERS
     assert grade(lambda x: average(x, ones, True), lambda x: average(x, [2, 0, 1, 1], True)) is Grade.NUMBERS
+
+
+def bounded(x: Var, low: float, high: float) -> Any:
+    """A clip of what cannot leave [-3, 3]."""
+    return clip(mb.mul(x=mb.tanh(x=x), y=f(3)), low, high)
+
+
+@dataclass(frozen=True)
+class DropClip(Rewrite):
+    """A clip becomes what it reads, which is right only where nothing leaves its bounds."""
+
+    name: ClassVar[str] = "drop_clip"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.clip(x=var("x"))
+
+    def rewrite(self, mb: Builder, m: Match) -> Any:
+        return mb.identity(x=m.x)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-8, 8), (-3, 8)])
+def test_a_clip_that_does_nothing_is_dropped_and_the_report_says_why(low: float, high: float) -> None:
+    program = mb.program(input_specs=[mb.TensorSpec((2, 4))])(lambda x: bounded(x, low, high))
+    done = apply(program, [DropClip()], prove="sites", quiet=True)
+    (change,) = done.changes
+    assert change.proof is not None
+    assert (change.proof.grade, change.proof.ranged) == (Grade.BITS, True)
+    assert "1 rests on ranges that the interval analysis shows" in str(done)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-2.9, 8), (-8, 2.9)])
+def test_a_clip_that_does_something_stays(low: float, high: float) -> None:
+    program = mb.program(input_specs=[mb.TensorSpec((2, 4))])(lambda x: bounded(x, low, high))
+    with pytest.raises(ProofError):
+        apply(program, [DropClip()], prove="sites", quiet=True)
+
+
+def test_the_report_says_why_there_is_no_proof() -> None:
+    found = checked(lambda x: mb.abs(x=mb.mul(x=x, y=f(2))), lambda x: mb.mul(x=mb.abs(x=x), y=f(2)))
+    assert isinstance(found, SiteCheck)
+    assert found.no_proof == "not equal over the field"
+    assert "1 not proved: not equal over the field" in summary([found])
+    infinite = checked(lambda x: mb.add(x=x, y=INFINITE), lambda x: mb.add(x=mb.mul(x=x, y=f(2)), y=INFINITE))
+    assert isinstance(infinite, SiteCheck)
+    assert "not finite" in infinite.no_proof
+    assert infinite.to_json()["no_proof"] == infinite.no_proof

@@ -39,6 +39,10 @@ class Bitwise(Symbolic):
         self.finite = finite
         """Do only finite numbers count? Then the largest one is no bound."""
 
+    def fresh(self) -> Bitwise:
+        """Another one of the same kind, which knows nothing yet."""
+        return Bitwise(self.seed, self.largest, finite=self.finite, one_zero=self.one_zero)
+
     def _run(self, op: Operation, known: Meaning, arguments: dict[str, Any]) -> Any:
         if self.one_zero and op.op_type in POLES and isinstance(arguments.get(POLES[op.op_type]), Image):
             raise Unsupported(f"{op.op_type} tells 0 from -0")

@@ -54,6 +54,7 @@ class Lattice:
         self.seed = seed
         self._made: list[_Made] = []
         self._constants: dict[int, float] = {}
+        self._ranges: list[tuple[Tensor, float, float]] = []
 
     def know(self, names: Image, values: Array) -> None:
         """Remember the names of constants, and those of their negatives."""
@@ -63,10 +64,15 @@ class Lattice:
             numbers = (sign * float(v) for v in values.reshape(-1))
             self._constants |= zip(field.packed(signed).reshape(-1).tolist(), numbers, strict=True)
 
+    def within(self, names: Image, low: float, high: float) -> None:
+        """Remember that some elements lie in a range."""
+        for sign, (a, b) in ((names, (low, high)), (field.negated(names), (-high, -low))):
+            self._ranges.append((field.packed(sign).reshape(-1).sort().values, a, b))
+
     def largest(self, names: Image) -> Image:
         """The largest of the elements along the last axis."""
         rows = names.map(lambda v: v.reshape(-1, v.shape[-1]))
-        sets, turned = _canonical(self._union(field.packed(rows)))
+        sets, turned = _canonical(self._tight(self._union(field.packed(rows))))
         made = self._named(sets)
         self._remember(made, sets)
         return field.with_sign(made, turned).map(lambda v: v.reshape(names.shape[:-1]))
@@ -93,6 +99,17 @@ class Lattice:
         members = torch.where(apart[:, None, None], alone, members).reshape(count, -1)
         top, bottom = torch.where(apart, math.inf, top), torch.where(apart, -math.inf, bottom)
         return Sets(_unique(members), torch.maximum(bottom, least), torch.maximum(top, least), is_min & ~apart)
+
+    def _tight(self, sets: Sets) -> Sets:
+        """Without the bounds that one member keeps by itself."""
+        low, high = sets.low.clone(), sets.high.clone()
+        alone = (sets.members != NOBODY).sum(1) == 1
+        for known, least, most in self._ranges:
+            at = torch.searchsorted(known, sets.members[:, 0]).clamp(max=len(known) - 1)
+            here = alone & (known[at] == sets.members[:, 0])
+            low[here & (low <= least)] = -math.inf
+            high[here & (high >= most)] = math.inf
+        return sets._replace(low=low, high=high)
 
     def _lookup(self, names: Tensor) -> Sets:
         """What names stand for: an extreme, the negative of one, a constant, or themselves."""

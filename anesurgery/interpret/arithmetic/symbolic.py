@@ -96,6 +96,10 @@ class Symbolic:
     def __str__(self) -> str:
         return self.name
 
+    def fresh(self) -> Symbolic:
+        """Another one of the same kind."""
+        return type(self)(self.seed, self.largest)
+
     def lift(self, value: Any) -> Image:
         """The image of constant numbers."""
         raise NotImplementedError

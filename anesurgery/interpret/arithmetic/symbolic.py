@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.cutting import BLOCK, cut_of
 from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
 from anesurgery.interpret.ops.elementwise import BINARY, UNARY
 from anesurgery.interpret.table import TABLE, Meaning, Unsupported, ints
@@ -26,17 +27,6 @@ Rule = Callable[..., Any]
 
 LARGEST = 1 << 22
 """Elements of a value above which a site is not looked at in these arithmetics."""
-
-BLOCK = 1 << 21
-"""Weights that are looked at at a time, where an op can be cut along its outputs."""
-
-CUTS: dict[str, tuple[Mapping[str, int], int]] = {
-    "linear": ({"weight": 0, "bias": 0}, -1),
-    "conv": ({"weight": 0, "bias": 0}, 1),
-    "matmul": ({"y": 1}, -1),
-    "gather": ({"x": 1}, -1),
-}
-"""Op type -> the axis along which each constant can be cut, the largest first, and that of the result."""
 
 ELEMENTWISE = (
     frozenset(UNARY)
@@ -150,7 +140,7 @@ class Symbolic:
         exact = op.op_type in EXACT and not narrows(op)
         if not symbolic and (known.moves or exact or not inexact):
             return known.function(**arguments)
-        if (cut := _cut_of(op, arguments)) is not None:
+        if (cut := cut_of(op, arguments)) is not None:
             return self._in_blocks(op, known, arguments, *cut)
         if any(isinstance(t, Tensor) and t.numel() > self.largest for t in read):
             raise Unsupported(f"a constant of {max(t.numel() for t in read)} elements")
@@ -257,24 +247,6 @@ class Symbolic:
     def rounds_to(self, op: Operation) -> str:
         """The dtype to which an op rounds, where that matters in this arithmetic."""
         return ""
-
-
-def _cut_of(op: Operation, arguments: Mapping[str, Any]) -> tuple[Mapping[str, int], int] | None:
-    """Where to cut an op whose weights are large: the axis of each operand, and that of the result."""
-    if op.op_type not in CUTS:
-        return None
-    cut, axis = CUTS[op.op_type]
-    weight = arguments.get(next(iter(cut)))
-    if not isinstance(weight, Tensor) or weight.numel() <= BLOCK or weight.shape[cut[next(iter(cut))]] < 2:
-        return None
-    if any(isinstance(arguments.get(name), Image) for name in cut):
-        return None
-    plain = {
-        "conv": int(arguments.get("groups") or 1) == 1,
-        "matmul": weight.ndim == 2 and not arguments.get("transpose_y"),
-        "gather": weight.ndim == 2 and int(arguments.get("axis") or 0) == 0 and not arguments.get("batch_dims"),
-    }
-    return (cut, axis) if plain.get(op.op_type, True) else None
 
 
 def narrows(op: Operation) -> bool:

@@ -41,7 +41,8 @@ is dynamic, when there is one token only, and when a weight is compressed.
 Why it helps: Apple's port of DistilBERT in this layout, with split heads, went from 55 to 8.7 ms (measured,
 M1 Max: apple/ml-ane-transformers) and was up to 10 times as fast (Apple, iPhone 13). A BERT that was on the
 engine as a whole gained 10 to 13 % and lost on the GPU (measured, M4 Pro and M5 Max:
-erwinzhang7/coreml-compute-placement). So it runs on request, and `auto` tries it up to the A16 and M3 only.
+erwinzhang7/coreml-compute-placement). So it runs on request: no rule names it yet, and if one does, `auto`
+tries it up to the A16 and M3 only.
 
 Grade: bit for bit.
 """

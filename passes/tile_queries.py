@@ -34,7 +34,7 @@ between them, and when the number of queries is dynamic.
 
 Why it helps: the scores of a block need less memory than those of all queries. The UNet of Stable Diffusion was
 10 to 30 % faster so, with split heads (Apple: apple/ml-stable-diffusion, which names no chip for it). It was
-not measured by itself; it runs on request, and `auto` tries it where it tries `split_heads`.
+not measured by itself; it runs on request.
 
 Grade: bit for bit.
 """

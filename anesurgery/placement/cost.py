@@ -11,9 +11,8 @@ chooses; they are no run times. Where cases disagree, or none lies near, an esti
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from anesurgery.facts.work import Work, is_stored, read_results, runtime, shape_of, size_of
@@ -80,14 +79,14 @@ class Rates:
 
 
 CONV_RATES = (
-    Rates(64, 1.25, (16.15 * T, 16.15 * T), (0.7545 * T, 0.7545 * T)),
-    Rates(10, 1.25, (7.16 * T, 7.16 * T), (0.388 * T, 0.388 * T)),
+    Rates(64, 1.2, (16.15 * T, 16.15 * T), (0.7545 * T, 0.7545 * T)),
+    Rates(10, 1.1, (7.16 * T, 7.16 * T), (0.388 * T, 0.388 * T)),
     Rates(0, 1, (0.471 * T, 0.471 * T), (0.0271 * T, 0.0271 * T)),
 )
 """By operations per byte, weights included."""
 
 LINEAR_RATES = (
-    Rates(23.7e6, 1.42, (5.29 * T, 10.58 * T), (0.168 * T, 0.3355 * T)),
+    Rates(23.7e6, 1.41, (5.29 * T, 10.58 * T), (0.168 * T, 0.3355 * T)),
     Rates(0.262e6, 2, (0.58 * T, 0.58 * T), (0.0225 * T, 0.0225 * T)),
     Rates(0, 1, (0.58 * T, 0.58 * T), (0.0675 * T, 0.0675 * T)),
 )
@@ -125,7 +124,8 @@ def _corrected(found: Estimate, learned: Mapping[str, Correction]) -> Estimate:
     for unit, correction in learned.items():
         if unit in times and (formula := times[unit]) is not None:
             times[unit], off[unit] = formula * correction.factor, correction.off
-    return replace(found, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]))
+    left = () if learned else found.or_else
+    return replace(found, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]), or_else=left)
 
 
 def _wider(found: Estimate, factors: tuple[float, float]) -> Estimate:
@@ -161,20 +161,20 @@ def _flop(work: Work) -> float:
 
 def _stepped(rates: tuple[Rates, ...], flop: float, feature: float) -> Estimate:
     own = next(row for row in rates if feature >= row.cut)
-    open_ = [(row, rates[i + 1]) for i, row in enumerate(rates[:-1]) if _between(row, feature)]
-    ane, off_ane = _middle([row.ane for row in (own, *itertools.chain(*open_))])
-    cpu, off_cpu = _middle([row.cpu for row in (own, *itertools.chain(*open_))])
-    return Estimate(flop / ane, flop / cpu, off=(off_ane, off_cpu))
+    open_ = {r for i, row in enumerate(rates[:-1]) if _between(row, feature) for r in (row, rates[i + 1])}
+    (ane, off_ane), (cpu, off_cpu) = _middle(own.ane), _middle(own.cpu)
+    others = tuple((flop / _middle(r.ane)[0], flop / _middle(r.cpu)[0]) for r in open_ if r is not own)
+    return Estimate(flop / ane, flop / cpu, off=(off_ane, off_cpu), or_else=others)
 
 
 def _between(row: Rates, feature: float) -> bool:
     return row.cut / row.edge < feature < row.cut * row.edge
 
 
-def _middle(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The middle of the first range, and how many times the ends of all are away from it at most."""
-    middle = math.sqrt(ranges[0][0] * ranges[0][1])
-    return middle, max(max(middle / low, high / middle) for low, high in ranges)
+def _middle(ends: tuple[float, float]) -> tuple[float, float]:
+    """The middle of a range, and how many times its ends are away from it."""
+    middle = math.sqrt(ends[0] * ends[1])
+    return middle, ends[1] / middle
 
 
 def _conv(op: Operation, work: Work) -> Estimate:

@@ -30,6 +30,8 @@ class Estimate:
     """A guess fitted to four models of an M4 Pro, for runs that may use the GPU; None where it fits nothing."""
     off: tuple[float, float] = (1.0, 1.0)
     """How many times too large or too small the estimates of the ANE and of the CPU may be."""
+    or_else: tuple[tuple[float, float], ...] = ()
+    """(ANE, CPU) of the classes that it may belong to as well: no case lies near enough to tell."""
 
 
 @dataclass(frozen=True)

@@ -136,12 +136,20 @@ def _is_known(judged: Judged) -> bool:
 def _costs(judged: Judged, target: Target, view: View) -> tuple[float, float, float]:
     """Of the op on each unit."""
     guess = judged.estimate or Estimate(0.0, 0.0)
-    off_ane, off_cpu = (1.0, 1.0) if view.hopeful is None else guess.off
-    if view.hopeful:
-        off_ane, off_cpu = 1 / off_ane, 1 / off_cpu
+    ane, cpu = _times(guess, view.hopeful)
     legal = target.uses_ane and (judged.legal or (judged.legal is None and bool(view.hopeful)))
-    ane = (guess.ane or 0.0) * off_ane if legal else math.inf
-    return (guess.cpu or 0.0) / off_cpu, ane, _on_gpu(judged, guess, view, legal)
+    return cpu, ane if legal else math.inf, _on_gpu(judged, guess, view, legal)
+
+
+def _times(guess: Estimate, hopeful: bool | None) -> tuple[float, float]:
+    """(ANE, CPU) as estimated, or as far off as may be, in favour of the ANE or against it."""
+    told = (guess.ane or 0.0, guess.cpu or 0.0)
+    if hopeful is None:
+        return told
+    choose_ = max if hopeful else min
+    ane, cpu = choose_([told, *guess.or_else], key=lambda pair: pair[1] - pair[0])
+    off_ane, off_cpu = guess.off
+    return (ane / off_ane, cpu * off_cpu) if hopeful else (ane * off_ane, cpu / off_cpu)
 
 
 def _on_gpu(judged: Judged, guess: Estimate, view: View, legal: bool) -> float:

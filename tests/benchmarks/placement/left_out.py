@@ -39,7 +39,9 @@ class Point:
 
 
 def of_row(row: OpRow, unit: str | None, published: float | None) -> Iterator[Point]:
-    """The point of an op, where both estimates exist."""
+    """The point of an op, where both estimates exist and a choice depends on them."""
+    if row.legal is False:  # only the CPU runs it
+        return
     ours = None if row.estimate is None else {"ane": row.estimate.ane, "cpu": row.estimate.cpu}.get(unit or "")
     if ours and published and unit:
         yield Point(row.op_type, unit, float(f"{(row.flop or row.bytes) / ours:.3g}"), published, ours)

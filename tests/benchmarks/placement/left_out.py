@@ -21,6 +21,10 @@ PUBLISHED = {"ane": "ane", "bnns": "cpu"}
 """Name of a unit in the records -> ours."""
 
 
+STEPPED = ("conv", "conv_transpose", "linear")
+"""Op types with a rate for each class."""
+
+
 @dataclass(frozen=True)
 class Point:
     """One estimate that was published, and ours."""
@@ -28,7 +32,7 @@ class Point:
     op: str
     unit: str
     rate: float
-    """What ours divides by: operations, or bytes where there are none, per microsecond."""
+    """Operations per microsecond, where an op type has several rates; otherwise 0."""
     published: float
     ours: float
 
@@ -44,7 +48,8 @@ def of_row(row: OpRow, unit: str | None, published: float | None) -> Iterator[Po
         return
     ours = None if row.estimate is None else {"ane": row.estimate.ane, "cpu": row.estimate.cpu}.get(unit or "")
     if ours and published and unit:
-        yield Point(row.op_type, unit, float(f"{(row.flop or row.bytes) / ours:.3g}"), published, ours)
+        rate = float(f"{row.flop / ours:.3g}") if row.op_type in STEPPED else 0.0
+        yield Point(row.op_type, unit, rate, published, ours)
 
 
 def of_case(record: dict[str, Any], found: Inspection) -> Iterator[Point]:
@@ -76,12 +81,12 @@ def estimates(points: Iterable[Point]) -> Table:
     )
     groups: dict[tuple[str, str], set[Point]] = {}
     for point in points:
-        products = point.op in ("conv", "conv_transpose", "linear", "matmul")
+        products = point.op in (*STEPPED, "matmul")
         groups.setdefault((point.op if products else "all others", point.unit), set()).add(point)
     for (op, unit), own in sorted(groups.items()):
         classes: dict[tuple[str, float], list[float]] = {}
         for point in distinct(own):
-            classes.setdefault((point.op, point.rate if op != "all others" else 0.0), []).append(point.ratio)
+            classes.setdefault((point.op, point.rate), []).append(point.ratio)
         inside = max(max(r, 1 / r) for ratios in classes.values() for r in ratios)
         outside = [off for ratios in classes.values() if len(ratios) > 1 for off in left_out(ratios)]
         alone = sum(len(ratios) == 1 for ratios in classes.values())

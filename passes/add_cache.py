@@ -67,7 +67,7 @@ After::
 says how many tokens came before. The keys and values of each attention are written there and kept: before
 heads are repeated, after rotation. What is constant for each token (learned positions, cos and sin, masks,
 biases of attention) is cut at the position as the model runs: a matrix that depends on distances only, as
-masks do, by one slice of its diagonals. A sliding window stays a mask over the whole cache: exact, no ring.
+masks do, by one slice of its diagonals. A sliding window stays an exact mask over the whole cache.
 
 `cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
 back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads

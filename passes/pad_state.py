@@ -26,7 +26,7 @@ After::
       return %sum
     }
 
-The state holds zeros behind; updates are padded, and what is read of it is cut. The values are the same.
+The lanes that are added hold zeros: updates are padded, and what is read is cut. The values are the same.
 
 Refuses when the width is a multiple already, and when a write covers only a part of the last axis.
 
@@ -103,7 +103,7 @@ READ = ("read_state", "coreml_update_state")
 
 @dataclass
 class _Padded(Form):
-    """A state with zeros behind its last axis."""
+    """A state whose last axis ends with zeros."""
 
     state: Var
     shape: tuple[int, ...]

@@ -120,7 +120,7 @@ def test_quiet_prints_nothing(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("apply", "gpt2_anee", "IN", "OUT"), "unknown pass or recipe 'gpt2_anee'; did you mean 'gpt2_ane'?"),
+        (("apply", "gpt2_anee", "IN", "OUT"), "unknown pass or recipe 'gpt2_anee'; did you mean 'gpt2_ane'"),
         (("apply", "negate_subtract", "NOWHERE", "OUT"), "does not exist; in its folder: model.mlpackage"),
         (("apply", "negate_subtract", "IN", "IN"), "is the input, which is never changed"),
         (("apply", "negate_subtract", "IN", "THERE"), "exists; choose another name"),

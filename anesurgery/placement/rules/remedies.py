@@ -20,6 +20,7 @@ PASSES: dict[str, str] = {
     "reflect_pad_slices": "pad-mirror",
     "replace_scatter": "op-scatter op-scatter_along_axis op-scatter_nd",
     "rerank": "rank",
+    "resample_matmul": "op-crop_resize texture-old",
     "slice_windows": "op-sliding_windows op-reverse_sequence",
     "split_conv3d": "conv3d",
     "split_inner_axis": "matmul-inner",

@@ -108,7 +108,8 @@ class Standing:
             return f"%{lost[0][1]}{more} would no longer be legal on the ANE"
         for what in shares:
             old, new = before.share[what], self.share[what]
-            if new < old:
+            counts = what != "flop" or before.flop  # of nothing there is no share
+            if counts and new < old:
                 return f"the share of {what} on the ANE would fall {_percents(old, new)}"
         return ""
 

@@ -67,8 +67,9 @@ class Row:
 
     @property
     def falls(self) -> bool:
-        """Is a share lower than before?"""
-        return any(self.after.share[k] < self.before.share[k] for k in ("ops", "flop"))
+        """Is a share lower than before? Where there was no flop, that of the ops counts alone."""
+        shares = ("ops", "flop") if self.before.flop else ("ops",)
+        return any(self.after.share[k] < self.before.share[k] for k in shares)
 
     @property
     def rises(self) -> bool:

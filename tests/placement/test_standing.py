@@ -64,6 +64,14 @@ def test_of_a_model_too_small_for_the_ane_what_is_legal_counts() -> None:
     assert moved.loss(small) == "flop off the ANE would rise 100 -> 150"
 
 
+def test_of_no_flop_there_is_no_share() -> None:
+    """A running sum of 0 flop that becomes a product, which Core ML would leave on the CPU."""
+    sums = Standing(1, 0, 0, 0, 0, 5.0, 0, 1, frozenset(), frozenset({(0, "sums")}))
+    product = replace(sums, flop=64, legal=frozenset({(0, "sums")}), illegal=frozenset())
+    assert not product.loss(sums)
+    assert product.gain(sums).startswith("ops that cannot run on the ANE 1 -> 0")
+
+
 def test_switches_come_before_the_estimate() -> None:
     assert replace(NOW, switches=2, estimate=9e9).gain(NOW) == "switches between units 4 -> 2"
     assert not replace(NOW, switches=6, estimate=1.0).gain(NOW)

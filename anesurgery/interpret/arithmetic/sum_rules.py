@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -93,6 +94,16 @@ def _reduced(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: b
     elif kind.startswith("log_sum"):
         made = a.function("log", made)
     return made if keep_dims else made.map(lambda v: v.squeeze(tuple(chosen)) if chosen else v)
+
+
+def _product_along(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
+    """The product of the elements along some axes, one after the other."""
+    image = a.image(x)
+    chosen = _axes(image, axes)
+    for axis in chosen:
+        parts = [image.map(lambda v, i=i: v.narrow(axis, i, 1)) for i in range(image.shape[axis])]  # type: ignore[misc]  # noqa: B023
+        image = functools.reduce(multiply, parts)
+    return image if keep_dims else image.map(lambda v: v.squeeze(tuple(chosen)) if chosen else v)
 
 
 def _extreme(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
@@ -221,6 +232,7 @@ RULES: dict[str, Rule] = {
         ),
         _reduced,
     ),
+    "reduce_prod": _product_along,
     **dict.fromkeys(("reduce_max", "reduce_min"), _extreme),
     "softmax": _softmax,
     "cumsum": _cumsum,

@@ -6,7 +6,7 @@ JOBS ?= 2
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types conformance equivalence bench bench-large placement residency docs dist clean
+.PHONY: help demo test test-all lint types conformance equivalence bench bench-large placement residency matrix docs dist clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,9 @@ placement: $(READY)  ## how often inspect is right, against placements measured 
 
 residency: $(READY)  ## what `auto` gains on the corpus and on small models of each family, and whether outputs agree
 	$(BIN)/python tests/benchmarks/residency.py
+
+matrix: $(READY)  ## which architectures convert, how exact, and their share on the ANE: docs/architectures.md
+	$(BIN)/python tests/benchmarks/matrix.py --page docs/architectures.md
 
 docs: $(READY)  ## the pages of docs/ with a reference, as HTML in build/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

@@ -21,6 +21,7 @@ from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.gather_to_moves import GatherToMoves
 from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.index_casts import IndexCasts
+from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
@@ -46,6 +47,7 @@ decoder_ane = Recipe(
         IndexCasts(),
         SelectLastToken(),
         CausalMaskTensor(),
+        PaddingMaskTensor(),
         SplitHead(),
         GroupByUnit(),
     ),

@@ -18,6 +18,7 @@ from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.gather_to_moves import GatherToMoves
 from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.index_casts import IndexCasts
+from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.rerank import Rerank
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
@@ -41,6 +42,7 @@ encoder_ane = Recipe(
         GatherToMoves(),
         TokenIdGuard(nonnegative=True),
         IndexCasts(),
+        PaddingMaskTensor(),
         Rerank(),
         SplitHead(),
         GroupByUnit(),

@@ -19,6 +19,7 @@ from anesurgery.passes.gather_to_moves import GatherToMoves
 from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.index_casts import IndexCasts
 from anesurgery.passes.long_convolution import LongConvolution
+from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
@@ -44,6 +45,7 @@ whisper_ane = Recipe(
         IndexCasts(),
         SelectLastToken(),
         CausalMaskTensor(),
+        PaddingMaskTensor(),
         LongConvolution(),
         SplitHead(),
         GroupByUnit(),

@@ -16,25 +16,26 @@ from anesurgery.mil import Array
 
 Sizes = dict[str, Any]
 
+# As wide as small models in use, with two layers: narrower ones are too small for a verdict on their products.
 LAYERS: Sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256, "intermediate_size": 512}
-TEXT = LAYERS | {"vocab_size": 32000, "max_position_embeddings": 128}
-DECODER = TEXT | {"num_key_value_heads": 2, "head_dim": 64, "pad_token_id": 0}
-GPT = {"n_layer": 2, "n_head": 4, "n_embd": 256, "vocab_size": 50257, "n_positions": 128, "n_ctx": 128}
+TEXT = LAYERS | {"vocab_size": 32000, "max_position_embeddings": 256}
+DECODER = TEXT | {"num_key_value_heads": 4, "head_dim": 64, "pad_token_id": 0}
+GPT = {"n_layer": 2, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 256, "n_ctx": 256}
 SEQ2SEQ = {
     "encoder_layers": 2,
     "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "d_model": 256,
-    "encoder_ffn_dim": 512,
-    "decoder_ffn_dim": 512,
+    "encoder_attention_heads": 12,
+    "decoder_attention_heads": 12,
+    "d_model": 768,
+    "encoder_ffn_dim": 2048,
+    "decoder_ffn_dim": 2048,
     "vocab_size": 32000,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }
-T5 = {"num_layers": 2, "num_heads": 4, "d_model": 256, "d_kv": 64, "d_ff": 512, "vocab_size": 32128}
+T5 = {"num_layers": 2, "num_heads": 12, "d_model": 768, "d_kv": 64, "d_ff": 2048, "vocab_size": 32128}
 WHISPER = SEQ2SEQ | {
     "vocab_size": 51865,
     "num_mel_bins": 80,
@@ -62,12 +63,12 @@ STAGES = {"image_size": 224, "embed_dim": 96, "depths": [2, 2], "num_heads": [3,
 BOXES = SEQ2SEQ | {"num_queries": 20, "use_timm_backbone": False, "use_pretrained_backbone": False}
 
 
-def tokens(length: int = 64) -> dict[str, Array]:
+def tokens(length: int = 128) -> dict[str, Array]:
     """Token ids."""
     return {"input_ids": np.random.default_rng(0).integers(3, 1000, (1, length)).astype(np.int32)}
 
 
-def masked(length: int = 64) -> dict[str, Array]:
+def masked(length: int = 128) -> dict[str, Array]:
     """Token ids, of which the last quarter is padding."""
     seen = np.ones((1, length), np.int32)
     seen[:, length * 3 // 4 :] = 0

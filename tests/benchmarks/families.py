@@ -55,16 +55,16 @@ VAE: Sizes = {
 DECODERS = {
     "gpt2": decoder("GPT2", GPT, model="GPT2LMHeadModel"),
     "gpt_neo": decoder(
-        "GPTNeo", TEXT | {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+        "GPTNeo", TEXT | {"num_layers": 2, "num_heads": 12, "attention_types": [[["global", "local"], 1]]}
     ),
     "gpt_neox": decoder("GPTNeoX", TEXT | {"rotary_pct": 0.25}),
     "gptj": decoder("GPTJ", GPT | {"rotary_dim": 32}),
     "codegen": decoder("CodeGen", GPT | {"rotary_dim": 32}),
     "gpt_bigcode": decoder("GPTBigCode", GPT),
-    "opt": decoder("OPT", TEXT | {"ffn_dim": 512, "word_embed_proj_dim": 256}),
-    "bloom": decoder("Bloom", {"n_layer": 2, "n_head": 4, "hidden_size": 256, "vocab_size": 32000}),
+    "opt": decoder("OPT", TEXT | {"ffn_dim": 2048, "word_embed_proj_dim": 768}),
+    "bloom": decoder("Bloom", {"n_layer": 2, "n_head": 12, "hidden_size": 768, "vocab_size": 32000}),
     "mpt": decoder(
-        "Mpt", {"n_layers": 2, "n_heads": 4, "d_model": 256, "vocab_size": 32000, "max_seq_len": 128}
+        "Mpt", {"n_layers": 2, "n_heads": 12, "d_model": 768, "vocab_size": 32000, "max_seq_len": 256}
     ),
     "falcon": decoder("Falcon", TEXT | {"new_decoder_architecture": False, "alibi": False}),
     "llama": decoder("Llama"),
@@ -88,8 +88,8 @@ DECODERS = {
     "exaone4": decoder("Exaone4", DECODER | {"sliding_window": 16, "sliding_window_pattern": 2}),
     "helium": decoder("Helium"),
     "lfm2": decoder("Lfm2", DECODER | {"layer_types": ["conv", "full_attention"]}),
-    "xglm": decoder("XGLM", SEQ2SEQ | {"num_layers": 2, "attention_heads": 4, "ffn_dim": 512}),
-    "mixtral": decoder("Mixtral", DECODER | {"num_local_experts": 4}),
+    "xglm": decoder("XGLM", SEQ2SEQ | {"num_layers": 2, "attention_heads": 12, "ffn_dim": 2048}),
+    "mixtral": decoder("Mixtral", DECODER | {"num_local_experts": 4, "experts_implementation": "batched_mm"}),
 }
 """Causal language models."""
 
@@ -98,7 +98,7 @@ ENCODERS = {
     "bert_mlm": encoder("Bert", model="BertForMaskedLM"),
     "roberta": encoder("Roberta"),
     "distilbert": encoder(
-        "DistilBert", {"n_layers": 2, "n_heads": 4, "dim": 256, "hidden_dim": 512, "vocab_size": 32000}
+        "DistilBert", {"n_layers": 2, "n_heads": 12, "dim": 768, "hidden_dim": 2048, "vocab_size": 32000}
     ),
     "minilm": encoder("Bert", TEXT | {"hidden_size": 384, "num_attention_heads": 12}),
     "modernbert": encoder("ModernBert", TEXT | {"pad_token_id": 0, "local_attention": 32}),
@@ -109,8 +109,8 @@ ENCODERS = {
     "deberta_v2": encoder(
         "DebertaV2", TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 32}
     ),
-    "roformer": encoder("RoFormer", TEXT | {"embedding_size": 256}),
-    "squeezebert": encoder("SqueezeBert", TEXT | {"embedding_size": 256}),
+    "roformer": encoder("RoFormer", TEXT | {"embedding_size": 768}),
+    "squeezebert": encoder("SqueezeBert", TEXT | {"embedding_size": 768}),
     "nomic_bert": encoder("NomicBert"),
     "t5_encoder": encoder("T5", T5, model="T5EncoderModel"),
     "clip_text": Architecture(hugging_face("CLIPTextModel", "CLIPTextConfig", TEXT), tokens, "encoder_ane"),

@@ -1,7 +1,7 @@
 """Which architectures convert, how exact they are, and what share of each is on the ANE before and after.
 
-Each row is converted by trace and by export and run against torch, in fp32 and in fp16. Its family's recipe and
-`auto` are applied for each target; no share may fall, and outputs stay within 3 dB of the package as given.
+Each row is converted by trace and by export and run against torch, in fp32 and in fp16. Its family's recipe, or
+`auto`, is applied for each target; no share may fall, and outputs stay within 3 dB of the package as given.
 Figures are kept in a folder, a file for each architecture: a run that is cut goes on where it stopped.
 docs/architectures.md is written from them, and from nothing else.
 """
@@ -107,8 +107,7 @@ def measure(row: Architecture, known: Row) -> Row:
     if good is not None:
         loaded = load(converted(row, module, good, "FLOAT16"))
         made["fp16"] = psnr(expected, one(run(loaded.program, row.inputs(), precision="fp16")))
-        for target in TARGETS:
-            on(loaded, row, target, expected, made["targets"].setdefault(target, {"after": {}}))
+        made["targets"] |= {t: on(loaded, row, t, expected) for t in TARGETS if t not in made["targets"]}
     return made
 
 
@@ -141,26 +140,25 @@ def shares(program: Any, target: str) -> Row:
     return standing.share | {"off": dict(off.most_common())}
 
 
-def methods(row: Architecture) -> list[str]:
-    """The recipe of the family, and `auto`."""
-    return [name for name in (row.recipe, "auto") if name is not None]
+def method(row: Architecture) -> str:
+    """The recipe of the family; `auto` where there is none."""
+    return row.recipe or "auto"
 
 
-def on(loaded: Any, row: Architecture, target: str, expected: Array, figures: Row) -> None:
-    """Before, and after each method of which there are no figures yet."""
-    figures["before"] = shares(loaded.program, target)
-    for name in methods(row):
-        if name not in figures["after"]:
-            figures["after"][name] = attempt(partial(operated, loaded, row, name, target, expected), {})
+def on(loaded: Any, row: Architecture, target: str, expected: Array) -> Row:
+    """Before, and after the method."""
+    after = attempt(partial(operated, loaded, row, method(row), target, expected), {})
+    return {"before": shares(loaded.program, target), "after": {method(row): after}}
 
 
-def is_whole(row: Architecture, known: Row) -> bool:
-    """Are all its figures known?"""
-    ways, targets = known.get("convert", {}), known.get("targets", {})
-    measured = all(
-        set(methods(row)) <= targets.get(target, {"after": {}})["after"].keys() for target in TARGETS
+def is_whole(known: Row) -> bool:
+    """Did it convert in both ways, and are the figures of all targets known?"""
+    ways = known.get("convert", {})
+    return (
+        len(ways) == 2
+        and all(figures["error"] is None for figures in ways.values())
+        and known["targets"].keys() == set(TARGETS)
     )
-    return len(ways) == 2 and all(w["error"] is None for w in ways.values()) and measured
 
 
 def operated(loaded: Any, row: Architecture, recipe: str, target: str, expected: Array) -> Row:
@@ -198,7 +196,7 @@ def main() -> None:
     for name in chosen.names or ARCHITECTURES:
         path, row = chosen.folder / f"{name}.json", ARCHITECTURES[name]
         known: Row = json.loads(path.read_text()) if path.exists() and not chosen.again else {}
-        if not is_whole(row, known):
+        if not is_whole(known):
             found = attempt(partial(measure, row, known), known)
             print(name, f"{found['seconds']:.0f} s", found["error"] or "", flush=True)
             path.write_text(json.dumps(found, indent=1))

@@ -37,8 +37,8 @@ nothing on it is typed.
 * **off**: what stays off the Neural Engine of the second target after the method, by type.
 * **s**: seconds that the method took, without proofs.
 
-The method is the recipe of the family; where there is none, `auto`. Every share of the third target and of
-`auto` was compared too: the summary names each that falls.
+The method is the recipe of the family; where there is none, `auto`. The shares of a third target, A15 with
+iOS 17, were compared too: the summary names each that falls.
 """
 
 

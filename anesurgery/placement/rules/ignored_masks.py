@@ -47,7 +47,7 @@ MASK_IGNORED = Rule(
     grade=Grade.REPORTED,
     kind="numeric",
     scope=Scope(os="seen on M1 Max, macOS 27.0", since=ON_27),
-    advice=EXPLICIT,
+    remedy="decompose_attention",
 )
 SILU = Rule(
     "num-silu",

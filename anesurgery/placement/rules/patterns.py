@@ -150,7 +150,7 @@ RULES: tuple[Rule, ...] = (
         kind="numeric",
         grade=Grade.REPORTED,
         scope=Scope(os="iOS and macOS 26.1", until=(("iOS", 26), ("macOS", 26))),
-        advice="write it as matmul, softmax, matmul",
+        remedy="decompose_attention",
     ),
     Rule(
         "attn-query-tile",

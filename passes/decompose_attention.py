@@ -1,0 +1,114 @@
+"""Fused attention becomes a product, a mask, a softmax and a product.
+
+Before::
+
+    main(%x: 1x2x4x16, %mask: 1x1x4x4) {
+      %y: 1x2x4x16 = scaled_dot_product_attention(query=%x, key=%x, value=%x, attn_mask=%mask)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x2x4x16, %mask: 1x1x4x4) {
+      %y_query: 1x2x4x16 = mul(x=%x, y=0.25)
+      %y_scores: 1x2x4x4 = matmul(x=%y_query, y=%x, transpose_y=True)
+      %y_masked: 1x2x4x4 = add(x=%y_scores, y=%mask)
+      %y_weights: 1x2x4x4 = softmax(x=%y_masked)
+      %y: 1x2x4x16 = matmul(x=%y_weights, y=%x)
+      return %y
+    }
+
+The query is scaled, not the scores, so that their products stay small in fp16. A boolean mask becomes the
+selection of scores or of `fill`, which is finite: a row of which nothing is kept gives a mean, as Core ML's own
+op does, where torch gives zeros or NaN.
+
+Refuses when a shape is dynamic.
+
+Why it helps: under iOS and macOS 27 fused attention did not apply a mask that no op of the same procedure makes
+(reported, M1 Max, macOS 27.0: ironblock/sidekick), and under 26.1 it gave infinities and NaN (reported:
+pytorch/executorch issue 15833). Core ML prefers the engine for it only from about 2 million elements for each
+of query, key and value (measured, M4, macOS 27.0.1, 751K); the parts have no such bound.
+
+Grade: checked: a softmax of sums, scaled in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.attention import MASKED, as_dtype
+from anesurgery.mil import Array, Program, Var, ct, mb, np_dtype, static_shape
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class DecomposeAttention(Rewrite):
+    """`scaled_dot_product_attention` in its parts."""
+
+    name: ClassVar[str] = "decompose_attention"
+    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerates_nonfinite: ClassVar[bool] = False
+    """A score of -inf meets a finite fill."""
+    magnitude: ClassVar[float] = 8.0
+    """Scores must stay far above the fill."""
+    fill: float = -1e4
+    """The score of a key that a boolean mask hides."""
+
+    def __post_init__(self) -> None:
+        if self.fill > MASKED:
+            raise PassError(f"{self.name}: fill={self.fill:g}; it must be at most {MASKED:g}")
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """The fused op."""
+        return op.scaled_dot_product_attention(query=var("query"), key=var("key"), value=var("value"))
+
+    def check(self, m: Match) -> Match | Refusal:
+        """Are all shapes static?"""
+        for name in ("query", "key", "value"):
+            if static_shape(given := m.root.inputs[name]) is None:
+                return Refusal(f"%{given.name} has a dynamic shape", m.root)
+        return m.bind(mask=m.root.inputs.get("attn_mask"))
+
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+        """Boolean masks that keep a key of each row."""
+        shape = static_shape(var)
+        if var is not m.mask or not shape or np_dtype(var).kind != "b":
+            return None
+        keep = rng.random(shape) < 0.5
+        keep[..., rng.integers(shape[-1])] = True
+        return keep
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The parts."""
+        wish, dtype = m.root.outputs[0].name, np_dtype(m.query)
+        scale = dtype.type(1 / math.sqrt(m.query.shape[-1]))
+        query = mb.mul(x=m.query, y=scale, name=f"{wish}_query")
+        scores = mb.matmul(x=query, y=m.key, transpose_y=True, name=f"{wish}_scores")
+        if m.mask is not None and np_dtype(m.mask).kind == "b":
+            fill = dtype.type(self.fill)
+            scores = mb.select(cond=m.mask, a=scores, b=fill, name=f"{wish}_masked")
+        elif m.mask is not None:
+            scores = mb.add(x=scores, y=as_dtype(mb, m.mask, dtype), name=f"{wish}_masked")
+        weights = mb.softmax(x=scores, axis=-1, name=f"{wish}_weights")
+        found: Var = mb.matmul(x=weights, y=m.value, name=wish)
+        return found
+
+
+def example() -> Program:
+    """Two heads of width 16, of which a quarter is the scale, and a mask that is an input."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 2, 4, 16)), mb.TensorSpec((1, 1, 4, 4))], opset_version=ct.target.iOS18
+    )
+    def program(x: Var, mask: Var) -> Var:
+        return mb.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=mask, name="y")
+
+    return program

@@ -1,0 +1,75 @@
+"""Masks of each kind, refusals, and the wrong versions that the check of sites catches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import get_new_symbol
+
+from anesurgery.errors import PassError, SurgeryError
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.decompose_attention import DecomposeAttention
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+SHAPE = (1, 2, 6, 8)
+
+
+def fused(mask: Any = None, shape: tuple[Any, ...] = SHAPE) -> Program:
+    """With a mask of a dtype, broadcast over heads; without one by default."""
+    specs = [mb.TensorSpec(shape), mb.TensorSpec((1, 1, 6, 6), dtype=mask or types.fp32)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(x: Var, mask_: Var) -> Var:
+        given = {} if mask is None else {"attn_mask": mask_}
+        unread = mb.mul(x=mask_, y=np.float32(1)) if mask is None else None
+        made = mb.scaled_dot_product_attention(query=x, key=x, value=mb.relu(x=x), **given, name="y")
+        return made if unread is None else (made, unread)
+
+    return program
+
+
+@pytest.mark.parametrize("mask", [None, types.fp32, types.bool])
+def test_the_numbers_stay(mask: Any) -> None:
+    program = fused(mask)
+    after, session = apply_pass(DecomposeAttention(), program)
+    assert len(session.changes) == 1
+    assert "scaled_dot_product_attention" not in [op.op_type for op in walk_ops(after)]
+    rng = np.random.default_rng(0)
+    keep = np.tril(np.ones((1, 1, 6, 6), bool))
+    given = keep if mask is types.bool else np.where(keep, 0, -1e4).astype(np.float32)
+    inputs = {"x": rng.standard_normal(SHAPE).astype(np.float32), "mask_": given}
+    assert_same_numbers(program, after, inputs, rtol=1e-5, session=session)
+
+
+def test_refuses_dynamic_shapes_and_a_fill_that_masks_nothing() -> None:
+    assert_refuses(DecomposeAttention(), fused(shape=(1, 2, get_new_symbol(), 8)), "%x has a dynamic shape")
+    with pytest.raises(PassError, match="fill=-1"):
+        DecomposeAttention(fill=-1.0)
+
+
+@dataclass(frozen=True)
+class Unscaled(DecomposeAttention):
+    """Wrong: the query is taken as it is."""
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        weights = mb.softmax(x=mb.matmul(x=m.query, y=m.key, transpose_y=True), axis=-1)
+        return mb.matmul(x=weights, y=m.value)
+
+
+@dataclass(frozen=True)
+class WithoutMask(DecomposeAttention):
+    """Wrong: the mask is forgotten."""
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return super().rewrite(mb, m.bind(mask=None))
+
+
+@pytest.mark.parametrize("wrong", [Unscaled(), WithoutMask()], ids=lambda w: type(w).__name__)
+def test_the_check_of_sites_catches_wrong_parts(wrong: DecomposeAttention) -> None:
+    with pytest.raises(SurgeryError, match="decompose_attention"):
+        apply_pass(wrong, fused(types.bool))

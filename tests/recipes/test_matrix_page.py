@@ -1,0 +1,87 @@
+"""The page of architectures is written from figures, and its summary names each case that misses a bar."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from families import ARCHITECTURES
+from matrix_page import page
+
+TARGETS = ("M1/macOS 14", "M4/macOS 15", "A15/iOS 17")
+NEW = {"ops": 0.99, "flop": 1.0, "off": {"gather": 1}, "fp16": 75.0, "fp16_before": 75.0}
+ROW: dict[str, Any] = {
+    "recipe": "decoder_ane",
+    "convert": {how: {"fp32": 140.0, "error": None} for how in ("trace", "export")},
+    "fp16": 74.0,
+    "targets": {
+        target: {
+            "before": {"ops": 0.85, "flop": 0.13, "off": {}},
+            "after": {"decoder_ane": NEW | {"error": None, "seconds": 1.5}},
+        }
+        for target in TARGETS
+    },
+}
+
+
+def lines(row: dict[str, Any]) -> list[str]:
+    return page({"llama": row}, TARGETS).splitlines()
+
+
+def test_figures_become_a_row() -> None:
+    shares = "85.0 → 99.0 | 13.0 → 100"
+    cells = f"| `llama` | 140 | 140 | 74 → 75 | `decoder_ane` | {shares} | {shares} | 1 gather | 1.5 |"
+    assert cells in lines(ROW)
+    assert "* a share falls: none" in lines(ROW)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        (
+            ("targets", "A15/iOS 17", "after", "decoder_ane", "ops"),
+            0.8,
+            "* a share falls: llama (decoder_ane, A15/iOS 17)",
+        ),
+        (
+            ("targets", TARGETS[0], "after", "decoder_ane", "fp16"),
+            71.0,
+            "* fp16 falls by more than 3 dB: llama",
+        ),
+        (("convert", "trace", "fp32"), 70.0, "* below 80 dB in fp32 against torch: llama"),
+        (("convert", "trace", "fp32"), float("nan"), "* below 80 dB in fp32 against torch: llama"),
+        (
+            ("convert", "export", "error"),
+            "NotImplementedError: histc",
+            "* by export, 0 of 1 convert; not llama",
+        ),
+        (
+            ("targets", TARGETS[1], "after", "decoder_ane", "error"),
+            "SurgeryError",
+            "* the method failed or refused: llama",
+        ),
+    ],
+)
+def test_what_misses_a_bar_is_named(where: tuple[str, ...], value: Any, said: str) -> None:
+    wrong = copy.deepcopy(ROW)
+    place = wrong
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = value
+    assert any(line.startswith(said) for line in lines(wrong)), lines(wrong)
+
+
+def test_there_are_enough_architectures() -> None:
+    assert len(ARCHITECTURES) >= 60
+    assert {row.recipe for row in ARCHITECTURES.values()} >= {
+        "decoder_ane",
+        "encoder_ane",
+        "whisper_ane",
+        "vit_ane",
+        "unet_ane",
+    }

@@ -24,7 +24,7 @@ def fused(mask: Any = None, shape: tuple[Any, ...] = SHAPE) -> Program:
     specs = [mb.TensorSpec(shape), mb.TensorSpec((1, 1, 6, 6), dtype=mask or types.fp32)]
 
     @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
-    def program(x: Var, mask_: Var) -> Var:
+    def program(x: Var, mask_: Var) -> Any:
         given = {} if mask is None else {"attn_mask": mask_}
         unread = mb.mul(x=mask_, y=np.float32(1)) if mask is None else None
         made = mb.scaled_dot_product_attention(query=x, key=x, value=mb.relu(x=x), **given, name="y")

@@ -180,12 +180,27 @@ PICTURES = {
     "swin": picture("Swin", STAGES),
     "swinv2": picture("Swinv2", STAGES),
     "vit_mae": picture("ViTMSN"),
-    "convnextv2": picture("ConvNextV2", {"hidden_sizes": [32, 64, 96, 128], "depths": [1, 1, 2, 1]}),
+    "convnextv2": plain(
+        "ConvNextV2Model",
+        "ConvNextV2Config",
+        {"hidden_sizes": [32, 64, 96, 128], "depths": [1, 1, 2, 1]},
+        pixels(),
+    ),
     "mobilevit": picture("MobileViT", {"image_size": 256, "hidden_sizes": [64, 80, 96]}, side=256),
-    "mobilenet_v2": picture("MobileNetV2", {"image_size": 224}),
+    "mobilenet_v2": plain("MobileNetV2Model", "MobileNetV2Config", {"image_size": 224}, pixels()),
     "levit": picture("Levit", {"image_size": 224}),
-    "poolformer": picture("PoolFormer", {"depths": [1, 1, 1, 1], "hidden_sizes": [32, 64, 96, 128]}),
-    "resnet": picture("ResNet", {k: v for k, v in RESNET.items() if k not in ("model_type", "out_features")}),
+    "poolformer": plain(
+        "PoolFormerModel",
+        "PoolFormerConfig",
+        {"depths": [1, 1, 1, 1], "hidden_sizes": [32, 64, 96, 128]},
+        pixels(),
+    ),
+    "resnet": plain(
+        "ResNetModel",
+        "ResNetConfig",
+        {k: v for k, v in RESNET.items() if k not in ("model_type", "out_features")},
+        pixels(),
+    ),
 }
 """Models of pictures."""
 

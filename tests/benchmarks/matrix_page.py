@@ -55,7 +55,7 @@ def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
     """Counts, medians, and each case that misses a bar."""
     ways = {name: row.get("convert", {}) for name, row in figures.items()}
     yield "## Summary\n"
-    yield f"* {len(figures)} of {len(ARCHITECTURES)} architectures are measured; `make matrix` goes on with the others"
+    yield f"* {len(figures)} of {len(ARCHITECTURES)} architectures are measured; `make matrix` does the rest"
     for how in ("trace", "export"):
         good = [n for n, w in ways.items() if how in w and w[how]["error"] is None]
         yield f"* by {how}, {len(good)} of {len(figures)} convert; not {in_words(set(figures) - set(good))}"

@@ -13,9 +13,9 @@ Before::
 After::
 
     main(%x: 1x64x64x64xfp16, %counts: 1x64x64x64xfp16) {
-      %sums: 1x64x64x64xfp16 = cumsum(x=%counts, axis=1)
       %first: 1x64x64x64xfp16 = conv(x=%x, weight=const<64x64x3x3xfp16>, pad_type="same")
       %second: 1x64x64x64xfp16 = conv(x=%first, weight=const<64x64x3x3xfp16>, pad_type="same")
+      %sums: 1x64x64x64xfp16 = cumsum(x=%counts, axis=1)
       %y: 1x64x64x64xfp16 = add(x=%second, y=%sums)
       return %y
     }

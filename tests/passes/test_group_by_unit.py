@@ -107,5 +107,5 @@ def test_a_wrong_order_is_an_error(wrong: str) -> None:
 
 
 def test_auto_tries_it() -> None:
-    surgery = ane.apply(example(), "auto", target="M4/macOS 15", quiet=True)
+    surgery = ane.apply(with_noise, "auto", target="M4/macOS 15", quiet=True)
     assert "group_by_unit" in {change.pass_name for change in surgery.changes}

@@ -94,8 +94,8 @@ def random_inputs(
     for name, var in function.inputs.items():
         if types.is_state(var.sym_type):
             continue
-        fixed = static_shape(others[name]) if name in others else None
-        shape = fixed or tuple(3 if any_symbolic([d]) else int(d) for d in var.shape)
+        known = static_shape(var) or (static_shape(others[name]) if name in others else None)
+        shape = known or tuple(3 if any_symbolic([d]) else int(d) for d in var.shape)
         dtype, bounds = np_dtype(var), (ranges or {}).get(name)
         if dtype.kind == "f":
             values: Array = rng.standard_normal(shape) if bounds is None else rng.uniform(*bounds, shape)

@@ -61,6 +61,6 @@ def test_nothing_and_units() -> None:
 
 
 def test_ten_thousand_ops_take_no_time_worth_naming() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     shortest([(5.0, 2.0, 3.0)] * 10_000)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

@@ -21,8 +21,9 @@ from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Program, exclusive
 from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.gate import passing
+from anesurgery.rewriting.gate import passing, standing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import PROOFS, Pass, run_pass, subject_of
@@ -43,7 +44,7 @@ class Surgery(Report):
     subject: Subject
     """The model after."""
     original: Subject | None
-    """The model as given, where something needed it: a comparison of whole models, a gate, a caller's own."""
+    """The model as given, where something needed it: a comparison of whole models, a caller's own."""
     steps: tuple[Pass, ...]
     """The passes, in the order in which they ran."""
     before: dict[str, int]
@@ -128,9 +129,10 @@ def apply(
     steps = in_order(tuple(steps_of(passes if recipe is None else recipe.aimed_at(target))))
     started = time.perf_counter()
     given = subject_of(steps).read(model)
-    compares = prove in ("model", "both") or recipe is not None
-    original, edited = (given, given.clone()) if compares or given.must_stay else (None, given)
-    start = _Start(original, given.interface, given.op_counts, given.inspect(target))
+    stays = prove in ("model", "both") or given.must_stay
+    original, edited = (given, given.clone()) if stays else (None, given)
+    stands = None if recipe is None else standing(given, target)
+    start = _Start(original, given.interface, given.op_counts, given.inspect(target), stands)
     check_assumed(assume or {}, edited.graphs)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
     session.images, session.wired = start.interface.images, edited.wired
@@ -144,8 +146,8 @@ def apply(
     except SurgeryError as error:
         _rescue(error, start, edited, steps, session)
         raise
-    if original is not None and recipe is not None:
-        edited, session = _gated(steps, original, edited, session, quiet)
+    if recipe is not None:
+        edited, session = _gated(model, start, edited, steps, session, quiet)
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
     check_interface(start.interface, edited.interface, session)
@@ -165,6 +167,8 @@ class _Start:
     interface: Interface
     op_counts: dict[str, int]
     inspected: tuple[Inspection, ...]
+    standing: Standing | None
+    """Of what a recipe is applied to."""
 
 
 def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) -> None:
@@ -191,17 +195,24 @@ def _rescue(
 
 
 def _gated(
-    steps: Sequence[Pass], original: Subject, edited: Subject, session: Session, quiet: bool
+    model: Any, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, quiet: bool
 ) -> tuple[Subject, Session]:
     """The model after the steps that lose nothing on the target: as it is, or made anew without the others."""
-    kept, refusals = passing(steps, original, edited, session)
+
+    def again() -> Subject:
+        if start.model is not None:
+            return start.model.clone()
+        edited.check_source()
+        return subject_of(steps).read(model)
+
+    kept, refusals = passing(steps, start.standing, again, edited, session)
     if not refusals:
         return edited, session
-    again = session.again()
-    again.refusals += refusals
-    edited = original.clone()
-    _run(kept, edited, again, quiet)
-    return edited, again
+    session = session.again()
+    session.refusals += refusals
+    edited = again()
+    _run(kept, edited, session, quiet)
+    return edited, session
 
 
 def _surgery(start: _Start, edited: Subject, steps: Sequence[Pass], session: Session) -> Surgery:

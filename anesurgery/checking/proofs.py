@@ -83,13 +83,17 @@ def prove(site: Site, seed: int = 0, *, finite: bool = False) -> Proof | NoProof
     if (size := weights([*site.old_ops, *site.new_ops])) > LARGEST:
         return NoProof(f"{size} weights are too many")
     found: Proof | NoProof = NoProof("")
-    for arithmetic, ranged in _ways(site, seed, finite):
+    ways = list(_ways(site, seed, finite))
+    plain = [arithmetic for arithmetic, ranged in ways if not ranged]
+    if _apart(site, plain[-1], seed):  # then by the stricter ones too
+        ways = ways[len(plain) :]
+    for arithmetic, ranged in ways:
         found = found or _bit_for_bit(site, arithmetic, ranged)
     return found or _algebraic(site, seed)
 
 
 def _ways(site: Site, seed: int, finite: bool) -> Iterator[tuple[Bitwise, bool]]:
-    """The arithmetics of bits, the strictest first; those that cannot help are left out."""
+    """The arithmetics of bits, the strictest first, that with ranges last, without those that cannot help."""
     yield Bitwise(seed), False
     if any(op.op_type in ADDING for op in (*site.old_ops, *site.new_ops)):
         yield Bitwise(seed, one_zero=True), False
@@ -153,11 +157,8 @@ def _agree(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False)
     Raises:
         Zero: the point has to be drawn again.
     """
-    if sum(math.prod(drawn_shape(v)) for v in site.drawn) > LARGE and (axes := row_axes(site)) is not None:
-        with suppress(InterpretError):
-            pairs = _pairs(site, arithmetic.fresh(), seed, axes)
-            if not all(a.same(b) for a, b in pairs):
-                return APART
+    if _apart(site, arithmetic, seed, ranged=ranged):
+        return APART
     try:
         pairs = _pairs(site, arithmetic, seed, {}, ranged)
     except Zero:
@@ -166,6 +167,15 @@ def _agree(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False)
         return NoProof(str(error).splitlines()[0])
     arithmetic.degree = max([arithmetic.degree, *(x.degree for pair in pairs for x in pair)])
     return sum(a.numel() for a, _ in pairs) if all(a.same(b) for a, b in pairs) else APART
+
+
+def _apart(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False) -> bool:
+    """Is the site large, and do a few rows of it show already that both sides differ?"""
+    if sum(math.prod(drawn_shape(v)) for v in site.drawn) > LARGE and (axes := row_axes(site)) is not None:
+        with suppress(InterpretError):
+            pairs = _pairs(site, arithmetic.fresh(), seed, axes, ranged)
+            return not all(a.same(b) for a, b in pairs)
+    return False
 
 
 def _pairs(

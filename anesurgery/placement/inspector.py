@@ -72,10 +72,10 @@ def inspect(
 
 
 def inspect_program(
-    loaded: Loaded, target: Target, *, inputs: Any = None, function: str | None = None
+    loaded: Loaded, target: Target, *, inputs: Any = None, function: str | None = None, advice: bool = True
 ) -> Inspection:
-    """The inspection of an ML Program."""
-    chosen, rules = function_of(loaded.program, function), (*RULES, *rules_beside())
+    """The inspection of an ML Program; without advice, `RULES` and those beside them are not asked."""
+    chosen, rules = function_of(loaded.program, function), (*RULES, *rules_beside()) if advice else ()
     shaped = judge_shaped(loaded, function, target, rules)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, target)
     units, path = choose(judged, target)

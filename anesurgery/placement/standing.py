@@ -36,7 +36,7 @@ class Standing:
         switches: changes of the unit.
         estimate: microseconds; no run time.
         unknown: ops without a verdict or an estimate.
-        findings: number of findings.
+        findings: number of findings, where they were looked for.
         legal: function and name of the ops that are legal on the ANE.
         illegal: the same of those that are not.
         illegal_flop: of the latter.
@@ -163,9 +163,14 @@ class Standing:
 
 def stand(program: Program, target: Target) -> tuple[Standing, list[Inspection]]:
     """The standing of a program, and the inspection of each of its functions."""
-    loaded = load(program)
-    found = [inspect_program(loaded, target, function=name) for name in program.functions]
+    found = place(program, target, advice=True)
     return Standing.of(found), found
+
+
+def place(program: Program, target: Target, *, advice: bool = False) -> list[Inspection]:
+    """The inspection of each function of a program; without advice, of what is legal and where it runs only."""
+    loaded = load(program)
+    return [inspect_program(loaded, target, function=name, advice=advice) for name in program.functions]
 
 
 def in_time(microseconds: float) -> str:

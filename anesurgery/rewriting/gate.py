@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from anesurgery.errors import Refusal
+from anesurgery.errors import LoadError, Refusal
 from anesurgery.placement.standing import Standing
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
@@ -12,7 +12,11 @@ from anesurgery.rewriting.subject import Subject
 
 
 def passing(
-    steps: Sequence[Pass], before: Subject, after: Subject, session: Session
+    steps: Sequence[Pass],
+    start: Standing | None,
+    again: Callable[[], Subject],
+    after: Subject,
+    session: Session,
 ) -> tuple[list[Pass], list[tuple[str, Refusal]]]:
     """The steps of a recipe that pass its gate, and why the others do not.
 
@@ -22,26 +26,38 @@ def passing(
 
     Args:
         steps: of the recipe.
-        before: the model before the first step; it is not changed.
+        start: how the model stood before the first step; None where that is not estimated.
+        again: makes the model anew, as it was before the first step.
         after: the model after the last one.
         session: in which they were run.
+
+    Raises:
+        LoadError: `again` gives another model: the file was changed since.
     """
-    target = session.target or "any"
-    start, end = before.standing(target), after.standing(target)
-    if start is None or end is None or not _loss(start, end, session.target):
+    if start is None or not session.changes:
         return list(steps), []
-    model, kept, refusals = before, list[Pass](), list[tuple[str, Refusal]]()
+    end = standing(after, session.target)
+    if end is None or not _loss(start, end, session.target):
+        return list(steps), []
+    model, kept, refusals = again(), list[Pass](), list[tuple[str, Refusal]]()
+    if standing(model, session.target) != start:
+        raise LoadError(f"{model.source} was changed while the recipe was applied; run it again")
     for step in steps:
         trial, own = model.clone(), session.again(prove_sites=False)
         for graph in trial.graphs:
             run_pass(step, graph, own)
-        end = trial.standing(target) if own.changes else start
+        end = standing(trial, session.target) if own.changes else start
         if end is not None and not step.essential and (loss := _loss(start, end, session.target)):
             refusals.append((step.name, Refusal(f"undone: {loss}; run it by name to have it")))
         else:
             model, start = trial, end or start
             kept.append(step)
     return kept, refusals
+
+
+def standing(model: Subject, target: str | None) -> Standing | None:
+    """How a model stands on a target, or on all chips at once."""
+    return model.standing(target or "any")
 
 
 def _loss(start: Standing, end: Standing, target: str | None) -> str:

@@ -99,7 +99,10 @@ class Subject(ABC):
         return ()
 
     def standing(self, target: str) -> Standing | None:
-        """How it stands on a target, which a recipe must not lower; None where that is not estimated."""
+        """How it stands on a target, findings left out, which a recipe must not lower.
+
+        None where that is not estimated.
+        """
         return None
 
     def notes(self, before: Self) -> list[str]:

@@ -90,6 +90,14 @@ def test_what_is_wrong_is_refuted_on_two_rows(name: str, shapes: list[tuple[int,
     assert (1, 6, 8, 8) not in shapes
 
 
+def test_what_the_loosest_arithmetic_of_bits_refutes_the_others_do_not_run(
+    shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proofs, "_algebraic", lambda site, seed: proofs.APART)
+    assert not proofs.prove(both(*WRONG["another mask"]), finite=True)
+    assert len(shapes) == 2, "each side once"
+
+
 def test_rows_are_followed_through_both_sides() -> None:
     site = both(*SAME["a transpose moved"])
     axes = row_axes(site)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
-from anesurgery.placement.standing import Standing, in_time
+from anesurgery.placement.standing import Standing, in_time, place, stand
+from anesurgery.placement.target import Target
 
 HERE = frozenset({(0, "a"), (0, "b")})
 NOW = Standing(100, 90, 1000, 900, 4, 2000.0, 0, 7, HERE, frozenset())
@@ -94,3 +96,12 @@ def test_durations_have_the_unit_that_a_person_reads(time: float, words: str) ->
 
 def test_it_is_said_in_a_line() -> None:
     assert str(NOW) == "90 of 100 ops (90.0%) and 90.0% of the flop on the ANE, 4 switches, estimate 2 ms"
+
+
+@pytest.mark.parametrize("name", ["causal_mask_tensor", "fix_shapes", "group_by_unit", "unroll_loop"])
+@pytest.mark.parametrize("target", ["any", "M1/macOS 14"])
+def test_advice_adds_findings_and_changes_nothing_else(name: str, target: str) -> None:
+    program, aim = import_module(f"anesurgery.passes.{name}").example(), Target.parse(target)
+    whole, plain = stand(program, aim)[0], Standing.of(place(program, aim))
+    assert plain == replace(whole, findings=plain.findings)
+    assert plain.findings <= whole.findings

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
 
 import anesurgery as ane
+from anesurgery import loading
+from anesurgery.errors import LoadError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.surgery import Recipe
@@ -76,3 +82,34 @@ def test_a_recipe_that_loses_nothing_is_run_once() -> None:
     surgery = ane.apply(program(), Recipe("one", (CumsumToExp(),)), target="M4", prove=None, quiet=True)
     assert kinds(surgery) == ["tanh", "exp", "tanh"]
     assert not surgery.refusals
+
+
+def test_a_package_is_read_again_only_if_a_step_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Any] = []
+    load_path = loading._load_path
+
+    def reading(path: Path, units: Any) -> Any:
+        reads.append(path)
+        return load_path(path, units)
+
+    monkeypatch.setattr(loading, "_load_path", reading)
+    path = ane.save(ane.load(program()), tmp_path / "m.mlpackage")
+    kept = ane.apply(path, Recipe("one", (CumsumToExp(),)), prove=None, quiet=True)
+    assert len(reads) == 1
+    assert kept.original is None
+    undone = ane.apply(path, RECIPE, prove=None, quiet=True)
+    assert len(reads) > 2
+    assert {change.pass_name for change in undone.changes} == {"cumsum_to_exp"}
+    assert (undone.before, undone.after) == (kept.before, kept.after)
+
+
+def test_a_package_that_was_replaced_meanwhile_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ane.save(ane.load(program()), tmp_path / "m.mlpackage")
+    other = ane.apply(program(), CumsumToExp(), prove=None, quiet=True).program
+    monkeypatch.setattr(MLProgram, "finish", lambda self: ane.save(ane.load(other), path, overwrite=True))
+    with pytest.raises(LoadError, match=r"m.mlpackage was changed while the recipe was applied"):
+        ane.apply(path, RECIPE, prove=None, quiet=True)

@@ -17,6 +17,8 @@ from anesurgery.mil import Operation
 from anesurgery.rewriting import driver
 from anesurgery.testing import apply_pass
 
+pytestmark = pytest.mark.first
+
 NAMES = [*registry.op_pass_names(), *(f"layers.{name}" for name in registry.layer_pass_names())]
 
 EQUIVALENT = {
@@ -32,6 +34,7 @@ EQUIVALENT = {
     ("unroll_loop", "list_read: index[0] negated"): "the list has two elements: -1 is the second",
     ("unroll_loop", "list_write: index[0] negated"): "the list has two elements: -1 is the second",
     ("unroll_loop", "list_gather: indices[1] negated"): "the list has two elements: -1 is the second",
+    ("decompose_attention", "matmul: x and y swapped"): "query and key are one value: the scores are symmetric",
     ("layers.undilate_convolution", "conv: weight[0] + 1"): "the corner of this kernel meets padding only",
     ("layers.undilate_convolution", "conv: weight[0] negated"): "the corner of this kernel meets padding only",
 }

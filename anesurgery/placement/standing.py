@@ -163,11 +163,11 @@ class Standing:
 
 def stand(program: Program, target: Target) -> tuple[Standing, list[Inspection]]:
     """The standing of a program, and the inspection of each of its functions."""
-    found = place(program, target, advice=True)
+    found = placed(program, target, advice=True)
     return Standing.of(found), found
 
 
-def place(program: Program, target: Target, *, advice: bool = False) -> list[Inspection]:
+def placed(program: Program, target: Target, *, advice: bool = False) -> list[Inspection]:
     """The inspection of each function of a program; without advice, of what is legal and where it runs only."""
     loaded = load(program)
     return [inspect_program(loaded, target, function=name, advice=advice) for name in program.functions]

@@ -14,7 +14,7 @@ from anesurgery.files.package import Loaded, mlmodel_of, save, to_mlmodel
 from anesurgery.files.pipeline_file import LoadedPipeline, members, read_pipeline, save_pipeline, write_pipeline
 from anesurgery.loading import clone, interface, load
 from anesurgery.mil import Array, Operation, Program, walk_ops
-from anesurgery.placement.standing import Standing, place
+from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.subject import Subject, counted
 
@@ -91,7 +91,7 @@ class MLProgram(Subject):
 
     def standing(self, target: str) -> Standing:
         """By the inspection of all functions."""
-        return Standing.of(place(self.program, Target.parse(target)))
+        return Standing.of(placed(self.program, Target.parse(target)))
 
     def notes(self, before: Self) -> list[str]:
         """What changed when a neural network became a program."""
@@ -191,7 +191,7 @@ class ProgramPipeline(MLProgram):
     def standing(self, target: str) -> Standing:
         """By the inspections of all programs together."""
         aim = Target.parse(target)
-        return Standing.of([found for graph in self.graphs for found in place(graph, aim)])
+        return Standing.of([found for graph in self.graphs for found in placed(graph, aim)])
 
     def notes(self, before: MLProgram) -> list[str]:
         """Which members are edited."""

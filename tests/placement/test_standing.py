@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from anesurgery.placement.standing import Standing, in_time, place, stand
+from anesurgery.placement.standing import Standing, in_time, placed, stand
 from anesurgery.placement.target import Target
 
 HERE = frozenset({(0, "a"), (0, "b")})
@@ -102,6 +102,6 @@ def test_it_is_said_in_a_line() -> None:
 @pytest.mark.parametrize("target", ["any", "M1/macOS 14"])
 def test_advice_adds_findings_and_changes_nothing_else(name: str, target: str) -> None:
     program, aim = import_module(f"anesurgery.passes.{name}").example(), Target.parse(target)
-    whole, plain = stand(program, aim)[0], Standing.of(place(program, aim))
+    whole, plain = stand(program, aim)[0], Standing.of(placed(program, aim))
     assert plain == replace(whole, findings=plain.findings)
     assert plain.findings <= whole.findings

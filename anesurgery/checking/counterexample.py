@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.grades import Promise
-from anesurgery.checking.numbers import BothSides, Numbers, difference
+from anesurgery.checking.numbers import BothSides, Numbers, measured
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Array, Var
 
@@ -42,12 +42,9 @@ def _broken(sides: BothSides, numbers: Numbers, promise: Promise) -> bool:
         return False
     rtol = promise.tolerance.rtol
     finite = all(bool(torch.isfinite(t).all()) for t in numbers.values())
-    for old, new in pairs:
-        undefined = torch.isnan(old) if finite and old.is_floating_point() else None
-        found = difference(old, new, undefined, finite_only=not promise.tolerates_nonfinite)
-        if found.max_abs > 0 and (rtol == 0 or found.max_rel > rtol):
-            return True
-    return False
+    undefined = [torch.isnan(old) if finite and old.is_floating_point() else None for old, _ in pairs]
+    parts = measured(sides, numbers, pairs, undefined, promise)
+    return any(part.max_abs > 0 and (rtol == 0 or part.max_rel > rtol) for part in parts)
 
 
 def _fewer(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Numbers:

@@ -42,7 +42,9 @@ class Tolerance:
     """What a pass promises at its own sites, computed in fp32."""
 
     rtol: float = 0.0
-    """Largest difference, relative to the largest magnitude of the old value; 0 means bit-exact."""
+    """Largest difference, relative to the largest magnitude of the old value; 0 means bit-exact.
+
+    Where sums cancel, a difference that fp64 shows to be rounding is relative to what flows through the site."""
 
     def __str__(self) -> str:
         return "bit-exact" if self.rtol == 0 else f"within {self.rtol:g} of the largest value"
@@ -74,7 +76,8 @@ class SiteCheck:
 
     max_abs: float
     max_rel: float
-    """`max_abs` over the largest finite magnitude of the old value, in the worst round."""
+    """`max_abs` over the largest finite magnitude of the old value, in the worst round; over what flows through
+    the old side where that cancels and fp64 shows that the difference is rounding."""
     values: int
     """Number of elements compared."""
     grade: Grade = Grade.NUMBERS

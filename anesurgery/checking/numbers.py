@@ -12,12 +12,21 @@ import torch
 
 from anesurgery.checking.adversarial import Drawing, drawn_shape, schedule, untried, weights
 from anesurgery.checking.grades import Promise
+from anesurgery.errors import InterpretError
 from anesurgery.facts.work import is_tensor
 from anesurgery.interpret import Evaluator
+from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.symbolic import narrows
 from anesurgery.mil import Array, Operation, Var, np_dtype
 
 Numbers = dict[Var, torch.Tensor]
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+Undefined = Sequence[torch.Tensor | None]
+
+FINER = float(np.finfo(np.float64).eps / np.finfo(np.float32).eps)
+"""What is left in fp64 of a difference that is only rounding in fp32."""
+DRAWS = 8
+"""How often the operands of the old side are put off, to see what rounding can do to it."""
 
 
 @dataclass
@@ -39,15 +48,35 @@ class BothSides:
     def __post_init__(self) -> None:
         # fp32 reads fp16 exactly and never rounds to it, so what a cast of its own loses shows in fp16 only
         narrowed = any(map(narrows, self.new_ops)) and not any(map(narrows, self.old_ops))
-        precision = "fp16" if narrowed else "fp32"
-        self._old = Evaluator(self.old_ops, [*(old for old, _ in self.replaced), *self.carried], precision)
-        self._new = Evaluator(self.new_ops, [new for _, new in self.replaced], precision)
+        self._precision = "fp16" if narrowed else "fp32"
+        self._old, self._new = self._both(self._precision)
 
-    def run(self, numbers: Numbers) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _both(self, precision: str | Double) -> tuple[Evaluator, Evaluator]:
+        old = Evaluator(self.old_ops, [*(old for old, _ in self.replaced), *self.carried], precision)
+        return old, Evaluator(self.new_ops, [new for _, new in self.replaced], precision)
+
+    def run(self, numbers: Numbers) -> Pairs:
         """The pairs (old value, new value)."""
-        found = self._old(numbers)
+        return self._pairs(self._old, self._new, numbers)
+
+    def run_double(self, numbers: Numbers) -> Pairs:
+        """The same in fp64."""
+        return self._pairs(*self._both(Double()), numbers)
+
+    def spread(self, numbers: Numbers, rtol: float) -> list[list[torch.Tensor]]:
+        """The old values in fp64, again and again with each operand of each op off by `rtol` of it."""
+        old = self._both(Double(rtol))[0]
+        return [old(numbers)[: len(self.replaced)] for _ in range(DRAWS)]
+
+    @property
+    def rounds_sums(self) -> bool:
+        """Are both sides computed in fp32, so that fp64 tells what rounding does?"""
+        return self._precision == "fp32"
+
+    def _pairs(self, old: Evaluator, new: Evaluator, numbers: Numbers) -> Pairs:
+        found = old(numbers)
         olds, inner = found[: len(self.replaced)], found[len(self.replaced) :]
-        news = self._new({**numbers, **dict(zip(self.carried, inner, strict=True))})
+        news = new({**numbers, **dict(zip(self.carried, inner, strict=True))})
         return list(zip(olds, news, strict=True))
 
 
@@ -60,7 +89,8 @@ class Apart(NamedTuple):
 
     max_abs: float
     max_rel: float
-    """`max_abs` over the largest finite magnitude of the old value."""
+    """`max_abs` over the largest finite magnitude of the old value, or of what flows through the old side where
+    that cancels and the difference is rounding (`rounding`)."""
     values: int
     """Elements compared."""
     left_out: int
@@ -124,11 +154,7 @@ def compare_numbers(
         elif promise.tolerance.rtol and any(bool(torch.isinf(o).any()) for o, _ in pairs):
             continue  # a sum in another order may overflow elsewhere
         tried.add(kind)
-        parts = [
-            difference(old, new, none, finite_only=not promise.tolerates_nonfinite)
-            for (old, new), none in zip(pairs, undefined, strict=True)
-        ]
-        worst.add(parts, numbers)
+        worst.add(measured(sides, numbers, pairs, undefined, promise), numbers)
         if not worst.within(promise):
             break
     worst.untried = untried(tried, promise.tolerates_nonfinite, floats)
@@ -155,6 +181,52 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
     if not values.is_floating_point() or bool(torch.isfinite(values).all()):
         return values
     return torch.where(torch.isfinite(values), values, torch.ones_like(values))
+
+
+def measured(
+    sides: BothSides, numbers: Numbers, pairs: Pairs, undefined: Undefined, promise: Promise
+) -> list[Apart]:
+    """How far apart both sides are on some numbers; beyond the tolerance, fp64 says whether that is rounding."""
+    parts = _apart(pairs, undefined, promise)
+    rtol = promise.tolerance.rtol
+    if rtol == 0 or not sides.rounds_sums or all(p.max_rel <= rtol for p in parts):
+        return parts
+    if any(math.isinf(p.max_abs) for p in parts):
+        return parts
+    try:
+        return rounding(sides, numbers, parts, undefined, promise)
+    except InterpretError:
+        return parts
+
+
+def rounding(
+    sides: BothSides, numbers: Numbers, parts: Sequence[Apart], undefined: Undefined, promise: Promise
+) -> list[Apart]:
+    """The parts, relative to what flows through the old side where the difference is only rounding.
+
+    Sums that cancel round by a share of their terms, not of the result. What that share is shows in how far the
+    old values move when each operand is off by the tolerance. A difference counts as rounding if it is `FINER`
+    in fp64, where that of a wrong rewrite is as large as in fp32.
+    """
+    rtol = promise.tolerance.rtol
+    finer = sides.run_double(numbers)
+    draws = sides.spread(numbers, rtol)
+    found = []
+    for i, (part, exact) in enumerate(zip(parts, _apart(finer, undefined, promise), strict=True)):
+        off = [_apart([(finer[i][0], draw[i])], undefined[i : i + 1], promise)[0].max_abs for draw in draws]
+        flow = max(off) / rtol
+        finer_too = exact.max_rel <= rtol and exact.max_abs <= rtol * FINER * flow
+        if finer_too and 0 < flow < math.inf:
+            part = part._replace(max_rel=min(part.max_rel, part.max_abs / flow))
+        found.append(part)
+    return found
+
+
+def _apart(pairs: Pairs, undefined: Undefined, promise: Promise) -> list[Apart]:
+    return [
+        difference(old, new, none, finite_only=not promise.tolerates_nonfinite)
+        for (old, new), none in zip(pairs, undefined, strict=True)
+    ]
 
 
 def difference(

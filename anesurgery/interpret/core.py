@@ -99,7 +99,7 @@ class Plan:
             )
         meaning = None if op.blocks else TABLE[op.op_type]
         fixed, reads, stored = self._inputs(op, moves=meaning is not None and meaning.moves)
-        outs = [(v, dtypes.run_dtype(v), dtypes.rounding(v, self.arithmetic)) for v in op.outputs]
+        outs = [(v, dtypes.run_dtype(v, self.arithmetic), dtypes.rounding(v, self.arithmetic)) for v in op.outputs]
         function = meaning and dtypes.meaning(op, meaning, self.arithmetic)
         return Step(op, function, fixed, reads, stored, outs, dead)
 
@@ -356,7 +356,8 @@ class Evaluator:
         self, bindings: Mapping[Var, torch.Tensor], listener: Listener | None = None
     ) -> list[torch.Tensor]:
         """The wanted values, given those that the ops read from outside; constants are read by themselves."""
-        env: Env = {v: dtypes.finish(t, dtypes.run_dtype(v), None) for v, t in bindings.items()}
+        arithmetic = self.plan.arithmetic
+        env: Env = {v: dtypes.finish(t, dtypes.run_dtype(v, arithmetic), None) for v, t in bindings.items()}
         with torch.inference_mode():
             self.plan.run(env, listener)
             return [dtypes.widen(self.plan.value(env, v)) for v in self.wanted]

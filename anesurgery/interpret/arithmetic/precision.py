@@ -1,6 +1,6 @@
 """Which arithmetic the interpreter computes in: the one place that decides about dtypes.
 
-Floats are torch float32 while a program runs. "fp32" reads fp16 numbers exactly and never rounds to fp16 (the
+Floats are torch float32 while a program runs, fp64 only in `double`. "fp32" reads fp16 numbers exactly and never rounds to fp16 (the
 reference); "fp16" rounds the result of each op to the dtype that the program says, sums being made in fp32;
 "ane", or "ane:M1" for a chip, estimates what has been measured on Neural Engines (`measured.ELEMENTS`).
 Integers of every width run as int32.
@@ -56,12 +56,13 @@ def check(precision: str | Arithmetic) -> str | Arithmetic:
     return precision
 
 
-def run_dtype(var: Var) -> torch.dtype | None:
+def run_dtype(var: Var, precision: str | Arithmetic = "fp32") -> torch.dtype | None:
     """The dtype of a value while it runs; None for strings, lists and states."""
     if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) or types.is_str(var.dtype):
         return None
     kind = np_dtype(var).kind
-    return {"f": torch.float32, "b": torch.bool}.get(kind, torch.int32)
+    floats = getattr(precision, "floats", torch.float32)
+    return {"f": floats, "b": torch.bool}.get(kind, torch.int32)
 
 
 def rounding(var: Var, precision: str | Arithmetic) -> Rounding | None:

@@ -24,7 +24,8 @@ def _steady(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def compute(*values: Tensor, **more: Any) -> Tensor:
         wide = [v.double() if v.is_floating_point() else v for v in values]
         made = function(*wide, **more)
-        return made.float() if made.dtype == torch.float64 else made
+        double = any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in values)
+        return made.float() if made.dtype == torch.float64 and not double else made
 
     return compute
 
@@ -159,7 +160,7 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     if dtype == "bool":
         return x != 0
     if not dtype.startswith(("int", "uint")):
-        return x.float()
+        return x if x.dtype == torch.float64 else x.float()
     bits, unsigned = int("".join(filter(str.isdigit, dtype))), dtype.startswith("u")
     whole = to_int32(x).long() if x.is_floating_point() else x.to(torch.int64)
     if bits < 32:

@@ -47,7 +47,8 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = 
         return _integers(x, y)
     if x.shape[-1] >= LONG and y.ndim == 2 and (rows := _picked(x, y)) is not None:
         return rows
-    return torch.matmul(x.to(torch.float32), y.to(torch.float32))
+    floats = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
+    return torch.matmul(x.to(floats), y.to(floats))
 
 
 def _integers(x: Tensor, y: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     """The mean; of integers truncated toward zero, and exact, which fp32 is not beyond 2^24."""
     if x.is_floating_point():
-        return torch.mean(x.float(), dim=axes, keepdim=keep)
+        return torch.mean(x.float() if x.dtype == torch.float16 else x, dim=axes, keepdim=keep)
     count = math.prod(x.shape[axis] for axis in axes) or 1
     total = torch.sum(x.long(), dim=axes, keepdim=keep)
     return torch.div(total, count, rounding_mode="trunc").to(torch.int32)

@@ -1,0 +1,43 @@
+"""The arithmetic of fp64, in which every operand may be off by a little: what rounding is, and what it can do.
+
+In fp64 a difference that is only rounding is 2^-29 of what it is in fp32; any other difference stays. With
+operands that are off, a run shows what errors of that size do to a result, sums that cancel included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anesurgery.interpret.table import Meaning
+from anesurgery.mil import Operation
+
+
+class Double:
+    """Floats are fp64 between ops.
+
+    Args:
+        off: each float that an op reads is off by this share of it, up or down.
+        seed: of the directions.
+    """
+
+    floats = torch.float64
+
+    def __init__(self, off: float = 0.0, seed: int = 0) -> None:
+        self.off, self.generator = off, torch.Generator().manual_seed(seed)
+
+    def meaning(self, op: Operation, known: Meaning) -> Callable[..., Any]:
+        """The function on fp64 operands."""
+        return lambda **operands: known.function(**{k: self._wide(v) for k, v in operands.items()})
+
+    def _wide(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._wide, value))
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        if not self.off:
+            return value.double()
+        up = torch.randint(0, 2, value.shape, generator=self.generator)
+        return value.double() * (1 + self.off * (2 * up - 1))

@@ -44,7 +44,7 @@ class Tolerance:
     rtol: float = 0.0
     """Largest difference, relative to the largest magnitude of the old value; 0 means bit-exact.
 
-    Where sums cancel, a difference that fp64 shows to be rounding is relative to what flows through the site."""
+    Where sums cancel, a difference that fp64 shows to be rounding is relative to what flows through it."""
 
     def __str__(self) -> str:
         return "bit-exact" if self.rtol == 0 else f"within {self.rtol:g} of the largest value"

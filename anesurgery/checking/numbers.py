@@ -186,7 +186,7 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 def measured(
     sides: BothSides, numbers: Numbers, pairs: Pairs, undefined: Undefined, promise: Promise
 ) -> list[Apart]:
-    """How far apart both sides are on some numbers; beyond the tolerance, fp64 says whether that is rounding."""
+    """How far apart both sides are; beyond the tolerance, fp64 says whether that is rounding."""
     parts = _apart(pairs, undefined, promise)
     rtol = promise.tolerance.rtol
     if rtol == 0 or not sides.rounds_sums or all(p.max_rel <= rtol for p in parts):

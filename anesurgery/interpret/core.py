@@ -99,7 +99,9 @@ class Plan:
             )
         meaning = None if op.blocks else TABLE[op.op_type]
         fixed, reads, stored = self._inputs(op, moves=meaning is not None and meaning.moves)
-        outs = [(v, dtypes.run_dtype(v, self.arithmetic), dtypes.rounding(v, self.arithmetic)) for v in op.outputs]
+        outs = [
+            (v, dtypes.run_dtype(v, self.arithmetic), dtypes.rounding(v, self.arithmetic)) for v in op.outputs
+        ]
         function = meaning and dtypes.meaning(op, meaning, self.arithmetic)
         return Step(op, function, fixed, reads, stored, outs, dead)
 

@@ -1,6 +1,6 @@
 """Which arithmetic the interpreter computes in: the one place that decides about dtypes.
 
-Floats are torch float32 while a program runs, fp64 in `double` only. "fp32" reads fp16 numbers exactly and never
+Floats are torch float32 while a program runs, fp64 in `double` only. "fp32" reads fp16 exactly and never
 rounds to fp16 (the reference); "fp16" rounds the result of each op to the dtype that the program says, sums
 being made in fp32; "ane", or "ane:M1" for a chip, estimates what has been measured on Neural Engines
 (`measured.ELEMENTS`).

@@ -55,6 +55,7 @@ from anesurgery.mil import (
     mb,
     np_dtype,
     types,
+    walk_ops,
 )
 from anesurgery.ops import LISTS
 from anesurgery.passes.fold_constants import FoldConstants
@@ -62,6 +63,8 @@ from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
+LENGTH = 128
+"""What a dynamic size becomes where nothing else is known."""
 UNCHECKED = "the interface changes; compare whole models at the new shapes"
 
 
@@ -73,7 +76,7 @@ class FixShapes(Pass):
     precedes: ClassVar[tuple[str, ...]] = ("*",)
     shapes: Mapping[str, Sequence[int]] | None = None
     """Input -> its shape; of inputs that are left out, each axis by the rule above."""
-    length: int = 128
+    length: int = LENGTH
     """Of dynamic axes of which nothing else is known, but the first."""
 
     @classmethod
@@ -100,11 +103,33 @@ class FixShapes(Pass):
         for function in program.functions.values():
             refusal = _barred(function, session)
             if refusal is None:
-                self.fix(function, session)
-            else:
+                refusal = self.tried(function, session)
+            if refusal is not None:
                 session.refusals.append((self.name, refusal))
         if len(session.changes) > edits:
             FoldConstants().run(program, session)
+
+    def tried(self, function: Function, session: Session) -> Refusal | None:
+        """Fix the shapes; where none were given and the likely ones do not fit, leave the function as it was.
+
+        Raises:
+            PassError: a shape that was given does not fit.
+        """
+        values = [*function.inputs.values(), *(v for op in walk_ops(function) for v in op.outputs)]
+        held = [(v, v.sym_type, getattr(v, "_sym_val", None)) for v in values]
+        changes, contract = len(session.changes), len(session.contract)
+        try:
+            with function:  # some ops build others to infer their shapes
+                self.fix(function, session)
+        except PassError as error:
+            if self.shapes or self.length != LENGTH:
+                raise
+            for var, kind, value in held:
+                _set_type(var, kind)
+                setattr(var, "_sym_val", value)  # noqa: B010
+            del session.changes[changes:], session.contract[contract:]
+            return Refusal(f"{error}; give the shapes (shapes=, length=)")
+        return None
 
     def fix(self, function: Function, session: Session) -> None:
         """Give the inputs of a function their shapes.

@@ -116,12 +116,14 @@ class IntegersAsFloats(Rewrite):
         op = m.root
         if np_dtype(op.x) != np.int32 or (_stored(op.x) and _stored(op.y)):
             return None
+        if open_ := next((why for v in (op.x, op.y) if (why := symbolic(v))), ""):
+            return Refusal(open_, op)
         numbers = self.numbers()
         sides = {v: numbers.reach(v) for v in (op.x, op.y)}
         if min(sides.values()) >= EXACT:
             words = " and ".join(f"%{v.name} {in_words(most)}" for v, most in sides.items())
             return Refusal(f"{words}; one of them must stay within {EXACT - 1}", op)
-        reasons = [symbolic(v) for v in sides] + [numbers.leaves(v, EXACT) for v in sides if not _moved(v)]
+        reasons = (numbers.leaves(v, EXACT) for v in sides if not _moved(v))
         reason = next((r for r in reasons if r), "")
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 

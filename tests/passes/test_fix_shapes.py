@@ -137,3 +137,16 @@ def test_a_converted_model_is_saved_with_the_new_shape(flexible: str, tmp_path: 
     assert feature.type.multiArrayType.WhichOneof("ShapeFlexibility") is None
     assert "shape" not in kinds(saved.program)
     assert not ane.apply(saved, FixShapes(), quiet=True).changes
+
+
+def test_likely_shapes_that_do_not_fit_leave_the_model_as_it_was() -> None:
+    program = dynamic(lambda x: mb.add(x=x, y=np.ones((1, 3, 4), np.float16), name="y"))
+    before = ane.to_text(program)
+    session = Session()
+    FixShapes().run(program, session)
+    assert ane.to_text(program) == before
+    assert "do not fit add y" in session.refusals[0][1].reason
+    assert session.changes == []
+    assert session.contract == []
+    with pytest.raises(PassError, match="do not fit add y"):
+        FixShapes(shapes={"x": (1, 7, 4)}).run(program, Session())

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array, Program, Var, ct, mb, types
+from anesurgery.passes.add_cache import AddCache
+from anesurgery.testing import apply_pass
 
 
 @dataclass
@@ -160,3 +162,10 @@ class Decoder:
     def fused_op(self, q: Var, k: Var, v: Var) -> Var:
         """Attention in one op."""
         return mb.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=self.added_mask())
+
+
+def cached(**options: Any) -> Program:
+    """A small decoder of half floats with a cache of its own."""
+    program, _ = apply_pass(AddCache(prefill=4), Decoder(half=True, **options).program())
+    assert isinstance(program, Program)
+    return program

@@ -1,4 +1,4 @@
-"""States in other forms: decoders go on writing what they wrote, and what cannot be kept apart is refused."""
+"""Joined states: what was apart stays apart, and what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -6,41 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoders import Decoder as Small
+from decoders import Decoder
 
-from anesurgery.errors import PassError, UnknownName
 from anesurgery.interpret import Predictor
-from anesurgery.interpret.decoding import generate
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes import join_states
-from anesurgery.passes.add_cache import AddCache
-from anesurgery.passes.cache_as_io import CacheAsIo
 from anesurgery.passes.join_states import JoinStates
 from anesurgery.passes.pad_state import PadState
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.stored_states import shared_shapes
 from anesurgery.testing import apply_pass, assert_refuses, reasons
-
-
-def cached(**options: Any) -> Program:
-    program, _ = apply_pass(AddCache(prefill=4), Small(half=True, **options).program())
-    assert isinstance(program, Program)
-    return program
-
-
-@pytest.mark.parametrize("step", [PadState(), CacheAsIo()])
-def test_a_decoder_writes_what_it_wrote(step: Pass) -> None:
-    program = cached()
-    after, session = apply_pass(step, program)
-    assert session.changes
-    assert generate(after, [3, 1, 4, 1, 5], 19).written == generate(program, [3, 1, 4, 1, 5], 19).written
-
-
-def test_widths() -> None:
-    after, _ = apply_pass(PadState(), cached())
-    assert shared_shapes(list(after.functions.values())) == {"cache_0": (4, 2, 24, 32)}
-    assert not apply_pass(PadState(), after)[1].changes
-    assert shared_shapes(list(apply_pass(CacheAsIo(), after)[0].functions.values())) == {}
 
 
 def two_states(order: str = "kkvv") -> Program:
@@ -102,13 +75,7 @@ def test_a_write_that_another_one_undoes_would_be_found(monkeypatch: pytest.Monk
 
 
 def test_refusals() -> None:
-    plain = Small(half=True).program()
-    assert_refuses(CacheAsIo(), plain, "the model has no states")
-    assert_refuses(JoinStates(), plain, "no two states agree")
-    with pytest.raises(UnknownName, match="unknown state 'cache_1'; did you mean 'cache_0'"):
-        apply_pass(CacheAsIo(states=("cache_1",)), cached())
-    with pytest.raises(PassError, match="multiple=1; it must be an integer above 1"):
-        PadState(multiple=1)
+    assert_refuses(JoinStates(), Decoder(half=True).program(), "no two states agree")
     _, session = apply_pass(JoinStates(), two_states("kkkvv"))
     assert reasons(session) == []
     _, session = apply_pass(JoinStates(), late())

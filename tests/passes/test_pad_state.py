@@ -1,0 +1,30 @@
+"""Padded states: wide enough, and a decoder goes on writing what it wrote."""
+
+from __future__ import annotations
+
+import pytest
+from decoders import cached
+
+from anesurgery.errors import PassError
+from anesurgery.interpret.decoding import generate
+from anesurgery.passes.pad_state import PadState
+from anesurgery.rewriting.stored_states import shared_shapes
+from anesurgery.testing import apply_pass
+
+
+def test_a_decoder_writes_what_it_wrote() -> None:
+    program = cached()
+    after, session = apply_pass(PadState(), program)
+    assert session.changes
+    assert generate(after, [3, 1, 4, 1, 5], 19).written == generate(program, [3, 1, 4, 1, 5], 19).written
+
+
+def test_widths() -> None:
+    after, _ = apply_pass(PadState(), cached())
+    assert shared_shapes(list(after.functions.values())) == {"cache_0": (4, 2, 24, 32)}
+    assert not apply_pass(PadState(), after)[1].changes
+
+
+def test_refusals() -> None:
+    with pytest.raises(PassError, match="multiple=1; it must be an integer above 1"):
+        PadState(multiple=1)

@@ -3,20 +3,20 @@
 Before::
 
     main(%x: 2x3) {
-      %make_list_0: list = make_list(init_length=2, dynamic_length=False, elem_shape=(3))
-      %rows: list = list_scatter(ls=%make_list_0, indices=[0, 1], value=%x)
+      %empty: list = make_list(init_length=2, dynamic_length=False, elem_shape=(3))
+      %rows: list = list_scatter(ls=%empty, indices=[0, 1], value=%x)
       %made: list = make_list(init_length=2, dynamic_length=False, elem_shape=(3))
       %loop_0: int32, %loop_1: list = while_loop(loop_vars=(0, %made))
-        block(%loop_loop_vars0_0_x0: int32, %made_x0: list) {
-          %less_1: bool = less(x=%loop_loop_vars0_0_x0, y=2)
-          return %less_1
+        block(%start_x0: int32, %made_x0: list) {
+          %more: bool = less(x=%start_x0, y=2)
+          return %more
         }
-        block(%loop_loop_vars0_0_x0: int32, %made_x0: list) {
-          %row: 3 = list_read(ls=%rows, index=%loop_loop_vars0_0_x0)
-          %relu_1: 3 = relu(x=%row)
-          %add_1: int32 = add(x=%loop_loop_vars0_0_x0, y=1)
-          %list_write_1: list = list_write(ls=%made_x0, index=%loop_loop_vars0_0_x0, value=%relu_1)
-          return %add_1, %list_write_1
+        block(%start_x0: int32, %made_x0: list) {
+          %row: 3 = list_read(ls=%rows, index=%start_x0)
+          %kept: 3 = relu(x=%row)
+          %next: int32 = add(x=%start_x0, y=1)
+          %written: list = list_write(ls=%made_x0, index=%start_x0, value=%kept)
+          return %next, %written
         }
       %y: 2x3 = list_gather(ls=%loop_1, indices=[0, 1])
       return %y
@@ -27,11 +27,11 @@ After::
     main(%x: 2x3) {
       %row_1_unroll_loop_slice_by_size: 1x3 = slice_by_size(x=%x, begin=[0, 0], size=[1, -1])
       %row_1: 3 = squeeze(x=%row_1_unroll_loop_slice_by_size, axes=[0])
-      %relu_1_1: 3 = relu(x=%row_1)
+      %kept_1: 3 = relu(x=%row_1)
       %row_2_unroll_loop_slice_by_size: 1x3 = slice_by_size(x=%x, begin=[1, 0], size=[1, -1])
       %row_2: 3 = squeeze(x=%row_2_unroll_loop_slice_by_size, axes=[0])
-      %relu_1_2: 3 = relu(x=%row_2)
-      %y: 2x3 = stack(values=(%relu_1_1, %relu_1_2), axis=0)
+      %kept_2: 3 = relu(x=%row_2)
+      %y: 2x3 = stack(values=(%kept_1, %kept_2), axis=0)
       return %y
     }
 
@@ -187,23 +187,25 @@ def example() -> Program:
     """Two rounds of a loop that writes each row of its input, times its number, into a list."""
 
     def go_on(i: Var, ls: Var) -> Var:
-        return mb.less(x=i, y=np.int32(2))
+        return mb.less(x=i, y=np.int32(2), name="more")
 
     @mb.program(input_specs=[mb.TensorSpec((2, 3))])
     def program(x: Var) -> Var:
         rows = mb.list_scatter(
-            ls=mb.make_list(init_length=2, dynamic_length=False, elem_shape=(3,)),
+            ls=mb.make_list(init_length=2, dynamic_length=False, elem_shape=(3,), name="empty"),
             indices=np.arange(2, dtype=np.int32),
             value=x,
             name="rows",
         )
 
         def body(i: Var, ls: Var) -> tuple[Var, Var]:
-            row = mb.relu(x=mb.list_read(ls=rows, index=i, name="row"))
-            return mb.add(x=i, y=np.int32(1)), mb.list_write(ls=ls, index=i, value=row)
+            row = mb.relu(x=mb.list_read(ls=rows, index=i, name="row"), name="kept")
+            following = mb.add(x=i, y=np.int32(1), name="next")
+            return following, mb.list_write(ls=ls, index=i, value=row, name="written")
 
+        start = mb.const(val=np.int32(0), name="start")
         made = mb.make_list(init_length=2, dynamic_length=False, elem_shape=(3,), name="made")
-        _, ls = mb.while_loop(_cond=go_on, _body=body, loop_vars=(np.int32(0), made), name="loop")
+        _, ls = mb.while_loop(_cond=go_on, _body=body, loop_vars=(start, made), name="loop")
         return mb.list_gather(ls=ls, indices=np.arange(2, dtype=np.int32), name="y")
 
     return program

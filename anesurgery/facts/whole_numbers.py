@@ -14,7 +14,17 @@ import numpy as np
 
 from anesurgery.facts.intervals import interval, summed
 from anesurgery.facts.reading import number
-from anesurgery.mil import Array, Maker, Operation, Var, constant, np_dtype, operands, static_shape
+from anesurgery.mil import (
+    Array,
+    Maker,
+    Operation,
+    Var,
+    any_symbolic,
+    constant,
+    np_dtype,
+    operands,
+    static_shape,
+)
 from anesurgery.ops import JOINING, LOGICAL, LOOKUPS, names
 
 Range = tuple[float, float]
@@ -128,6 +138,8 @@ def symbolic(var: Var) -> str:
     """A symbolic shape among what is done to an integer, which another op would name otherwise; "" if none."""
     if static_shape(var) is None:
         return f"%{var.name} has the symbolic shape {tuple(var.shape)}"
+    if var.sym_val is not None and any_symbolic(np.ravel(np.asarray(var.sym_val, dtype=object))):
+        return f"%{var.name} is counted from a symbolic shape"
     op = makes_whole(var)
     given = operands_of(op) if op is not None else ()
     return next((why for _, v in given if np_dtype(v).kind != "f" and (why := symbolic(v))), "")

@@ -209,3 +209,14 @@ def test_a_converted_mask_keeps_one_integer_op() -> None:
     assert len(before) > 1
     assert surgery.proof is not None
     assert surgery.proof.ok
+
+
+def test_a_size_that_is_not_known_is_refused() -> None:
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    @mb.program(input_specs=[mb.TensorSpec((get_new_symbol(), 4))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        length = mb.gather(x=mb.shape(x=x), indices=np.int32(0), axis=0, name="length")
+        return mb.mul(x=x, y=mb.cast(x=mb.equal(x=length, y=np.int32(3)), dtype="fp32"))
+
+    assert_refuses(IntegersAsFloats(), program, "%length is counted from a symbolic shape")

@@ -51,10 +51,10 @@ import numpy as np
 from anesurgery import registry
 from anesurgery.errors import Refusal
 from anesurgery.facts.masks import is_decoder
-from anesurgery.loading import clone
 from anesurgery.mil import Operation, Program, Var, mb, types, walk_ops
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.search import Search, State
@@ -83,7 +83,7 @@ class ApplyRemedies(Pass):
         """Search on copies, then apply what was kept."""
         target = Target.parse(self.target or session.target, self.compute_units)
         search = Search(target, session, lambda found: _remedies(found, target), _changes_results, self.trials)
-        start = State.of(clone(program).program, target)
+        start = State(copied(program), target)
         end = search.improve(start)
         for step in end.steps:
             run_pass(step, program, session)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from anesurgery.checking.comparison import compare
 from anesurgery.errors import Refusal, SurgeryError
-from anesurgery.loading import clone
 from anesurgery.mil import Operation, Program
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.standing import Standing, stand
+from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
 
@@ -28,17 +29,26 @@ Objection = Callable[[Session, Program], "Refusal | None"]
 
 @dataclass(frozen=True)
 class State:
-    """A program, how it stands, and the steps that led there."""
+    """A program, the steps that led there, and how it stands: looked at when somebody asks."""
 
     program: Program
-    standing: Standing
-    inspections: list[Inspection]
+    target: Target
     steps: tuple[Pass, ...] = ()
 
-    @classmethod
-    def of(cls, program: Program, target: Target, steps: tuple[Pass, ...] = ()) -> State:
-        """Inspect a program."""
-        return cls(program, *stand(program, target), steps)
+    @cached_property
+    def standing(self) -> Standing:
+        """What is legal and where it runs: all that most trials are judged by."""
+        return Standing.of(placed(self.program, self.target))
+
+    @cached_property
+    def advised(self) -> Standing:
+        """The same with every finding counted."""
+        return Standing.of(self.inspections)
+
+    @cached_property
+    def inspections(self) -> list[Inspection]:
+        """Of each function, with advice."""
+        return placed(self.program, self.target, advice=True)
 
     @property
     def findings(self) -> list[Finding]:
@@ -113,12 +123,12 @@ class Search:
         if (objection := self.objection(own, state.program)) is not None:
             self.reject((step,), objection.reason)
             return None
-        return State.of(program, self.target, (*state.steps, step))
+        return State(program, self.target, (*state.steps, step))
 
     def copy(self, program: Program) -> Program:
         """A copy to try a step on; the last one again while no step has changed it."""
         if self.scratch is None or self.scratch[0] is not program:
-            self.scratch = program, clone(program).program
+            self.scratch = program, copied(program)
         return self.scratch[1]
 
     def told(self, step: Pass, state: State, refusals: Sequence[tuple[str, Refusal]]) -> None:
@@ -133,8 +143,8 @@ class Search:
         """Is it better, and do the proofs of its sites hold?"""
         steps = new.steps[len(old.steps) :]
         loss, gain = new.standing.loss(old.standing), new.standing.gain(old.standing)
-        if not gain and new.standing.tidier(old.standing):
-            gain = f"findings {old.standing.findings} -> {new.standing.findings}"
+        if not (loss or gain) and new.advised.tidier(old.advised):
+            gain = f"findings {old.advised.findings} -> {new.advised.findings}"
         if loss or not gain:
             self.reject(steps, f"tried and not kept: {loss or 'it gains nothing on this target'}")
             return False
@@ -151,7 +161,7 @@ class Search:
         rounds = any(step.rounds for step in steps)
         if not (self.session.prove_sites or rounds):
             return None
-        program, own = clone(old.program).program, self.session.again(prove_sites=self.session.prove_sites)
+        program, own = copied(old.program), self.session.again(prove_sites=self.session.prove_sites)
         try:
             for step in steps:
                 run_pass(step, program, own)

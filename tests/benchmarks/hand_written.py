@@ -204,7 +204,10 @@ def fn(function: Callable[..., Any]) -> nn.Module:
 IDS, MASK = ("ids", (1, 64)), ("mask", (1, 64))
 HIDDEN = (1, 64, 128)
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], list[Any]]] = {
+Models = dict[str, tuple[Callable[[], nn.Module], list[Any]]]
+"""Name -> what makes it, and its inputs: a shape of floats, or the name and shape of integers."""
+
+MODELS: Models = {
     "lenet": (
         lambda: seq(conv(3, 8, 5), nn.MaxPool2d(2), conv(8, 16, 5), nn.MaxPool2d(2), head(16)),
         [PICTURE],
@@ -552,7 +555,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[Any]]] = {
         [(1, 32, 32, 64)],
     ),
 }
-"""Name -> what makes it, and its inputs: a shape of floats, or the name and shape of integers."""
 
 
 def names() -> list[str]:
@@ -560,12 +562,12 @@ def names() -> list[str]:
     return list(MODELS)
 
 
-def package(name: str, folder: Path) -> Path:
+def package(name: str, folder: Path, models: Models = MODELS) -> Path:
     """Convert a model to fp16; one that is in the folder already is taken from there."""
     path = folder / f"{name}.mlpackage"
     if path.exists():
         return path
-    make, inputs = MODELS[name]
+    make, inputs = models[name]
     torch.manual_seed(0)
     values, types = list[Tensor](), list[Any]()
     for i, given in enumerate(inputs):

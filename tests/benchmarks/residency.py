@@ -1,105 +1,173 @@
 """What share of each model is on the Neural Engine before and after `auto`, and whether the outputs agree.
 
-Every ML Program of the corpus, its graphs with random weights, a small transformers model of each family, and
-models written by hand: vision, audio, sequences, tables. The bars: no share falls on any; the share of ops or
-flop rises on at least 80 % of those with something to repair (an op off the engine that is no cast of the
-interface, in a model that is not too small for the engine as it is), or, of models that Core ML would leave
-on the CPU whatever is done, the share of ops that are legal on the ANE; outputs agree (in fp32 within 1e-4 of
-the largest value, or, where `compute_fp16` rounded weights, in fp16 to 60 dB).
+Every model of the corpus, its graphs with random weights, a small transformers model of each family, and models
+written by hand: vision, audio, sequences, tables. With `--recipes`, every recipe that takes a model, and with
+`--cases` the small graphs of measured placements too.
+
+The bars: no share falls on any, no output is lost, nothing but an error in words stops a run; `auto` raises the
+share of ops or flop on at least 80 % of the ML Programs with something to repair, or, of models that Core ML
+would leave on the CPU whatever is done, the share of ops that are legal on the ANE; outputs agree (in fp32
+within 1e-4 of the largest value, or, where values were rounded, in fp16 to 60 dB). What is saved is read again.
+
+Each run is a process of its own with a time limit. Rows are JSON lines; those that are there are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import hand_written
 import numpy as np
+import public_forms
 import small_models
 from rich.console import Console
 from rich.table import Table
 
 import anesurgery as ane
-from anesurgery.errors import InterpretError, SurgeryError
+from anesurgery import registry
+from anesurgery.errors import InterpretError, IsPipeline, SurgeryError
 from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.interpret.sampling import sample_function, sample_inputs
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program, function_of, is_output, quiet_host, walk_ops
-from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.standing import Standing, stand
-from anesurgery.placement.target import Target
+from anesurgery.mil import Array, function_of, quiet_host
+from anesurgery.placement.inspection import Inspection, OpRow
 
-CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
-TARGETS = ("M1/macOS 14", "M4/macOS 15", "A15/iOS 17")
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+CORPUS = SHARED / "corpus"
+TARGETS = ("M1/macOS 14", "M4/macOS 15", "M4/macOS 27", "A15/iOS 17")
 NEARLY_ALL = 0.99
 BAR = 0.8
 """Of the models below `NEARLY_ALL`."""
 RELATIVE, PSNR = 1e-4, 60.0
+ROUNDING = {"compute_fp16", "interface_fp16"}
+MADE = (small_models, hand_written, public_forms)
+REFUSED, LATE = "refused", "time limit"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Where the ops of a model are."""
+
+    ops: float
+    """Share on the ANE."""
+    flop: float
+    legal: float
+    """Share of the ops that the ANE can run, whether or not Core ML would choose it."""
+    placed: int
+    """Ops on the ANE."""
+    off: int
+    """Ops off it that could be on it: in a model that Core ML leaves on the CPU, those that are not legal."""
+    has_flop: bool
+    estimate: float
+
+    @classmethod
+    def of(cls, found: Sequence[Inspection]) -> Figures:
+        """From the inspections of the functions or parts of a model."""
+        rows = [row for part in found for row in _rows(part)]
+        on, legal = [r for r in rows if r.preferred == "ane"], [r for r in rows if r.legal]
+        flop, count = sum(r.flop for r in rows), max(len(rows), 1)
+        off = [r for r in rows if (r.preferred != "ane" if on else r.legal is False)]
+        share = sum(r.flop for r in on) / flop if flop else 1.0
+        cost = sum(part.cost or 0.0 for part in found)
+        return cls(len(on) / count, share, len(legal) / count, len(on), len(off), flop > 0, cost)
+
+
+def _rows(part: Inspection) -> list[OpRow]:
+    return [*part.ops, *(row for inner in part.parts.values() for row in _rows(inner))]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model on one target."""
+    """One recipe on one model for one target."""
 
     model: str
     target: str
-    before: Standing
-    after: Standing
-    passes: tuple[str, ...]
-    fp32: float
+    recipe: str
+    before: Figures | None = None
+    after: Figures | None = None
+    passes: tuple[str, ...] = ()
+    fp32: float = float("nan")
     """Largest difference, relative to the largest value."""
-    fp16: float
+    fp16: float = float("nan")
     """PSNR in dB of fp16 after against fp16 before."""
-    seconds: float
-    repairable: int = 1
-    """Ops that a pass could bring onto the engine, casts of inputs and outputs left out."""
+    seconds: float = float("nan")
     uncompared: str = ""
-    """Why the given model cannot be run, so that there is nothing to compare with."""
+    """Why there is nothing to compare with: the given model cannot be run."""
+    failure: str = ""
+    """Why there is no result; what begins with `REFUSED` is an error in words."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What was run."""
+        return self.model, self.target, self.recipe
 
     @property
     def falls(self) -> bool:
         """Is a share lower than before? Where there was no flop, that of the ops counts alone."""
-        shares = ("ops", "flop") if self.before.flop else ("ops",)
-        return any(self.after.share[k] < self.before.share[k] for k in shares)
+        a, b = self.before, self.after
+        return a is not None and b is not None and (b.ops < a.ops or (a.has_flop and b.flop < a.flop))
 
     @property
     def rises(self) -> bool:
         """Is a share higher than before?"""
-        return any(self.after.share[k] > self.before.share[k] for k in ("ops", "flop"))
+        a, b = self.before, self.after
+        return a is not None and b is not None and (b.ops > a.ops or b.flop > a.flop)
 
     @property
     def frees(self) -> bool:
         """Does Core ML leave it on the CPU, with more ops legal on the ANE than before?"""
-        alone = not self.before.on_ops and not self.after.on_ops
-        return alone and self.after.legal_share > self.before.legal_share
+        a, b = self.before, self.after
+        return a is not None and b is not None and not (a.placed or b.placed) and b.legal > a.legal
 
     @property
     def agrees(self) -> bool:
         """Do the outputs agree?"""
-        rounded = "compute_fp16" in self.passes
-        if self.uncompared:
+        if self.uncompared or not self.passes:
             return True
-        return not self.passes or (self.fp16 >= PSNR if rounded else self.fp32 <= RELATIVE)
+        return self.fp16 >= PSNR if ROUNDING & set(self.passes) else self.fp32 <= RELATIVE
 
     @property
     def counts(self) -> bool:
         """Is there something to gain?"""
-        return min(self.before.share.values()) < NEARLY_ALL and self.repairable > 0
+        return (
+            self.before is not None
+            and min(self.before.ops, self.before.flop) < NEARLY_ALL
+            and self.before.off > 0
+        )
+
+    def to_json(self) -> str:
+        """A line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Row:
+        """From a line."""
+        found = json.loads(line)
+        for name in ("before", "after"):
+            found[name] = None if found[name] is None else Figures(**found[name])
+        return cls(**{**found, "passes": tuple(found["passes"])})
 
 
-def models(folder: Path, names: list[str]) -> Iterator[tuple[str, Path]]:
+Model = tuple[str, Path]
+
+
+def models(folder: Path, names: Sequence[str], everything: bool) -> Iterator[Model]:
     """Name and place of each model; those that are made lie in the folder, and are taken from it later."""
-    for path in sorted(CORPUS.glob("*.mlpackage")):
-        yield path.stem, path
+    suffixes = ("mlpackage", "mlmodel", "mlmodelc") if everything else ("mlpackage",)
+    for path in sorted(p for suffix in suffixes for p in CORPUS.glob(f"*.{suffix}")):
+        yield path.name if everything else path.stem, path
     for path in sorted((CORPUS / "graphs").glob("*.mlpackage")):
         target = folder / "graphs" / path.name
         if not target.exists() and (not names or path.stem in names):
@@ -107,58 +175,73 @@ def models(folder: Path, names: list[str]) -> Iterator[tuple[str, Path]]:
             fill = [sys.executable, "fill_weights.py", path.name, str(target)]
             subprocess.run(fill, cwd=path.parent, check=True, capture_output=True)
         yield path.stem, target
-    for family in (small_models, hand_written):
+    for family in MADE:
         for name in family.names():
             if not names or name in names:
                 yield name, family.package(name, folder)
 
 
-def measure(name: str, path: Path, target: str) -> Row:
-    """Apply `auto` without proofs, inspect before and after, run both."""
-    loaded, aim = load(str(path)), Target.parse(target)
-    started = time.perf_counter()
-    surgery = ane.apply(loaded, "auto", target=target, prove=None, quiet=True)
+def cases(folder: Path) -> Iterator[Model]:
+    """The small graphs whose placement was measured."""
+    sys.path.insert(0, str(SHARED / "placement"))
+    build_case = importlib.import_module("build_case")
+    for name, record in build_case.load(SHARED / "placement" / "open.json").items():
+        for context in (False, True):
+            path = folder / "cases" / f"{name}{'@ctx' * context}.mlpackage"
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                try:
+                    with quiet_host():
+                        build_case.convert(build_case.build_program(record, ctx=context), "mlprogram").save(
+                            str(path)
+                        )
+                except Exception as error:  # of coremltools: there is no such model
+                    print(f"{path.stem} cannot be built: {error}", file=sys.stderr)
+                    continue
+            yield path.stem, path
+
+
+def measure(name: str, path: Path, target: str, recipe: str) -> Row:
+    """Apply a recipe without proofs, save, inspect before and after, run both."""
+    before, started = placed(path, target), time.perf_counter()
+    try:
+        surgery = ane.apply(path, recipe, target=target, prove=None, quiet=True)
+    except SurgeryError as error:
+        return Row(name, target, recipe, before, failure=f"{REFUSED}: {str(error).splitlines()[0]}")
     seconds = time.perf_counter() - started
     passes = tuple(dict.fromkeys(change.pass_name for change in surgery.changes))
-    fp32, fp16, uncompared = float("nan"), float("nan"), ""
-    if passes:
-        try:
-            for function in loaded.program.functions:
-                run(loaded, sample_inputs(loaded.program, function=function), function=function)
-        except InterpretError as error:
-            uncompared = str(error).splitlines()[0]
-        else:
-            fp32, fp16 = differences(loaded.program, surgery)
-    before, inspections = stand(loaded.program, aim)
-    after = stand(surgery.program, aim)[0]
-    return Row(
-        name,
-        target,
-        before,
-        after,
-        passes,
-        fp32,
-        fp16,
-        seconds,
-        repairable(loaded.program, inspections),
-        uncompared,
-    )
+    if not passes:
+        return Row(name, target, recipe, before, before, seconds=seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        after = placed(surgery.save(Path(folder) / f"m{surgery.subject.suffix}"), target)
+        fp32, fp16, uncompared = compared_outputs(path, surgery)
+    return Row(name, target, recipe, before, after, passes, fp32, fp16, seconds, uncompared)
 
 
-def repairable(program: Program, inspections: Sequence[Inspection]) -> int:
-    """How many ops a pass could bring onto the engine without another interface."""
-    found = 0
-    for function, part in zip(program.functions.values(), inspections, strict=True):
-        ends = {
-            v.name
-            for op in walk_ops(function)
-            if op.op_type == "cast" and (op.x.op is None or is_output(op.outputs[0]))
-            for v in op.outputs
-        }
-        placed = any(row.preferred == "ane" for row in part.ops)
-        off = [row for row in part.ops if (row.preferred != "ane" if placed else row.legal is False)]
-        found += sum(row.name not in ends for row in off)
-    return found
+def placed(model: Path, target: str) -> Figures:
+    """Where the ops are, over all functions."""
+    try:
+        functions: list[str | None] = (
+            list(load(model).program.functions) if model.suffix == ".mlpackage" else [None]
+        )
+    except IsPipeline:
+        functions = [None]
+    return Figures.of([ane.inspect(model, target, function=name) for name in functions])
+
+
+def compared_outputs(path: Path, surgery: Any) -> tuple[float, float, str]:
+    """The relative difference in fp32, the PSNR in fp16, and why there is neither."""
+    try:
+        loaded = load(path)
+    except IsPipeline:
+        psnr = ane.compare(path, surgery.model).psnr
+        return 10 ** (-psnr / 20), psnr, ""
+    try:
+        for function in loaded.program.functions:
+            run(loaded, sample_inputs(loaded.program, function=function), function=function)
+    except InterpretError as error:
+        return float("nan"), float("nan"), str(error).splitlines()[0]
+    return (*differences(loaded.program, surgery), "")
 
 
 def differences(before: Any, surgery: Any) -> tuple[float, float]:
@@ -179,7 +262,7 @@ def differences(before: Any, surgery: Any) -> tuple[float, float]:
                     relative = max(relative, apart / scale if scale else apart)
                 elif noise:
                     psnr = min(psnr, 20 * np.log10(scale / noise) if scale else 0.0)
-    return relative, psnr
+    return float(relative), float(psnr)
 
 
 def compared(old: Array, new: Array) -> tuple[float, float, float]:
@@ -191,36 +274,70 @@ def compared(old: Array, new: Array) -> tuple[float, float, float]:
     return float(np.abs(a - b).max()), float(np.abs(a).max()), float(np.sqrt(np.square(a - b).mean()))
 
 
-def show(rows: list[Row], failed: dict[str, str]) -> bool:
-    """Print the table and the bars; are they met?"""
-    table = Table("model", "target", "ops", "flop", "legal", "estimate µs", "passes", "fp32", "fp16 dB", "s")
-    for r in rows:
-        ops, flop = (f"{r.before.share[k]:.3f} → {r.after.share[k]:.3f}" for k in ("ops", "flop"))
-        legal = f"{r.before.legal_share:.3f} → {r.after.legal_share:.3f}"
-        estimate = f"{r.before.estimate:.0f} → {r.after.estimate:.0f}"
-        cells = (r.model, r.target, ops, flop, legal, estimate, ", ".join(r.passes))
-        table.add_row(*cells, f"{r.fp32:.1e}", f"{r.fp16:.0f}", f"{r.seconds:.1f}")
+def alone(job: tuple[str, Path, str, str], limit: float) -> Row:
+    """Run a job in a process of its own."""
+    name, _, target, recipe = job
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(job, theirs))
+    process.start()
+    theirs.close()
+    row: Row | None = None
+    if ours.poll(limit):
+        try:
+            row = Row.from_json(ours.recv())
+        except EOFError:
+            row = Row(name, target, recipe, failure="the process died")
+    process.kill()
+    process.join()
+    return row or Row(name, target, recipe, failure=f"{LATE}: {limit:g} s")
+
+
+def _child(job: tuple[str, Path, str, str], answer: Any) -> None:
+    name, _, target, recipe = job
+    try:
+        with quiet_host():
+            row = measure(*job)
+    except Exception as error:  # a defect: the row says which
+        row = Row(name, target, recipe, failure=f"{type(error).__name__}: {error}")
+    answer.send(row.to_json())
+
+
+def show(rows: Sequence[Row]) -> bool:
+    """Print what changed, and the bars; are they met?"""
     console = Console(width=200)
+    table = Table(
+        "model", "target", "recipe", "ops", "flop", "legal", "estimate µs", "passes", "fp32", "fp16 dB", "s"
+    )
+    for r in (r for r in rows if r.passes and r.before is not None and r.after is not None):
+        a, b = r.before, r.after
+        assert a is not None
+        assert b is not None
+        shares = [f"{getattr(a, k):.3f} → {getattr(b, k):.3f}" for k in ("ops", "flop", "legal")]
+        cells = (*shares, f"{a.estimate:.0f} → {b.estimate:.0f}", ", ".join(r.passes))
+        table.add_row(*r.key, *cells, f"{r.fp32:.1e}", f"{r.fp16:.0f}", f"{r.seconds:.1f}")
     console.print(table)
-    good = True
-    for target in dict.fromkeys(r.target for r in rows):
-        mine = [r for r in rows if r.target == target]
-        low = [r for r in mine if r.counts]
-        risen, freed = sum(r.rises for r in low), sum(r.frees and not r.rises for r in low)
-        fallen = [r.model for r in mine if r.falls]
-        apart = [r.model for r in mine if not r.agrees]
-        console.print(
-            f"{target}: {len(mine)} models, of which {len(low)} have something to repair: raised on {risen}, "
-            f"and more made legal on {freed} that stay on the CPU (bar {BAR:.0%} together); "
-            f"lowered on {fallen or 'none'}; outputs differ on {apart or 'none'}"
-        )
-        good &= not fallen and not apart and risen + freed >= BAR * len(low)
-    for r in rows:
-        if r.uncompared:
-            console.print(f"{r.model}, {r.target}: not compared, the model given cannot be run: {r.uncompared}")
-    for name, reason in failed.items():
-        console.print(f"{name}: {reason}")
-    return good
+    met = [_bars(console, rows, target) for target in dict.fromkeys(r.target for r in rows)]
+    for r in (r for r in rows if r.uncompared or r.failure):
+        said = r.failure or f"not compared, the model given cannot be run: {r.uncompared}"
+        if not said.startswith(REFUSED) or r.recipe == "auto":
+            console.print(f"{', '.join(r.key)}: {said}")
+    return all(met) and all(not r.failure or r.failure.startswith(REFUSED) for r in rows)
+
+
+def _bars(console: Console, rows: Sequence[Row], target: str) -> bool:
+    mine = [r for r in rows if r.target == target]
+    low = [r for r in mine if r.recipe == "auto" and r.counts and not r.failure]
+    risen, freed = [r for r in low if r.rises], [r for r in low if r.frees and not r.rises]
+    fallen = [f"{r.model} by {r.recipe}" for r in mine if r.falls]
+    apart = [f"{r.model} by {r.recipe}" for r in mine if not r.agrees]
+    console.print(
+        f"{target}: {len({r.model for r in mine})} models, {len(low)} with something to repair: raised on "
+        f"{len(risen)}, and more made legal on {len(freed)} that stay on the CPU (bar {BAR:.0%} together); "
+        f"lowered on {fallen or 'none'}; outputs differ on {apart or 'none'}"
+    )
+    console.print(f"  not raised: {', '.join(r.model for r in low if not (r.rises or r.frees)) or 'none'}")
+    return not fallen and not apart and len(risen) + len(freed) >= BAR * len(low)
 
 
 def main() -> None:
@@ -228,35 +345,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="models; all by default")
     parser.add_argument("--folder", type=Path, help="keep converted models there")
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--rows", type=Path, help="JSON lines: what is there is not run again")
+    parser.add_argument("--targets", nargs="+", default=TARGETS)
+    parser.add_argument("--recipes", action="store_true", help="every recipe, and models of every format")
+    parser.add_argument("--cases", action="store_true", help="the small graphs of measured placements alone")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for each run")
     chosen = parser.parse_args()
-    rows, failed = list[Row](), dict[str, str]()
-    with tempfile.TemporaryDirectory() as name, quiet_host():
-        folder = chosen.folder or Path(name)
+    recipes = registry.recipe_names() if chosen.recipes else ["auto"]
+    with tempfile.TemporaryDirectory() as name:
+        folder, file = chosen.folder or Path(name), chosen.rows or Path(name) / "rows.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
-        for model, path in models(folder, chosen.names):
-            for target in TARGETS if not chosen.names or model in chosen.names else ():
-                try:
-                    rows.append(measure(model, path, target))
-                except SurgeryError as error:
-                    failed[f"{model}, {target}"] = str(error).splitlines()[0]
-    good = show(rows, failed)
-    if chosen.json is not None:
-        figures = [
-            {
-                "model": r.model,
-                "target": r.target,
-                "before": r.before.share,
-                "after": r.after.share,
-                "fp32": r.fp32,
-                "fp16": r.fp16,
-                "passes": r.passes,
-                "seconds": r.seconds,
-            }
-            for r in rows
-        ]
-        chosen.json.write_text(json.dumps(figures, indent=1))
-    sys.exit(0 if good and not failed else 1)
+        file.touch()
+        rows = {row.key: row for row in map(Row.from_json, file.read_text().splitlines())}
+        with quiet_host():
+            given = cases(folder) if chosen.cases else models(folder, chosen.names, chosen.recipes)
+            for model, path in (m for m in given if not chosen.names or m[0] in chosen.names):
+                for target in chosen.targets:
+                    for recipe in recipes:
+                        if (model, target, recipe) in rows:
+                            continue
+                        row = alone((model, path, target, recipe), chosen.limit)
+                        rows[row.key] = row
+                        with file.open("a") as lines:
+                            print(row.to_json(), file=lines)
+    wanted = [r for r in rows.values() if r.target in chosen.targets and r.recipe in recipes]
+    sys.exit(0 if show([r for r in wanted if not chosen.names or r.model in chosen.names]) else 1)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import pytest
 
 from anesurgery.errors import PassError
-from anesurgery.loading import clone
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
@@ -85,7 +85,7 @@ def search(program: Program, *steps: Pass, trials: int = 20) -> tuple[Search, St
         return steps
 
     found = Search(TARGET, Session(), remedies, lambda session, program: None, trials)
-    return found, found.improve(State.of(clone(program).program, TARGET))
+    return found, found.improve(State(copied(program), TARGET))
 
 
 def sums(x: Var) -> Any:

@@ -1,0 +1,91 @@
+"""Copies of programs to try steps on: the graph is copied as it is, and no op is inferred anew."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from copy import copy
+from typing import Any, cast
+
+from anesurgery.mil import Block, Function, Operation, Program, Var
+
+
+def copied(program: Program) -> Program:
+    """A copy that can be edited without touching the original; arrays, types and symbols are shared."""
+    made = copy(program)
+    made.functions = {name: _Copy().function(function) for name, function in program.functions.items()}
+    return made
+
+
+class _Copy:
+    """Old values, ops and blocks of one function, each with its copy."""
+
+    def __init__(self) -> None:
+        self.vars: dict[Var, Var] = {}
+        self.ops: dict[Operation, Operation] = {}
+        self.blocks: dict[Block, Block] = {}
+
+    def function(self, old: Function) -> Function:
+        """The copy of a function."""
+        given: Any = copy(old)
+        given._input_dict = OrderedDict((name, self.var(v)) for name, v in old.inputs.items())
+        given.placeholder_inputs = {
+            name: self.placeholder(p) for name, p in cast(Any, old).placeholder_inputs.items()
+        }
+        made = cast(Function, self.filled(old, given))
+        for var, new in self.vars.items():
+            self.wire(var, new)
+        return made
+
+    def placeholder(self, old: Any) -> Any:
+        """What stands for an input when a program is built."""
+        new = copy(old)
+        new.outputs = [self.var(v) for v in old.outputs]
+        return new
+
+    def filled(self, old: Any, new: Any) -> Block:
+        """The copy of a block, with the copies of its ops."""
+        self.blocks[old] = new
+        new._internal_vars = {self.var(v) for v in old._internal_vars}
+        new._block_inputs = type(old._block_inputs)(map(self.var, old._block_inputs))
+        new.operations = type(old.operations)([self.op(o, new) for o in old.operations])
+        new._outputs = [self.var(v) for v in old._outputs]
+        return cast(Block, new)
+
+    def op(self, old: Any, block: Block) -> Operation:
+        """The copy of an op, in the copy of its block."""
+        new = self.ops[old] = copy(old)
+        new.enclosing_block, new.scopes = block, copy(old.scopes)
+        new._input_vars = {name: self.operand(value) for name, value in old._input_vars.items()}
+        vars(new).update(new._input_vars)
+        new.blocks = []
+        for nested in old.blocks:
+            inner: Any = copy(nested)
+            inner.outer_op = new
+            new.blocks.append(self.filled(nested, inner))
+        new._output_vars = [self.var(v) for v in old._output_vars]
+        return cast(Operation, new)
+
+    def operand(self, value: Any) -> Any:
+        """The copy of what an op reads: a value, several, or nothing."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.operand(v) for v in value)
+        return self.var(value) if isinstance(value, Var) else value
+
+    def var(self, old: Var) -> Var:
+        """The copy of a value, which is wired when all ops are there."""
+        if old not in self.vars:
+            self.vars[old] = copy(old)
+        return self.vars[old]
+
+    def wire(self, old: Any, new: Any) -> None:
+        """Let the copy of a value know its op and its readers."""
+        new._op = None if old._op is None else self.ops[old._op]
+        new._child_ops = _known(self.ops, old._child_ops)
+        new.consuming_blocks = _known(self.blocks, old.consuming_blocks)
+        new._nonreplaceable_vars_upstream = set(_known(self.vars, old._nonreplaceable_vars_upstream))
+
+
+def _known(copies: dict[Any, Any], olds: Iterable[Any]) -> list[Any]:
+    """The copies of those that belong to the function."""
+    return [copies[old] for old in olds if old in copies]

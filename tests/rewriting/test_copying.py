@@ -1,0 +1,57 @@
+"""Copies of programs: the same text, nothing shared that an edit touches, and valid for the host."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from anesurgery import registry
+from anesurgery.loading import load
+from anesurgery.mil import Program, blocks, walk_ops
+from anesurgery.rewriting.copying import copied
+from anesurgery.rewriting.passes import run_pass
+from anesurgery.rewriting.session import Session
+from anesurgery.testing import assert_same_numbers
+from anesurgery.text import to_text
+
+CONTROL = ("unroll_loop", "unroll_recurrent", "fix_shapes", "join_states", "fold_constants", "split_conv3d")
+"""Passes whose examples hold nested blocks, lists, dynamic shapes and states."""
+
+
+def example(name: str) -> Program:
+    made: Program = import_module(f"anesurgery.passes.{name}").example()
+    return made
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_an_edit_of_the_copy_leaves_the_original(name: str) -> None:
+    program = example(name)
+    before, copy = to_text(program), copied(program)
+    assert to_text(copy) == before
+    copy.validate()
+    session = Session()
+    run_pass(registry.make_pass(name), copy, session)
+    assert session.changes
+    assert to_text(program) == before
+    program.validate()
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_nothing_that_an_edit_touches_is_shared(name: str) -> None:
+    program = example(name)
+    copy = copied(program)
+    assert not {id(op) for op in walk_ops(program)} & {id(op) for op in walk_ops(copy)}
+    assert not {id(b) for b in blocks(program)} & {id(b) for b in blocks(copy)}
+    values = [{id(v) for op in walk_ops(p) for v in op.outputs} for p in (program, copy)]
+    assert not values[0] & values[1]
+    ours = set(walk_ops(copy))
+    for op in ours:
+        assert all(v.op is op and set(v.child_ops) <= ours for v in op.outputs)
+        assert op.enclosing_block in set(blocks(copy))
+
+
+def test_a_copy_of_a_real_model_computes_the_same(corpus: Path) -> None:
+    program = load(corpus / "silero_unified_palette_4bit.mlpackage").program
+    assert_same_numbers(program, copied(program))

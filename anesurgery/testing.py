@@ -24,10 +24,10 @@ from anesurgery.rewriting.session import Session
 from anesurgery.text import to_text
 
 
-def apply_pass(step: Pass, model: Any, *, prove: bool = True) -> tuple[Any, Session]:
+def apply_pass(step: Pass, model: Any, *, prove: bool = True, target: str | None = None) -> tuple[Any, Session]:
     """A rewritten copy of a program or specification, and the session with its changes and refusals."""
     edited = (MLProgram(load(model)) if isinstance(model, Program) else NeuralNetwork(model)).clone()
-    session = Session(prove_sites=prove)
+    session = Session(prove_sites=prove, target=target)
     for graph in edited.graphs:
         run_pass(step, graph, session)
     edited.finish()

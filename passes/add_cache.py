@@ -67,7 +67,9 @@ After::
 says how many tokens came before. The keys and values of each attention are written there and kept: before
 heads are repeated, after rotation. What is constant for each token (learned positions, cos and sin, masks,
 biases of attention) is cut at the position as the model runs: a matrix that depends on distances only, as
-masks do, by one slice of its diagonals. A sliding window stays an exact mask over the whole cache.
+masks do, by one slice of its diagonals. Attention with a sliding window keeps a ring: the window and one call
+of `prefill`, where that is less than the context, with a state of its own. `windows="mask"` keeps the whole
+context and the mask, as targets need on which two states may fail.
 
 `cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
 back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
@@ -95,15 +97,14 @@ import numpy as np
 from anesurgery import mil
 from anesurgery.errors import PassError, Refusal
 from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.files.protobuf import copy_program
 from anesurgery.interpret.decoding import replay
 from anesurgery.mil import Function, Program, Var, static_shape, types
 from anesurgery.mil import mb as host
-from anesurgery.rewriting.cached_function import CachedFunction, token_axis
+from anesurgery.rewriting.cached_function import Caching, cached_functions, token_axis
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
-CACHES = ("state", "io")
+CHOICES = {"cache": ("state", "io"), "windows": (None, "ring", "mask")}
 UNCHECKED = "the interface changes; compare whole models"
 
 
@@ -123,14 +124,18 @@ class AddCache(Pass):
     """Tokens in a call of `prefill`; the context, where that is less."""
     cache: str = "state"
     """Where keys and values are kept: "state" or "io"."""
+    windows: str | None = None
+    """How sliding windows are kept: "ring" or "mask"; rings by default, where the target takes their states."""
     fixed: Mapping[str, float] | None = None
     """Inputs that become constants, with the value of all their elements."""
     required: bool = False
     """Is it an error where no cache can be added?"""
 
     def __post_init__(self) -> None:
-        if self.cache not in CACHES:
-            raise PassError(f"{self.name}: cache={self.cache!r}; it may be {' or '.join(map(repr, CACHES))}")
+        for option, known in CHOICES.items():
+            if (value := getattr(self, option)) not in known:
+                words = " or ".join(repr(k) for k in known if k)
+                raise PassError(f"{self.name}: {option}={value!r}; it may be {words}")
         for option in ("context", "prefill"):
             value = getattr(self, option)
             if value is not None and (type(value) is not int or value < 1):
@@ -170,12 +175,11 @@ class AddCache(Pass):
             raise PassError(
                 f"{self.name}: context={context} is longer than the {longest} positions of the model"
             )
-        made = {}
-        for word, length in (("prefill", min(self.prefill, context)), ("decode", 1)):
-            made[word] = copy_program(program).functions[name]
-            plan = CachedFunction(session, made[word], tokens.name, length, context, self.cache == "state")
-            if (refusal := plan.edit(self.fixed or {})) is not None:
-                return refusal
+        calls = {"prefill": min(self.prefill, context), "decode": 1}
+        how = Caching(tokens.name, context, self.cache == "state", self.windows, self.fixed or {})
+        made = cached_functions(session, program, calls, how)
+        if isinstance(made, Refusal):
+            return made
         before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
         for word, copy in made.items():
@@ -216,10 +220,6 @@ class AddCache(Pass):
             return {n: v[:, :context] if np.ndim(v) > 1 else v for n, v in outputs.items()}
 
         return InterfaceChange(words, tuple(sorted(names)), outputs=read, call=replay)
-
-
-def _axis(tokens: Var) -> int:
-    return min(1, tokens.rank - 1)
 
 
 def example() -> Program:

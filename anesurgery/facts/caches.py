@@ -9,10 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from anesurgery.facts.masks import evaluate_static
+from anesurgery.facts.rings import Ring, is_toeplitz
 from anesurgery.facts.token_axes import NEW, Axes, Tokens, lengthened
 from anesurgery.mil import Array, Maker, Operation, Var, constant, static_shape
 from anesurgery.ops import CARRIERS
@@ -102,27 +104,41 @@ class Tables:
     length: int
     """Tokens in a call."""
     context: int
-    _cuts: dict[tuple[Var, tuple[tuple[int, str], ...]], Var] = field(default_factory=dict)
+    _cuts: dict[tuple[Any, ...], Var] = field(default_factory=dict)
     _begins: dict[tuple[int, int, Var], Var] = field(default_factory=dict)
+    _starts: dict[tuple[str, Ring | None], Var] = field(default_factory=dict)
 
-    def cut(self, table: Var, axes: Axes) -> Var | None:
-        """The rows and columns of a table for this call; None where it cannot be evaluated."""
-        key = (table, tuple(sorted(axes.items())))
+    def cut(self, table: Var, axes: Axes, ring: Ring | None = None) -> Var | None:
+        """The rows and columns of a table for this call; None where it cannot be evaluated.
+
+        Args:
+            table: a constant, or made of constants.
+            axes: the labels of its axes.
+            ring: what holds the tokens that are looked at; all of them are kept by default.
+        """
+        key = (table, tuple(sorted(axes.items())), ring)
         if key not in self._cuts:
             value = constant(table)
             value = evaluate_static(table) if value is None else np.asarray(value)
             if value is None:
                 return None
-            self._cuts[key] = self._cut(table.name, value, axes)
+            self._cuts[key] = self._cut(table.name, value, axes, ring)
         return self._cuts[key]
 
-    def _cut(self, name: str, value: Array, axes: Axes) -> Var:
+    def _cut(self, name: str, value: Array, axes: Axes, ring: Ring | None) -> Var:
         for axis in axes:
             value = value.take(range(self.context), axis=axis)
         rows = next((a for a, label in axes.items() if label == NEW), None)
+        columns = [a for a in axes if a != rows]
+        if ring is not None and rows is None:
+            value = value.take(range(ring.size), axis=columns[0])
         if rows is None:
             return self._constant(value, f"{name}_columns")
         shape = [self.length if a == rows else d for a, d in enumerate(value.shape)]
+        if ring is not None and columns:
+            shape[columns[0]] = ring.size
+            stored = self._constant(ring.table(value, self.length), f"{name}_ring")
+            return self._slice(name, stored, columns[0], self.turn(ring), shape)
         if sorted(axes) == [value.ndim - 2, value.ndim - 1] == [rows, rows + 1] and is_toeplitz(value):
             value = diagonals(value, self.length)
             return self._slice(name, self._constant(value, f"{name}_diagonals"), rows + 1, self.diagonal, shape)
@@ -131,18 +147,49 @@ class Tables:
     @cached_property
     def diagonal(self) -> Var:
         """The place in `diagonals` of the first row."""
-        last = np.array([self.context - 1], np.int32)
-        made: Var = self.mb.sub(x=last, y=self.position, name="diagonal")
+        return self._whole("sub", [self.context - 1], self.position, "diagonal")
+
+    def slot(self, ring: Ring | None) -> Var:
+        """Where the first token is kept."""
+        if ring is None:
+            return self.position
+        if ("slot", ring) not in self._starts:
+            self._starts["slot", ring] = self._whole("mod", self.position, [ring.size], "slot")
+        return self._starts["slot", ring]
+
+    def turn(self, ring: Ring) -> Var:
+        """The place in the table of a ring of its first slot: that of the position, less all rounds but one."""
+        if ("turn", ring) not in self._starts:
+            rounds = self._whole("floor_div", self.position, [ring.size], "rounds")
+            rounds = self._whole("maximum", self._whole("sub", rounds, [1], "rounds"), [0], "rounds")
+            past = self._whole("mul", rounds, [ring.size], "rounds")
+            turn = self._whole("sub", self.position, past, "turn")
+            self._starts["turn", ring] = self._whole("sub", [ring.start(self.length)], turn, "turn")
+        return self._starts["turn", ring]
+
+    def ran_over(self, ring: Ring) -> Var:
+        """Which of the first slots a write at the end of a ring was meant for."""
+        if ("over", ring) not in self._starts:
+            steps = (np.arange(ring.size + self.length) < self.length)[None, None, :, None]
+            stored = self._constant(steps, "over")
+            at = self._whole("sub", [ring.size], self.slot(ring), "over_from")
+            self._starts["over", ring] = self._slice("over", stored, 2, at, [1, 1, self.length, 1])
+        return self._starts["over", ring]
+
+    def _whole(self, op_type: str, x: Var | list[int], y: Var | list[int], name: str) -> Var:
+        """An op of whole numbers."""
+        given = {k: np.array(v, np.int32) if isinstance(v, list) else v for k, v in (("x", x), ("y", y))}
+        made: Var = getattr(self.mb, op_type)(**given, name=name)
         return made
 
-    def _slice(self, name: str, stored: Var, axis: int, start: Var, shape: list[int]) -> Var:
+    def _slice(self, name: str, stored: Var, axis: int, start: Var, shape: Sequence[int]) -> Var:
         """A part of a constant that begins at a dynamic place of one axis."""
         key = (axis, stored.rank, start)
         if key not in self._begins:
             after = [0] * (stored.rank - axis - 1)
             self._begins[key] = place(self.mb, [0] * axis, start, after, name=f"{start.name}_{axis}")
         begin = self._begins[key]
-        made: Var = self.mb.slice_by_size(x=stored, begin=begin, size=shape, name=f"{name}_at_position")
+        made: Var = self.mb.slice_by_size(x=stored, begin=begin, size=list(shape), name=f"{name}_at_position")
         return made
 
     def _constant(self, value: Array, name: str) -> Var:
@@ -155,13 +202,6 @@ def place(mb: Maker, before: Sequence[int], at: Var, after: Sequence[int], name:
     ends = [[np.array(given, np.int32)] if given else [] for given in (before, after)]
     made: Var = mb.concat(values=(*ends[0], at, *ends[1]), axis=0, name=name)
     return made
-
-
-def is_toeplitz(value: Array) -> bool:
-    """Is each diagonal of the last two axes constant, as in a mask that depends on distances?"""
-    one, other = value[..., 1:, 1:], value[..., :-1, :-1]
-    same = one == other
-    return bool((same | ((one != one) & (other != other))).all())
 
 
 def diagonals(value: Array, length: int) -> Array:
@@ -179,4 +219,4 @@ def through(mb: Maker, way: Sequence[Operation], value: Var, tokens: Tokens, len
     return value
 
 
-__all__ = ["Kept", "Tables", "as_rows", "diagonals", "from_rows", "is_toeplitz", "kept_for", "place", "through"]
+__all__ = ["Kept", "Tables", "as_rows", "diagonals", "from_rows", "kept_for", "place", "through"]

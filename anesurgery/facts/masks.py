@@ -321,11 +321,23 @@ def _is_range(var: Var | None, steps: int = 8) -> bool:
 
 def against_causal_attention(op: Operation) -> Refusal | None:
     """Why a softmax or a fused attention is not causal; None where it is. The one test for all who ask."""
+    found = causal_window(op)
+    return found if isinstance(found, Refusal) else None
+
+
+def causal_window(op: Operation) -> int | Refusal:
+    """The reach of a causal attention, from the farthest key that a query sees to its own; or why it is not."""
     chain = mask_chain(op)
     if chain is None:
         return Refusal("nothing is masked", op)
     parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain))
-    return parts if isinstance(parts, Refusal) else against_causal(parts.keep)
+    if isinstance(parts, Refusal):
+        return parts
+    keep = parts.keep.any(tuple(range(parts.keep.ndim - 2)))
+    queries, keys = keep.shape
+    rows, columns = np.nonzero(keep)
+    widest = int((rows - columns).max(initial=0)) + max(keys - queries, 0) + 1
+    return against_causal(parts.keep) or widest
 
 
 def against_causal(keep: Array) -> Refusal | None:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import mask_chain
-from anesurgery.facts.masks import against_causal_attention
+from anesurgery.facts.masks import causal_window
 from anesurgery.facts.reading import flag, ints
 from anesurgery.mil import Block, Operation, Var, constant, operands, static_shape
 from anesurgery.ops import POINTWISE, REDUCTIONS
@@ -46,8 +46,10 @@ class Tokens:
     """Of each value that depends on the tokens."""
     looked_at: dict[tuple[Operation, str], Var] = field(default_factory=dict)
     """The keys and values: (product, its parameter) -> the operand."""
-    masks: dict[object, Refusal | None] = field(default_factory=dict)
-    """What was found of each mask; all layers share one, as a rule."""
+    windows: dict[Operation, int] = field(default_factory=dict)
+    """Softmax or fused attention -> how many tokens each one sees at most, itself counted."""
+    masks: dict[object, int | Refusal] = field(default_factory=dict)
+    """The window of each mask, or why it is not causal; all layers share one, as a rule."""
 
     def new_axis(self, var: Var) -> int:
         """The axis of a value that holds the given tokens."""
@@ -196,8 +198,10 @@ def _fused(op: Operation, tokens: Tokens) -> Made:
     for var in given.values():
         if tokens.axes.get(var) != {var.rank - 2: NEW}:
             return Refusal(f"%{var.name} does not hold the tokens on its last axis but one")
-    if (against := against_causal_attention(op)) is not None:
-        return against
+    window = causal_window(op)
+    if isinstance(window, Refusal):
+        return window
+    tokens.windows[op] = window
     tokens.looked_at |= {(op, name): given[name] for name in ("key", "value")}
     return {op.query.rank - 2: NEW}
 
@@ -212,8 +216,10 @@ def _along(op: Operation, tokens: Tokens) -> Made:
     along = {a % rank for a in ints(op, name)} or (set(range(rank)) if name == "axes" else {rank - 1})
     labels = {axes[a] for a in along if a in axes}
     if op.op_type == "softmax" and labels == {SEEN}:
-        if (against := _against_causal(op, tokens.masks)) is not None:
-            return against
+        window = _window(op, tokens.masks)
+        if isinstance(window, Refusal):
+            return window
+        tokens.windows[op] = window
         return {a: WEIGHTS if a in along else label for a, label in axes.items()}
     if labels:
         return Refusal("it mixes tokens")
@@ -222,14 +228,14 @@ def _along(op: Operation, tokens: Tokens) -> Made:
     return _opened(axes)
 
 
-def _against_causal(op: Operation, known: dict[object, Refusal | None]) -> Refusal | None:
-    """Why a softmax does not look back only; a chain of the same masks is read once."""
+def _window(op: Operation, known: dict[object, int | Refusal]) -> int | Refusal:
+    """How far a softmax looks back, or why it is not causal; a chain of the same masks is read once."""
     chain = mask_chain(op)
     if chain is None or isinstance(chain, Refusal):
-        return against_causal_attention(op)
+        return causal_window(op)
     key = (chain.masks, chain.size, tuple(op.op_type for op in chain.ops))
     if key not in known:
-        known[key] = against_causal_attention(op)
+        known[key] = causal_window(op)
     return known[key]
 
 

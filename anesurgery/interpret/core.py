@@ -73,6 +73,7 @@ class Plan:
             self.steps.append(self._step(op, last.get(i, [])))
         fuse = fuse and arithmetic == "fp32"
         self.direct = self._fuse(ops, set(keep)) if fuse else self.steps
+        self.in_place = state.updates(ops) if outside is None else set[Operation]()
         self.runs, self.kept = 0, dict[Var, torch.Tensor]()
         self.ready_bytes = sum(4 * s.fixed[k].numel() for s in self.steps for k in s.stored)
 
@@ -196,7 +197,10 @@ class Plan:
         try:
             if step.function is None:
                 return control.TABLE[step.op.op_type](self, step.op, arguments, env, listener)
-            made = step.function(**arguments)
+            if listener is None and step.op in self.in_place:
+                made = state.update(step.op, env, arguments, spent=step.op.x in step.dead)
+            else:
+                made = step.function(**arguments)
         except Exception as error:
             known = isinstance(error, InterpretError)
             if isinstance(error, SurgeryError) and (step.op.blocks or not known):

@@ -7,8 +7,9 @@ or in inputs `cache_0`, ... that come back as outputs `cache_0_out`, ...
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from tqdm import tqdm
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load
-from anesurgery.mil import Array, Function, np_dtype, static_shape, types
+from anesurgery.mil import Array, Function, Var, consumers, np_dtype, static_shape, types
 
 POSITION, BACK = "position", "_out"
 """The input with the number of tokens before, and the ending of outputs that are inputs of the next call."""
@@ -128,14 +129,16 @@ class Decoder:
         self.context = self._context(loaded.program.functions.values())
         self.reset()
 
-    def _context(self, functions: Any) -> int:
+    def _context(self, functions: Iterable[Function]) -> int:
         """The most tokens that it can read."""
         if not self._calls[0].cached:
             return self._calls[0].length
-        for var in (v for f in functions for n, v in f.inputs.items() if n.startswith("cache_")):
-            held = var.sym_type.wrapped_type() if types.is_state(var.sym_type) else var.sym_type
-            return int(held.get_shape()[-2])
-        raise InterpretError("it has an input 'position', but no state and no input that begins with 'cache_'")
+        found = list(functions)
+        if not any(n.startswith("cache_") for f in found for n in f.inputs):
+            raise InterpretError(
+                "it has an input 'position', but no state and no input that begins with 'cache_'"
+            )
+        return min((n for f in found for n in _reached(f.inputs[POSITION])), default=sys.maxsize)
 
     def reset(self) -> None:
         """Forget all that was read."""
@@ -209,6 +212,20 @@ class Decoder:
     def _empty(call: _Call, name: str) -> Array:
         var = call.predictor.executables[0].function.inputs[name]
         return np.zeros(static_shape(var) or (), np_dtype(var))
+
+
+def _reached(position: Var) -> Iterator[int]:
+    """The lengths of what is written or read at a position: caches, and tables with a row for each token."""
+    for place in consumers(position):
+        if place.op_type != "concat":
+            continue
+        at = [v is position for v in place.inputs["values"] for _ in range(int(v.shape[0]))].index(True)
+        for op in consumers(place.outputs[0]):
+            if (
+                op.op_type in ("slice_update", "slice_by_size", "slice_by_index")
+                and op.begin is place.outputs[0]
+            ):
+                yield int(op.x.shape[at])
 
 
 def _call(function: Function, predictor: Predictor, output: str | None) -> _Call:
@@ -302,8 +319,9 @@ def replay(model: Any, values: Mapping[str, Array], precision: str) -> dict[str,
     """
     decoder = Decoder(model, precision=precision)
     call = decoder._calls[0]
-    tokens = np.asarray(values[call.tokens]).take(range(decoder.context), axis=call.axis)
-    cut = max(1, decoder.context - AT_THE_END)
+    tokens = np.asarray(values[call.tokens])
+    count = min(decoder.context, tokens.shape[call.axis])
+    cut = max(1, count - AT_THE_END)
     rows = [decoder.feed(tokens.take(range(cut), axis=call.axis))]
-    rows += [decoder.feed(tokens.take([at], axis=call.axis)) for at in range(cut, decoder.context)]
+    rows += [decoder.feed(tokens.take([at], axis=call.axis)) for at in range(cut, count)]
     return {call.output: np.concatenate(rows)[None]}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret.table import impl
-from anesurgery.mil import Function, Var, types
+from anesurgery.interpret.ops import tensor
+from anesurgery.interpret.table import impl, ints
+from anesurgery.mil import Function, Operation, Var, types
 
 
 class Box:
@@ -63,5 +65,74 @@ def read_state(input: Box) -> torch.Tensor:
 @impl("coreml_update_state")
 def coreml_update_state(state: Box, value: Any) -> torch.Tensor:
     """Write a state; the result is the value written."""
-    state.value = value.clone()
+    if value is not state.value:  # it was updated in place
+        state.value = value.clone()
     return state.value
+
+
+HOLDERS = ("read_state", "coreml_update_state")
+"""Ops that give the value of a state."""
+
+
+def updates(ops: Sequence[Operation]) -> set[Operation]:
+    """The slice_updates of a state's value that become its next value, with no look at the state between."""
+    found: set[Operation] = set()
+    waiting: dict[Var, Operation] = {}
+    for op in ops:
+        if op.blocks:
+            waiting.clear()
+        elif op.op_type in HOLDERS:
+            update = waiting.pop(_state_of(op), None)
+            if update is not None and op.inputs.get("value") is update.outputs[0]:
+                found.add(update)
+        elif op.op_type == "slice_update" and op.x.op is not None and op.x.op.op_type in HOLDERS:
+            stride = op.inputs.get("stride")
+            if stride is None or (stride.val is not None and min(ints(stride.val)) > 0):
+                waiting[_state_of(op.x.op)] = op
+    return found
+
+
+def _state_of(op: Operation) -> Var:
+    held: Var = op.inputs["state" if op.op_type == "coreml_update_state" else "input"]
+    return held
+
+
+def update(op: Operation, env: Mapping[Var, Any], arguments: Mapping[str, Any], *, spent: bool) -> torch.Tensor:
+    """One of `updates`: in the memory of the state, unless another value holds what is overwritten.
+
+    Args:
+        op: the slice_update.
+        env: all values that are alive.
+        arguments: what the op reads.
+        spent: does nothing read what is updated after it?
+    """
+    x, where = arguments["x"], [arguments.get(name) for name in tensor.SLICE]
+    state = _state_of(op.x.op)
+    own = (state, op.x) if spent else (state,)
+    others = (value for var, value in env.items() if var not in own)
+    if env[state].value is not x or _overlaps(tensor.slice_by_index(x, *where), others):
+        x = x.clone()
+    return tensor.overwrite(x, arguments["update"], *where)
+
+
+def _overlaps(part: torch.Tensor, others: Iterable[Any]) -> bool:
+    """Does another value hold some of the memory of a tensor?"""
+    first, last = _extent(part)
+    same = (v for v in _tensors(others) if v.untyped_storage().data_ptr() == part.untyped_storage().data_ptr())
+    return any(begin < last and first < end for begin, end in map(_extent, same))
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Box):
+            yield value.value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _extent(x: torch.Tensor) -> tuple[int, int]:
+    """The elements of its memory between which all of a tensor lies."""
+    reach = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
+    return x.storage_offset(), x.storage_offset() + reach + 1

@@ -15,16 +15,66 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refusal
-from anesurgery.facts import caches
+from anesurgery.facts import caches, rings
 from anesurgery.facts.caches import Kept, Tables
+from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened, tables
-from anesurgery.mil import Function, Operation, Var, dtype_name, np_dtype, operands, types
+from anesurgery.files.protobuf import copy_program
+from anesurgery.mil import Function, Operation, Program, Var, dtype_name, np_dtype, operands, types
+from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.session import Session
 
-Shape = tuple[int, int, str]
-"""Heads, width and type of what is kept."""
+Shape = tuple[int, int, str, int]
+"""Heads, width, type and rows of what is kept."""
+
+
+MASKS = (
+    "add_cache: sliding windows are masks over the whole context: rings would take one more state than the "
+    'target is known to run; windows="ring" takes it'
+)
+
+
+@dataclass(frozen=True)
+class Caching:
+    """What the functions that share a cache agree about."""
+
+    tokens: str
+    """The input that holds them."""
+    context: int
+    as_state: bool
+    """Is what is kept in states, or in inputs and outputs?"""
+    windows: str | None = None
+    """How sliding windows are kept: "ring" or "mask"; None: as the target takes it."""
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    """Inputs that become constants."""
+
+
+def cached_functions(
+    session: Session, program: Program, calls: Mapping[str, int], how: Caching
+) -> dict[str, Function] | Refusal:
+    """Copies of the one function of a program, each for its number of tokens in a call; or why not.
+
+    The note of the session says where rings would take a state too many, and masks are kept for that.
+    """
+    (name,) = program.functions
+    aim = None if session.target is None else Target.parse(session.target)
+    most = 1 if how.windows is None and aim is not None and two_states_may_fail(aim) else MOST_STATES
+    made: dict[str, Function] = {}
+    for in_rings in (True, False) if how.windows != "mask" else (False,):
+        stores = 0
+        for word, length in calls.items():
+            made[word] = copy_program(program).functions[name]
+            plan = CachedFunction(session, made[word], how, length, max(calls.values()), in_rings)
+            if (refusal := plan.edit()) is not None:
+                return refusal
+            stores = len(plan.stores)
+        if not how.as_state or stores <= most or how.windows == "ring":
+            break
+        session.notes += [MASKS] if in_rings else []
+    return made
 
 
 def token_axis(tokens: Var) -> int:
@@ -38,32 +88,37 @@ class CachedFunction:
 
     session: Session
     function: Function
-    input_name: str
+    how: Caching
     length: int
-    context: int
-    as_state: bool
+    longest: int
+    """The most tokens in a call of any function that shares what is kept."""
+    in_rings: bool
+    """Are windows kept in rings?"""
     stores: dict[Shape, Var] = field(default_factory=dict)
     """What each state or input holds now."""
+    rings: dict[Operation, Ring | None] = field(default_factory=dict)
+    """The ops of an attention -> the ring that it looks at; none where it looks at all that was read."""
     places: dict[Var, int] = field(default_factory=dict)
     """Kept value -> its place in the store of its shape."""
     filled: dict[Kept, Var] = field(default_factory=dict)
     """What is kept -> the operand of a product that looks at all tokens."""
 
-    def edit(self, fixed: Mapping[str, float]) -> Refusal | None:
+    def edit(self) -> Refusal | None:
         """Edit the function; the refusal says why not, and then it is not to be used."""
         with self.function:
-            self.fix_inputs(fixed)
-            tokens = self.function.inputs[self.input_name]
+            self.fix_inputs(self.how.fixed)
+            tokens = self.function.inputs[self.how.tokens]
             found = follow(self.function, tokens, token_axis(tokens))
             if isinstance(found, Refusal):
                 return found
             self.tokens: Tokens = found
             ops = [op for op in self.function.operations if any(v in found.axes for _, v in operands(op))]
             self.kept = {key: caches.kept_for(v, found) for key, v in found.looked_at.items()}
+            self.rings = self.made_rings()
             self.shorten_input(tokens)
             self.position = self.add_input("position", (1,), types.int32)
             self.tables = Tables(
-                self.before(self.function.operations[0]), self.position, self.length, self.context
+                self.before(self.function.operations[0]), self.position, self.length, self.how.context
             )
             self.add_stores()
             for op in ops:
@@ -72,6 +127,13 @@ class CachedFunction:
             self.function.set_outputs([*self.function.outputs, *self.given_back()])
         remove_dead(list(self.function.operations))
         return None
+
+    def made_rings(self) -> dict[Operation, Ring | None]:
+        """The rings of attentions that look back a few tokens only."""
+        if not self.in_rings:
+            return {}
+        spans = rings.windows(self.tokens, {key: kept.value for key, kept in self.kept.items()})
+        return {op: rings.ring(span, self.longest, self.how.context) for op, span in spans.items()}
 
     def before(self, op: Operation) -> Builder:
         """A builder that makes ops right before another."""
@@ -109,24 +171,23 @@ class CachedFunction:
     def add_stores(self) -> None:
         """A state or an input for each shape of what is kept."""
         count: Counter[Shape] = Counter()
-        for kept in dict.fromkeys(self.kept.values()):
+        for (product, _), kept in self.kept.items():
             if kept.value not in self.places:
-                self.places[kept.value] = count[self.shape(kept)]
-                count[self.shape(kept)] += 1
-        for i, ((heads, width, dtype), number) in enumerate(count.items()):
-            size = (number, heads, self.context, width)
-            held = types.fp16 if dtype == "fp16" or self.as_state else types.fp32
-            var = self.add_input(f"cache_{i}", size, held, self.as_state)
-            self.stores[heads, width, dtype] = var
+                shape = self.shape(kept, self.rings.get(product))
+                self.places[kept.value] = count[shape]
+                count[shape] += 1
+        for i, ((heads, width, dtype, rows), number) in enumerate(count.items()):
+            held = types.fp16 if dtype == "fp16" or self.how.as_state else types.fp32
+            var = self.add_input(f"cache_{i}", (number, heads, rows, width), held, self.how.as_state)
+            self.stores[heads, width, dtype, rows] = var
 
-    @staticmethod
-    def shape(kept: Kept) -> Shape:
+    def shape(self, kept: Kept, ring: Ring | None) -> Shape:
         """What must be equal for two to be kept together."""
-        return kept.heads, kept.width, dtype_name(kept.value)
+        return kept.heads, kept.width, dtype_name(kept.value), self.how.context if ring is None else ring.rows
 
     def given_back(self) -> list[Var]:
         """The outputs that hold what is kept, where that is no state."""
-        if self.as_state:
+        if self.how.as_state:
             return []
         made = []
         for i, var in enumerate(self.stores.values()):
@@ -137,17 +198,19 @@ class CachedFunction:
     def edit_op(self, op: Operation) -> Refusal | None:
         """Give an op its shorter operands, the rows of its tables, and the keys and values that are kept."""
         new: dict[Var, Var] = {}
+        ring = self.rings.get(op)
+        seen = self.how.context if ring is None else ring.size
         for var, axes in tables(op, self.tokens).items():
-            cut = self.tables.cut(var, axes)
+            cut = self.tables.cut(var, axes, ring)
             if cut is None:
                 return Refusal(f"%{var.name} holds something for each token, and cannot be evaluated", op)
             new[var] = cut
         changed = self.swapped(op, new)
         for (product, name), kept in self.kept.items():
             if product is op:
-                changed[name] = self.look_back(op, kept)
+                changed[name] = self.look_back(op, kept, seen)
         axes = self.tokens.axes[op.outputs[0]]
-        length = {NEW: self.length, SEEN: self.context, WEIGHTS: self.context}
+        length = {NEW: self.length, SEEN: seen, WEIGHTS: seen}
         for name, value in lengthened(op, axes, length).items():
             array = np.array(value, bool if name.endswith("mask") else np.int32)
             changed[name] = self.before(op).const(val=array, name=f"{op.name}_{name}")
@@ -165,31 +228,47 @@ class CachedFunction:
                 found[name] = new[value]
         return found
 
-    def look_back(self, product: Operation, kept: Kept) -> Var:
+    def look_back(self, product: Operation, kept: Kept, seen: int) -> Var:
         """Keep what is new at the position, and give all that is kept to a product."""
         if kept not in self.filled:
             mb = self.before(product)
-            value = caches.from_rows(mb, kept, self.written(mb, kept), self.context)
-            self.filled[kept] = caches.through(mb, kept.way, value, self.tokens, self.context)
+            rows = self.written(mb, kept, self.rings.get(product))
+            value = caches.from_rows(mb, kept, rows, seen)
+            self.filled[kept] = caches.through(mb, kept.way, value, self.tokens, seen)
         return self.filled[kept]
 
-    def written(self, mb: Builder, kept: Kept) -> Var:
+    def written(self, mb: Builder, kept: Kept, ring: Ring | None) -> Var:
         """The rows of all tokens, after those of this call were written."""
-        shape, at, name = self.shape(kept), self.places[kept.value], kept.value.name
+        shape, at, name = self.shape(kept, ring), self.places[kept.value], kept.value.name
         rows = caches.as_rows(mb, kept, self.length)
-        store = self.stores[shape]
-        narrowed = self.as_state and shape[2] != "fp16"
+        narrowed = self.how.as_state and dtype_name(kept.value) != "fp16"
         rows = mb.cast(x=rows, dtype="fp16", name=f"{name}_fp16") if narrowed else rows
-        begin = caches.place(mb, [at, 0], self.position, [0], name=f"{name}_begin")
+        begin = caches.place(mb, [at, 0], self.tables.slot(ring), [0], name=f"{name}_begin")
         size = np.array([1, kept.heads, self.length, kept.width], np.int32)
         end = mb.add(x=begin, y=size, name=f"{name}_end")
-        held = mb.read_state(input=store, name=f"{name}_before") if self.as_state else store
-        value = mb.slice_update(x=held, update=rows, begin=begin, end=end, name=f"{name}_update")
-        if self.as_state:
-            value = mb.coreml_update_state(state=store, value=value, name=f"{name}_after")
-        else:
-            self.stores[shape] = value
-        whole = [kept.heads, self.context, kept.width]
-        found = mb.slice_by_index(x=value, begin=[at, 0, 0, 0], end=[at + 1, *whole], name=f"{name}_kept")
+        store = self.stores[shape]
+        held = mb.read_state(input=store, name=f"{name}_before") if self.how.as_state else store
+        value = self.stored(mb, shape, f"{name}", x=held, update=rows, begin=begin, end=end)
+
+        def part(first: int, last: int, word: str) -> Var:
+            ends = {"begin": [at, 0, first, 0], "end": [at + 1, kept.heads, last, kept.width]}
+            made: Var = mb.slice_by_index(x=value, **ends, name=f"{name}_{word}")
+            return made
+
+        if ring is not None and self.length > 1:
+            over, first = part(ring.size, ring.size + self.length, "over"), part(0, self.length, "first")
+            first = mb.select(cond=self.tables.ran_over(ring), a=over, b=first, name=f"{name}_around")
+            ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, self.length, kept.width]}
+            value = self.stored(mb, shape, f"{name}_around", x=value, update=first, **ends)
+        found = part(0, self.how.context if ring is None else ring.size, "kept")
         made: Var = mb.cast(x=found, dtype="fp32", name=f"{name}_fp32") if narrowed else found
         return made
+
+    def stored(self, mb: Builder, shape: Shape, name: str, **written: Any) -> Var:
+        """What a state or an input holds after a slice of it was written."""
+        value: Var = mb.slice_update(**written, name=f"{name}_update")
+        if self.how.as_state:
+            value = mb.coreml_update_state(state=self.stores[shape], value=value, name=f"{name}_after")
+        else:
+            self.stores[shape] = value
+        return value

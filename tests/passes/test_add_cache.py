@@ -13,6 +13,8 @@ from decoders import Decoder as Small
 import anesurgery as ane
 from anesurgery.checking.comparison import compare
 from anesurgery.errors import InterpretError, PassError
+from anesurgery.facts import rings
+from anesurgery.interpret import Predictor
 from anesurgery.interpret.decoding import Decoder, Sampler, generate
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.add_cache import AddCache
@@ -23,6 +25,7 @@ SPELLINGS = {
     "llama": Small(),
     "gpt": Small(positions="learned", groups=4, keys_turned=True),
     "window": Small(mask="window"),
+    "window then whole": Small(tokens=80, mask="windows"),
     "selected": Small(mask="selected", positions="none"),
     "biased by distance": Small(mask="distance", positions="none"),
     "any bias": Small(mask="given", positions="none"),
@@ -33,8 +36,8 @@ SPELLINGS = {
 }
 
 
-def cached(program: Program, **options: Any) -> tuple[Program, Any]:
-    after, session = apply_pass(AddCache(**options), program)
+def cached(program: Program, target: str | None = None, **options: Any) -> tuple[Program, Any]:
+    after, session = apply_pass(AddCache(**options), program, target=target)
     assert session.changes, session.refusals
     return after, session
 
@@ -72,6 +75,67 @@ def test_keys_of_another_place_would_be_found() -> None:
         always = mb.const(val=np.array([3], np.int32), before_op=op)
         op.set_inputs(values=(op.values[0], always, op.values[2]), no_check_var_types=True)
     assert not compare(program, after, contract=session.contract, gate=90).ok
+
+
+def held(program: Program) -> list[tuple[int, ...]]:
+    """The shapes of the states."""
+    states = [v for v in program.functions["decode"].inputs.values() if types.is_state(v.sym_type)]
+    return [tuple(v.sym_type.wrapped_type().get_shape()) for v in states]
+
+
+WINDOW = Small(tokens=100, mask="window", layers=1)
+
+
+@pytest.mark.parametrize("prefill", [1, 5, 8])
+@pytest.mark.parametrize("cache", ["state", "io"])
+def test_a_window_is_kept_in_a_ring(prefill: int, cache: str) -> None:
+    program = WINDOW.program()
+    after, session = cached(program, prefill=prefill, cache=cache)
+    assert cache == "io" or held(after) == [(2, 2, 32, 4)]
+    assert compare(program, after, contract=session.contract, gate=120).ok
+    tokens = np.random.default_rng(0).integers(0, 31, 100)
+    expected, decoder = Decoder(program).feed(tokens), Decoder(after)
+    parts = np.split(tokens, [3, 4, 11, 36, 37, 50, 83, 99])  # calls begin anywhere, and run over the end
+    rows = np.concatenate([decoder.feed(part) for part in parts])
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_windows_and_whole_contexts_have_a_state_each() -> None:
+    program = SPELLINGS["window then whole"].program()
+    after, session = cached(program, prefill=8)
+    assert held(after) == [(2, 2, 32, 4), (2, 2, 80, 4)]
+    assert compare(program, after, contract=session.contract, gate=120).ok
+    for options in ({"windows": "mask"}, {"target": "M1/macOS 26"}):
+        masked, session = cached(program, prefill=8, **options)
+        assert held(masked) == [(4, 2, 80, 4)]
+    assert "rings would take one more state" in session.notes[0]
+    kept, _ = cached(program, prefill=8, windows="ring", target="M1/macOS 26")
+    assert held(kept) == held(after)
+
+
+@pytest.mark.parametrize(("size", "rows"), [(13, 24), (14, 24)])
+def test_a_ring_that_is_too_small_would_be_found(size: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of 7 and calls of 8 tokens take 14 slots."""
+    monkeypatch.setattr(rings, "ring", lambda *sizes: rings.Ring(size, rows))
+    program = WINDOW.program()
+    after, session = cached(program, prefill=8)
+    assert compare(program, after, contract=session.contract, gate=90).ok == (size == 14)
+
+
+def test_a_prompt_whose_call_is_filled_up_disturbs_nothing() -> None:
+    """What is written for tokens that come later is overwritten before it is read."""
+    program = WINDOW.program()
+    after, _ = cached(program, prefill=8)
+    prefill, decode = (Predictor(after, function=name) for name in ("prefill", "decode"))
+    state, tokens = prefill.make_state(), np.random.default_rng(1).integers(0, 31, 100).astype(np.int32)
+    expected = Decoder(program).feed(tokens)
+    for start in range(0, 64, 8):
+        given = np.where(np.arange(8) < 5, tokens[start : start + 8], 30)[None]
+        prefill({"ids": given, "position": [start]}, state=state)
+        for position in range(start + 5, start + 8):
+            made = decode({"ids": tokens[None, position : position + 1], "position": [position]}, state=state)
+            found = next(iter(made.values())).ravel()
+            np.testing.assert_allclose(found, expected[position], rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=0.8, top_k=20, top_p=0.95)])

@@ -27,7 +27,8 @@ class Decoder:
     positions: str = "rotary"
     """"learned", "rotary" or "none"."""
     mask: str = "added"
-    """"added", "selected", "window", "distance" (a bias by distance), "given" (any bias below), "none"."""
+    """"added", "selected", "window", "windows" (of every other layer), "distance" (a bias by distance), "given"
+    (any bias below), "none"."""
     fused: bool = False
     """Attention in one op?"""
     keys_turned: bool = False
@@ -36,6 +37,8 @@ class Decoder:
     """Are the heads merged with the batch, and the MLP computed on rank 2?"""
     half: bool = False
     opset: Any = ct.target.iOS18
+    layer: int = 0
+    """The one that is being made."""
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
     @property
@@ -53,7 +56,8 @@ class Decoder:
             x = mb.gather(x=self.numbers(self.words, self.size), indices=ids, axis=0)
             if self.positions == "learned":
                 x = mb.add(x=x, y=self.numbers(1, self.tokens, self.size))
-            for _ in range(self.layers):
+            for layer in range(self.layers):
+                self.layer = layer
                 x = mb.add(x=x, y=self.attention(self.norm(x)))
                 x = mb.add(x=x, y=self.mlp(self.norm(x)))
             return mb.linear(x=self.norm(x), weight=self.numbers(self.words, self.size), name="logits")
@@ -125,7 +129,8 @@ class Decoder:
     def keep(self) -> Array:
         """Which keys a query sees."""
         distance = np.subtract.outer(np.arange(self.tokens), np.arange(self.tokens))
-        seen: Array = (distance >= 0) & (distance < (7 if self.mask == "window" else self.tokens))
+        near = self.mask == "window" or (self.mask == "windows" and self.layer % 2 == 0)
+        seen: Array = (distance >= 0) & (distance < (7 if near else self.tokens))
         return seen
 
     def added_mask(self) -> Array:

@@ -183,6 +183,10 @@ def slice_by_size(x: Tensor, begin: Any, size: Any) -> Tensor:
     return x
 
 
+SLICE = ("begin", "end", "stride", "begin_mask", "end_mask", "squeeze_mask")
+"""What says where a slice is."""
+
+
 @impl("slice_update")
 def slice_update(
     x: Tensor,
@@ -195,11 +199,19 @@ def slice_update(
     squeeze_mask: Any = None,
 ) -> Tensor:
     """X with a slice replaced."""
-    where = torch.arange(x.numel()).reshape(x.shape)
-    at = slice_by_index(where, begin, end, stride, begin_mask, end_mask, squeeze_mask)
+    where = (begin, end, stride, begin_mask, end_mask, squeeze_mask)
+    if stride is None or min(ints(stride)) > 0:
+        return overwrite(x.clone(), update, *where)
+    at = slice_by_index(torch.arange(x.numel()).reshape(x.shape), *where)  # backward, so it is no view
     made = x.clone().reshape(-1)
     made[at.reshape(-1)] = update.to(x.dtype).expand(at.shape).reshape(-1)
     return made.reshape(x.shape)
+
+
+def overwrite(x: Tensor, update: Tensor, *where: Any) -> Tensor:
+    """Replace a slice of x in its memory; `where` is what `slice_by_index` takes, with positive strides."""
+    slice_by_index(x, *where).copy_(update)
+    return x
 
 
 @impl("band_part")

@@ -302,7 +302,7 @@ def _hold(names: list[str]) -> str:
     return "holds" if len(names) == 1 else "hold"
 
 
-def _may_be_mac(target: Target) -> bool:
+def two_states_may_fail(target: Target) -> bool:
     """Is there a Mac among the chips, on a release on which two states may fail?"""
     late = target.os is None or target.os >= TWO_FAIL_FROM
     return target.platform != "iOS" and late and any(CHIPS[n].platform == "macOS" for n in target.chips)
@@ -312,7 +312,7 @@ def _states(function: Function, target: Target) -> Said:
     states = {n: shape_of(v) for n, v in function.inputs.items() if types.is_state(v.sym_type)}
     if len(states) > MOST_STATES:
         yield STATES, f"{len(states)} states: {_list([f'%{n}' for n in states])}"
-    elif len(states) == MOST_STATES and _may_be_mac(target):
+    elif len(states) == MOST_STATES and two_states_may_fail(target):
         yield TWO_STATES, f"2 states: {_list([f'%{n}' for n in states])}"
     for name, shape in states.items():
         if shape and shape[-1] % 32:

@@ -333,11 +333,12 @@ def causal_window(op: Operation) -> int | Refusal:
     parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain))
     if isinstance(parts, Refusal):
         return parts
+    if (against := against_causal(parts.keep)) is not None:
+        return against
     keep = parts.keep.any(tuple(range(parts.keep.ndim - 2)))
     queries, keys = keep.shape
     rows, columns = np.nonzero(keep)
-    widest = int((rows - columns).max(initial=0)) + max(keys - queries, 0) + 1
-    return against_causal(parts.keep) or widest
+    return int((rows - columns).max()) + max(keys - queries, 0) + 1
 
 
 def against_causal(keep: Array) -> Refusal | None:

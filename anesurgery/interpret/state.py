@@ -134,5 +134,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def _extent(x: torch.Tensor) -> tuple[int, int]:
     """The elements of its memory between which all of a tensor lies."""
+    first = int(x.storage_offset())
     reach = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
-    return x.storage_offset(), x.storage_offset() + reach + 1
+    return first, first + reach + 1

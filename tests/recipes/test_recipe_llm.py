@@ -12,6 +12,7 @@ from decoders import Decoder as Small
 
 import anesurgery as ane
 from anesurgery import recipes
+from anesurgery.checking.metrics import compare_arrays
 from anesurgery.errors import PassError, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
 
@@ -40,7 +41,7 @@ def test_with_an_attention_mask(converted: Callable[..., Any]) -> None:
     ones = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     (expected,) = ane.run(model.model, ones).values()
     found = ane.interpret.decoding.Decoder(made).feed(ids)
-    np.testing.assert_allclose(found, expected[0], atol=1e-3)
+    assert compare_arrays("logits", expected[0], found).psnr >= 90
 
 
 def test_it_fails_where_there_is_no_cache() -> None:

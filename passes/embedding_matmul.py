@@ -38,11 +38,12 @@ negative ids count from the end stays, and a gather that counts so by itself (be
 unless the ids cannot be negative: by proof, or by `nonnegative_ids=True`.
 
 `mode="input"` takes the lookup out of the model: the rows become an input, named `<ids>_embeds`, and the
-table is written beside the package as `<package>.<ids>_embeds.npy`.
+table is written beside the package as `<package>.<ids>_embeds.npy`, decoded if it was compressed; in the
+other mode it stays compressed.
 
-Refuses when the table is compressed, not float, not of rank 2, has more than 2048² rows, or holds infinities
-or NaN (zero times these is NaN); when the lookup is not along axis 0 or has batch dimensions; when the ids
-have a symbolic shape or not rank 1 to 3; in mode "input", when the ids are computed.
+Refuses when the table is not float, not of rank 2, has more than 2048² rows, or holds infinities or NaN (zero
+times these is NaN); when the lookup is not along axis 0 or has batch dimensions; when the ids have a symbolic
+shape or not rank 1 to 3; in mode "input", when the ids are computed.
 
 Why it helps: a gather with run-time int32 indices never runs on the ANE, and neither does its guard
 (measured: M4, macOS 27; other chips by other sources); equal, cast, mul and matmul do. The inner axis of a
@@ -61,6 +62,7 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.compressed_weights import decoded, is_compressed
 from anesurgery.facts.one_hot import EXACT_IDS, one_hot_pieces, one_hot_width
 from anesurgery.facts.padding import padded_constant
 from anesurgery.facts.token_ids import before_casts, before_guard, never_negative, serves_only
@@ -117,14 +119,14 @@ class EmbeddingMatmul(Rewrite):
         made_by = m.table.op.op_type if m.table.op is not None else "an input"
         if m.indices.val is not None or not (made_by == "const" or "constexpr" in made_by):
             return None
-        if (refusal := _unfit(m, made_by)) is not None:
-            return refusal
+        if (unfit := _unfit(m)) is not None:
+            return unfit
         ids, wraps = self.ids(m, m.table.shape[0])
         if self.mode == "input":
             known = m.block.inputs if isinstance(m.block, Function) else {}
             if known.get(ids.name) is not ids:
                 return Refusal(f"the ids %{ids.name} are computed, not an input", m.root)
-        elif not _finite(constant(m.table)):
+        elif not _finite(decoded(m.table)):
             return Refusal("the table holds infinities or NaN, which poison every sum", m.root)
         return m.bind(ids=ids, wraps=wraps)
 
@@ -144,7 +146,7 @@ class EmbeddingMatmul(Rewrite):
         most = min(rows, int(np.iinfo(np_dtype(m.ids)).max) + 1)
         if self.mode == "input":
             ids = np.random.default_rng(0).integers(0, most, m.ids.shape)
-            values: Array = ids if var is m.ids else constant(m.table)[ids]
+            values: Array = ids if var is m.ids else decoded(m.table)[ids]
             return values.astype(np_dtype(var))
         if var is not m.ids:
             return None
@@ -168,12 +170,11 @@ class EmbeddingMatmul(Rewrite):
         return total
 
 
-def _unfit(m: Match, made_by: str) -> Refusal | None:
+def _unfit(m: Match) -> Refusal | None:
     """Why this lookup is of another kind, or None."""
     table, ids = m.table, m.indices
     axis, batch_dims = constant(m.root.axis), constant(m.root.inputs.get("batch_dims"))
     reasons = {
-        f"the table is compressed ({made_by})": made_by != "const",
         f"the table holds {np_dtype(table)}": np_dtype(table).kind != "f",
         f"the table has rank {table.rank}, not 2": table.rank != 2,
         f"the lookup is along axis {axis}, not 0": axis not in (0, -table.rank),
@@ -215,7 +216,9 @@ def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:
 
 def _rows_as_input(mb: Builder, m: Match) -> Var:
     """Declare the rows as an input, drop the ids where nothing else reads them, leave the table beside."""
-    table, old = constant(m.table), m.ids.name
+    table, old = decoded(m.table), m.ids.name
+    if is_compressed(m.table):
+        mb.note(f"the table %{m.table.name} is written as {table.dtype}, not compressed: its rows are read")
     name = mb.leave_beside(f"{old}_embeds", table)
     held, dropped = mb.input_dtype(table.dtype), serves_only(m.ids, m.root)
 

@@ -27,9 +27,11 @@ value gets it cut, once for each value. A chain of 1x1 convolutions is padded al
 cut at its end. Products of run-time values (scores of attention) are padded only where an operand already is;
 softmax, norms, reductions and views end a region.
 
-Refuses when a shape is symbolic, when the axis has length 1 (padding would multiply it), when the weight is
-compressed, and where 1x1 convolutions would get more pads and cuts than they are. An op that could make an
-infinity or NaN of what the padding holds ends the region. Values at run time are taken to be finite.
+Compressed weights are padded in their form; a palette without a zero gets one.
+
+Refuses when a shape is symbolic, when the axis has length 1 (padding would multiply it), when a compressed
+weight cannot hold the zeros, and where 1x1 convolutions would get more pads and cuts than they are. An op that
+could make an infinity or NaN of what the padding holds ends the region. Dynamic values are taken to be finite.
 
 Why it helps: rows are stored in units of 64 bytes, 32 fp16 elements (documented by Apple, all chips); a unit
 of 64 elements is reported and covers both. What it gains was not measured.
@@ -82,9 +84,6 @@ class PadLastAxis(Rewrite):
         length = out.shape[-1] if out.rank else self.multiple
         if not is_symbolic(length) and length % self.multiple == 0:
             return None
-        weight = m.root.inputs["y" if m.root.op_type == "matmul" else "weight"]
-        if weight.op is not None and weight.op.op_type.startswith("constexpr_"):
-            return Refusal(f"the weight is compressed ({weight.op.op_type})", m.root)
         if product_axis(m.root) is None and not is_pointwise_conv(m.root):
             return None
         if static_shape(out) is None:

@@ -19,7 +19,8 @@ Each output is the same sum as before; a kernel may add its terms in another ord
 multiple of the patch is cut first: the rest takes no part in a convolution without padding.
 
 Refuses when strides differ from the kernel or the kernel is not square, for padding, dilation and groups, when
-the weight is compressed, and when a shape is dynamic. Kernels below `least` are no matter of this pass.
+the weight or a shape is dynamic, and when a compressed weight cannot be brought into that order. Kernels below
+`least` stay.
 
 Why it helps: kernels beyond the tables of the chip stay off the engine (measured: M4, macOS 27.0.1, above 15x31
 (width x height) but for 16x16; reported for M1 above 13x29), and patch embeddings of 32x32 with them;
@@ -37,7 +38,10 @@ import numpy as np
 
 from anesurgery.checking.site import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Program, Var, constant, mb, static_shape
+from anesurgery.facts.compressed_weights import edit_weight
+from anesurgery.facts.weight_edits import Edit
+from anesurgery.facts.work import is_stored
+from anesurgery.mil import Program, Var, constant, mb, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
@@ -72,7 +76,7 @@ class PatchConvolution(Rewrite):
             f"the dilation is {dilations}": any(d != 1 for d in dilations),
             f"there are {constant(op.groups)} groups": (constant(op.groups) or 1) != 1,
             f"the edges are padded ({pads})": padded,
-            f"the weight %{op.weight.name} is compressed or dynamic": constant(op.weight) is None,
+            f"the weight %{op.weight.name} is dynamic": not is_stored(op.weight),
             f"%{op.x.name} has a dynamic shape": shape is None,
         }
         if reason := next((words for words, holds in reasons.items() if holds), None):
@@ -87,12 +91,8 @@ class PatchConvolution(Rewrite):
         if whole != list(shape):
             x = mb.slice_by_index(x=x, begin=[0] * 4, end=whole)
         patches = mb.space_to_depth(x=x, block_size=side, name=f"{op.x.name}_patches")
-
-        def make() -> Array:
-            kernel = np.asarray(constant(op.weight))
-            return kernel.transpose(0, 2, 3, 1).reshape(len(kernel), -1, 1, 1)
-
-        weight = mb.shared(("patch_convolution", op.weight), make, f"{op.weight.name}_patches")
+        kernel = Edit.of(op.weight.shape).transposed([0, 2, 3, 1]).merged(1, 3).expanded(2).expanded(3)
+        weight = edit_weight(mb, op.weight, kernel, f"{op.weight.name}_patches")
         bias = {} if op.bias is None else {"bias": op.bias}
         result: Var = mb.conv(x=patches, weight=weight, **bias)
         return result

@@ -24,9 +24,9 @@ After::
     }
 
 The depth goes beside the batch, so that each step of the kernel's depth is one 2-D convolution of a slice of
-it. Edges of the depth are padded with zeros first.
+it. Edges of the depth are padded with zeros first. Compressed weights are cut in their form.
 
-Refuses when a shape is symbolic, when the weight is not a stored constant, and when the kernel is deeper than
+Refuses when a shape is symbolic, when the weight is dynamic, and when the kernel is deeper than
 `most_depth`.
 
 Why it helps: the tables of the compiler have no 3-D convolution (reported), while Core ML placed one on an M4
@@ -39,14 +39,16 @@ Grade: proved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.reading import ints
+from anesurgery.facts.weight_edits import Edit
+from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Program, Var, constant, mb, np_dtype, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
@@ -76,15 +78,15 @@ class SplitConv3d(Rewrite):
             return None
         if static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", m.root)
-        if constant(m.weight) is None:
-            return Refusal(f"the weight %{m.weight.name} is not a stored constant", m.root)
+        if not is_stored(m.weight):
+            return Refusal(f"the weight %{m.weight.name} is dynamic", m.root)
         if (depth := int(m.weight.shape[2])) > self.most_depth:
             return Refusal(f"the kernel is {depth} deep, above {self.most_depth}", m.root)
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """A convolution for each step of the depth, added."""
-        op, weight = m.root, np.asarray(constant(m.weight))
+        op, weight = m.root, m.weight
         stride, *strides = ints(op, "strides") or [1, 1, 1]
         dilation, *dilations = ints(op, "dilations") or [1, 1, 1]
         batch, channels, _, *size = (int(d) for d in m.x.shape)
@@ -99,7 +101,8 @@ class SplitConv3d(Rewrite):
         for k in range(weight.shape[2]):
             rows = _rows(mb, x, k * dilation, stride, out[2])
             seen = mb.reshape(x=rows, shape=[batch * out[2], channels, *size], name=f"{m.x.name}_seen")
-            kernel = mb.shared((m.weight, "depth", k), partial(np.take, weight, k, 2), f"{m.weight.name}_{k}")
+            taken = Edit.of(weight.shape).taken(2, [k]).squeezed(2)
+            kernel = edit_weight(mb, weight, taken, f"{weight.name}_{k}")
             given: dict[str, Any] = {"strides": strides, "dilations": dilations, "groups": op.groups.val}
             part = mb.conv(x=seen, weight=kernel, **given, **sides, **more)
             made, more = part if made is None else mb.add(x=made, y=part), {}

@@ -18,9 +18,9 @@ After::
       return %y
     }
 
-The parts are of nearly equal length. Stored weights are cut when the pass runs.
+The parts are of nearly equal length. Stored weights are cut when the pass runs, compressed ones in their form.
 
-Refuses when the summed length is symbolic, and when a weight is compressed.
+Refuses when the summed length is symbolic, and when a palette's vectors would be cut.
 
 Why it helps: a product of more than 32768 terms does not fit into the memory for kernels (64 KiB) and was not
 placed on the ANE (measured through Core ML on M4, macOS 27). The same products are summed in another order:
@@ -33,16 +33,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
-import numpy as np
-
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.reading import flag
-from anesurgery.mil import Program, Var, constant, is_symbolic, mb, producer
+from anesurgery.facts.weight_edits import pieces
+from anesurgery.facts.work import is_stored
+from anesurgery.mil import Program, Var, is_symbolic, mb
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
@@ -77,9 +77,6 @@ class SplitInnerAxis(Rewrite):
             return Refusal(f"%{m.x.name} has the symbolic length {length} along the summed axis", op)
         if length <= self.most:
             return None
-        for v in (m.x, other):
-            if (made := producer(v)) is not None and made.op_type.startswith("constexpr_"):
-                return Refusal(f"%{v.name} is compressed", op)
         parts = -(-int(length) // self.most)
         edges = [int(length) * i // parts for i in range(parts + 1)]
         return m.bind(other=other, axes=(axis, against), edges=edges)
@@ -101,15 +98,11 @@ class SplitInnerAxis(Rewrite):
 
 def _parts(mb: Builder, v: Var, axis: int, edges: Sequence[int]) -> list[Var]:
     """The parts of an axis; those of a constant are constants."""
-    stored = constant(v)
-    if stored is None:
+    if not is_stored(v):
         sizes = [b - a for a, b in pairwise(edges)]
         return list(mb.split(x=v, split_sizes=sizes, axis=axis, name=f"{v.name}_part"))
-    found = []
-    for a, b in pairwise(edges):
-        taken = np.arange(a, b)
-        found.append(mb.shared((v, axis, a, b), partial(np.take, stored, taken, axis), f"{v.name}_part"))
-    return found
+    cut = pieces(v.shape, axis, edges)
+    return [edit_weight(mb, v, edit, f"{v.name}_part") for edit in cut]
 
 
 def example() -> Program:

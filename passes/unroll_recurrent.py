@@ -42,6 +42,7 @@ import numpy as np
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.recurrent_steps import ACTIVATIONS, STEPS, States, bias_outside
+from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Program, Var, constant, mb, producer, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
@@ -82,7 +83,11 @@ class UnrollRecurrent(Rewrite):
         for name in (f"{part}{suffix}" for part in TAKEN_APART for suffix in ("", "_back")):
             var = op.inputs.get(name)
             needed = op.op_type == "gru" or not name.startswith("weight")
-            if var is not None and needed and producer(var, "const") is None:
+            if (
+                var is not None
+                and needed
+                and not (is_stored(var) if "weight" in name else producer(var, "const"))
+            ):
                 made_by = "an input" if var.op is None else var.op.op_type
                 return Refusal(f"{name} is taken apart, but it is made by {made_by}", op)
         for name in ("recurrent_activation", "cell_activation", "activation"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anesurgery.facts.slices import reads, slice_back
+from anesurgery.facts.work import CONSTANT
 from anesurgery.mil import Operation, Var
 
 
@@ -25,6 +26,7 @@ def site_of(
     replaced: Sequence[tuple[Var, Var]], new_ops: Sequence[Operation], matched: Sequence[Operation]
 ) -> Site:
     """The site of an edit: see `checking.site.check_site`."""
+    new_ops = [*_decoding(new_ops), *new_ops]  # compressed weights are constants, and no numbers to be drawn
     made = {v for op in new_ops for v in op.outputs}
     outside = dict.fromkeys(v for op in new_ops for v in reads(op) if v not in made)
     outside |= dict.fromkeys(new for _, new in replaced if new not in made)
@@ -39,4 +41,10 @@ def site_of(
     inputs = dict.fromkeys([*boundary, *(v for op in old_ops for v in reads(op) if v not in inner)])
     # What the new side reads from inside the old side is computed, so it must not be drawn.
     drawn = [v for v in inputs if v not in inner and not (v.op is not None and v.op.op_type == "const")]
-    return Site(replaced, old_ops, list(new_ops), drawn, [v for v in boundary if v in inner])
+    return Site(replaced, old_ops, new_ops, drawn, [v for v in boundary if v in inner])
+
+
+def _decoding(ops: Sequence[Operation]) -> list[Operation]:
+    """The ops not among some that decode the weights which these read."""
+    weights = [v for op in ops for v in reads(op) if v.op is not None and v.op.op_type.startswith(CONSTANT)]
+    return [op for op in slice_back(weights, set()) if op.op_type != "const" and op not in set(ops)]

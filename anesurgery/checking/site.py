@@ -53,7 +53,7 @@ def check_site(
     known = {} if known is None else known
     from anesurgery.checking.numbers import Undrawable
 
-    key = fingerprint(replaced, site.old_ops, new_ops)
+    key = fingerprint(replaced, site.old_ops, site.new_ops)
     if key not in known:
         try:
             known[key] = _checked(site, sample, seed, promise)

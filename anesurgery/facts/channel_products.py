@@ -12,17 +12,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from anesurgery.facts.channel_steps import Layouts, Step, Twins, shape_of
+from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.layouts import CHANNELS, TOKENS, Layout
 from anesurgery.facts.reading import flag
 from anesurgery.facts.views import seen_as
-from anesurgery.mil import Array, Operation, Var, constant, np_dtype, static_shape
+from anesurgery.facts.weight_edits import Edit
+from anesurgery.facts.work import is_stored
+from anesurgery.mil import Operation, Var, np_dtype, static_shape
 
 
 def weight_of(op: Operation) -> tuple[Var, bool] | None:
     """The weight of a product over the last axis, and does it stand as (in, out)?"""
     if op.op_type == "linear":
         return op.weight, False
-    if flag(op, "transpose_x") or op.x.rank < 2 or constant(op.x) is not None or op.y.rank != 2:
+    if flag(op, "transpose_x") or op.x.rank < 2 or is_stored(op.x) or op.y.rank != 2:
         return None
     stored = op.y.op is not None and op.y.op.op_type.startswith("const")
     return (op.y, not flag(op, "transpose_y")) if stored else None
@@ -36,9 +39,8 @@ def why_not(op: Operation) -> str:
     shape, weight = static_shape(op.x), found[0]
     if shape is None:
         return f"%{op.x.name} has the dynamic shape {tuple(map(str, op.x.shape))}"
-    if constant(weight) is None:
-        stored = weight.op is not None and weight.op.op_type.startswith("constexpr_")
-        return f"the weight %{weight.name} is {'compressed' if stored else 'dynamic'}"
+    if not is_stored(weight):
+        return f"the weight %{weight.name} is dynamic"
     if sequence(shape) is None:
         return f"%{op.x.name} of shape {shape} has no axis of several tokens beside its channels"
     return "channels first it would only add transpositions at its ends"
@@ -54,7 +56,7 @@ def sequence(shape: Sequence[int]) -> Layout | None:
 def weighted(op: Operation, known: Layouts) -> Step | None:
     """A product over all channels is a 1x1 convolution."""
     found, shape = weight_of(op), static_shape(op.x)
-    if found is None or shape is None or constant(found[0]) is None:
+    if found is None or shape is None or not is_stored(found[0]):
         return None
     if known.get(op.x) is None and not known.ask(op.x, sequence(shape)):
         return None
@@ -66,15 +68,13 @@ def weighted(op: Operation, known: Layouts) -> Step | None:
     made = _with_channels(rest, outputs)
     order = layout.column_order(len(shape) - 1)
 
-    def kernel(value: Array) -> Array:
-        rows = value.T if turned else value
-        return (rows if order is None else rows[:, order])[:, :, None, None]
+    kernel = Edit.of(weight.shape).transposed([1, 0] if turned else [0, 1])
+    kernel = (kernel if order is None else kernel.taken(1, order)).expanded(2).expanded(3)
 
     def build(t: Twins) -> list[Var]:
         x = t.seen(op.x, [layout.length(g) for g in layout.groups])
         bias = {} if op.inputs.get("bias") is None else {"bias": op.bias}
-        key = f"conv_{turned}_{None if order is None else layout.sizes + layout.axes[-1]}"
-        return [t.mb.conv(x=x, weight=t.stored(weight, key, kernel), **bias)]
+        return [t.mb.conv(x=x, weight=edit_weight(t.mb, weight, kernel, weight.name), **bias)]
 
     return Step((made,), build, products=1)
 
@@ -128,7 +128,7 @@ def _scores(op: Operation, known: Layouts) -> Step | None:
         return None
     if y is not None and not _split_matrix(y, *at_y, CHANNELS):
         return None
-    if y is None and constant(op.y) is not None:
+    if y is None and is_stored(op.y):
         return None
 
     def build(t: Twins) -> list[Var]:
@@ -147,7 +147,7 @@ def _weighted_sum(op: Operation, known: Layouts) -> Step | None:
         return None
     (at, weights, var), layout = ((1, op.x, op.y), y) if x is None else ((0, op.y, op.x), x)
     contracted, free = _sides(op)[at]
-    if layout is None or constant(weights) is not None or not _split_matrix(layout, contracted, free, TOKENS):
+    if layout is None or is_stored(weights) or not _split_matrix(layout, contracted, free, TOKENS):
         return None
     made = _summed(layout, shape_of(op.outputs[0]), turned=at == 0)
     if made is None:

@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.constants import LARGEST
 from anesurgery.facts.intervals import results_at
+from anesurgery.facts.weight_edits import Edit
+from anesurgery.facts.work import is_stored
 from anesurgery.mil import Array, Maker, Operation, Var, constant
 from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY, ZERO_PRESERVING
 
@@ -38,17 +41,19 @@ FILL = {("real_div", "y"): 1.0}
 
 
 def padded_constant(mb: Maker, weight: Var, axis: int, size: int, fill: float = 0.0) -> Var:
-    """A constant padded at the end of one axis, once for all who ask.
+    """A stored weight padded at the end of one axis, once for all who ask; compressed if it was.
 
     Args:
         mb: the builder of the edit.
-        weight: the constant.
+        weight: the weight.
         axis: which axis, not negative.
         size: its new length.
-        fill: what it is padded with.
+        fill: what it is padded with; other than 0 for plain constants only.
     """
     if weight.shape[axis] == size:
         return weight
+    if not fill:
+        return edit_weight(mb, weight, Edit.of(weight.shape).padded(axis, size), f"{weight.name}_padded")
     shape = list(weight.shape)
     shape[axis] = size - shape[axis]
 
@@ -56,23 +61,22 @@ def padded_constant(mb: Maker, weight: Var, axis: int, size: int, fill: float = 
         value = np.asarray(constant(weight))
         return np.concatenate([value, np.full(shape, fill, value.dtype)], axis)
 
-    key = ("padded", weight, axis, size) if fill == 0 else ("padded", weight, axis, size, fill)
-    return mb.shared(key, make, f"{weight.name}_padded")
+    return mb.shared(("padded", weight, axis, size, fill), make, f"{weight.name}_padded")
 
 
 def product_axis(op: Operation) -> tuple[Var, int] | None:
-    """The constant weight of a product and the axis of it that becomes the last axis of the result."""
-    if op.op_type == "linear" and constant(op.weight) is not None:
+    """The stored weight of a product and the axis of it that becomes the last axis of the result."""
+    if op.op_type == "linear" and is_stored(op.weight):
         bias = op.inputs.get("bias")
         fits = bias is None or (constant(bias) is not None and bias.shape == (op.weight.shape[0],))
         return (op.weight, 0) if fits else None
-    if op.op_type == "matmul" and constant(op.y) is not None and op.y.rank >= 2:
+    if op.op_type == "matmul" and is_stored(op.y) and op.y.rank >= 2:
         return op.y, op.y.rank - (2 if constant(op.transpose_y) else 1)
     return None
 
 
 def contracted_axis(op: Operation, value: Var) -> tuple[Var, int] | None:
-    """The constant weight of a product and the axis of it that meets the last axis of `value`."""
+    """The stored weight of a product and the axis of it that meets the last axis of `value`."""
     found = product_axis(op)
     if found is None or op.x is not value:
         return None
@@ -85,7 +89,7 @@ def contracted_axis(op: Operation, value: Var) -> tuple[Var, int] | None:
 
 def contracts_both(op: Operation) -> bool:
     """Does a product of two run-time values sum over the last axis of both?"""
-    if op.op_type != "matmul" or constant(op.x) is not None or constant(op.y) is not None:
+    if op.op_type != "matmul" or is_stored(op.x) or is_stored(op.y):
         return False
     flags = bool(constant(op.transpose_y)), bool(constant(op.transpose_x))
     return flags == (True, False) and min(op.x.rank, op.y.rank) >= 2
@@ -93,7 +97,7 @@ def contracts_both(op: Operation) -> bool:
 
 def is_pointwise_conv(op: Operation) -> bool:
     """A convolution whose kernel is 1 in every axis, with stride 1 and no padding: it works lane by lane."""
-    if op.op_type != "conv" or constant(op.weight) is None or constant(op.x) is not None:
+    if op.op_type != "conv" or not is_stored(op.weight) or is_stored(op.x):
         return False
     spatial = op.weight.shape[2:]
     strides, pad = constant(op.inputs.get("strides")), constant(op.inputs.get("pad"))
@@ -118,7 +122,7 @@ def lanewise(op: Operation, length: int) -> list[Var] | None:
         return [v for v in both if v.rank and v.shape[-1] == length]
     if is_pointwise_conv(op):
         return [op.x]
-    if op.op_type == "matmul" and constant(op.y) is None and not constant(op.transpose_y):
+    if op.op_type == "matmul" and not is_stored(op.y) and not constant(op.transpose_y):
         return [op.y] if op.y.rank >= 2 else None
     return None
 

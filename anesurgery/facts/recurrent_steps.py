@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.reading import flag
+from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Array, Operation, Var, constant, is_constant, np_dtype
 
 States = tuple[Var, ...]
@@ -36,18 +38,19 @@ def _gru(mb: Any, op: Operation, suffix: str) -> Step:
     The reset gate multiplies the state before the product of the output gate; with `reset_after`, that product
     and its part of the bias.
     """
-    reset, output, update = np.split(np.asarray(constant(op.weight_hh)), 3)
-    gates = np.concatenate([reset, update])
-
+    width = int(op.weight_hh.shape[1])
+    rows = np.arange(3 * width).reshape(3, width)  # reset, output, update
+    whole = Edit.of(op.weight_hh.shape)
+    gates, output = (whole.taken(0, r.ravel()) for r in (rows[[0, 2]], rows[1]))
     after, inside = flag(op, "reset_after"), _inside(op)
 
     def step(row: Var, states: States) -> States:
         (h,) = states
         x_r, x_o, x_z = mb.split(x=row, num_splits=3, axis=-1)
-        weight = mb.shared((op.weight_hh, "reset, update"), lambda: gates, f"{op.name}_gates")
+        weight = edit_weight(mb, op.weight_hh, gates, f"{op.name}_gates")
         both = _plus(mb, mb.concat(values=(x_r, x_z), axis=-1), h, weight)
         r, z = mb.split(x=_activate(mb, op, "recurrent_activation", both), num_splits=2, axis=-1)
-        weight = mb.shared((op.weight_hh, "output"), lambda: output, f"{op.name}_output")
+        weight = edit_weight(mb, op.weight_hh, output, f"{op.name}_output")
         if after:
             still = is_constant(h, 0)
             kept = inside if still else mb.linear(x=h, weight=weight, bias=inside)

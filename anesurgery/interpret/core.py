@@ -180,18 +180,22 @@ class Plan:
         self.runs += 1
         self._check_sources()
         for step in self.direct if listener is None else self.steps:
-            arguments = {**step.fixed, **{k: self._read(env, v) for k, v in step.reads}}
-            for name in step.stored:
-                arguments[name] = self._ready(step, name, arguments[name])
-            if listener is not None:
-                listener.before(step.op, arguments)
-            made = self._compute(step, arguments, env, listener)
-            for (var, dtype, rounding), value in zip(step.outs, made, strict=True):
-                env[var] = dtypes.finish(value, dtype, rounding)
-            if listener is not None:
-                listener.after(step.op, [env[var] for var, _, _ in step.outs])
-            for var in step.dead:
-                env.pop(var, None)
+            self.take(step, env, listener)
+
+    def take(self, step: Step, env: Env, listener: Listener | None = None) -> None:
+        """Evaluate one step."""
+        arguments = {**step.fixed, **{k: self._read(env, v) for k, v in step.reads}}
+        for name in step.stored:
+            arguments[name] = self._ready(step, name, arguments[name])
+        if listener is not None:
+            listener.before(step.op, arguments)
+        made = self._compute(step, arguments, env, listener)
+        for (var, dtype, rounding), value in zip(step.outs, made, strict=True):
+            env[var] = dtypes.finish(value, dtype, rounding)
+        if listener is not None:
+            listener.after(step.op, [env[var] for var, _, _ in step.outs])
+        for var in step.dead:
+            env.pop(var, None)
 
     def _compute(self, step: Step, arguments: dict[str, Any], env: Env, listener: Listener | None) -> Any:
         try:
@@ -326,9 +330,12 @@ class Executable:
         env = {var: devices.move(value, device) for var, value in bound.items()}
         with torch.inference_mode(), devices.default(device):
             self.plan.run(env, listener)
-            outputs = {v.name: self._own(env, v, bound.values()) for v in self.function.outputs}
+            return self.outputs(env, bound.values())
+
+    def outputs(self, env: Env, bound: Iterable[Any]) -> dict[str, Array]:
+        """The outputs by name after a run, as arrays that share no memory with what was bound."""
         arithmetic = self.plan.arithmetic
-        return {v.name: dtypes.to_numpy(outputs[v.name], v, arithmetic) for v in self.function.outputs}
+        return {v.name: dtypes.to_numpy(self._own(env, v, bound), v, arithmetic) for v in self.function.outputs}
 
     def _own(self, env: Env, output: Var, bound: Iterable[Any]) -> Any:
         """The value of an output, copied where its memory is that of a constant, an input or a state."""

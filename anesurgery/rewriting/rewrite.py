@@ -18,6 +18,7 @@ import numpy as np
 
 from anesurgery.display import short_name
 from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.compressed_weights import Uneditable
 from anesurgery.mil import (
     Array,
     Block,
@@ -158,7 +159,12 @@ class _OpPlace(Place):
         if not isinstance(m, Match):
             return m
         self.match, self.before = m, self.session.marked(self.function)
-        pairs = self.pairs(m, self.step.rewrite(self.builder, m))
+        try:
+            result = self.step.rewrite(self.builder, m)
+        except Uneditable as reason:
+            self.undo()
+            return Refusal(str(reason), self.root)
+        pairs = self.pairs(m, result)
         self.refuse_loops(pairs, self.builder.made)
         return Built(pairs, self.builder.made, m.ops)
 

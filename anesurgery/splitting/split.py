@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +10,12 @@ from anesurgery.files.chain import Border, Chain
 from anesurgery.files.description import describe, new_spec
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded
+from anesurgery.files.sizes import read_size
 from anesurgery.loading import load
 from anesurgery.mil import exclusive, function_of, types
 from anesurgery.splitting.carving import Stretch, carve, stretches
 from anesurgery.splitting.cuts import Cuts
 from anesurgery.splitting.graph import Graph, read_graph
-
-UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?B?)\s*", re.IGNORECASE)
 
 
 @exclusive
@@ -54,7 +51,7 @@ def split(
             raise SurgeryError(f"parts={parts}; a model is cut into 2 or more")
         places = cuts.into(parts)
     else:
-        places = cuts.within(_bytes(max_bytes))
+        places = cuts.within(read_size(max_bytes))
     return _chain(loaded, graph, places, name)
 
 
@@ -65,20 +62,6 @@ def _name(loaded: Loaded, function: str | None) -> str:
     if function is None and len(functions) > 1:
         raise SurgeryError(f"the model has the functions {', '.join(functions)}; name one of them (function=)")
     return next(name for name, f in functions.items() if f is chosen)
-
-
-def _bytes(size: int | str | None) -> int:
-    """A number of bytes, given as a number or in words.
-
-    Raises:
-        SurgeryError: it is neither, or not above 0.
-    """
-    found = SIZE.fullmatch(str(size))
-    unit = found[2].upper() if found else None
-    unit = unit + "B" if unit in ("K", "M", "G") else "" if unit == "B" else unit
-    if found is None or unit not in UNITS or float(found[1]) <= 0:
-        raise SurgeryError(f"max_bytes={size!r} is not a size; give bytes, or as '950 MB'")
-    return int(float(found[1]) * UNITS[unit])
 
 
 def _chain(loaded: Loaded, graph: Graph, places: tuple[int, ...], name: str) -> Chain:

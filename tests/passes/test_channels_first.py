@@ -141,6 +141,13 @@ def test_a_head_longer_than_its_operand_stays() -> None:
     assert (kinds(after)["linear"], kinds(after)["transpose"]) == (1, 2)
 
 
+def test_a_compressed_weight_becomes_a_compressed_kernel() -> None:
+    after, _ = apply_pass(ChannelsFirst(), built(lambda x: compressed(mlp(x))))
+    (kernel,) = [op for op in walk_ops(after) if op.op_type == "constexpr_affine_dequantize"]
+    assert kernel.quantized_data.shape == (16, 16, 1, 1)
+    assert [op.op_type for op in kernel.outputs[0].child_ops] == ["conv"]
+
+
 def compressed(x: Var) -> Var:
     ones = np.ones(16, np.float32)
     data = RNG.integers(-9, 9, (16, 16)).astype(np.int8)
@@ -153,7 +160,6 @@ def compressed(x: Var) -> Var:
     [
         (lambda x: linear(x, 16), (1, 8, 16), "it would only add transpositions at its ends"),
         (mlp, (1, 1, 16), "has no axis of several tokens beside its channels"),
-        (compressed, (1, 8, 16), "is compressed"),
     ],
 )
 def test_refuses(build: Callable[[Var], Any], shape: tuple[int, ...], reason: str) -> None:

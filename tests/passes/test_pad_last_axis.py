@@ -509,29 +509,42 @@ def test_refuses_a_symbolic_shape() -> None:
 
 
 @pytest.mark.parametrize("op", ["linear", "matmul"])
-def test_refuses_a_compressed_weight(op: str) -> None:
+def test_a_compressed_weight_is_padded_in_its_form(op: str) -> None:
     def body(x: Var) -> Any:
         table = mb.constexpr_affine_dequantize(
             quantized_data=np.arange(ODD * 8, dtype=np.int8).reshape(ODD, 8) % 5,
-            zero_point=np.int8(0),
+            zero_point=np.int8(2),
             scale=np.float32(0.1),
             axis=0,
         )
-        if op == "linear":
-            return mb.linear(x=x, weight=table)
-        return mb.matmul(x=x, y=table, transpose_y=True)
+        made = mb.linear(x=x, weight=table) if op == "linear" else mb.matmul(x=x, y=table, transpose_y=True)
+        return mb.softmax(x=made, axis=-1)
 
-    assert_refuses(STEP, program_of(body), "the weight is compressed (constexpr_affine_dequantize)")
+    (made,) = kinds(check(program_of(body), 1), "constexpr_affine_dequantize")
+    assert made.quantized_data.val.shape == (EVEN, 8)
+    assert (made.quantized_data.val[ODD:] == 2).all()
 
 
-def test_a_compressed_weight_does_not_take_up() -> None:
+def test_a_compressed_weight_takes_up() -> None:
     def body(x: Var) -> Any:
         table = mb.constexpr_affine_dequantize(
             quantized_data=np.ones((EVEN, ODD), np.int8), zero_point=np.int8(0), scale=np.float32(0.1), axis=0
         )
         return mb.linear(x=hidden(x), weight=table)
 
-    check(program_of(body), 1)
+    check(program_of(body), 0)
+
+
+def test_a_full_palette_without_zero_is_refused() -> None:
+    def body(x: Var) -> Any:
+        table = mb.constexpr_lut_to_dense(
+            indices=np.resize(np.arange(256, dtype=np.uint8), ODD * 8),
+            lut=np.linspace(1, 2, 256).astype(np.float32),
+            shape=np.array([ODD, 8], np.uint32),
+        )
+        return mb.softmax(x=mb.linear(x=x, weight=table), axis=-1)
+
+    assert_refuses(STEP, program_of(body), "has 256 entries, and none is 0")
 
 
 @pytest.mark.parametrize("length", [32, 64, 128])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from anesurgery.facts.weight_edits import Edit
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
@@ -56,14 +58,11 @@ def test_the_order_of_the_channels_matters(monkeypatch: pytest.MonkeyPatch) -> N
     from anesurgery.errors import ProofError
     from anesurgery.passes import patch_convolution
 
-    class Wrong:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(np, name)
+    class Wrong(Edit):
+        def transposed(self, perm: Sequence[int]) -> Edit:
+            return super().transposed([0, 1, 2, 3])
 
-        def asarray(self, value: Any) -> Any:
-            return np.asarray(value)[:, ::-1]
-
-    monkeypatch.setattr(patch_convolution, "np", Wrong())
+    monkeypatch.setattr(patch_convolution, "Edit", Wrong)
     with pytest.raises(ProofError):
         apply_pass(PatchConvolution(), built())
 

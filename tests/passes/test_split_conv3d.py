@@ -60,7 +60,7 @@ def test_refusals_name_what_was_found() -> None:
     def program(x: Var, w: Var) -> Any:
         return mb.conv(x=x, weight=w)
 
-    assert_refuses(SplitConv3d(), program, "the weight %w is not a stored constant")
+    assert_refuses(SplitConv3d(), program, "the weight %w is dynamic")
 
 
 def test_a_step_that_reads_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anesurgery.errors import PassError, ProofError
-from anesurgery.mil import Program, Var, ct, mb, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import split_inner_axis
 from anesurgery.passes.split_inner_axis import SplitInnerAxis
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
@@ -59,14 +59,15 @@ def test_refusals_name_what_was_found() -> None:
     with pytest.raises(PassError, match="most=0"):
         SplitInnerAxis(most=0)
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 10))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Any:
-        scaled = mb.constexpr_affine_dequantize(
-            quantized_data=np.ones((3, 10), np.int8), zero_point=np.int8(0), scale=np.float32(2), axis=0
+    @mb.program(input_specs=[mb.TensorSpec((2, 10))], opset_version=ct.target.iOS18)
+    def vectors(x: Var) -> Any:
+        table = np.ones((1, 1, 16, 2), np.float32)
+        indices = np.zeros((3, 5), types.np_uint4_dtype)
+        return mb.linear(
+            x=x, weight=mb.constexpr_lut_to_dense(indices=indices, lut=table, vector_axis=np.int32(1))
         )
-        return mb.linear(x=x, weight=scaled)
 
-    assert_refuses(SplitInnerAxis(most=4), program, "is compressed")
+    assert_refuses(SplitInnerAxis(most=4), vectors, "the edit cuts vectors of 2 numbers")
 
 
 def test_a_part_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

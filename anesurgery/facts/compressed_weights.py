@@ -1,0 +1,398 @@
+"""Edit compressed weights in their compressed form, so that they decode bit for bit to the edited weight.
+
+Indices, quantized numbers and masks are edited as the weight is; scales, offsets and tables as the blocks are
+that they stand for. Padding must decode to what it is filled with: a palette may need an entry for it. Nothing
+is decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from anesurgery.facts.weight_edits import Edit
+from anesurgery.facts.work import CONSTANT, is_stored
+from anesurgery.files import sub_byte
+from anesurgery.interpret.ops.constexpr import decompress
+from anesurgery.mil import Array, Maker, Operation, Var, operands, types
+
+PALETTE_BITS = (1, 2, 3, 4, 6, 8)
+"""Bits that an index of a palette may have."""
+PACKED_BITS = (1, 2, 4, 6, 8)
+"""The same in the form of iOS 16."""
+
+
+class Uneditable(ValueError):  # noqa: N818 - says why
+    """The compressed form cannot hold the edited weight."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """An op that decodes, to be built: its inputs are arrays, or results of other such ops."""
+
+    op_type: str
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One of the results of an op that decodes."""
+
+    form: Form
+    number: int = 0
+
+
+Part = Array | Result
+
+
+def is_compressed(var: Var) -> bool:
+    """Is it a weight in a compressed form?"""
+    return var.op is not None and var.op.op_type.startswith(CONSTANT)
+
+
+def decoded(var: Var) -> Array:
+    """The numbers of a stored weight, compressed or not."""
+    known: dict[Var, Array] = {}
+    for op in _chain(var):
+        known |= zip(op.outputs, decompress(op, known), strict=True)
+    return np.asarray(known.get(var, var.val))
+
+
+def _chain(var: Var) -> list[Operation]:
+    """The ops that decode a weight, in an order in which they run."""
+    if not is_compressed(var):
+        return []
+    assert var.op is not None
+    before = [op for _, v in operands(var.op) for op in _chain(v)]
+    return list(dict.fromkeys([*before, var.op]))
+
+
+def edited(var: Var, edit: Edit, fill: float = 0.0) -> Part:
+    """A stored weight after an edit, in the form in which it is stored.
+
+    Raises:
+        Uneditable: that form cannot hold it, and why.
+    """
+    if not is_stored(var):
+        raise Uneditable(f"%{var.name} is not stored")
+    if not is_compressed(var):
+        return edit.apply(np.asarray(var.val), fill)
+    assert var.op is not None
+    if var.op.op_type not in FORMS:
+        raise Uneditable(f"%{var.name} is stored as {var.op.op_type}, which no edit is known for")
+    form = FORMS[var.op.op_type](var.op, edit, fill)
+    return Result(form, var.op.outputs.index(var))
+
+
+def edit_weight(mb: Maker, weight: Var, edit: Edit, name: str) -> Var:
+    """A stored weight after an edit, made once for all who ask; compressed in the same form if it was.
+
+    Raises:
+        Uneditable: its compressed form cannot hold it; a rewrite that asks is then refused.
+    """
+    key = ("edited", weight, edit.key)
+    if not is_compressed(weight):
+        return mb.shared(key, lambda: edit.apply(np.asarray(weight.val)), name)
+    made: Var = mb.shared_value(key, [weight], lambda maker: _build(maker, edited(weight, edit), name))
+    return made
+
+
+def _build(mb: Maker, part: Part, name: str) -> Var:
+    """The ops of an edited weight."""
+    made: dict[Form, tuple[Var, ...]] = {}
+
+    def of(part: Any, name: str) -> Any:
+        if not isinstance(part, Result):
+            return part
+        if part.form not in made:
+            given = {k: of(v, f"{name}_{k}") for k, v in part.form.inputs.items()}
+            found = getattr(mb, part.form.op_type)(**given, name=name)
+            made[part.form] = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        return made[part.form][part.number]
+
+    found: Var = of(part, name)
+    return found
+
+
+def _given(op: Operation, name: str) -> Any:
+    """The input of an op, None where it has none."""
+    return op.inputs.get(name)
+
+
+def _cast(op: Operation, edit: Edit, fill: float) -> Form:
+    parts = {"source_val": edited(op.source_val, edit, fill), "output_dtype": op.output_dtype.val}
+    return Form(op.op_type, parts)
+
+
+def _affine(op: Operation, edit: Edit, fill: float) -> Form:
+    """IOS 16: one scale and zero point for all, or for each place along an axis."""
+    scale, zero = np.asarray(op.scale.val), np.asarray(op.zero_point.val)
+    axis = int(op.axis.val) % len(edit.shape)
+    at = next(i for i, new in enumerate(edit.axes) if axis in new.sources)
+    counts = [n if i == axis else 1 for i, n in enumerate(edit.shape)]
+    numbers = np.maximum(np.append(edit.numbers(edit.axes[at], counts), 0)[edit.axes[at].index], 0)
+    scale, zero = (v[numbers] if v.ndim else v for v in (scale, zero))
+    data = edit.apply(np.asarray(op.quantized_data.val))
+    if edit.pads:
+        _only_zero(fill, op)
+        _positive(scale, op)
+        along = [-1 if i == at else 1 for i in range(data.ndim)]
+        zeros = np.broadcast_to(zero.reshape(along) if zero.ndim else zero, data.shape)
+        data[edit.padding()] = zeros[edit.padding()]
+    return Form(op.op_type, {"quantized_data": data, "zero_point": zero, "scale": scale, "axis": np.int32(at)})
+
+
+def _only_zero(fill: float, op: Operation) -> None:
+    if fill != 0:
+        raise Uneditable(f"%{op.outputs[0].name} is padded with {fill:g}, which {op.op_type} may not hold")
+
+
+def _positive(scale: Array, op: Operation) -> None:
+    if bool((scale < 0).any()):
+        raise Uneditable(f"%{op.outputs[0].name} has a negative scale, which makes -0.0 of padding")
+
+
+def _scales(op: Operation, edit: Edit) -> dict[str, Part]:
+    """The scales and offsets of blocks."""
+    blocks = edit.of_blocks(op.scale.shape)
+    offset = _given(op, "offset")
+    made: dict[str, Part] = {"scale": edited(op.scale, blocks)}
+    return made if offset is None else {**made, "offset": edited(offset, blocks)}
+
+
+def _blockwise(op: Operation, edit: Edit, fill: float) -> Form:
+    parts = _scales(op, edit)
+    if not edit.pads:
+        return Form(op.op_type, {"data": edited(op.data, edit), **parts})
+    _only_zero(fill, op)
+    _positive(decoded(op.scale), op)
+    if "offset" not in parts:
+        return Form(op.op_type, {"data": edited(op.data, edit), **parts})
+    offset = parts["offset"]
+    if not isinstance(offset, np.ndarray):
+        raise Uneditable(
+            f"the offsets of %{op.outputs[0].name} are compressed: no number is known to decode to 0"
+        )
+    kind = np.asarray(op.data.val).dtype if not is_compressed(op.data) else None
+    wanted = edit.spread(offset)[edit.padding()]
+    if kind is None:
+        if len(set(wanted.tolist())) != 1:
+            raise Uneditable(f"the blocks of %{op.outputs[0].name} have offsets of their own over a palette")
+        return Form(op.op_type, {"data": edited(op.data, edit, float(wanted[0])), **parts})
+    if not np.array_equal(wanted.astype(kind), wanted):
+        raise Uneditable(f"the offsets of %{op.outputs[0].name} are no whole numbers: nothing decodes to 0")
+    data = edit.apply(np.asarray(op.data.val))
+    data[edit.padding()] = wanted.astype(kind)
+    return Form(op.op_type, {"data": data, **parts})
+
+
+def _sparse(op: Operation, edit: Edit, fill: float) -> Form:
+    """Numbers where a mask is set, zero elsewhere."""
+    if edit.pads:
+        _only_zero(fill, op)
+    inner = op.nonzero_data
+    if is_compressed(inner):
+        made = edited(inner, edit)
+        assert isinstance(made, Result)
+        shared = is_compressed(op.mask)  # the mask is the other result of the op that decodes the numbers
+        mask: Part = Result(made.form, 0) if shared else edited(op.mask, edit)
+        return Form(op.op_type, {"nonzero_data": made, "mask": mask})
+    packed = _given(op, "shape") is not None
+    old = _unpacked(op.mask.val, 1, edit.shape) if packed else np.asarray(op.mask.val)
+    mask = edit.apply(old)
+    data = _nonzero(np.asarray(inner.val), old, edit, mask)
+    if not packed:
+        return Form(op.op_type, {"nonzero_data": data, "mask": mask})
+    shape = np.array(edit.result, np.uint32)
+    return Form(op.op_type, {"nonzero_data": data, "mask": sub_byte.pack(mask, 1), "shape": shape})
+
+
+def _nonzero(data: Array, old: Array, edit: Edit, mask: Array) -> Array:
+    """The numbers of a sparse weight in their new order."""
+    places = np.zeros(old.shape, np.int64)
+    places[old != 0] = np.arange(data.size)
+    return data[edit.apply(places)[mask != 0]].view(data.dtype)
+
+
+def _sparse_blockwise(op: Operation, edit: Edit, fill: float) -> Form:
+    """Quantized numbers where a mask is set."""
+    return Form(op.op_type, {**_masked(op, "data_mask", "nonzero_data", edit, fill), **_scales(op, edit)})
+
+
+def _masked(op: Operation, mask_name: str, data_name: str, edit: Edit, fill: float) -> dict[str, Part]:
+    """The mask and the numbers of a form whose results are a mask and numbers."""
+    if edit.pads:
+        _only_zero(fill, op)
+    mask, data = op.inputs[mask_name], op.inputs[data_name]
+    if is_compressed(data):
+        made = edited(data, edit)
+        assert isinstance(made, Result)
+        return {mask_name: Result(made.form, 0) if is_compressed(mask) else edited(mask, edit), data_name: made}
+    old = np.asarray(mask.val)
+    new = edit.apply(old)
+    return {mask_name: new, data_name: _nonzero(np.asarray(data.val), old, edit, new)}
+
+
+def _sparse_palette(op: Operation, edit: Edit, fill: float) -> Form:
+    """Indices of a palette where a mask is set."""
+    inner, vector = _vectors(op, edit)
+    parts = _masked(op, "indices_mask", "indices_nonzero_data", inner, fill)
+    blocks = inner.of_blocks(op.lut.shape[:-2]).followed_by(op.lut.shape[-2:])
+    return Form(op.op_type, {**parts, "lut": edited(op.lut, blocks), **vector})
+
+
+def _vectors(op: Operation, edit: Edit) -> tuple[Edit, dict[str, Any]]:
+    """The edit of the indices of a palette, whose entries may be vectors, and the axis of these."""
+    width = int(op.lut.shape[-1])
+    given = _given(op, "vector_axis")
+    if width == 1:
+        return edit, {} if given is None else {"vector_axis": np.int32(0)}
+    found = edit.of_vectors(int(given.val) % len(edit.shape), width)
+    if found is None:
+        raise Uneditable(f"the edit cuts vectors of {width} numbers of the palette of %{op.outputs[0].name}")
+    return found[0], {"vector_axis": np.int32(found[1])}
+
+
+def _palette(op: Operation, edit: Edit, fill: float) -> Form:
+    """Indices into tables, one for each block."""
+    if _given(op, "shape") is not None:
+        return _packed_palette(op, edit, fill)
+    inner, vector = _vectors(op, edit)
+    blocks = inner.of_blocks(op.lut.shape[:-2])
+    parts = {"indices": inner.apply(np.asarray(op.indices.val))}
+    tail = op.lut.shape[-2:]
+    lut = edited(op.lut, blocks.followed_by(tail))
+    if inner.pads:
+        tables = decoded(op.lut) if is_compressed(op.lut) else np.asarray(op.lut.val)
+        palette = _Palette(parts["indices"], blocks.followed_by(tail).apply(tables), inner, fill)
+        return Form(op.op_type, {**_padded(op, palette, lut), **vector})
+    return Form(op.op_type, {**parts, "lut": lut, **vector})
+
+
+def _padded(op: Operation, palette: _Palette, lut: Part) -> dict[str, Part]:
+    """The indices and the tables, with an entry for padding wherever one is needed."""
+    if (found := palette.with_entry()) is not None:
+        return {"indices": found.indices, "lut": lut}
+    plain = isinstance(lut, np.ndarray)
+    if plain and (found := palette.with_free_entry()) is not None:
+        return {"indices": found.indices, "lut": found.tables}
+    edit = palette.edit
+    apart = edit.of_blocks(op.lut.shape[:-2], apart=True).followed_by(op.lut.shape[-2:])
+    own = edited(op.lut, apart, palette.fill)
+    wider = palette.wider(PALETTE_BITS) if plain else None
+    if wider is not None and isinstance(own, np.ndarray) and wider.bytes <= palette.bytes_with(own):
+        return {"indices": wider.indices, "lut": wider.tables}
+    return {"indices": palette.indices, "lut": own}  # entry 0 of their own tables, as every other one
+
+
+def _packed_palette(op: Operation, edit: Edit, fill: float) -> Form:
+    """IOS 16: one table for all, the indices packed."""
+    table = np.asarray(op.lut.val)
+    bits = int(table.size).bit_length() - 1
+    indices = edit.apply(_unpacked(op.indices.val, bits, edit.shape))
+    if edit.pads:
+        found = _Palette(indices, table.reshape(*[1] * len(edit.result), -1, 1), edit, fill)
+        made = found.with_entry() or found.with_free_entry() or found.wider(PACKED_BITS)
+        if made is None:
+            raise Uneditable(
+                f"the palette of %{op.outputs[0].name} has {table.size} entries, and none is {fill:g}"
+            )
+        indices, table = made.indices, made.tables.ravel()
+        bits = int(table.size).bit_length() - 1
+    shape = np.array(edit.result, np.uint32)
+    return Form(op.op_type, {"indices": sub_byte.pack(indices, bits), "lut": table, "shape": shape})
+
+
+def _unpacked(packed: Any, bits: int, shape: tuple[int, ...]) -> Array:
+    return np.asarray(sub_byte.unpack(np.asarray(packed), bits, False, shape)).astype(np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class _Palette:
+    """Edited indices and tables, the padding of which must still decode to a number."""
+
+    indices: Array
+    tables: Array
+    """[blocks along each axis ..., entries, numbers of an entry]."""
+    edit: Edit
+    """Of the indices."""
+    fill: float
+
+    @property
+    def groups(self) -> Array:
+        """For each index, the number of its table."""
+        blocks = self.tables.shape[:-2]
+        return self.edit.spread(np.arange(int(np.prod(blocks))).reshape(blocks))
+
+    @property
+    def bits(self) -> int:
+        """Of an index."""
+        return int(self.tables.shape[-2]).bit_length() - 1
+
+    @property
+    def bytes(self) -> int:
+        """Of indices and tables."""
+        return self.indices.size * self.bits // 8 + self.tables.nbytes
+
+    def bytes_with(self, tables: Array) -> int:
+        """The same with other tables."""
+        return self.indices.size * self.bits // 8 + tables.nbytes
+
+    def with_entry(self) -> _Palette | None:
+        """Padding is an entry of each table that is the number already; None where one has none."""
+        same = (self.tables == self.fill) & (np.signbit(self.tables) == np.signbit(self.fill))
+        return self._with(same.all(axis=-1), self.tables)
+
+    def with_free_entry(self) -> _Palette | None:
+        """An entry of each table that no index names becomes the number; None where each is named."""
+        entries = self.tables.shape[-2]
+        kept = ~self.edit.padding()
+        count = int(np.prod(self.tables.shape[:-2]))
+        named = self.groups[kept] * entries + self.indices[kept].astype(np.int64)
+        free = np.bincount(named, minlength=count * entries)[: count * entries] == 0
+        first = np.zeros_like(free.reshape(count, entries))
+        rows = np.arange(count)
+        first[rows, free.reshape(count, entries).argmax(axis=1)] = free.reshape(count, entries).any(axis=1)
+        wanted = first.reshape(self.tables.shape[:-1])
+        tables = np.where(wanted[..., None], np.asarray(self.fill, self.tables.dtype), self.tables)
+        return self._with(wanted, tables.view(self.tables.dtype))
+
+    def wider(self, allowed: tuple[int, ...]) -> _Palette | None:
+        """Tables with more entries; None where they have as many as can be."""
+        bits = next((b for b in allowed if b > self.bits), None)
+        if bits is None:
+            return None
+        entries = self.tables.shape[-2]
+        more = [(0, 0)] * self.tables.ndim
+        more[-2] = (0, 2**bits - entries)
+        tables = np.pad(self.tables, more, constant_values=self.fill).view(self.tables.dtype)
+        kind = types.nptype_from_builtin(types.string_to_builtin(f"uint{bits}"))
+        indices = self.indices.astype(np.uint8)
+        indices[self.edit.padding()] = entries
+        return replace(self, indices=indices.view(kind), tables=tables)
+
+    def _with(self, usable: Array, tables: Array) -> _Palette | None:
+        """Padding as the first entry of each table that is usable."""
+        needed = np.unique(self.groups[self.edit.padding()])
+        flat = usable.reshape(-1, usable.shape[-1])
+        if not flat[needed].any(axis=1).all():
+            return None
+        indices = np.array(self.indices)
+        pads = self.edit.padding()
+        indices[pads] = flat.argmax(axis=1)[self.groups[pads]]
+        return replace(self, indices=indices.view(self.indices.dtype), tables=tables)
+
+
+FORMS: dict[str, Callable[[Operation, Edit, float], Form]] = {
+    "constexpr_affine_dequantize": _affine,
+    "constexpr_blockwise_shift_scale": _blockwise,
+    "constexpr_cast": _cast,
+    "constexpr_lut_to_dense": _palette,
+    "constexpr_lut_to_sparse": _sparse_palette,
+    "constexpr_sparse_blockwise_shift_scale": _sparse_blockwise,
+    "constexpr_sparse_to_dense": _sparse,
+}
+"""Op type -> what makes the same form of the edited weight."""

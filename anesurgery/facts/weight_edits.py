@@ -1,0 +1,197 @@
+"""Edits of a weight that compute nothing: its axes transposed, cut, reordered, padded at the end, merged.
+
+An edit says of each new axis which old axes it is made of, and which of their elements it takes. The same edit
+holds for numbers that stand for blocks of elements, as scales and tables do (`of_blocks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from anesurgery.mil import Array
+
+PAD = -1
+"""Stands for an element of the padding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """A new axis: elements of some old axes, which are merged in this order."""
+
+    sources: tuple[int, ...]
+    index: Array
+    """For each new element the old one, or `PAD`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """Each old axis is part of exactly one new axis."""
+
+    shape: tuple[int, ...]
+    """Of the weight before the edit."""
+    axes: tuple[Axis, ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int]) -> Edit:
+        """The edit that changes nothing."""
+        lengths = tuple(int(n) for n in shape)
+        return cls(lengths, tuple(Axis((i,), np.arange(n)) for i, n in enumerate(lengths)))
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The shape after the edit."""
+        return tuple(len(axis.index) for axis in self.axes)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for equal edits."""
+        return self.shape, tuple((axis.sources, axis.index.tobytes()) for axis in self.axes)
+
+    @property
+    def pads(self) -> bool:
+        """Does it add elements?"""
+        return any((axis.index == PAD).any() for axis in self.axes)
+
+    def transposed(self, perm: Sequence[int]) -> Edit:
+        """And then the axes in another order."""
+        return replace(self, axes=tuple(self.axes[i] for i in perm))
+
+    def taken(self, axis: int, index: Array | Sequence[int] | range) -> Edit:
+        """And then some elements of an axis, in the order given."""
+        old = self.axes[axis]
+        return self._with(axis, Axis(old.sources, old.index[np.asarray(index, np.intp)]))
+
+    def padded(self, axis: int, size: int) -> Edit:
+        """And then an axis padded at its end."""
+        old = self.axes[axis]
+        more = np.full(size - len(old.index), PAD)
+        return self._with(axis, Axis(old.sources, np.concatenate([old.index, more])))
+
+    def expanded(self, at: int) -> Edit:
+        """And then a new axis of length 1."""
+        return replace(self, axes=(*self.axes[:at], Axis((), np.zeros(1, np.intp)), *self.axes[at:]))
+
+    def merged(self, first: int, last: int) -> Edit:
+        """And then the axes from `first` to `last`, both included, as one."""
+        parts = self.axes[first : last + 1]
+        index = np.zeros(1, np.intp)
+        for part in parts:
+            size = self._length(part)
+            both = index[:, None] * size + part.index
+            index = np.where((index[:, None] == PAD) | (part.index == PAD), PAD, both).ravel()
+        made = Axis(tuple(s for part in parts for s in part.sources), index)
+        return replace(self, axes=(*self.axes[:first], made, *self.axes[last + 1 :]))
+
+    def squeezed(self, axis: int) -> Edit:
+        """And then without an axis of length 1.
+
+        Raises:
+            ValueError: it is longer, or the only axis.
+        """
+        if len(self.axes[axis].index) != 1 or len(self.axes) == 1:
+            raise ValueError(f"axis {axis} of {self.result} cannot be dropped")
+        order = list(range(len(self.axes)))
+        first = max(axis - 1, 0)  # the axis of length 1 goes before its neighbour, whose elements stay together
+        order[first : first + 2] = [axis, first if axis else 1]
+        return self.transposed(order).merged(first, first + 1)
+
+    def _with(self, at: int, axis: Axis) -> Edit:
+        return replace(self, axes=(*self.axes[:at], axis, *self.axes[at + 1 :]))
+
+    def _length(self, axis: Axis) -> int:
+        """Elements of the old axes of a new one."""
+        return math.prod(self.shape[s] for s in axis.sources)
+
+    def apply(self, array: Array, fill: float = 0) -> Array:
+        """An array of the old shape after the edit."""
+        order = [s for axis in self.axes for s in axis.sources]
+        made = array.transpose(order).reshape([self._length(axis) for axis in self.axes])
+        for at, axis in enumerate(self.axes):
+            if not np.array_equal(axis.index, np.arange(made.shape[at])):
+                made = np.take(made, np.maximum(axis.index, 0), at)
+        if self.pads:
+            made = np.array(made)
+            made[self.padding()] = fill
+        return np.asarray(made, order="C").view(array.dtype)  # numpy drops what says: less than a byte
+
+    def padding(self) -> Array:
+        """Which elements of the result are padding."""
+        made = np.zeros(self.result, bool)
+        for at, axis in enumerate(self.axes):
+            made[(slice(None),) * at + (axis.index == PAD,)] = True
+        return made
+
+    def of_blocks(self, blocks: Sequence[int], *, apart: bool = False) -> Edit:
+        """The edit of numbers that stand for blocks of elements; the new blocks are as large as can be.
+
+        Args:
+            blocks: how many there are along each old axis; each number is a divisor of the length.
+            apart: does padding stand in blocks of its own? Otherwise it joins any block.
+        """
+        axes = []
+        for axis in self.axes:
+            numbers = np.append(self.numbers(axis, blocks), PAD)[axis.index]
+            rows = numbers.reshape(-1, _block(numbers, apart)).max(axis=1)
+            axes.append(Axis(axis.sources, rows if apart else np.maximum(rows, 0)))
+        return Edit(tuple(map(int, blocks)), tuple(axes))
+
+    def numbers(self, axis: Axis, blocks: Sequence[int]) -> Array:
+        """For each element of the old axes of a new one, the number of its block."""
+        numbers = np.zeros(1, np.intp)
+        for s in axis.sources:
+            own = np.arange(self.shape[s]) // (self.shape[s] // int(blocks[s]))
+            numbers = (numbers[:, None] * int(blocks[s]) + own).ravel()
+        return numbers
+
+    def of_vectors(self, axis: int, width: int) -> tuple[Edit, int] | None:
+        """The edit of vectors of elements that lie along an old axis, and their axis afterwards.
+
+        None where the edit cuts a vector, or lets its elements lie otherwise.
+        """
+        at = next(i for i, new in enumerate(self.axes) if axis in new.sources)
+        new = self.axes[at]
+        if new.sources[-1] != axis or len(new.index) % width:
+            return None
+        rows = new.index.reshape(-1, width)
+        whole = (rows[:, :1] % width == 0) & (rows == rows[:, :1] + np.arange(width))
+        if not (whole.all(axis=1) | (rows == PAD).all(axis=1)).all():
+            return None
+        lengths = tuple(n // width if i == axis else n for i, n in enumerate(self.shape))
+        index = np.where(rows[:, 0] == PAD, PAD, rows[:, 0] // width)
+        made = replace(self, shape=lengths)._with(at, Axis(new.sources, index))
+        return made, at
+
+    def followed_by(self, lengths: Sequence[int]) -> Edit:
+        """The same edit of an array with more axes after those, which it does not change."""
+        rank = len(self.shape)
+        more = tuple(Axis((rank + i,), np.arange(n)) for i, n in enumerate(lengths))
+        return Edit((*self.shape, *map(int, lengths)), (*self.axes, *more))
+
+    def spread(self, values: Array) -> Array:
+        """Values of blocks of the result, one for each element."""
+        for at, (few, many) in enumerate(zip(values.shape, self.result, strict=False)):
+            values = np.repeat(values, many // few, axis=at) if few != many else values
+        return values
+
+
+def _block(numbers: Array, apart: bool) -> int:
+    """The largest length of pieces that hold one number each, and padding."""
+    count = len(numbers)
+    for size in sorted((n for n in range(1, count + 1) if count % n == 0), reverse=True):
+        rows = numbers.reshape(-1, size)
+        most = rows.max(axis=1)
+        pads = rows == PAD
+        alike = (np.where(pads, most[:, None], rows) == most[:, None]).all()
+        if alike and (not apart or (pads.all(axis=1) | ~pads.any(axis=1)).all()):
+            return size
+    return 1
+
+
+def pieces(shape: Sequence[int], axis: int, edges: Sequence[int]) -> list[Edit]:
+    """The edits that cut an axis at some places, the first and the last of which are its ends."""
+    return [Edit.of(shape).taken(axis % len(shape), range(a, b)) for a, b in pairwise(edges)]

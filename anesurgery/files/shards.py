@@ -1,0 +1,53 @@
+"""Shares of a piece of work, for several processes or machines: "3/8" is the third of eight."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from anesurgery.errors import SurgeryError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Every `count`-th piece of work, beginning with the `number`-th (from 1)."""
+
+    number: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise SurgeryError(f"shard {self.words}: the first number goes from 1 to the second")
+
+    @property
+    def words(self) -> str:
+        """As it is written."""
+        return f"{self.number}/{self.count}"
+
+    def of(self, work: Sequence[T]) -> list[T]:
+        """The pieces of this share, in order: neighbours are in different shares."""
+        return list(work[self.number - 1 :: self.count])
+
+    def share(self, number: int, count: int) -> Shard:
+        """A share of this share."""
+        return Shard((number - 1) * self.count + self.number, self.count * count)
+
+
+def share(given: Shard | str | tuple[int, int] | None) -> Shard:
+    """A share, given as "3/8" or (3, 8); all of the work when absent.
+
+    Raises:
+        SurgeryError: it is something else.
+    """
+    if given is None or isinstance(given, Shard):
+        return given or Shard()
+    if isinstance(given, str):
+        found = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", given)
+        if found is None:
+            raise SurgeryError(f"shard {given!r}: write it as 3/8, the third of eight")
+        return Shard(int(found[1]), int(found[2]))
+    return Shard(*given)

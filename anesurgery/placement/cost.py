@@ -56,7 +56,7 @@ MEMORY_CLASS = names(
     "pixel_shuffle pixel_unshuffle reshape reverse scatter scatter_along_axis scatter_nd slice_by_index "
     "slice_by_size sliding_windows space_to_batch space_to_depth split squeeze tile topk "
     "affine crop_resize dequantize quantize random_normal random_uniform resample resize resize_bilinear "
-    "resize_nearest_neighbor rnn scaled_dot_product_attention upsample_nearest_neighbor"
+    "resize_nearest_neighbor rnn upsample_nearest_neighbor"
 )
 """Ops that cost the bytes they move at run time."""
 
@@ -101,6 +101,9 @@ those of convolutions differ so much."""
 STORED_FACTOR = (1.5, 2.5)
 """The same of a matmul with a constant: none is among the cases, and an M4 Max (macOS 26.6) kept one on the CPU
 that the formula gives to the ANE (eyalamirmusic/eacp)."""
+
+SEEN_ATTENTION = 64
+"""Operations per byte of the one fused attention whose estimate was published."""
 
 Formula = Callable[[Operation, Work], Estimate]
 
@@ -195,6 +198,17 @@ def _matmul(op: Operation, work: Work) -> Estimate:
     return found if len(runtime(op)) > 1 else _wider(found, STORED_FACTOR)
 
 
+def _attention(op: Operation, work: Work) -> Estimate:
+    """The memory class at 64 operations per byte, the one case; beyond, the CPU may be charged its products.
+
+    With 2 million elements in each of query, key and value Core ML was reported to choose the ANE (M4), which
+    the memory class alone does not give.
+    """
+    plain = _memory(work.moved)
+    known = work.flop <= SEEN_ATTENTION * work.moved
+    return plain if known else replace(plain, or_else=((work.moved / MEMORY, work.flop / CPU_SUMS),))
+
+
 def _pool(op: Operation, work: Work) -> Estimate:
     plain = _memory(work.moved)
     assert plain.cpu is not None
@@ -263,6 +277,7 @@ FORMULAS: dict[str, Formula] = {
     "conv_transpose": _rates(15.2 * T, 0.063 * T, _flop),
     "linear": _linear,
     "matmul": _matmul,
+    "scaled_dot_product_attention": _attention,
     "avg_pool": _pool,
     "l2_pool": _pool,
     "max_pool": _pool,

@@ -130,7 +130,7 @@ def choose(judged: Sequence[Judged], target: Target) -> tuple[list[str | None], 
 
 def _is_known(judged: Judged) -> bool:
     """An op without an estimate has a place only where the ANE is out of the question."""
-    return judged.legal is False or (judged.legal is True and judged.estimate is not None)
+    return judged.legal is False or judged.estimate is not None
 
 
 def _costs(judged: Judged, target: Target, view: View) -> tuple[float, float, float]:

@@ -84,6 +84,10 @@ class Rewrite(Pass):
         """Values for an input of the comparison whose range matters (ids, for example); None: the default."""
         return None
 
+    def uncompared(self, m: Match) -> Refusal | None:
+        """Why numbers cannot be compared at this place; None: they are."""
+        return None
+
     def run(self, program: Program, session: Session) -> None:
         """Apply the rewrite to every function."""
         pattern = self.pattern(op_patterns)
@@ -166,7 +170,7 @@ class _OpPlace(Place):
             return Refusal(str(reason), self.root)
         pairs = self.pairs(m, result)
         self.refuse_loops(pairs, self.builder.made)
-        return Built(pairs, self.builder.made, m.ops)
+        return Built(pairs, self.builder.made, m.ops, self.step.uncompared(m))
 
     def accept(self) -> Match | Refusal | None:
         """The match, if there is one and every guard and the pass's own check agree."""

@@ -183,12 +183,20 @@ def test_a_wider_kernel_depends_on_the_chip() -> None:
 
 
 def test_nothing_is_said_about_layers_that_nobody_tried() -> None:
+    found = look(lambda b: b.add_sin("s", "x", "y"), shape=(1, 16), disable_rank5_shape_mapping=True)
+    assert (found.ops[0].legal, found.ops[0].preferred) == (None, None)
+    assert "nothing is known about these layers: sin (1)" in found.notes
+    assert found.counts == {"unknown": 1}
+
+
+def test_layers_that_only_move_numbers_follow_the_op_of_ml_programs() -> None:
+    """A guess, and graded as one."""
     found = look(
         lambda b: b.add_squeeze("s", "x", "y", axes=[0]), shape=(1, 16), disable_rank5_shape_mapping=True
     )
-    assert (found.ops[0].legal, found.ops[0].preferred) == (None, None)
-    assert "nothing is known about these layers: squeeze (1)" in found.notes
-    assert found.counts == {"unknown": 1}
+    assert (found.ops[0].legal, found.ops[0].preferred) == (True, "ane")
+    (rule,) = [r for r in RULES if r.legal and "squeeze" in r.ops]
+    assert (rule.id, rule.grade) == ("nn-as-legal-in-programs", Grade.GUESS)
 
 
 @pytest.mark.parametrize(("rows", "legal"), [(9, None), (32768, None), (32769, False)])

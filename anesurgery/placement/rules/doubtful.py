@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from anesurgery.mil import Operation, dtype_name
-from anesurgery.ops import names
+import math
+
+from anesurgery.facts.reading import number, shape_in_words
+from anesurgery.facts.work import shape_of
+from anesurgery.mil import Operation, dtype_name, producer
+from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import conditions as when
+from anesurgery.placement.rules.slow import lut
 from anesurgery.placement.target import Target
 
+PLAN = "look at the compute plan on the device"
 ANEMLL = "ANEMLL: tests/dev/MB_GRAPH_ISSUES.md"
 TABLES = "sbryngelson/ane-guide, ANEForge (tables of the compiler)"
 UNSIGNED = Scope(os="seen on a Mac, macOS 15; int16 was refused on M4, macOS 27.0.1")
@@ -59,7 +65,7 @@ FLOOR = Rule(
     TABLES,
     grade=Grade.REPORTED,
     scope=Scope(frozenset({12}), via="compiler"),
-    advice="look at the compute plan on the device",
+    advice=PLAN,
 )
 MIRROR = Rule(
     "pad-mirror",
@@ -71,4 +77,93 @@ MIRROR = Rule(
     scope=Scope(frozenset({12, 13}), via="compiler"),
     advice="pad with a constant, or concat reversed slices",
 )
-RULES = (EMBEDDING, GATHER, FLOOR, MIRROR)
+LLM = "john-rocky/CoreML-LLM: {}"
+MANY_GROUPS = 1024
+
+
+def depthwise_step(op: Operation, target: Target) -> str:
+    """A depthwise convolution of many channels that makes one position."""
+    groups, made = number(op.inputs.get("groups")) or 1, shape_of(op.outputs[0])
+    if groups < MANY_GROUPS or groups != made[1] or math.prod(made[2:]) > 1:
+        return ""
+    return f"{groups:.0f} groups, kernel {shape_in_words(shape_of(op.weight)[2:])}, one position"
+
+
+DEPTHWISE = Rule(
+    "conv-depthwise-step",
+    names("conv"),
+    "ten such convolutions of one decoder ran on the CPU, while smaller ones over images were placed on an M4",
+    LLM.format("LFM2_CONVERSION_FINDINGS.md"),
+    test=depthwise_step,
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on one model for A19, iOS 26"),
+    advice="multiply with the kernel and sum over the positions",
+)
+
+
+def tables_of_blocks(op: Operation, target: Target) -> str:
+    """Look-up tables that change along two axes of a weight."""
+    table = lut(op)
+    counts = () if table is None else shape_of(table.lut)[:-2]
+    return f"{shape_in_words(counts)} look-up tables" if sum(n > 1 for n in counts) > 1 else ""
+
+
+BLOCK_TABLES = Rule(
+    "comp-lut-axis",
+    PRODUCTS,
+    "tables for each row and block did not compile for the engine (-14)",
+    LLM.format("EXPERIMENTS.md"),
+    test=tables_of_blocks,
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on A19"),
+    advice="one table for the tensor, or one for each group of channels",
+)
+
+
+def quantized_table(op: Operation, target: Target) -> str:
+    """A look-up table whose values are quantized."""
+    table = lut(op)
+    stored = table is None or table.lut.op is None or table.lut.op.op_type == "const"
+    return "" if stored else f"the look-up table %{table.lut.name} is quantized"
+
+
+JOINT = Rule(
+    "comp-joint",
+    PRODUCTS,
+    "73 ops of one model with quantized look-up tables left the engine",
+    LLM.format("EXPERIMENTS.md"),
+    test=quantized_table,
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on A19"),
+    advice="a palette of fp16 values",
+)
+
+
+def quantized_run(op: Operation, target: Target) -> str:
+    """Activations that are quantized and read back, on the one chip where that failed."""
+    if "A19" not in target.chips or producer(op.input, "const") is not None:
+        return ""
+    return f"%{op.input.name} is quantized at run time"
+
+
+ACTIVATIONS = Rule(
+    "comp-w8a8",
+    names("quantize dequantize"),
+    "a language model with activations of 8 bits did not compile for the engine; classifiers did on A17 Pro "
+    "and M4",
+    LLM.format("EXPERIMENTS.md"),
+    test=quantized_run,
+    grade=Grade.REPORTED,
+    scope=Scope(frozenset({17}), "seen on A19"),
+    advice="keep activations fp16 and compress the weights alone",
+)
+SORT = Rule(
+    "topk-disputed",
+    names("topk"),
+    "the tables of the compiler have it from M2 on, while the plan of RF-DETR named the CPU",
+    f"{TABLES}; roboflow/rf-detr PR 1495",
+    grade=Grade.REPORTED,
+    scope=Scope(frozenset({15}), "seen on M3 Pro, macOS 27"),
+    advice="choose on the host",
+)
+RULES = (EMBEDDING, GATHER, FLOOR, MIRROR, DEPTHWISE, BLOCK_TABLES, JOINT, ACTIVATIONS, SORT)

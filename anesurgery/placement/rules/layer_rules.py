@@ -43,7 +43,13 @@ CPU_IN_PROGRAMS = names(
     randomBernoulliLike randomBernoulliStatic randomBernoulliDynamic categoricalDistribution
     """
 )
-LEGAL_IN_PROGRAMS = frozenset({"clip"})
+LEGAL_IN_PROGRAMS = names(
+    """
+    clip constantPad expandDims flattenTo2D rankPreservingReshape reshapeStatic reverse sliceStatic squeeze
+    stack tile transpose
+    """
+)
+"""Limits and moves of numbers; other layers of their release need the tables of a chip, or broadcast."""
 SEEN = names(
     """
     convolution pooling activation innerProduct batchnorm softmax add concat upsample

@@ -7,6 +7,7 @@ PASSES: dict[str, str] = {
     "argmax_as_floats": "op-reduce_argmax op-reduce_argmin",
     "approximate": "op-asin op-acos op-tan op-sinh op-cosh op-atanh sin-cos",
     "causal_mask_tensor": "op-band_part mask-positions",
+    "channel_scales": "comp-blockwise",
     "chain_pools": "max-pool-width pool-window",
     "compute_fp16": "fp32",
     "decompose_ops": "op-mod op-reduce_prod op-cumsum op-one_hot",

@@ -168,8 +168,10 @@ def _as_int8(numbers: Array, axis: int) -> tuple[Array, Encode]:
     scale[scale == 0] = np.finfo(numbers.dtype).smallest_subnormal
     across = scale.reshape([-1 if a == axis else 1 for a in range(numbers.ndim)])
     data = np.clip(np.rint(numbers / across.astype(np.float64)), -127, 127).astype(np.int8)
-    parts = {"quantized_data": data, "zero_point": np.zeros(scale.shape, np.int8), "scale": scale, "axis": axis}
-    return affine(**parts), lambda mb: mb.constexpr_affine_dequantize(**parts)
+    zero = np.zeros(scale.shape, np.int8)
+    return affine(data, zero, scale, axis), lambda mb: mb.constexpr_affine_dequantize(
+        quantized_data=data, zero_point=zero, scale=scale, axis=axis
+    )
 
 
 def _as_palette(numbers: Array, axis: int) -> tuple[Array, Encode]:

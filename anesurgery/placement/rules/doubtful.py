@@ -123,8 +123,9 @@ BLOCK_TABLES = Rule(
 def quantized_table(op: Operation, target: Target) -> str:
     """A look-up table whose values are quantized."""
     table = lut(op)
-    stored = table is None or table.lut.op is None or table.lut.op.op_type == "const"
-    return "" if stored else f"the look-up table %{table.lut.name} is quantized"
+    if table is None or producer(table.lut, "const") is not None:
+        return ""
+    return f"the look-up table %{table.lut.name} is quantized"
 
 
 JOINT = Rule(

@@ -29,7 +29,8 @@ where none pays by itself, pairs are tried: a step, and then one that is named a
 if no op that was legal becomes illegal, neither the share of the flop nor that of the ops on the ANE falls,
 and something is better, in this order: less off the ANE, less that cannot run there at all, fewer switches
 between units, a lower estimate, fewer findings. A pass that changes what the model gives back
-(`select_last_token`) is kept only for a decoder, where each position sees those before it alone. The notes of
+(`select_last_token`) is kept only for a decoder, where each position sees those before it alone; one that makes
+inputs and outputs fp16, only where the target pays for the casts. `keep_interface` rules out both. The notes of
 the surgery say what was gained; its refusals, what was not kept, and what keeps ops off the ANE still.
 
 Refuses when no candidate makes the model stand better.
@@ -78,11 +79,13 @@ class ApplyRemedies(Pass):
     """CPU_AND_NE by default."""
     trials: int = 60
     """Most sequences of passes that are tried."""
+    keep_interface: bool = False
+    """Leave out passes that change an input or output on purpose."""
 
     def run(self, program: Program, session: Session) -> None:
         """Search on copies, then apply what was kept."""
         target = Target.parse(self.target or session.target, self.compute_units)
-        search = Search(target, session, lambda found: _remedies(found, target), _changes_results, self.trials)
+        search = Search(target, session, lambda found: _remedies(found, target), self.objection, self.trials)
         start = State(copied(program), target)
         end = search.improve(start)
         for step in end.steps:
@@ -94,22 +97,29 @@ class ApplyRemedies(Pass):
             session.notes += search.kept
             session.notes.append(f"after: {end.standing}")
 
+    def objection(self, attempt: Session, program: Program) -> Refusal | None:
+        """Why a trial that changes the interface is not kept; None where it may be."""
+        changes = attempt.contract
+        if not changes:
+            return None
+        if attempt.wired:
+            return Refusal("the interface would change, which other models of the pipeline depend on")
+        words = "; ".join(change.words for change in changes)
+        if self.keep_interface:
+            return Refusal(f"the interface would change ({words}), and keep_interface is set")
+        results_stay = all(change.retypes for change in changes)
+        if results_stay or all(is_decoder(f) for f in program.functions.values()):
+            return None
+        return Refusal(
+            f"the result would change ({words}), and no causal mask shows that it may; run it by name"
+        )
+
 
 def _remedies(findings: Sequence[Finding], target: Target) -> list[Pass]:
     """The passes over ops that findings name, with the options that suit the target."""
     named = {f.remedy for f in findings if f.remedy} & set(registry.op_pass_names())
     order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
     return in_order([step for name in (*order, *ALWAYS) for step in registry.pass_class(name).variants(target)])
-
-
-def _changes_results(attempt: Session, program: Program) -> Refusal | None:
-    """Why a trial that changes what the model gives back is not kept; None where it may be."""
-    if attempt.contract and attempt.wired:
-        return Refusal("the interface would change, which other models of the pipeline depend on")
-    if not attempt.contract or all(is_decoder(f) for f in program.functions.values()):
-        return None
-    words = "; ".join(change.words for change in attempt.contract)
-    return Refusal(f"the result would change ({words}), and no causal mask shows that it may; run it by name")
 
 
 def _left(start: State, end: State, program: Program) -> Iterator[tuple[str, Refusal]]:

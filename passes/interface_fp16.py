@@ -16,7 +16,8 @@ After::
       return %y
     }
 
-The change is declared: the caller gives fp16 arrays and gets them. Where ops read an input as fp32, or make an
+The change is declared: the caller gives fp16 arrays and gets them. `auto` makes it where every chip of the
+target pays for the casts (`keep_interface=True` prevents it). Where ops read an input as fp32, or make an
 output in fp32, a cast stands between (`compute_fp16` before it makes most of these fp16).
 
 Refuses when the program is for iOS 15, whose interface has no fp16, when an input or output is an image, and
@@ -53,11 +54,14 @@ from anesurgery.mil import (
     producer,
     types,
 )
+from anesurgery.placement.rules.legality import FORBIDDEN
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
+CASTS = next(rule for rule in FORBIDDEN if rule.id == "fp32-cast")
+"""Where casts at the ends cost something."""
 UNCHECKED = "the interface changes; the comparison of whole models covers it"
 
 
@@ -72,8 +76,9 @@ class InterfaceFp16(Pass):
 
     @classmethod
     def variants(cls, target: Target) -> tuple[Pass, ...]:
-        """None: callers must agree to another interface."""
-        return ()
+        """Where every chip of the target pays for the casts; elsewhere callers must ask for it."""
+        pays = CASTS.scope.families >= target.families and CASTS.scope.concerns(target)
+        return (cls(),) if pays else ()
 
     def requires(self, program: Program) -> Refusal | None:
         """fp16 at the interface came with iOS 16."""
@@ -119,7 +124,8 @@ class InterfaceFp16(Pass):
             wide = mb.cast(x=new, dtype="fp32", before_op=function.operations[0], name=wish)
             _substitute(function, old, wide)
         words = f"give {name} as fp16"
-        session.contract.append(InterfaceChange(words, (name,), inputs=lambda values: _halved(values, name)))
+        change = InterfaceChange(words, (name,), inputs=lambda values: _halved(values, name), retypes=True)
+        session.contract.append(change)
         session.changes.append(Change(self.name, name, names, (), words, None, UNCHECKED))
 
     def output(self, function: Function, session: Session, old: Var) -> None:
@@ -141,7 +147,7 @@ class InterfaceFp16(Pass):
             old.op.name = old.name if len(old.op.outputs) == 1 else old.op.name
         new.name = new.op.name = name
         words = f"{name} is fp16"
-        change = InterfaceChange(words, (name,), outputs=lambda found, inputs: _halved(found, name))
+        change = InterfaceChange(words, (name,), outputs=lambda found, _: _halved(found, name), retypes=True)
         session.contract.append(change)
         session.changes.append(Change(self.name, name, (), (), words, None, UNCHECKED))
 

@@ -35,6 +35,8 @@ class InterfaceChange:
     """From the old model's inputs to the new model's (numpy arrays by name)."""
     outputs: Callable[[Values, Values], Values] = _unchanged_outputs
     """From the old model's (outputs, inputs) to the outputs expected of the new model."""
+    retypes: bool = False
+    """Is the element type all that changes, of numbers that stay the same?"""
     call: Callable[[Any, Values, str], Values] | None = None
     """Where one call becomes several: from (new model, old model's inputs, precision) to the old outputs."""
 

@@ -15,6 +15,7 @@ from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.apply_remedies import ApplyRemedies, example
 from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
+from anesurgery.surgery import find_recipe
 from anesurgery.testing import apply_pass
 
 HALF = types.fp16
@@ -138,3 +139,33 @@ def test_fp16_that_ruins_an_output_is_not_kept(prove: str | None) -> None:
     assert not lost.changes
     said = [r.reason for name, r in lost.refusals if name == "compute_fp16"]
     assert any(re.search(r"keeps -?[\d.]+ dB of 60 on a sampled input", reason) for reason in said), said
+
+
+def ends(shape: tuple[int, ...] = (1, 64, 128, 128)) -> Program:
+    """Convolutions in fp16 between casts, as a conversion leaves them."""
+    weight = np.random.default_rng(0).standard_normal((64, 64, 3, 3)).astype(np.float16) / 24
+
+    @mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        y = mb.cast(x=x, dtype="fp16")
+        for _ in range(4):
+            y = mb.relu(x=mb.conv(x=y, weight=weight, pad_type="same"))
+        return mb.cast(x=y, dtype="fp32", name="y")
+
+    return program
+
+
+def test_casts_at_the_ends_go_where_the_target_pays_for_them() -> None:
+    surgery = ane.apply(ends(), "auto", target="M1/macOS 14", prove="both", quiet=True)
+    assert [change.words for change in surgery.contract] == ["give x as fp16", "y is fp16"]
+    assert stand(surgery.program, Target.parse("M1/macOS 14"))[0].legal_share == 1
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+    assert not ane.apply(ends(), "auto", target="M4/macOS 15", quiet=True).changes
+
+
+def test_an_interface_that_is_kept_costs_the_casts() -> None:
+    recipe = find_recipe("auto").with_options(keep_interface=True)
+    surgery = ane.apply(ends(), recipe, target="M1/macOS 14", quiet=True)
+    assert not surgery.changes
+    assert "interface_fp16" in str([r for r in surgery.refusals if "keep_interface is set" in r[1].reason])

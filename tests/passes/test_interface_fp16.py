@@ -8,6 +8,7 @@ from typing import Any
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.passes.interface_fp16 import InterfaceFp16
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.session import Session
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 from anesurgery.text import to_text
@@ -87,3 +88,9 @@ def test_a_converted_image_model_keeps_its_images(tmp_path: Path) -> None:
     assert any(r.reason == "%picture is an image" for _, r in surgery.refusals)
     names = {name for change in surgery.contract for name in change.names}
     assert "picture" not in names
+
+
+def test_it_is_tried_where_every_chip_pays_for_the_casts() -> None:
+    targets = ("M1/macOS 14", "A14/iOS 17", "M1", "M1/macOS 15", "M2/macOS 14", "M1-M3/macOS 14", "M4", "any")
+    tried = {text: bool(InterfaceFp16.variants(Target.parse(text))) for text in targets}
+    assert [text for text, some in tried.items() if some] == ["M1/macOS 14", "A14/iOS 17", "M1"]

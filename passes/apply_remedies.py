@@ -90,8 +90,11 @@ class ApplyRemedies(Pass):
         end = search.improve(start)
         for step in end.steps:
             run_pass(step, program, session)
-        refused = [r for r in search.refused.values() if r[0] not in {step.name for step in end.steps}]
-        session.refusals += [*search.rejected.values(), *refused, *_left(start, end, program)]
+        session.refusals += [
+            *search.rejected.values(),
+            *_refused(search, start, end),
+            *_left(start, end, program),
+        ]
         if end.steps:
             session.notes.append(f"before: {start.standing}")
             session.notes += search.kept
@@ -120,6 +123,14 @@ def _remedies(findings: Sequence[Finding], target: Target) -> list[Pass]:
     named = {f.remedy for f in findings if f.remedy} & set(registry.op_pass_names())
     order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
     return in_order([step for name in (*order, *ALWAYS) for step in registry.pass_class(name).variants(target)])
+
+
+def _refused(search: Search, start: State, end: State) -> Iterator[tuple[str, Refusal]]:
+    """What remedies say of ops that the given model had and the new one still has."""
+    stay = {row.name for part in start.inspections for row in part.ops}
+    stay &= {row.name for part in end.inspections for row in part.ops}
+    ran = {step.name for step in end.steps}
+    yield from (said for op, said in search.refused.items() if op in stay and said[0] not in ran)
 
 
 def _left(start: State, end: State, program: Program) -> Iterator[tuple[str, Refusal]]:

@@ -2,8 +2,8 @@
 
 `loss` and `gain` are the objective, in this order: no op becomes illegal that was legal; the shares of the
 flop and of the ops on the ANE, at no much higher estimate; what is not legal there, which is all that counts
-of a model too small to be placed on the ANE; switches between units; the estimate. A share that rises because
-there is more on the ANE is no gain by itself: less must be off it.
+of a model too small to be placed on the ANE; the bytes that ops off the ANE move; switches between units; the
+estimate. A share that rises because there is more on the ANE is no gain by itself: less must be off it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anesurgery.facts.reading import in_words
 from anesurgery.loading import load
 from anesurgery.mil import Program
 from anesurgery.placement.inspection import Inspection
@@ -40,6 +41,7 @@ class Standing:
         legal: function and name of the ops that are legal on the ANE.
         illegal: the same of those that are not.
         illegal_flop: of the latter.
+        off_bytes: that ops read and write which do not prefer the ANE.
     """
 
     ops: int
@@ -53,6 +55,7 @@ class Standing:
     legal: frozenset[tuple[int, str]]
     illegal: frozenset[tuple[int, str]]
     illegal_flop: int = 0
+    off_bytes: int = 0
 
     @classmethod
     def of(cls, inspections: Sequence[Inspection]) -> Standing:
@@ -71,6 +74,7 @@ class Standing:
             frozenset((i, row.name) for i, row in rows if row.legal),
             frozenset((i, row.name) for i, row in rows if row.legal is False),
             sum(row.flop for _, row in rows if row.legal is False),
+            sum(row.bytes for _, row in rows if row.preferred != "ane"),
         )
 
     @property
@@ -118,7 +122,7 @@ class Standing:
         if lowered := self.lowered(before):
             return lowered
         if self.off[0] > before.off[0] and not self.frees(before):
-            return f"flop off the ANE would rise {before.off[0]:,} -> {self.off[0]:,}"
+            return f"flop off the ANE would rise {_counts(before.off[0], self.off[0])}"
         if self.estimate > DEARER * before.estimate and self.estimate - before.estimate > SWITCH:
             return f"the estimate would rise {in_time(before.estimate)} -> {in_time(self.estimate)}"
         return ""
@@ -128,14 +132,18 @@ class Standing:
         for what, old, new in zip(("flop", "ops"), before.off, self.off, strict=True):
             if new < old:
                 rise = _percents(before.share[what], self.share[what])
-                return f"{what} off the ANE {old:,} -> {new:,} (share on it {rise})"
+                return f"{what} off the ANE {_counts(old, new)} (share on it {rise})"
         if self.frees(before):
             rise = _percents(before.legal_share, self.legal_share)
             pairs = zip(("ops", "flop"), reversed(before.barred), reversed(self.barred), strict=True)
             what, old, new = next(pair for pair in pairs if pair[1] != pair[2])
-            return f"{what} that cannot run on the ANE {old:,} -> {new:,} (share of the ops that can {rise})"
+            return f"{what} that cannot run on the ANE {_counts(old, new)} (share of the ops that can {rise})"
         cheaper = self.estimate < before.estimate * (1 - SAME) and self.unknown <= before.unknown
         risen = self.off > before.off
+        if not risen and self.moves_less(before):
+            sizes = f"{in_words(before.off_bytes)} -> {in_words(self.off_bytes)}"
+            rise = _percents(before.share["ops"], self.share["ops"])
+            return f"data of ops off the ANE {sizes} (share of the ops on it {rise})"
         if not risen and self.switches != before.switches:
             fewer = self.switches < before.switches
             return f"switches between units {before.switches} -> {self.switches}" if fewer else ""
@@ -143,11 +151,19 @@ class Standing:
             return f"estimate {in_time(before.estimate)} -> {in_time(self.estimate)}"
         return ""
 
+    def rises(self, before: Standing) -> bool:
+        """Is a larger share of the flop or of the ops on the ANE?"""
+        return any(self.share[what] > before.share[what] for what in ("flop", "ops") if self.on_ops)
+
     def frees(self, before: Standing) -> bool:
         """Is less illegal on the ANE, at no much higher estimate?"""
         pairs = list(zip(self.barred, before.barred, strict=True))
         dearer = self.estimate > DEARER * before.estimate or self.unknown > before.unknown
         return all(new <= old for new, old in pairs) and self.barred != before.barred and not dearer
+
+    def moves_less(self, before: Standing) -> bool:
+        """Do the ops off the ANE move fewer bytes, where a larger share of the ops is on it?"""
+        return self.off_bytes < before.off_bytes and self.share["ops"] > before.share["ops"]
 
     def tidier(self, before: Standing) -> bool:
         """Are there fewer findings, at no higher estimate?"""
@@ -179,6 +195,19 @@ def in_time(microseconds: float) -> str:
         if microseconds >= size:
             return f"{microseconds / size:.3g} {unit}"
     return f"{microseconds:.3g} µs"
+
+
+def _counts(old: int, new: int) -> str:
+    """Two numbers with as many digits as it takes to tell them apart: "8.65 M -> 50.1 M", "12 -> 8"."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("", 1)):
+        if max(old, new) >= size:
+            short = [
+                f"{n / size:.3g} {unit}".strip() if size > 1 and n >= size / 100 else f"{n:,}"
+                for n in (old, new)
+            ]
+            if short[0] != short[1]:
+                return " -> ".join(short)
+    return f"{old:,} -> {new:,}"
 
 
 def _percents(old: float, new: float) -> str:

@@ -34,6 +34,8 @@ class State:
     program: Program
     target: Target
     steps: tuple[Pass, ...] = ()
+    retyped: bool = False
+    """Do callers have to give or take other types of numbers, and nothing else, after the last step?"""
 
     @cached_property
     def standing(self) -> Standing:
@@ -70,7 +72,7 @@ class Search:
     rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
     """By the words for the step."""
     refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
-    """By op: what a remedy says of an op that names it."""
+    """By op of the program as given: what a remedy says of an op that names it."""
     dearer: list[State] = field(default_factory=list)
     """The states after single steps that did not pay."""
     scratch: tuple[Program, Program] | None = None
@@ -123,7 +125,8 @@ class Search:
         if (objection := self.objection(own, state.program)) is not None:
             self.reject((step,), objection.reason)
             return None
-        return State(program, self.target, (*state.steps, step))
+        retyped = bool(own.contract) and all(change.retypes for change in own.contract)
+        return State(program, self.target, (*state.steps, step), retyped)
 
     def copy(self, program: Program) -> Program:
         """A copy to try a step on; the last one again while no step has changed it."""
@@ -145,6 +148,8 @@ class Search:
         loss, gain = new.standing.loss(old.standing), new.standing.gain(old.standing)
         if not (loss or gain) and new.advised.tidier(old.advised):
             gain = f"findings {old.advised.findings} -> {new.advised.findings}"
+        if gain and new.retyped and not new.standing.rises(old.standing):
+            loss = "callers would have to give other types, and no more would run on the ANE for it"
         if loss or not gain:
             self.reject(steps, f"tried and not kept: {loss or 'it gains nothing on this target'}")
             return False

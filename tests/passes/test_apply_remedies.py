@@ -164,6 +164,12 @@ def test_casts_at_the_ends_go_where_the_target_pays_for_them() -> None:
     assert not ane.apply(ends(), "auto", target="M4/macOS 15", quiet=True).changes
 
 
+def test_callers_change_nothing_for_a_model_that_stays_on_the_cpu() -> None:
+    surgery = ane.apply(ends((1, 64, 8, 8)), "auto", target="M1/macOS 14", quiet=True)
+    assert not surgery.changes
+    assert "no more would run on the ANE for it" in str(surgery.refusals[0][1])
+
+
 def test_an_interface_that_is_kept_costs_the_casts() -> None:
     recipe = find_recipe("auto").with_options(keep_interface=True)
     surgery = ane.apply(ends(), recipe, target="M1/macOS 14", quiet=True)

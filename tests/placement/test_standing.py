@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from anesurgery.placement.standing import Standing, in_time, placed, stand
+from anesurgery.placement.standing import Standing, _counts, in_time, placed, stand
 from anesurgery.placement.target import Target
 
 HERE = frozenset({(0, "a"), (0, "b")})
@@ -79,6 +79,23 @@ def test_switches_come_before_the_estimate() -> None:
     assert not replace(NOW, switches=6, estimate=1.0).gain(NOW)
     assert replace(NOW, estimate=1500.0).gain(NOW) == "estimate 2 ms -> 1.5 ms"
     assert not replace(NOW, estimate=1500.0, unknown=1).gain(NOW), "what has no estimate costs nothing"
+
+
+def test_less_data_off_the_ane_is_a_gain_where_the_share_rises() -> None:
+    """An argmax of whole maps that becomes a cast of its result."""
+    old = replace(NOW, off_bytes=3 << 20)
+    new = replace(NOW, ops=104, on_ops=94, off_bytes=3 << 10)
+    words = "data of ops off the ANE 3 MiB -> 3 KiB (share of the ops on it 90.0% -> 90.4%)"
+    assert new.gain(old) == words
+    assert not replace(NOW, off_bytes=1).gain(old), "no larger share"
+    assert not replace(new, off_bytes=4 << 20).gain(old)
+
+
+def test_large_numbers_are_said_in_units() -> None:
+    old, new = (replace(NOW, flop=10**9, on_flop=10**9 - off) for off in (8_650_752, 50_069_504))
+    assert new.loss(old).startswith("the share of flop")
+    assert old.gain(new).startswith("flop off the ANE 50.1 M -> 8.65 M (")
+    assert _counts(8_650_752, 8_650_753) == "8,650,752 -> 8,650,753"
 
 
 def test_fewer_findings_are_tidier_unless_they_cost() -> None:

@@ -1,0 +1,80 @@
+"""Rare ops as common ones: each kind, its edges, and what `auto` gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.errors import ProofError
+from anesurgery.facts.reading import ints
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes import replace_rare_ops
+from anesurgery.passes.replace_rare_ops import ReplaceRareOps
+from anesurgery.placement.standing import stand
+from anesurgery.placement.target import Target
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+
+def built(body: Callable[[Var], Any], shape: tuple[Any, ...] = (2, 3, 6, 7)) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape)])
+    def program(x: Var) -> Any:
+        return body(x)
+
+    return program
+
+
+FORMS: dict[str, Callable[[Var], Any]] = {
+    "all sides": lambda x: mb.crop(x=x, crop_height=[1, 2], crop_width=[3, 1], name="y"),
+    "one side": lambda x: mb.crop(x=x, crop_height=[0, 0], crop_width=[0, 1], name="y"),
+    "no side": lambda x: mb.crop(x=x, crop_height=[0, 0], crop_width=[0, 0], name="y"),
+    "flatten": lambda x: mb.flatten2d(x=x, axis=2, name="y"),
+    "flatten from the end": lambda x: mb.flatten2d(x=x, axis=-1, name="y"),
+    "clamped": lambda x: mb.clamped_relu(x=x, alpha=0.25, beta=0.5, name="y"),
+    "negative slope": lambda x: mb.clamped_relu(x=x, alpha=-0.5, beta=0.25, name="y"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_are_the_same_bit_by_bit(form: str) -> None:
+    program = built(FORMS[form])
+    after, session = apply_pass(ReplaceRareOps(), program)
+    assert len(session.changes) == 1
+    assert session.changes[0].proof is not None
+    assert not set(replace_rare_ops.COMMON) & {op.op_type for op in walk_ops(after)}
+    assert_same_numbers(program, after)
+
+
+def test_a_symbolic_picture_stays() -> None:
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    program = built(FORMS["all sides"], (1, 3, get_new_symbol(), 8))
+    assert_refuses(ReplaceRareOps(), program, "has the symbolic shape")
+
+
+def test_edges_that_are_swapped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: the last rows go where the first ones should."""
+    monkeypatch.setattr(replace_rare_ops, "ints", lambda op, name: ints(op, name)[::-1])
+    with pytest.raises(ProofError, match="old and new differ"):
+        apply_pass(ReplaceRareOps(), built(FORMS["all sides"]))
+
+
+def test_a_transposed_convolution_that_is_cropped_stays_on_the_engine() -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 64, 3, 3)).astype(np.float16) / 24
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 64, 64), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        y = mb.crop(
+            x=mb.conv_transpose(x=x, weight=weight, strides=[2, 2]), crop_height=[1, 0], crop_width=[1, 0]
+        )
+        return mb.relu(x=mb.conv(x=y, weight=weight, pad_type="same"), name="y")
+
+    target = Target.parse("M4/macOS 15")
+    surgery = ane.apply(program, "auto", target="M4/macOS 15", prove="both", quiet=True)
+    before, after = (stand(p, target)[0] for p in (program, surgery.program))
+    assert after.share["ops"] > before.share["ops"]
+    assert surgery.proof is not None
+    assert surgery.proof.psnr == float("inf")

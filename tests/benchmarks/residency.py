@@ -22,8 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,25 +161,29 @@ class Row:
         return cls(**{**found, "passes": tuple(found["passes"])})
 
 
-Model = tuple[str, Path]
+Model = tuple[str, Callable[[], Path]]
+"""Name, and what gives the place; it is called in the process of a run, since threads do not survive a fork."""
 
 
-def models(folder: Path, names: Sequence[str], everything: bool) -> Iterator[Model]:
+def models(folder: Path, everything: bool) -> Iterator[Model]:
     """Name and place of each model; those that are made lie in the folder, and are taken from it later."""
     suffixes = ("mlpackage", "mlmodel", "mlmodelc") if everything else ("mlpackage",)
     for path in sorted(p for suffix in suffixes for p in CORPUS.glob(f"*.{suffix}")):
-        yield path.name if everything else path.stem, path
+        yield path.name if everything else path.stem, partial(Path, path)
     for path in sorted((CORPUS / "graphs").glob("*.mlpackage")):
-        target = folder / "graphs" / path.name
-        if not target.exists() and (not names or path.stem in names):
-            target.parent.mkdir(exist_ok=True)
-            fill = [sys.executable, "fill_weights.py", path.name, str(target)]
-            subprocess.run(fill, cwd=path.parent, check=True, capture_output=True)
-        yield path.stem, target
+        yield path.stem, partial(_filled, path, folder / "graphs" / path.name)
     for family in MADE:
         for name in family.names():
-            if not names or name in names:
-                yield name, family.package(name, folder)
+            yield name, partial(family.package, name, folder)
+
+
+def _filled(graph: Path, target: Path) -> Path:
+    """A graph with random weights."""
+    if not target.exists():
+        target.parent.mkdir(exist_ok=True)
+        fill = [sys.executable, "fill_weights.py", graph.name, str(target)]
+        subprocess.run(fill, cwd=graph.parent, check=True, capture_output=True)
+    return target
 
 
 def cases(folder: Path) -> Iterator[Model]:
@@ -187,22 +192,21 @@ def cases(folder: Path) -> Iterator[Model]:
     build_case = importlib.import_module("build_case")
     for name, record in build_case.load(SHARED / "placement" / "open.json").items():
         for context in (False, True):
-            path = folder / "cases" / f"{name}{'@ctx' * context}.mlpackage"
-            if not path.exists():
-                path.parent.mkdir(exist_ok=True)
-                try:
-                    with quiet_host():
-                        build_case.convert(build_case.build_program(record, ctx=context), "mlprogram").save(
-                            str(path)
-                        )
-                except Exception as error:  # of coremltools: there is no such model
-                    print(f"{path.stem} cannot be built: {error}", file=sys.stderr)
-                    continue
-            yield path.stem, path
+            target = folder / "cases" / f"{name}{'@ctx' * context}.mlpackage"
+            yield target.stem, partial(_case, build_case, record, context, target)
 
 
-def measure(name: str, path: Path, target: str, recipe: str) -> Row:
+def _case(builder: Any, record: Any, context: bool, target: Path) -> Path:
+    """One of them, or the same op between others."""
+    if not target.exists():
+        target.parent.mkdir(exist_ok=True)
+        builder.convert(builder.build_program(record, ctx=context), "mlprogram").save(str(target))
+    return target
+
+
+def measure(name: str, make: Callable[[], Path], target: str, recipe: str) -> Row:
     """Apply a recipe without proofs, save, inspect before and after, run both."""
+    path = make()
     before, started = placed(path, target), time.perf_counter()
     try:
         surgery = ane.apply(path, recipe, target=target, prove=None, quiet=True)
@@ -274,7 +278,11 @@ def compared(old: Array, new: Array) -> tuple[float, float, float]:
     return float(np.abs(a - b).max()), float(np.abs(a).max()), float(np.sqrt(np.square(a - b).mean()))
 
 
-def alone(job: tuple[str, Path, str, str], limit: float) -> Row:
+Job = tuple[str, Callable[[], Path], str, str]
+"""Model, target and recipe."""
+
+
+def alone(job: Job, limit: float) -> Row:
     """Run a job in a process of its own."""
     name, _, target, recipe = job
     context = multiprocessing.get_context("fork")
@@ -293,12 +301,12 @@ def alone(job: tuple[str, Path, str, str], limit: float) -> Row:
     return row or Row(name, target, recipe, failure=f"{LATE}: {limit:g} s")
 
 
-def _child(job: tuple[str, Path, str, str], answer: Any) -> None:
+def _child(job: Job, answer: Any) -> None:
     name, _, target, recipe = job
     try:
         with quiet_host():
             row = measure(*job)
-    except Exception as error:  # a defect: the row says which
+    except Exception as error:  # a defect, or a model that cannot be built: the row says which
         row = Row(name, target, recipe, failure=f"{type(error).__name__}: {error}")
     answer.send(row.to_json())
 
@@ -358,13 +366,13 @@ def main() -> None:
         file.touch()
         rows = {row.key: row for row in map(Row.from_json, file.read_text().splitlines())}
         with quiet_host():
-            given = cases(folder) if chosen.cases else models(folder, chosen.names, chosen.recipes)
-            for model, path in (m for m in given if not chosen.names or m[0] in chosen.names):
+            given = cases(folder) if chosen.cases else models(folder, chosen.recipes)
+            for model, make in (m for m in given if not chosen.names or m[0] in chosen.names):
                 for target in chosen.targets:
                     for recipe in recipes:
                         if (model, target, recipe) in rows:
                             continue
-                        row = alone((model, path, target, recipe), chosen.limit)
+                        row = alone((model, make, target, recipe), chosen.limit)
                         rows[row.key] = row
                         with file.open("a") as lines:
                             print(row.to_json(), file=lines)

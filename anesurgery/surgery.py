@@ -31,10 +31,8 @@ from anesurgery.rewriting.required import check_assumed, check_grades, check_int
 from anesurgery.rewriting.session import Report, Session, refusal_lines
 from anesurgery.rewriting.subject import Graph, Subject
 
-OPTIONS = ("assume", "target", "prove", "require", "inputs", "quiet", "seed")
+OPTIONS = ("member", "assume", "target", "prove", "require", "inputs", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
-
-COMPARING = "comparing the whole models ..."
 
 
 @dataclass(kw_only=True, repr=False)
@@ -90,6 +88,7 @@ def apply(
     passes: Any,
     *,
     target: str | None = None,
+    member: str | int | None = None,
     assume: Mapping[str, tuple[int, int]] | None = None,
     prove: str | None = "sites",
     require: str | None = None,
@@ -102,10 +101,11 @@ def apply(
     Args:
         model: path of a package or .mlmodel, MLModel, or MIL Program; passes over layers need a neural network.
         passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these.
-        target: chip and OS the model is meant for ("M1/macOS 14"): the steps of a recipe take the options that
-            suit it, and a step that loses something there is undone and reported; without it, every chip.
-        assume: the least and the largest value of integer inputs, as {"input_ids": (0, 50256)}; passes may rely
-            on it (`token_id_guard`), and the notes repeat it.
+        target: chip and OS ("M1/macOS 14"): steps of a recipe take the options that suit it, and one that
+            loses something there is undone and reported; every chip by default.
+        member: of a pipeline, the one model to edit, by name or number; each by default.
+        assume: the least and the largest value of integer inputs, as {"input_ids": (0, 50256)}, on which passes
+            may rely (`token_id_guard`); the notes repeat it.
         prove: "sites" compares both sides of every edit and gives the best grade that it reaches: bit for bit,
             proved, exhaustive, or checked on numbers; "model" compares whole models in the arithmetic as stored
             (fp16), "both", or None.
@@ -128,16 +128,16 @@ def apply(
     recipe = _recipe(passes)
     steps = in_order(tuple(steps_of(passes if recipe is None else recipe.aimed_at(target))))
     started = time.perf_counter()
-    given = subject_of(steps).read(model)
+    given = subject_of(steps).read(model).only(member)
     stays = prove in ("model", "both") or given.must_stay
     original, edited = (given, given.clone()) if stays else (None, given)
     stands = None if recipe is None else standing(given, target)
     start = _Start(original, given.interface, given.op_counts, given.inspect(target), stands)
-    check_assumed(assume or {}, edited.graphs)
+    check_assumed(assume or {}, edited.chosen)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
     session.images, session.wired = start.interface.images, edited.wired
     session.timings["load"] = time.perf_counter() - started
-    misfits = [] if recipe is None else [r for g in edited.graphs if (r := recipe.applies_to(g)) is not None]
+    misfits = [] if recipe is None else [r for g in edited.chosen if (r := recipe.applies_to(g)) is not None]
     if misfits and recipe is not None and recipe.strict:
         raise SurgeryError(f"{recipe.name} is not for this model: {misfits[0]}")
     session.refusals += [(recipe.name, r) for r in misfits if recipe is not None]
@@ -154,7 +154,7 @@ def apply(
     surgery = _surgery(start, edited, steps, session)
     check_grades(surgery.changes, require)
     if original is not None and prove in ("model", "both"):
-        with tqdm(total=1, desc=COMPARING, bar_format="{desc}", disable=True if quiet else None, leave=False):
+        with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=quiet or None, leave=False):
             _prove_model(original, surgery, inputs, 60.0 if recipe is None else recipe.psnr, seed)
     return surgery
 
@@ -174,7 +174,7 @@ class _Start:
 def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) -> None:
     for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
         edited.check_source()
-        for graph in edited.graphs:
+        for graph in edited.chosen:
             run_pass(step, graph, session)
     edited.finish()
 
@@ -203,7 +203,7 @@ def _gated(
         if start.model is not None:
             return start.model.clone()
         edited.check_source()
-        return subject_of(steps).read(model)
+        return subject_of(steps).read(model).only(edited.member)
 
     kept, refusals = passing(steps, start.standing, again, edited, session)
     if not refusals:

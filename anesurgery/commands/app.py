@@ -150,6 +150,7 @@ def apply(
         typer.Argument(metavar="OUT", help="The .mlpackage or .mlmodel to write.", show_default=False),
     ] = None,
     target: Annotated[str | None, typer.Option(help='Chip and OS, as "M1/macOS 14".')] = None,
+    member: Member = None,
     assume: Annotated[
         list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
     ] = None,
@@ -187,6 +188,7 @@ def apply(
         source,
         chosen,
         target=target,
+        member=member,
         assume=dict(map(_range, assume or [])),
         prove=None if prove == "none" else prove,
         require=require,

@@ -109,7 +109,7 @@ class NeuralNetwork(Subject):
         """A specification of its own."""
         spec = proto.Model_pb2.Model()
         spec.CopyFrom(self.spec)
-        return type(self)(spec, self.file, self.place, self.units)
+        return type(self)(spec, self.file, self.place, self.units).only(self.member)
 
     @property
     def spec(self) -> Any:
@@ -128,6 +128,14 @@ class NeuralNetwork(Subject):
     def graphs(self) -> Sequence[Network]:
         """The networks."""
         return [Network(spec) for spec in networks_of(self.spec)]
+
+    @property
+    def members(self) -> Mapping[str, Network | None]:
+        """The models of a pipeline by name; those that are no networks stay."""
+        if self.spec.WhichOneof("Type") not in PIPELINES:
+            return {}
+        graphs = iter(self.graphs)
+        return {name: next(graphs) if networks_of(spec) else None for name, spec in members(self.spec)}
 
     @staticmethod
     def validate(graph: Network) -> None:

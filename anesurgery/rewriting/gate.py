@@ -44,7 +44,7 @@ def passing(
         raise LoadError(f"{model.source} was changed while the recipe was applied; run it again")
     for step in steps:
         trial, own = model.clone(), session.again(prove_sites=False)
-        for graph in trial.graphs:
+        for graph in trial.chosen:
             run_pass(step, graph, own)
         end = standing(trial, session.target) if own.changes else start
         if end is not None and not step.essential and (loss := _loss(start, end, session.target)):

@@ -149,7 +149,7 @@ class ProgramPipeline(MLProgram):
 
     def clone(self) -> Self:
         """Programs of their own; weights are shared."""
-        return type(self)(self.pipeline.copy(clone), self.given)
+        return type(self)(self.pipeline.copy(clone), self.given).only(self.member)
 
     @property
     def source(self) -> Path | None:
@@ -165,6 +165,12 @@ class ProgramPipeline(MLProgram):
     def graphs(self) -> Sequence[Program]:
         """The programs, in the order in which they run."""
         return [loaded.program for loaded in self.pipeline.programs.values()]
+
+    @property
+    def members(self) -> Mapping[str, Program | None]:
+        """The models by name; those that are no programs stay."""
+        programs = self.pipeline.programs
+        return {n: programs[n].program if n in programs else None for n, _ in members(self.pipeline.spec)}
 
     def finish(self) -> None:
         """See that each member still takes and gives what its neighbours count on.
@@ -195,8 +201,8 @@ class ProgramPipeline(MLProgram):
 
     def notes(self, before: MLProgram) -> list[str]:
         """Which members are edited."""
-        held = list(self.pipeline.programs)
-        others = [name for name, _ in members(self.pipeline.spec) if name not in held]
+        held = [n for n, program in self.members.items() if any(program is g for g in self.chosen)]
+        others = [n for n in self.members if n not in held]
         stay = f"; {', '.join(others)} {'stays' if len(others) == 1 else 'stay'} unchanged" if others else ""
         return [f"of the pipeline, the ML Programs are operated on: {', '.join(held)}{stay}"]
 

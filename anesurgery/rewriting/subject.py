@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from anesurgery.checking.comparison import Comparison
-from anesurgery.errors import Refusal
+from anesurgery.errors import Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Array, Program
@@ -36,6 +36,8 @@ class Subject(ABC):
     """Of the file that `save` writes."""
     converts: ClassVar[bool] = False
     """Can its passes run inside `ct.convert` too?"""
+    member: str | int | None = None
+    """Of a pipeline, the one model that is edited, by name or number; None for all."""
 
     @classmethod
     @abstractmethod
@@ -69,6 +71,36 @@ class Subject(ABC):
     @abstractmethod
     def graphs(self) -> Sequence[Graph]:
         """What passes edit in place, one after the other."""
+
+    @property
+    def members(self) -> Mapping[str, Graph | None]:
+        """The models of a pipeline by name, None for those that stay; {} where it is no pipeline."""
+        return {}
+
+    @property
+    def chosen(self) -> Sequence[Graph]:
+        """The graphs that are edited: all, or that of the member."""
+        if self.member is None:
+            return self.graphs
+        held, wanted = self.members, str(self.member)
+        if not held:
+            raise SurgeryError(f"{self.source or 'the model'} is not a pipeline; leave member={wanted!r} out")
+        if wanted not in held and wanted.isdigit() and int(wanted) < len(held):
+            wanted = list(held)[int(wanted)]
+        if (graph := held.get(wanted)) is None:
+            raise UnknownName("member", wanted, [name for name, one in held.items() if one is not None])
+        return [graph]
+
+    def only(self, member: str | int | None) -> Self:
+        """Itself, of which one model of the pipeline is edited.
+
+        Raises:
+            SurgeryError: it is not a pipeline.
+            UnknownName: no model of that name can be edited.
+        """
+        self.member = member
+        assert self.chosen is not None
+        return self
 
     @staticmethod
     @abstractmethod

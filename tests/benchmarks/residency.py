@@ -42,7 +42,7 @@ from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.interpret.sampling import sample_function, sample_inputs
 from anesurgery.loading import load
-from anesurgery.mil import Array, function_of, quiet_host
+from anesurgery.mil import Array, function_of, quiet_host, walk_ops
 from anesurgery.placement.inspection import Inspection, OpRow
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -105,7 +105,7 @@ class Row:
     """PSNR in dB of fp16 after against fp16 before."""
     seconds: float = float("nan")
     uncompared: str = ""
-    """Why there is nothing to compare with: the given model cannot be run."""
+    """Why there is nothing to compare with: the given model cannot be run, or is random."""
     failure: str = ""
     """Why there is no result; what begins with `REFUSED` is an error in words."""
 
@@ -240,9 +240,11 @@ def compared_outputs(path: Path, surgery: Any) -> tuple[float, float, str]:
     except IsPipeline:
         psnr = ane.compare(path, surgery.model).psnr
         return 10 ** (-psnr / 20), psnr, ""
+    if any(op.op_type.startswith("random") for op in walk_ops(loaded.program)):
+        return float("nan"), float("nan"), "its numbers are random"
     try:
         for function in loaded.program.functions:
-            run(loaded, sample_inputs(loaded.program, function=function), function=function)
+            run(loaded.program, sample_inputs(loaded.program, function=function), function=function)
     except InterpretError as error:
         return float("nan"), float("nan"), str(error).splitlines()[0]
     return (*differences(loaded.program, surgery), "")
@@ -327,7 +329,7 @@ def show(rows: Sequence[Row]) -> bool:
     console.print(table)
     met = [_bars(console, rows, target) for target in dict.fromkeys(r.target for r in rows)]
     for r in (r for r in rows if r.uncompared or r.failure):
-        said = r.failure or f"not compared, the model given cannot be run: {r.uncompared}"
+        said = r.failure or f"not compared: {r.uncompared}"
         if not said.startswith(REFUSED) or r.recipe == "auto":
             console.print(f"{', '.join(r.key)}: {said}")
     return all(met) and all(not r.failure or r.failure.startswith(REFUSED) for r in rows)

@@ -10,11 +10,13 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.commands import app as cli
-from anesurgery.errors import InterfaceError, LoadError, SurgeryError
+from anesurgery.errors import InterfaceError, LoadError, SurgeryError, UnknownName
 from anesurgery.files.package import PIPELINES, part_names, read_spec
 from anesurgery.files.pipeline_file import members
-from anesurgery.mil import Program, Var, ct, mb, quiet_host
+from anesurgery.loading import load_member
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.passes.layers.swish_layers import example as swish_example
 from anesurgery.surgery import find_recipe
 
 WEIGHT = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float16)
@@ -95,6 +97,43 @@ def test_every_program_is_edited_and_the_rest_stays(three: Path, tmp_path: Path)
     assert not again.changes
 
 
+@pytest.mark.parametrize("member", ["model 1", 1, "1"])
+def test_one_program_alone_is_edited(three: Path, tmp_path: Path, member: str | int) -> None:
+    surgery = ane.apply(three, "remove_identity", member=member, quiet=True)
+    assert len(surgery.changes) == 1
+    assert surgery.after["identity"] == 1
+    assert "operated on: model 1; model 0, model 2 stay unchanged" in surgery.notes[0]
+    saved = surgery.save(tmp_path / "new.mlpackage")
+    kept = [load_member(saved, i).program for i in range(2)]
+    assert ["identity" in {op.op_type for op in walk_ops(p)} for p in kept] == [True, False]
+    assert ane.compare(three, saved).ok
+
+
+def test_auto_repairs_one_program_and_leaves_the_others(three: Path) -> None:
+    surgery = ane.apply(three, "auto", target="M4/macOS 15", member="model 0", quiet=True)
+    assert surgery.changes
+    assert surgery.after["identity"] == 1
+
+
+def test_a_member_that_cannot_be_edited_is_refused(three: Path, tmp_path: Path) -> None:
+    for member in ("model 2", 2, "model 7"):
+        with pytest.raises(UnknownName, match="model 0"):
+            ane.apply(three, "remove_identity", member=member, quiet=True)
+    alone = tmp_path / "alone.mlpackage"
+    with quiet_host():
+        first().save(str(alone))
+    with pytest.raises(SurgeryError, match=r"is not a pipeline; leave member='0' out"):
+        ane.apply(alone, "remove_identity", member=0, quiet=True)
+
+
+def test_one_network_of_a_pipeline_is_edited(tmp_path: Path) -> None:
+    net = swish_example()
+    path = pipeline_of(tmp_path / "networks.mlmodel", net, net)
+    both = ane.apply(path, "swish_layers", quiet=True)
+    one = ane.apply(path, "swish_layers", member=1, quiet=True)
+    assert (len(both.changes), len(one.changes)) == (2, 1)
+
+
 def test_each_program_has_its_own_weights(three: Path, tmp_path: Path) -> None:
     """The wrong version: one file for all, in which the second program would read the first one's weights."""
     saved = ane.apply(three, "remove_identity", quiet=True).save(tmp_path / "new.mlpackage")
@@ -132,15 +171,19 @@ def test_a_pipeline_in_a_pipeline(three: Path, tmp_path: Path) -> None:
     assert [name for name, _ in members(outer)] == [f"model 0/{name}" for name in part_names(spec.pipeline)]
 
 
-def test_networks_alone_are_for_passes_over_layers(tmp_path: Path) -> None:
+def pipeline_of(path: Path, *networks: Any) -> Path:
     from anesurgery.files.protobuf import proto
 
     spec = proto.Model_pb2.Model(specificationVersion=4)
-    net = network().get_spec()
-    spec.pipeline.models.extend([net, net])
-    spec.description.CopyFrom(net.description)
-    path = tmp_path / "networks.mlmodel"
+    spec.pipeline.models.extend(networks)
+    spec.description.CopyFrom(networks[0].description)
     path.write_bytes(spec.SerializeToString())
+    return path
+
+
+def test_networks_alone_are_for_passes_over_layers(tmp_path: Path) -> None:
+    net = network().get_spec()
+    path = pipeline_of(tmp_path / "networks.mlmodel", net, net)
     with pytest.raises(LoadError, match=r"a pipeline without an ML Program \(model 0, model 1\)"):
         ane.apply(path, "auto", quiet=True)
 

@@ -26,10 +26,13 @@ def new_spec(program: Program, version: int) -> Any:
     """
     from coremltools.converters.mil.converter import mil_convert
 
-    copy = protobuf.copy_program(program)
+    copy: Any = protobuf.copy_program(program)
     for name, function in program.functions.items():
         copy.functions[name].input_types = function.input_types
         copy.functions[name].output_types = function.output_types
+    if copy.default_function_name not in copy.functions:
+        copy.default_function_name = next(iter(copy.functions))
+    copy.export_as_multifunction = len(copy.functions) > 1
     silent = contextlib.redirect_stderr(io.StringIO())  # its progress bars
     with temporary_files(), quiet_host(), silent, protobuf.without_weights():
         model = mil_convert(

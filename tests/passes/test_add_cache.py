@@ -205,6 +205,13 @@ def test_what_is_shared_is_written_once(tmp_path: Path) -> None:
     assert generate(after, [1, 2], 3).written == generate(before, [1, 2], 3).written
 
 
+def test_a_program_that_was_never_saved_is_saved(tmp_path: Path) -> None:
+    program = Small(layers=1).program()
+    after = ane.apply(program, AddCache(prefill=4), quiet=True).save(tmp_path / "after.mlpackage")
+    assert sorted(ane.load(after).program.functions) == ["decode", "prefill"]
+    assert generate(after, [1, 2], 3).written == generate(program, [1, 2], 3).written
+
+
 def test_other_inputs_become_constants() -> None:
     @mb.program(
         input_specs=[mb.TensorSpec((1, 8), types.int32), mb.TensorSpec((1, 8))], opset_version=ct.target.iOS18

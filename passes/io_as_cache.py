@@ -1,0 +1,209 @@
+"""An input that comes back as an output becomes a state: the model keeps it.
+
+Before::
+
+    main(%n: 1x4xfp16, %at: 1xint32, %cache: 8x4xfp16) {
+      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
+      %e: 2xint32 = add(x=%b, y=[1, 4])
+      %cache_out: 8x4xfp16 = slice_update(x=%cache, update=%n, begin=%b, end=%e)
+      %sum: 1x4xfp16 = reduce_sum(x=%cache_out, axes=[0], keep_dims=True)
+      return %sum, %cache_out
+    }
+
+After::
+
+    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
+      %cache_before: 8x4xfp16 = read_state(input=%cache)
+      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
+      %e: 2xint32 = add(x=%b, y=[1, 4])
+      %cache_out: 8x4xfp16 = slice_update(x=%cache_before, update=%n, begin=%b, end=%e)
+      %cache_out_after: 8x4xfp16 = coreml_update_state(state=%cache, value=%cache_out)
+      %sum: 1x4xfp16 = reduce_sum(x=%cache_out_after, axes=[0], keep_dims=True)
+      return %sum
+    }
+
+By default each input `NAME` with an output `NAME_out` of the same type; `pairs` names others, as
+`{"keys": "new_keys"}`. Where several slices are written one after another, each goes into the state at once,
+and what reads the value reads it from there. A state begins with zeros: so must the caller's first input.
+
+Refuses when no input comes back, when a pair is not of one static shape in fp16, which is what states hold,
+when the output is not computed, and when the model is older than iOS 18.
+
+Why it helps: the cache is not handed in and out at each call; what is read, updated by `slice_update` and
+written back stays on the ANE (reported: M4, macOS 27.0, and macOS 15, by 4rg0naut/silicon-ledger-public). What
+it gains in time was not measured.
+
+Grade: none: the interface changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from anesurgery import mil
+from anesurgery.errors import Refusal, UnknownName
+from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery.interpret.predictor import Predictor
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Program,
+    Var,
+    consumers,
+    is_output,
+    producer,
+    static_shape,
+    types,
+)
+from anesurgery.mil import mb as host
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Change, Session
+
+UNCHECKED = "the interface changes; compare whole models"
+BACK = "_out"
+"""The ending of outputs that are inputs of the next call."""
+
+
+@dataclass(frozen=True)
+class IoAsCache(Pass):
+    """Inputs that come back become states."""
+
+    name: ClassVar[str] = "io_as_cache"
+    precedes: ClassVar[tuple[str, ...]] = ("join_states", "pad_state")
+    pairs: Mapping[str, str] | None = None
+    """Input -> the output that it takes in the next call; by default those with the same name and `_out`."""
+
+    def requires(self, program: Program) -> Refusal | None:
+        """States, and inputs that come back.
+
+        Raises:
+            UnknownName: there is no such input or output.
+        """
+        for function in program.functions.values():
+            if function.opset_version < mil.ct.target.iOS18:
+                return Refusal("states came with iOS 18; convert with minimum_deployment_target=iOS18")
+            if not self.found(function):
+                return Refusal(f"no input comes back as an output: {', '.join(function.inputs)}")
+        return None
+
+    def found(self, function: Function) -> dict[str, Var]:
+        """Input -> the output that it takes in the next call."""
+        outputs = {v.name: v for v in function.outputs}
+        if self.pairs is None:
+            return {n: outputs[n + BACK] for n in function.inputs if n + BACK in outputs}
+        for name, other in self.pairs.items():
+            if name not in function.inputs:
+                raise UnknownName("input", name, function.inputs)
+            if other not in outputs:
+                raise UnknownName("output", other, outputs)
+        return {name: outputs[other] for name, other in self.pairs.items()}
+
+    def run(self, program: Program, session: Session) -> None:
+        """Each pair, in all functions alike."""
+        known = [(function, self.found(function)) for function in program.functions.values()]
+        pairs = {name: out.name for _, outs in known for name, out in outs.items()}
+        for name in list(pairs):
+            found = [(function, outs.get(name)) for function, outs in known]
+            refusals = [against(f.inputs.get(name), out) for f, out in found]
+            if (refusal := next((r for r in refusals if r is not None), None)) is not None:
+                session.refusals.append((self.name, refusal))
+                del pairs[name]
+                continue
+            for function, out in found:
+                assert out is not None
+                move(session, function, name, out)
+        for name, back in pairs.items():
+            words = f"{name} is a state, zeros at first; {back} is no output any more"
+            session.contract.append(InterfaceChange(words, (name, back), call=_called(pairs)))
+            session.changes.append(Change(self.name, name, (back,), (), "", None, UNCHECKED))
+
+
+def against(given: Var | None, out: Var | None) -> Refusal | None:
+    """Why an input and an output cannot be a state."""
+    if given is None or out is None:
+        return Refusal("not every function has both the input and the output")
+    shapes = [static_shape(given), static_shape(out)]
+    if shapes[0] is None or shapes[0] != shapes[1]:
+        return Refusal(f"%{given.name} has the shape {given.shape}, and %{out.name} {out.shape}", out.op)
+    held = [mil.dtype_name(v) for v in (given, out)]
+    if set(held) != {"fp16"}:
+        return Refusal(f"%{given.name} is {held[0]} and %{out.name} is {held[1]}; states hold fp16", out.op)
+    return Refusal(f"%{out.name} is the input as it came") if out.op is None else None
+
+
+def move(session: Session, function: Function, name: str, out: Var) -> None:
+    """One input and output of one function."""
+    with function:
+        old = function.inputs[name]
+        state = mil.add_input(function, name, static_shape(old) or (), types.fp16, state=True)
+        fresh = session.fresh_name(function, f"{name}_before")
+        held = host.read_state(input=state, name=fresh, before_op=function.operations[0])
+        function.replace_uses_of_var_after_op(
+            anchor_op=held.op, old_var=old, new_var=held, no_check_var_types=True, force_replace=True
+        )
+        function.set_outputs([v for v in function.outputs if v is not out])
+        for value in _written(out, held):
+            write(session, function, state, value)
+
+
+def _written(out: Var, held: Var) -> list[Var]:
+    """The values that the state takes: each slice that is written, or the last value alone."""
+    found, var = [out], out
+    while (op := producer(var, "slice_update")) is not None:
+        if op.x is held:
+            return found[::-1]
+        var = op.x
+        found.append(var)
+    return [out]
+
+
+def write(session: Session, function: Function, state: Var, value: Var) -> None:
+    """Write a value to a state; what reads the value reads what was written."""
+    assert value.op is not None
+    last = value.op is function.operations[-1]
+    readers: list[Operation] = consumers(value)
+    after = host.coreml_update_state(
+        state=state,
+        value=value,
+        name=session.fresh_name(function, f"{value.name}_after"),
+        before_op=None if last else mil.next_op(value.op),
+    )
+    if readers or is_output(value):
+        function.replace_uses_of_var_after_op(
+            anchor_op=after.op, old_var=value, new_var=after, no_check_var_types=True, force_replace=True
+        )
+
+
+def _called(pairs: Mapping[str, str]) -> Callable[[Any, Values, str], Values]:
+    """One call that begins with what the old model was given, and gives what is kept then."""
+
+    def call(model: Any, values: Values, precision: str) -> Values:
+        predict = Predictor(model, precision=precision)
+        state = predict.make_state()
+        for name in pairs:
+            state[name].value = torch.from_numpy(np.asarray(values[name], np.float32))
+        made = predict({n: v for n, v in values.items() if n not in pairs}, state=state)
+        return {**made, **{back: state[name].value.numpy() for name, back in pairs.items()}}
+
+    return call
+
+
+def example() -> Program:
+    """A cache of four numbers for each of eight tokens."""
+    cache = host.TensorSpec((8, 4), types.fp16)
+    inputs = [host.TensorSpec((1, 4), types.fp16), host.TensorSpec((1,), types.int32), cache]
+
+    @host.program(input_specs=inputs, opset_version=mil.ct.target.iOS18)
+    def program(n: Var, at: Var, cache: Var) -> tuple[Var, Var]:
+        b = host.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
+        e = host.add(x=b, y=np.array([1, 4], np.int32), name="e")
+        out = host.slice_update(x=cache, update=n, begin=b, end=e, name="cache_out")
+        return host.reduce_sum(x=out, axes=[0], keep_dims=True, name="sum"), out
+
+    made: Program = program
+    return made

@@ -1,0 +1,153 @@
+"""One token after another: a Llama with the cache of `add_cache` on the interpreter, against torch eager.
+
+The model has the shape of TinyLlama, 1.1 billion weights, which are random. Torch keeps a cache of its own
+(`DynamicCache`, fp32). Both read the same prompt, then one token each by turns; the ratio is the median over
+the later half of the tokens, in one run. `add_cache` is timed in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from interpreter import clock, judged
+
+MOST, SECONDS, BYTES = 1.2, 30, 2e9
+
+
+def llama(layers: int) -> Any:
+    """The module."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        vocab_size=32000,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def package(module: Any, context: int, half: bool, path: Path) -> None:
+    """The module converted, without a cache."""
+    from anesurgery import frontend
+    from anesurgery.mil import ct, quiet_host
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = module
+
+        def forward(self, ids: torch.Tensor) -> Any:
+            return self.model(input_ids=ids, use_cache=False).logits
+
+    frontend.register()
+    ids = torch.zeros((1, context), dtype=torch.long)
+    with torch.no_grad(), quiet_host():
+        traced = torch.jit.trace(Logits().eval(), ids, check_trace=False)  # type: ignore[no-untyped-call]
+        ct.convert(
+            traced,
+            inputs=[ct.TensorType("input_ids", shape=ids.shape, dtype=np.int32)],
+            minimum_deployment_target=ct.target.iOS18,
+            compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
+            skip_model_load=True,
+        ).save(str(path))
+
+
+def add_cache(before: str, after: str) -> None:
+    """Print seconds of the pass, and bytes of memory that it took beyond loading the model."""
+    import anesurgery as ane
+    from anesurgery.loading import load
+
+    load(before)
+    start, base = time.perf_counter(), memory()
+    made = ane.apply(before, "add_cache", quiet=True)
+    found = {"seconds": time.perf_counter() - start, "bytes": memory() - base}
+    made.save(after)
+    print(json.dumps(found))
+
+
+def memory() -> int:
+    """The most that this process held, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def by_turns(module: Any, path: Path, context: int) -> tuple[list[float], list[float], float]:
+    """Seconds for each token of both, and the largest difference of logits, of the largest logit."""
+    from transformers import DynamicCache
+
+    from anesurgery.interpret.decoding import Decoder
+
+    decoder, cache, read = Decoder(path), DynamicCache(config=module.config), clock()
+    ids = np.random.default_rng(0).integers(3, 32000, context)
+    ours: list[float] = []
+    theirs: list[float] = []
+    prompt = context // 2
+    decoder.feed(ids[:prompt], whole=False)
+    with torch.inference_mode():
+        module(torch.from_numpy(ids[None, :prompt]), past_key_values=cache, use_cache=True)
+        worst = 0.0
+        for at in range(prompt, min(context, prompt + 24)):
+            start = read()
+            found = decoder.feed(ids[at : at + 1])[-1]
+            between = read()
+            made = module(torch.from_numpy(ids[None, at : at + 1]), past_key_values=cache, use_cache=True)
+            theirs.append(read() - between)
+            ours.append(between - start)
+            logits = made.logits[0, -1].numpy()
+            worst = max(worst, float(np.abs(found - logits).max() / np.abs(logits).max()))
+    return ours, theirs, worst
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=22)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--half", action="store_true", help="a package of fp16")
+    parser.add_argument("--add-cache", nargs=2, metavar=("BEFORE", "AFTER"), help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.add_cache:
+        add_cache(*chosen.add_cache)
+        return
+    torch.set_num_threads(chosen.threads)
+    with tempfile.TemporaryDirectory() as name:
+        before, after = (Path(name) / f"{word}.mlpackage" for word in ("before", "after"))
+        module = llama(chosen.layers)
+        weights = sum(p.numel() for p in module.parameters())
+        package(module, chosen.context, chosen.half, before)
+        command = [sys.executable, __file__, "--add-cache", str(before), str(after)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise RuntimeError(made.stderr[-2000:])
+        spent = json.loads(made.stdout.splitlines()[-1])
+        ours, theirs, worst = by_turns(module, after, chosen.context)
+    late = len(ours) // 2
+    ratios = [a / b for a, b in zip(ours[late:], theirs[late:], strict=True)]
+    print(
+        f"{weights / 1e9:.2f} billion weights, {'fp16' if chosen.half else 'fp32'} package, "
+        f"context {chosen.context}\n"
+        f"add_cache: {judged(spent['seconds'], SECONDS)} s, {judged(spent['bytes'] / 1e9, BYTES / 1e9)} GB\n"
+        f"decode: {judged(statistics.median(ratios), MOST)} x torch ({min(ratios):.2f} to {max(ratios):.2f}), "
+        f"{statistics.median(ours[late:]) * 1e3:.0f} ms a token; largest relative error {worst:.1e}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,8 @@ JOBS ?= 2
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types conformance equivalence bench bench-large placement residency matrix docs dist clean
+.PHONY: help demo test test-all lint types conformance conformance-mac equivalence bench bench-large placement residency \
+	matrix notebooks gallery docs dist clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -36,6 +37,9 @@ types: $(READY)  ## mypy, strict
 conformance: $(READY)  ## coremltools' own tests on the interpreter, with the numbers of a Mac
 	$(BIN)/python tests/conformance/run.py --both-sources --mutations $(OPTIONS)
 
+conformance-mac: $(READY)  ## on a Mac: Core ML beside the interpreter, the largest difference for each op
+	$(BIN)/python tests/conformance/coreml_difference.py $(OPTIONS)
+
 equivalence: $(READY)  ## every pass on every program that those tests build, compared
 	$(BIN)/python tests/conformance/run.py --passes all --suites ops,torch,ml_program,neural_network,network_ops,network_torch --out build/equivalence $(OPTIONS)
 
@@ -54,6 +58,12 @@ residency: $(READY)  ## what `auto` gains on the corpus and on small models of e
 
 matrix: $(READY)  ## which architectures convert, how exact, and their share on the ANE: docs/architectures.md
 	$(BIN)/python tests/benchmarks/matrix.py --page docs/architectures.md
+
+notebooks: $(READY)  ## run the notebooks and store what they show
+	$(BIN)/jupyter-execute --inplace notebooks/*.ipynb
+
+gallery: $(READY)  ## each recipe on one small model, before and after: docs/gallery.md
+	$(BIN)/python tests/benchmarks/gallery.py --page docs/gallery.md
 
 docs: $(READY)  ## the pages of docs/ with a reference, as HTML in build/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

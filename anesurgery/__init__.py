@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from anesurgery.rewriting.passes import Pass, Pipeline
     from anesurgery.rewriting.pattern import Match, OpPattern, Ops, any_of, var
     from anesurgery.rewriting.rewrite import Rewrite
+    from anesurgery.show.pictures import Picture, draw
     from anesurgery.splitting.merge import extract, merge
     from anesurgery.splitting.split import split
     from anesurgery.surgery import Recipe, Surgery, apply
@@ -50,6 +51,7 @@ _HOMES = {
     "Match": "rewriting.pattern",
     "OpPattern": "rewriting.pattern",
     "Ops": "rewriting.pattern",
+    "Picture": "show.pictures",
     "Pass": "rewriting.passes",
     "Pipeline": "rewriting.passes",
     "Recipe": "surgery",
@@ -63,6 +65,7 @@ _HOMES = {
     "any_of": "rewriting.pattern",
     "apply": "surgery",
     "compare": "checking.comparison",
+    "draw": "show.pictures",
     "decompile": "files.compiled_package",
     "extract": "splitting.merge",
     "first_divergence": "checking.divergence",
@@ -89,6 +92,7 @@ __all__ = [
     "OpPattern",
     "Ops",
     "Pass",
+    "Picture",
     "Pipeline",
     "Predictor",
     "Recipe",
@@ -103,6 +107,7 @@ __all__ = [
     "apply",
     "compare",
     "decompile",
+    "draw",
     "extract",
     "first_divergence",
     "generate",

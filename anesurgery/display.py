@@ -6,7 +6,9 @@ The renderers are imported by name when something is drawn for the first time, a
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
+import textwrap
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -27,6 +29,19 @@ def printable(text: object) -> str:
     """Text that may go to a terminal: lines stay, what cannot be printed is replaced, endless words are cut."""
     words = re.sub(rf"\S{{{LONGEST},}}", lambda word: short_name(word[0], LONGEST), str(text))
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in words)
+
+
+def folded(text: str, width: int = 80) -> str:
+    """Text in lines that fit: paragraphs are filled again, indented lines go on with a deeper indent."""
+    made = []
+    for indented, lines in itertools.groupby(text.splitlines(), key=lambda line: not line or line[0] in " *"):
+        if not indented:
+            made += textwrap.wrap(" ".join(lines), width, break_long_words=False, break_on_hyphens=False)
+            continue
+        for line in lines:
+            deeper = line[: len(line) - len(line.lstrip())] + "    "
+            made += textwrap.wrap(line, width, subsequent_indent=deeper, break_on_hyphens=False) or [""]
+    return "\n".join(made)
 
 
 def short_name(name: str, length: int = 28) -> str:

@@ -1,6 +1,6 @@
 """Train a small GPT-2, convert it, rewrite it, check it, and let it write before and after.
 
-Leaves build/demo/gpt2.mlpackage, build/demo/gpt2_ane.mlpackage, surgeries.txt and surgeries.json.
+Leaves gpt2.mlpackage, gpt2_ane.mlpackage, report.txt and report.json in build/demo.
 `--svg FILE` draws the report as a picture.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -23,8 +24,8 @@ import anesurgery as ane
 from anesurgery import frontend, registry
 from anesurgery.interpret import Executable
 from anesurgery.mil import ct, quiet_host
-from anesurgery.show import surgeries
-from anesurgery.show.console import WIDTH
+from anesurgery.show import surgeries, terminal
+from anesurgery.show.console import WIDTH, PlainConsole
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "demo"
@@ -139,12 +140,10 @@ def written(program: Any, text: Text, count: int = 80) -> str:
     return text.decode(numbers)
 
 
-def share(when: str, model: Path) -> str:
-    """The share of the Neural Engine that `inspect` estimates, in a line."""
-    found = ane.inspect(model, target=TARGET).residency
-    return (
-        f"{when}: an estimated {found['ops']:.1%} of ops and {found['flop']:.1%} of flop on the ANE of {TARGET}"
-    )
+def inspected(before: Path, after: Path) -> None:
+    """What `inspect` expects before and after, as bars and numbers."""
+    found = [ane.inspect(os.path.relpath(model), target=TARGET) for model in (before, after)]
+    PlainConsole(width=WIDTH).print(terminal.difference_group(*found))
 
 
 def main() -> None:
@@ -165,7 +164,8 @@ def main() -> None:
     (BUILD / "report.json").write_text(json.dumps(surgery.to_json(), indent=2), encoding="utf-8")
     for name, model in (("before", before), ("after", BUILD / "gpt2_ane.mlpackage")):
         print(f"\n{name}:\n{written(ane.load(model).program, text)}")
-    print(f"\n{share('before', before)}\n{share('after', BUILD / 'gpt2_ane.mlpackage')}")
+    print()
+    inspected(before, BUILD / "gpt2_ane.mlpackage")
     folder = BUILD.relative_to(ROOT)
     names = ", ".join(sorted(p.name for p in BUILD.iterdir() if p.suffix != ".pt"))
     print(f"\nwritten to {folder}: {names}")

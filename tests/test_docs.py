@@ -12,6 +12,7 @@ import pytest
 from compiled_models import compile_package
 from typer.testing import CliRunner
 
+import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.files.package import save
 from anesurgery.loading import load
@@ -24,6 +25,12 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)")
 WIDTH, WORDS, LENGTH = 16, 96, 8
 BAD_INPUT = 64
+MADE_BEFORE = {"inspect.md": ["gpt2_ane.mlpackage"], "tutorial.md": ["block.mlpackage"]}
+"""Page -> the packages that its Python snippets write and its commands read."""
+EXPLAINED = {"Builder", "Match", "OpPattern", "Ops", "Pass", "Refusal"}
+"""Names that the example of `Rewrite` shows."""
+MEANT = {"Inspection", "Picture", "Surgery", "Comparison"}
+"""Classes of results: their example shows what gives them."""
 
 
 def language_model(length: int = LENGTH, opset: Any = ct.target.iOS16) -> Program:
@@ -88,8 +95,8 @@ def test_python_snippets_run_in_order(page: Path, folder: Path) -> None:
 def test_commands_run_in_order(page: Path, folder: Path) -> None:
     """No command of a page is bad usage or names what is not there."""
     lines = [line for language, text in snippets(page) if language == "sh" for line in text.splitlines()]
-    if page.name == "inspect.md":
-        save(load(language_model()), folder / "gpt2_ane.mlpackage")
+    for name in MADE_BEFORE.get(page.name, ()):
+        save(load(language_model()), folder / name)
     for line in lines:
         words = shlex.split(line, comments=True)
         if words[:1] == ["anesurgery"]:
@@ -102,6 +109,15 @@ def test_commands_run_in_order(page: Path, folder: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_public_name_has_an_example() -> None:
+    """The examples run with the other snippets; the reference shows them beside each call."""
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^## `(\w+)`\n\n(?:.*\n\n)?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert all(name in code for name, code in named if name not in MEANT)
+    missing = set(ane.__all__) - {name for name, _ in named}
+    assert missing == {"passes", "recipes", *EXPLAINED}
 
 
 def test_the_first_page_stays_short() -> None:

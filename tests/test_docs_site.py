@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import anesurgery
-from anesurgery import registry
+from anesurgery import placement, registry
+from anesurgery.commands.app import app
+from anesurgery.placement.evidence import Rule
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -38,6 +44,31 @@ def test_every_pass_and_recipe_has_a_section(site: Path) -> None:
     pages = "".join((site / "reference" / f"{kind}.html").read_text() for kind in kinds)
     names = [*registry.op_pass_names(), *registry.layer_pass_names(), *registry.recipe_names()]
     assert [n for n in names if f'id="{n.replace("_", "-")}"' not in pages] == []
+
+
+def test_every_rule_is_on_its_page_with_what_it_rests_on(site: Path) -> None:
+    """Counted are the rules that exist in memory, wherever they come from."""
+    page = (site / "reference" / "rules.html").read_text()
+    for module in pkgutil.walk_packages(placement.__path__, "anesurgery.placement."):
+        importlib.import_module(module.name)
+    known = [thing for thing in gc.get_objects() if isinstance(thing, Rule) and not thing.id.startswith("own")]
+    assert len(known) > 100
+    missing = {rule.id for rule in known if f'id="{rule.id.lower()}"' not in page}
+    assert missing == set()
+
+
+def test_every_command_and_option_has_a_line(site: Path) -> None:
+    page = (site / "reference" / "commands.html").read_text()
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert f"anesurgery {name}<" in page
+        for parameter in command.params:
+            assert all(option in page for option in parameter.opts if option.startswith("--"))
+
+
+def test_examples_and_pictures_are_on_the_pages(site: Path) -> None:
+    page = (site / "reference" / "passes.html").read_text()
+    assert page.count("<svg xmlns") == 2 * len(registry.op_pass_names())
+    assert "square_to_mul" in (site / "reference" / "api.html").read_text()
 
 
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:

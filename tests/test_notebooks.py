@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,45 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+SAID = {
+    "see_fix_prove": ["1 edit: 1 bit for bit", "skipped: square_to_mul: %a has rank 1 (at left)"],
+    "own_pass": ["1 edit: 1 proved", "the exponent is 0.5, not 2 to 3", "power_to_product_wrong"],
+    "divergence": ["first diverging op: scaled", "ratio 0.980"],
+    "old_mlmodel": ["legacy_concat", "compare"],
+    "vision": ["reflect_pad_slices", "after"],
+    "gpt2": ["causal_mask_tensor", "embedding_matmul"],
+    "whisper": ["encoder:", "decoder:"],
+}
+"""Notebook -> what its outputs hold."""
+LONG = ("gpt2", "vision", "whisper")
+"""They convert a model of PyTorch."""
 
 
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda p: p.stem)
+def marked(path: Path) -> Any:
+    return pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in LONG else [])
+
+
+def text_of(notebook: Any) -> str:
+    """All that the cells gave."""
+    return json.dumps([cell.get("outputs", []) for cell in notebook.cells], ensure_ascii=False)
+
+
+@pytest.mark.parametrize("path", [marked(path) for path in sorted(NOTEBOOKS.glob("*.ipynb"))])
 def test_notebooks_run(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    outputs = json.dumps([cell.get("outputs", []) for cell in notebook.cells])
-    assert "1 edit: 1 bit for bit" in outputs
-    assert "skipped: square_to_mul: %a has rank 1 (at left)" in outputs
+    assert [words for words in SAID[path.stem] if words not in text_of(notebook)] == []
 
 
-def test_notebooks_are_stored_without_outputs() -> None:
-    for path in NOTEBOOKS.glob("*.ipynb"):
-        cells = nbformat.read(path, as_version=4).cells
-        assert not any(cell.get("outputs") for cell in cells)
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebooks_are_stored_with_outputs_of_no_machine(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    text = text_of(notebook)
+    assert [words for words in SAID[path.stem] if words not in text] == []
+    assert not re.search(r"/(home|root|work|Users|tmp|usr)/", text)
+    assert '"output_type": "error"' not in text
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1)), "run in order, from a fresh start: make notebooks"
 
 
 def test_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -41,7 +66,8 @@ def test_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     demo.main()
     out = capsys.readouterr().out
     before, after = out.split("before:\n")[1].split("\n\nafter:\n")
-    assert before == after.split("\n\nbefore: an estimated")[0]
+    assert before == after.split("\n\n")[0]
+    assert "ops on the ANE" in after
     assert "inspect build/test-demo/gpt2.mlpackage" in out
     report = json.loads((demo.BUILD / "report.json").read_text(encoding="utf-8"))
     assert report["proof"]["ok"]

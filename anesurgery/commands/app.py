@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from anesurgery import __version__, registry
 from anesurgery.commands.chips import chips
@@ -23,11 +22,23 @@ from anesurgery.commands.decompiling import decompile
 from anesurgery.commands.doctor import doctor
 from anesurgery.commands.generating import generate
 from anesurgery.commands.inspecting import inspect
-from anesurgery.commands.options import BAD_INPUT, DEFECT, Function, Json, Member, Model, Quiet, Seed, show
+from anesurgery.commands.listing import explain, list_
+from anesurgery.commands.options import (
+    BAD_INPUT,
+    DEFECT,
+    Function,
+    Json,
+    Member,
+    Model,
+    Quiet,
+    Seed,
+    complete_steps,
+    show,
+)
+from anesurgery.commands.picturing import draw
 from anesurgery.commands.recording import learn, measure
 from anesurgery.commands.splitting_models import extract, merge, split
 from anesurgery.commands.waiting import load_engine, waiting
-from anesurgery.commands.written_options import written_options
 from anesurgery.display import printable
 from anesurgery.errors import ProofError, SurgeryError, UnknownName
 
@@ -38,7 +49,6 @@ app = typer.Typer(
     "`inspect --status`: 0 all, 1 some, 2 no ops on the ANE.\n\n"
     "--debug, anywhere, shows the traceback of an error.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -83,58 +93,15 @@ def options(
     """Options of the whole command line."""
 
 
-@app.command("list")
-def list_(
-    kinds: Annotated[str, typer.Argument(help="recipes, passes or all.")] = "all",
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """All recipes and passes with a sentence each."""
-    if kinds not in ("all", "recipes", "passes"):
-        raise UnknownName("kind", kinds, ["recipes", "passes", "all"])
-    rows = [("recipe", n) for n in registry.recipe_names() if kinds != "passes"]
-    if kinds != "recipes":
-        rows += [("pass", n) for n in registry.op_pass_names()]
-        rows += [("layer pass", n) for n in registry.pass_names() if ("pass", n) not in rows]
-    table = Table("name", "kind", "what it does", box=None)
-    for kind, name in rows:
-        table.add_row(name, kind, registry.summary(name))
-    show([{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows], table, as_json, quiet)
-
-
-@app.command()
-def explain(
-    name: Annotated[str, typer.Argument(help="A pass or recipe.", show_default=False)],
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """What a pass or recipe does, when it refuses, its evidence and its options."""
-    text, options = registry.documentation(name), _options_of(name)
-    lines = [f"  {step}.{key} = {value!r}" for step, opts in options.items() for key, value in opts.items()]
-    shown = "\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines])
-    if as_json or quiet:
-        show({"name": name, "documentation": text, "options": options}, shown, as_json, quiet)
-    else:
-        print(shown)
-
-
-def _options_of(name: str) -> dict[str, dict[str, Any]]:
-    """The options of a pass, or of each step of a recipe: read from its file, or by importing it."""
-    if (found := written_options(name)) is not None:
-        return found
-    load_engine()
-    from anesurgery.surgery import find_recipe
-
-    steps = find_recipe(name).steps if name in registry.recipe_names() else (registry.make_pass(name),)
-    return {step.name: {k: _plain(v) for k, v in step.options().items()} for step in steps}
-
-
+app.command("list")(list_)
+app.command()(explain)
 app.command()(inspect)
 app.command()(decompile)
 app.command()(generate)
 app.command()(split)
 app.command()(merge)
 app.command()(extract)
+app.command()(draw)
 app.command()(doctor)
 app.command()(chips)
 app.command()(measure)
@@ -143,7 +110,12 @@ app.command()(learn)
 
 @app.command()
 def apply(
-    steps: Annotated[str, typer.Argument(help="A recipe, or passes with commas.", show_default=False)],
+    steps: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe, or passes with commas.", show_default=False, autocompletion=complete_steps
+        ),
+    ],
     source: Model,
     target_path: Annotated[
         str | None,
@@ -314,10 +286,11 @@ def diff(
     from anesurgery.loading import interface, load, to_text
     from anesurgery.rewriting.ml_program import op_counts
 
-    old, new = load(a), load(b)
-    first, second = (to_text(model, dialect=dialect).splitlines() for model in (old, new))
-    lines = list(difflib.unified_diff(first, second, a, b, lineterm="", n=2))
-    words = interface(old).difference(interface(new))
+    with waiting("reading both models", quiet):
+        old, new = load(a), load(b)
+        first, second = (to_text(model, dialect=dialect).splitlines() for model in (old, new))
+        lines = list(difflib.unified_diff(first, second, a, b, lineterm="", n=2))
+        words = interface(old).difference(interface(new))
     before, after = op_counts(old.program), op_counts(new.program)
     moved = {
         kind: [before.get(kind, 0), after.get(kind, 0)]
@@ -382,7 +355,3 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
         else:
             made[key] = value
     return made
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.options import Function, Json, Model, Quiet, show
+from anesurgery.commands.options import Aim, Function, Json, Model, Quiet, show
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.errors import SurgeryError
 
@@ -25,7 +25,6 @@ WORDS = ("fully on the ANE", "partly on the ANE", "not on the ANE")
 """ANECompat's three answers."""
 
 After = Annotated[str | None, typer.Argument(help="Another model: what changed.", show_default=False)]
-Aim = Annotated[str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+", "iPhone/iOS 18", "any".')]
 Units = Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY.")]
 Samples = Annotated[
     list[Path] | None,

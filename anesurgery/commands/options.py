@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from anesurgery import registry
+
 BAD_INPUT = 64
 """Exit code of bad usage and bad input, as in sysexits.h; 2 is left to `inspect --status`."""
 DEFECT = 70
@@ -21,6 +23,21 @@ Function = Annotated[str | None, typer.Option(help="Which function, by name; the
 Member = Annotated[
     str | None, typer.Option(help="Of a pipeline, one of its models by name or number; all when absent.")
 ]
+
+
+def complete_steps(incomplete: str) -> list[str]:
+    """For the shell: recipes and passes, after each comma again."""
+    done, comma, word = incomplete.rpartition(",")
+    return [f"{done}{comma}{name}" for name in complete_name(word)]
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """For the shell: names of recipes and passes."""
+    names = [*registry.recipe_names(), *registry.pass_names()]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+Aim = Annotated[str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+", "iPhone/iOS 18", "any".')]
 
 
 def show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:

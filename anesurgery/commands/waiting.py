@@ -11,21 +11,33 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 @contextmanager
 def waiting(words: str, quiet: bool = False) -> Iterator[None]:
-    """Say on a terminal what takes time; the words are gone when it is done."""
-    shown = sys.stderr.isatty() and not quiet
-    if shown:
-        print(f"{words} ...", end="", file=sys.stderr, flush=True)
+    """Say on a terminal what takes time, and for how long already; the words are gone when it is done."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+    clock = threading.Thread(target=_tick, args=(words, done), daemon=True)
+    clock.start()
     try:
         yield
     finally:
-        if shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        done.set()
+        clock.join()
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _tick(words: str, done: threading.Event) -> None:
+    start = time.monotonic()
+    print(f"{words} ...", end="", file=sys.stderr, flush=True)
+    while not done.wait(1):
+        print(f"\r{words} ... {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

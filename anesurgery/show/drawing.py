@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import networkx as nx
 
@@ -56,6 +57,15 @@ OPS, SMALL = Style("ops", 136, 4, 7), Style("small", 76, 5, 0)
 TYPES, FEW = Style("types", 144, 4, 3), Style("types", 144, 4, 8)
 
 
+class Line(NamedTuple):
+    """Words in a box, and where; `op` is the number of the op that they name, if they name one."""
+
+    x: float
+    y: float
+    words: str
+    op: int | None
+
+
 @dataclass(frozen=True)
 class Box:
     """A segment as drawn: its place, its size, and its texts with their places inside."""
@@ -66,7 +76,7 @@ class Box:
     width: float
     height: float
     head: str
-    lines: tuple[tuple[float, float, str], ...]
+    lines: tuple[Line, ...]
     title: str
 
 
@@ -100,7 +110,7 @@ class _Content:
     width: float
     height: float
     head: str
-    lines: tuple[tuple[float, float, str], ...]
+    lines: tuple[Line, ...]
     title: str
 
 
@@ -164,9 +174,10 @@ def _content(segment: Segment, rows: dict[str, OpRow], style: Style, width: int)
         if len(words) > each:
             words = [*words[: each - 1], f"+ {len(words) - each + 1} more types"]
     letters = int((style.column - PAD) / LETTER)
+    numbers = [rows[name].index if style is OPS and name in rows else None for name in segment.ops]
     lines = tuple(
-        (PAD + k // each * style.column, HEAD + LINE * (k % each) + 12, _cut(word, letters))
-        for k, word in enumerate(words)
+        Line(PAD + k // each * style.column, HEAD + LINE * (k % each) + 12, _cut(word, letters), op)
+        for k, (word, op) in enumerate(zip(words, numbers, strict=False))
     )
     tall = HEAD + LINE * min(each, max(len(lines), 1)) + PAD
     return _Content(segment, columns * style.column + PAD, tall, head, lines, title)

@@ -3,6 +3,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const table = document.getElementById("ops");
+  const CELLS = 120;  // in a row of the strip
   const CHUNK = 150;  // rows drawn at a time: what fits on a screen, and some
   const UNITS = { ane: "ANE", cpu: "CPU", gpu: "GPU" };
   const [INDEX, PART, NAME, TYPE, SHAPE, DTYPE, LEGAL, UNIT, MEASURED, ANE, CPU, GPU, FLOP, SEGMENT, FOUND] = Array(15).keys();
@@ -121,9 +122,10 @@
     const made = document.createDocumentFragment(), shown = shownColumns();
     for (const row of rows.slice(drawn, drawn + CHUNK)) {
       const line = element("tr");
-      for (const [, [, , show]] of shown) {
+      for (const [, [title, , show]] of shown) {
         const { words, name, child } = show(row, view), cell = element("td", words, name);
         if (child) cell.append(child);
+        cell.dataset.label = title;
         line.append(cell);
       }
       made.append(line);
@@ -137,7 +139,7 @@
     if (search.value !== (state.q || "")) search.value = state.q || "";
     document.getElementById("unit").value = state.unit || "";
     document.getElementById("attention").checked = Boolean(state.attention);
-    for (const tab of document.querySelectorAll("[data-view]"))
+    for (const tab of document.querySelectorAll(".tab"))
       tab.setAttribute("aria-pressed", String(data.views[tab.dataset.view] === view));
     const only = ["type", "rule", "segment"].filter((k) => state[k]).map((k) => k + " " + state[k]);
     if (state.part && view.parts.length > 1) only.push("in " + (view.parts[state.part] || "part " + state.part));
@@ -145,6 +147,41 @@
     chip.textContent = only.join(", ") + "  ✕";
     document.getElementById("shown").textContent =
       `${rows.length.toLocaleString("en")} of ${view.rows.length.toLocaleString("en")} ops`;
+  }
+
+  // "part.index", the row to show among the others
+  function reveal() {
+    const [part, index] = state.op.split(".").map(Number);
+    const at = rows.findIndex((row) => row[PART] === part && row[INDEX] === index);
+    if (at < 0) return;
+    while (drawn <= at) extend();
+    const line = table.tBodies[0].rows[at];
+    line.className = "here";
+    line.scrollIntoView({ block: "center" });
+  }
+
+  function zoomable(card) {
+    const svg = card.querySelector("svg"), bar = element("div", "", "zoom");
+    if (!svg) return;
+    let scale = 0;
+    const zoom = (factor) => {
+      const now = svg.getBoundingClientRect().width, full = card.clientWidth - 20;
+      scale = factor ? Math.min(8 * full, Math.max(full, now * factor)) : full;
+      svg.style.minWidth = "0";
+      svg.style.width = scale + "px";
+    };
+    for (const [words, label, factor] of [["−", "zoom out", 1 / 1.5], ["fit", "fit the graph", 0], ["+", "zoom in", 1.5]]) {
+      const button = element("button", words);
+      button.setAttribute("aria-label", label);
+      button.addEventListener("click", () => zoom(factor));
+      bar.append(button);
+    }
+    card.before(bar);
+    card.addEventListener("wheel", (e) => {
+      if (!e.ctrlKey) return;
+      e.preventDefault();
+      zoom(e.deltaY < 0 ? 1.15 : 1 / 1.15);
+    }, { passive: false });
   }
 
   function draw() {
@@ -156,10 +193,11 @@
     table.tBodies[0].replaceChildren();
     table.parentNode.scrollTop = 0;
     extend();
+    if (state.op) reveal();
   }
 
   function go(changed) {
-    const next = Object.entries({ ...state, ...changed }).filter(([, value]) => value);
+    const next = Object.entries({ ...state, op: "", ...changed }).filter(([, value]) => value);
     history.replaceState(null, "", "#" + new URLSearchParams(next));
     draw();
   }
@@ -168,7 +206,7 @@
   document.getElementById("unit").addEventListener("change", (e) => go({ unit: e.target.value }));
   document.getElementById("attention").addEventListener("change", (e) => go({ attention: e.target.checked ? "1" : "" }));
   document.getElementById("chip").addEventListener("click", () => go({ type: "", rule: "", segment: "", part: "" }));
-  for (const tab of document.querySelectorAll("[data-view]"))
+  for (const tab of document.querySelectorAll(".tab"))
     tab.addEventListener("click", () => go({ view: tab.dataset.view, segment: "", part: "" }));
   table.parentNode.addEventListener("scroll", (e) => {
     const pane = e.target;
@@ -176,7 +214,16 @@
   });
   addEventListener("hashchange", () => {
     draw();
-    document.getElementById("all").scrollIntoView();
+    if (!state.op) document.getElementById("all").scrollIntoView();
   });
+  document.querySelectorAll(".card.graph").forEach(zoomable);
+  for (const card of document.querySelectorAll(".card.strip"))
+    card.addEventListener("click", (e) => {
+      const run = e.target.closest("[data-op]");
+      if (!run) return;
+      const edge = run.getBoundingClientRect(), cell = card.querySelector("svg").getBoundingClientRect().width / CELLS;
+      const row = data.views[card.dataset.view].rows[+run.dataset.op + Math.floor((e.clientX - edge.left) / cell)];
+      if (row) location.hash = new URLSearchParams({ view: card.dataset.view, op: row[PART] + "." + row[INDEX] });
+    });
   draw();
 })();

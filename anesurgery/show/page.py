@@ -86,6 +86,11 @@ def unit_word(name: str) -> str:
     return UNIT_WORDS[None if name == "unknown" else name]
 
 
+def heading(inspection: Inspection) -> str:
+    """The name of the model: of a path the last part."""
+    return inspection.model.rstrip("/").rpartition("/")[2] or inspection.model
+
+
 @draws("Inspection", "page")
 def page(inspection: Inspection, after: Inspection | None = None) -> str:
     """One inspection, or a model before and after a surgery, as an HTML document.
@@ -108,6 +113,7 @@ def page(inspection: Inspection, after: Inspection | None = None) -> str:
         .render(
             views=views,
             last=last,
+            heading=heading(last),
             compared=after is not None,
             changes=summary.changes(inspection, last),
             gone=gone,
@@ -117,6 +123,7 @@ def page(inspection: Inspection, after: Inspection | None = None) -> str:
             agreements=summary.agreements(last) if last.measured else [],
             agreement_words=summary.agreement_words(summary.agreements(last)),
             notes=summary.notes(last),
+            strip_length=STRIP,
             data=data([(v.label, v.inspection) for v in views]),
         )
     )

@@ -1,0 +1,34 @@
+"""The command `draw`: the ops of a model, or those around one, as an SVG picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anesurgery.commands.options import Aim, Function, Model, Quiet, show
+from anesurgery.commands.waiting import load_engine, waiting
+
+
+def draw(
+    model: Model,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The .svg file to write.", show_default=False)],
+    around: Annotated[str | None, typer.Option(help="An op by name; the whole function when absent.")] = None,
+    before: Annotated[int, typer.Option(min=0, help="Steps upstream.")] = 2,
+    after: Annotated[int, typer.Option(min=0, help="Steps downstream.")] = 2,
+    target: Aim = None,
+    function: Function = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace the --out file if it exists.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw ops as an SVG picture; with --target, in the colour of their unit."""
+    load_engine(quiet)
+    from anesurgery.files.writing import check_place
+    from anesurgery.show.pictures import draw as picture
+
+    check_place(out.expanduser().absolute(), overwrite, Path(model).expanduser())
+    with waiting("drawing", quiet):
+        made = picture(model, around, before, after, function=function, target=target)
+        path = made.save(out)
+    show(None, f"wrote {path}: {len(made.ops)} ops", False, quiet)

@@ -1,0 +1,258 @@
+"""Draw the ops of a program, or those around one of them, as an SVG picture.
+
+Layers run from top to bottom along the longest path of data, and boxes stand below what they read. A
+box has the op type, the name and what it gives; a pointer over it shows the line of the program's text. The
+picture needs no script, no other file and no installed program.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import networkx as nx
+
+from anesurgery.display import printable, short_name
+from anesurgery.errors import SurgeryError, UnknownName
+from anesurgery.files.arrays import write_text
+from anesurgery.loading import load
+from anesurgery.mil import Block, Operation, Program, function_of, walk_ops
+from anesurgery.placement.inspector import inspect
+from anesurgery.text import to_text, type_text
+
+MOST = 300
+"""Boxes in a picture at most; a larger program is drawn around an op."""
+LETTER, HEIGHT, GAP_X, GAP_Y, MARGIN = 6.7, 50, 22, 34, 12
+LETTERS = 28
+"""Characters of a line in a box at most."""
+SWEEPS = 8
+
+STYLE = """
+.ane-ops{--paper:#fff;--ink:#1b2026;--soft:#57606b;--ane:#1b75bc;--cpu:#c0640a;--gpu:#8447b0;--unknown:#7a838d;
+max-width:100%}
+@media(prefers-color-scheme:dark){.ane-ops{--paper:#1a1e23;--ink:#e5e8eb;--soft:#9aa4af;--ane:#58aaf0;--cpu:#eba14f;
+--gpu:#c294e6;--unknown:#8f99a3}}
+.ane-ops text{font:11px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:var(--soft)}
+.ane-ops .type{font-weight:700;fill:var(--u,var(--ink))}
+.ane-ops rect{fill:var(--paper);stroke:var(--u,var(--unknown))}
+.ane-ops path{fill:none;stroke:var(--soft)}
+.ane-ops .ane{--u:var(--ane)} .ane-ops .cpu{--u:var(--cpu)} .ane-ops .gpu{--u:var(--gpu)}
+.ane-ops .input rect,.ane-ops .more rect{stroke-dasharray:4 3}
+.ane-ops .around rect{stroke-width:3;stroke-dasharray:none}
+"""
+"""For these pictures alone: a notebook that shows one inside its page keeps its own look."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Ops drawn as SVG: shown by a notebook as it is, written by `save`.
+
+    Attributes:
+        svg: the whole document.
+        ops: names of the ops that are drawn, in the order of the program.
+    """
+
+    svg: str
+    ops: tuple[str, ...]
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __str__(self) -> str:
+        return f"a picture of {len(self.ops)} op{'s' * (len(self.ops) != 1)}; .save('ops.svg') writes it"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the picture atomically; what was there is replaced.
+
+        Raises:
+            LoadError: the folder does not exist.
+        """
+        return write_text(Path(path).expanduser(), self.svg)
+
+
+def draw(
+    model: Any,
+    around: str | None = None,
+    before: int = 2,
+    after: int = 2,
+    *,
+    function: str | None = None,
+    target: str | None = None,
+) -> Picture:
+    """Draw the ops of a program, or those around one of them.
+
+    ::
+
+        ane.draw("gpt2.mlpackage", around="logits", before=3, target="M1").save("logits.svg")
+
+    Args:
+        model: path, MLModel, MIL program, or what `load` gives.
+        around: the name of an op or of a value that it makes, as `to_text` shows it; None: the whole function.
+        before: steps from it upstream.
+        after: steps from it downstream.
+        function: which function; the default one when absent.
+        target: chip and OS, as "M1/macOS 14": colours each op by the unit on which `inspect` expects it.
+
+    Returns:
+        A picture; a notebook shows it, `save` writes it.
+
+    Raises:
+        UnknownName: the program has no such op.
+        SurgeryError: more than 300 boxes; draw around an op, or take fewer steps.
+    """
+    if before < 0 or after < 0:
+        raise SurgeryError(f"before={before}, after={after}: steps are counted from 0")
+    program: Program = load(model).program
+    chosen = function_of(program, function)
+    middle = None if around is None else _named(chosen, around)
+    flow = _flow(chosen if middle is None else middle.enclosing_block)
+    kept = set(flow)
+    if middle is not None:
+        upstream = nx.single_source_shortest_path_length(flow.reverse(copy=False), _key(middle), before)
+        kept = {*upstream, *nx.single_source_shortest_path_length(flow, _key(middle), after)}
+    if len(kept) > MOST:
+        raise SurgeryError(f"{len(kept):,} boxes are too many for a picture; draw around an op, in fewer steps")
+    units = {} if target is None else _units(model, target, function)
+    part = flow.subgraph(kept)
+    for node in part:
+        flow.nodes[node]["unit"] = units.get(node, "")
+        flow.nodes[node]["around"] = middle is not None and node == _key(middle)
+        flow.nodes[node]["more"] = part.degree(node) < flow.degree(node)
+    ops = tuple(node for node, data in flow.nodes(data=True) if node in kept and data["op"])
+    return Picture(_svg(part), ops)
+
+
+def _units(model: Any, target: str, function: str | None) -> dict[str, str]:
+    return {row.name: row.preferred or "unknown" for row in inspect(model, target, function=function).ops}
+
+
+def _key(op: Operation) -> str:
+    return str(op.outputs[0].name) if op.outputs else str(op.name)
+
+
+def _named(function: Block, name: str) -> Operation:
+    """The op of that name, or the one that makes the value of that name; nested blocks are searched too."""
+    ops = [op for op in walk_ops(function) if op.op_type != "const"]
+    wanted = name.removeprefix("%")
+    for op in ops:
+        if wanted == op.name or any(wanted == var.name for var in op.outputs):
+            return op
+    raise UnknownName("op", wanted, [var.name for op in ops for var in op.outputs])
+
+
+def _flow(block: Block) -> nx.DiGraph:
+    """Who reads whom in a block: its ops without constants, and its inputs."""
+    flow = nx.DiGraph()
+    inputs = block.inputs.values() if isinstance(block.inputs, dict) else block.inputs
+    for var in inputs:
+        flow.add_node(var.name, op=False, kind="input", name=var.name, gives=type_text(var), line="")
+    for op in block.operations:
+        if op.op_type == "const":
+            continue
+        gives = ", ".join(type_text(var) for var in op.outputs)
+        name = _key(op)
+        flow.add_node(name, op=True, kind=op.op_type, name=name, gives=gives, line=to_text(op))
+        made = (_maker(var, flow) for var in _reads(op))
+        flow.add_edges_from((source, name) for source in made if source is not None and source != name)
+    return flow
+
+
+def _reads(op: Operation) -> Iterator[Any]:
+    """The values that an op reads, those that its blocks read from outside included."""
+    for value in op.inputs.values():
+        yield from value if isinstance(value, (list, tuple)) else [value]
+    for inner in (o for block in op.blocks for o in walk_ops(block)):
+        yield from _reads(inner)
+
+
+def _maker(var: Any, flow: nx.DiGraph) -> str | None:
+    name = None if var is None else var.name if var.op is None else _key(var.op)
+    return name if name in flow else None
+
+
+def _layers(flow: nx.DiGraph) -> tuple[nx.DiGraph, list[list[Any]]]:
+    """Nodes in layers, ordered by where their neighbours are, and a bend in each layer that an arrow passes."""
+    order = list(nx.topological_sort(flow))
+    depth: dict[Any, int] = {}
+    for node in order:
+        depth[node] = max((depth[p] + 1 for p in flow.predecessors(node)), default=0)
+    for node in reversed(order):  # what is read late stands near its first reader
+        if not flow.in_degree(node) and flow.out_degree(node):
+            depth[node] = min(depth[s] for s in flow.successors(node)) - 1
+    bent = nx.DiGraph()
+    bent.add_nodes_from(order)
+    for a, b in flow.edges:
+        bends = [(a, b, level) for level in range(depth[a] + 1, depth[b])]
+        depth |= {bend: bend[2] for bend in bends}
+        nx.add_path(bent, [a, *bends, b])
+    layers: list[list[Any]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for node in bent:
+        layers[depth[node]].append(node)
+    for sweep in range(SWEEPS):
+        down = sweep % 2 == 0
+        for layer in layers if down else layers[::-1]:
+            place = {node: k / len(row) for row in layers for k, node in enumerate(row)}
+            near = {n: list(bent.predecessors(n) if down else bent.successors(n)) for n in layer}
+            wish = {n: fmean(place[m] for m in near[n]) if near[n] else place[n] for n in layer}
+            layer.sort(key=lambda n: wish[n])
+    return bent, layers
+
+
+def _lines(data: dict[str, Any]) -> list[str]:
+    return [short_name(printable(data[key]), LETTERS) for key in ("kind", "name", "gives")]
+
+
+def _svg(flow: nx.DiGraph) -> str:
+    """The boxes of each layer in a centred row, and the arrows between them."""
+    bent, layers = _layers(flow)
+    sizes = {
+        node: max(map(len, _lines(flow.nodes[node]))) * LETTER + 16 if node in flow else 8.0 for node in bent
+    }
+    rows = [sum(sizes[n] for n in row) + GAP_X * (len(row) - 1) for row in layers]
+    width, height = max(rows, default=0) + 2 * MARGIN, len(layers) * (HEIGHT + GAP_Y) - GAP_Y + 2 * MARGIN
+    at: dict[Any, tuple[float, float]] = {}
+    for level, (row, long) in enumerate(zip(layers, rows, strict=True)):
+        x = (width - long) / 2
+        for node in row:
+            at[node] = (x + sizes[node] / 2, MARGIN + level * (HEIGHT + GAP_Y))
+            x += sizes[node] + GAP_X
+    arrows = [_arrow(bent, at, a, b, b in flow) for a, b in bent.edges]
+    boxes = [_box(flow.nodes[node], *at[node], sizes[node]) for node in flow]
+    said = (
+        f"{len(boxes)} boxes: {', '.join(itertools.islice((d['kind'] for _, d in flow.nodes(data=True)), 6))}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ane-ops" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{html.escape(said)}">'
+        f"<style>{' '.join(STYLE.split())}</style>{''.join(arrows)}{''.join(boxes)}</svg>"
+    )
+
+
+def _arrow(bent: nx.DiGraph, at: dict[Any, tuple[float, float]], a: Any, b: Any, ends: bool) -> str:
+    """A curve from below one box, or from a bend, to the top of the next."""
+    (x, y), (u, v) = at[a], at[b]
+    if not isinstance(a, tuple):
+        y += HEIGHT
+    middle = (y + v) / 2
+    tip = f"M{u - 3:.1f} {v - 5:.1f}L{u:.1f} {v:.1f}L{u + 3:.1f} {v - 5:.1f}" if ends else f"V{v + HEIGHT:.1f}"
+    return f'<path d="M{x:.1f} {y:.1f}C{x:.1f} {middle:.1f} {u:.1f} {middle:.1f} {u:.1f} {v:.1f}{tip}"/>'
+
+
+def _box(data: dict[str, Any], x: float, y: float, width: float) -> str:
+    kinds = [data["unit"], "" if data["op"] else "input", "around" * data["around"], "more" * data["more"]]
+    words = [html.escape(word) for word in _lines(data)]
+    lines = "".join(
+        f'<text class="{kind}" x="{x:.1f}" y="{y + 15 + 14 * k:.1f}" text-anchor="middle">{word}</text>'
+        for k, (kind, word) in enumerate(zip(("type", "name", "gives"), words, strict=True))
+    )
+    title = f"<title>{html.escape(printable(data['line']))}</title>" if data["line"] else ""
+    return (
+        f'<g class="{" ".join(filter(None, kinds))}">{title}'
+        f'<rect x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{HEIGHT}" rx="5"/>{lines}</g>'
+    )

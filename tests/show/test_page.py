@@ -235,7 +235,7 @@ def browse(tmp_path: Path) -> Browse:
     if chromium is None:
         pytest.skip("chromium is not installed")
 
-    def look(made: str, address: str = "", script: str = "") -> str:
+    def look(made: str, address: str = "", script: str = "", *flags: str) -> str:
         file = tmp_path / "page.html"
         file.write_text(made.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
         done = subprocess.run(
@@ -253,6 +253,7 @@ def browse(tmp_path: Path) -> Browse:
                 "--virtual-time-budget=3000",
                 "--enable-logging=stderr",
                 "--dump-dom",
+                *flags,
                 f"{file.as_uri()}{address}",
             ],
             capture_output=True,
@@ -270,7 +271,7 @@ def column(document: str, number: int) -> list[str]:
     """The texts of a column of the table of ops."""
     table = document[document.index('<table id="ops">') :]
     body = table[table.index("<tbody>") : table.index("</tbody>")]
-    lines = re.findall(r"<tr>(.*?)</tr>", body, re.S)
+    lines = re.findall(r'<tr(?: class="here")?>(.*?)</tr>', body, re.S)
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", line, re.S) for line in lines]
     return [re.sub(r"<[^>]+>", "", c[number]) for c in cells]
 
@@ -326,7 +327,7 @@ def test_clicks_sort_and_unfold(browse: Browse) -> None:
     document = browse(page(twenty()), script=clicks)
     flops = [str(r.index) for r in sorted(twenty().ops, key=lambda r: (r.flop, r.index))]
     table = document[document.index('<table id="ops">') :]
-    assert re.findall(r'<tr><td class="right">(\d+)</td>', table) == flops
+    assert re.findall(r'<tr><td class="right"[^>]*>(\d+)</td>', table) == flops
     unfolded = table[table.index('class="detail"') :]
     for words in ("int32 stays on the CPU", "a table of ops", "measured", "M4", "embedding_matmul"):
         assert words in unfolded
@@ -335,8 +336,8 @@ def test_clicks_sort_and_unfold(browse: Browse) -> None:
 def test_a_click_on_a_box_shows_its_ops(browse: Browse) -> None:
     document = browse(
         page(twenty()),
-        script="location.hash = document.querySelectorAll('main a .box')[2]"
-        ".parentNode.getAttribute('href').slice(1);",
+        script="location.hash = document.querySelectorAll('main .box')[2].querySelector('a')"
+        ".getAttribute('href').slice(1);",
     )
     assert column(document, 0) == ["18"]
 
@@ -357,3 +358,82 @@ def test_two_thousand_rows_sort_at_once(browse: Browse) -> None:
     took = re.search(r"<title>took (\d+)</title>", browse(page(large()), script=timed))
     assert took
     assert int(took[1]) < 20 * 250
+
+
+LONG = "a_name_without_any_place_to_break_it_" * 6
+WIDTHS = (400, 800, 1280)
+MEASURE = """
+  document.querySelectorAll("details").forEach((d) => { d.open = true; });
+  const all = (of) => [...document.querySelectorAll(of)], wide = (e) => e.getBoundingClientRect().width;
+  const colour = getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number);
+  document.title = "measured " + JSON.stringify({
+    width: innerWidth, over: document.documentElement.scrollWidth > innerWidth, dark: colour[0] < 60,
+    narrow: all("td.why, summary .what, .evidence dd").filter((e) => wide(e) < 220).length,
+    wider: all("#ops tbody tr").filter((e) => wide(e) > Math.max(innerWidth, 1000)).length,
+  });
+"""
+
+
+def long_names() -> Inspection:
+    """A model under a path, with names that have no place to break."""
+    found = (finding(LONG, op="cast_0", message=LONG, advice="split it"),)
+    rows = [row(0, "cast", "cpu", False, name=LONG, findings=found)]
+    rows += [row(k, "conv", "ane", name=f"{LONG}{k}") for k in range(1, 70)]
+    return inspection(rows, model=f"some/folder/{LONG}.mlpackage", notes=(LONG,))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_at_every_width_one_page_fits_and_words_have_room(width: int, scheme: str, browse: Browse) -> None:
+    """In a frame of that width: windows of a browser have a least width of their own."""
+    for made in (page(long_names()), page(long_names(), ODD["twenty"])):
+        measure = f"<script>{MEASURE}parent.postMessage(document.title, '*')</script>"
+        inner = html.escape(made.replace("</body>", f"{measure}</body>"))
+        frame = f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{inner}"></iframe>'
+        outer = f"<!doctype html><html><head><title>none</title></head><body>{frame}</body></html>"
+        listen = "addEventListener('message', (e) => { document.title = e.data; });"
+        shade = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
+        document = browse(outer.replace("<body>", f"<body><script>{listen}</script>"), "", "", shade)
+        title = re.search(r"<title>measured (.*?)</title>", document)
+        assert title, document[:500]
+        found = json.loads(html.unescape(title[1]))
+        assert found == {"width": width, "over": False, "dark": scheme == "dark", "narrow": 0, "wider": 0}
+
+
+def test_the_heading_is_the_name_of_the_file() -> None:
+    made = page(inspection([row(0, "mul", "ane")], model="/some/where/net.mlpackage"))
+    assert "<h1>net.mlpackage</h1>" in made
+    assert "/some/where" not in made
+
+
+def test_a_click_on_an_op_shows_its_row_among_the_others(browse: Browse) -> None:
+    click = "location.hash = document.querySelectorAll('.box a.op')[5].getAttribute('href').slice(1);"
+    document = browse(page(twenty()), script=click)
+    assert len(column(document, 0)) == 20
+    assert re.search(r'<tr class="here"><td[^>]*>5</td>', document)
+
+
+def test_a_click_on_a_cell_shows_its_row_however_far_down(browse: Browse) -> None:
+    click = """
+      const run = [...document.querySelectorAll(".card.strip [data-op]")].find((g) => +g.dataset.op === 1201);
+      const edge = run.getBoundingClientRect();
+      run.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: edge.left + edge.width / 59 * 3.5 }));
+    """
+    document = browse(page(large()), "", click, "--window-size=1300,900")
+    assert re.search(r'<tr class="here"><td[^>]*>1204</td>', document)
+
+
+def test_the_graph_zooms(browse: Browse) -> None:
+    clicks = """
+      const svg = document.querySelector(".card.graph svg"), wide = () => svg.getBoundingClientRect().width;
+      const [out, fit, closer] = document.querySelectorAll(".zoom button");
+      const sizes = [];
+      for (const button of [fit, closer, closer, out, fit]) { button.click(); sizes.push(Math.round(wide())); }
+      document.title = "sizes " + sizes.join(" ");
+    """
+    sizes = re.search(r"<title>sizes (.*?)</title>", browse(page(large()), script=clicks))
+    assert sizes
+    fitted, one, two, back, again = map(int, sizes[1].split())
+    assert fitted < one < two
+    assert abs(back - one) <= 1
+    assert again == fitted

@@ -98,7 +98,7 @@ def test_inside_a_loop_the_block_of_the_loop_is_drawn() -> None:
             _body=lambda v: mb.add(x=v, y=np.float32(1), name="more"),
             loop_vars=(x,),
             name="loop",
-        )[0]
+        )
 
     assert ane.draw(looped, around="more").ops == ("more",)
     assert "while_loop" in ane.draw(looped).svg

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
 import re
@@ -84,10 +85,16 @@ def documented(kind: str) -> str:
     made = ""
     for name in getattr(registry, listed[kind])():
         lines = registry.documentation(name).strip().splitlines()
-        text = "\n".join(line if line.startswith(" ") else escaped(line) for line in lines)
+        text = "\n".join(line if line[:1] == " " else _prose(line) for line in lines)
         made += f"{_title(name, '-')}{text}\n\n{_options(name)}"
         made += _pictures(name) if kind == "passes" else ""
     return made
+
+
+def _prose(line: str) -> str:
+    """A line of a docstring; a bullet stays one."""
+    bullet = "* " if line.startswith("* ") else ""
+    return bullet + escaped(line.removeprefix(bullet))
 
 
 def _options(name: str) -> str:
@@ -120,11 +127,11 @@ def every_rule() -> list[Rule]:
         for info in pkgutil.walk_packages(placement.__path__, "anesurgery.placement.")
         if not info.name.endswith("._template")
     ]
-    found: dict[Rule, None] = {}
-    for module in modules:
-        for value in vars(module).values():
-            found |= dict.fromkeys(_held(value))
-    return list(found)
+    found: dict[Rule, Rule] = {}
+    for rule in (rule for module in modules for value in vars(module).values() for rule in _held(value)):
+        bare = dataclasses.replace(rule, remedy=None)  # tables are made of rows that have no remedy yet
+        found[bare] = rule if rule.remedy else found.get(bare, rule)
+    return list(found.values())
 
 
 def _held(value: Any) -> Iterator[Rule]:

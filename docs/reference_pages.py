@@ -20,7 +20,7 @@ from anesurgery.testing import apply_pass
 
 MODULES = ("passes", "recipes")
 """Public names that are packages."""
-EXAMPLE = re.compile(r"^## `(\w+)`\n.*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^## `(\w+)`\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = {
     "load": "Models that a system cannot load",
     "legality": "Ops that the Neural Engine cannot run",

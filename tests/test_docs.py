@@ -29,7 +29,7 @@ MADE_BEFORE = {"inspect.md": ["gpt2_ane.mlpackage"], "tutorial.md": ["block.mlpa
 """Page -> the packages that its Python snippets write and its commands read."""
 EXPLAINED = {"Builder", "Match", "OpPattern", "Ops", "Pass", "Refusal"}
 """Names that the example of `Rewrite` shows."""
-MEANT = {"Inspection", "Picture", "Surgery", "Comparison"}
+MEANT = {"Inspection", "Picture", "Surgery", "Comparison", "Recipe"}
 """Classes of results: their example shows what gives them."""
 
 
@@ -114,7 +114,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_public_name_has_an_example() -> None:
     """The examples run with the other snippets; the reference shows them beside each call."""
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    named = re.findall(r"^## `(\w+)`\n\n(?:.*\n\n)?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    named = re.findall(r"^## `(\w+)`\n\n(?:[^\n]+\n\n)?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert all(name in code for name, code in named if name not in MEANT)
     missing = set(ane.__all__) - {name for name, _ in named}
     assert missing == {"passes", "recipes", *EXPLAINED}

@@ -17,10 +17,13 @@ WIDTH = 80
 
 
 class PlainConsole(Console):
-    """A console for text that holds names from models: they cannot style it, move the cursor, or break it."""
+    """A console for text that holds names from models: they cannot style it, move the cursor, or break it.
+
+    In a notebook too it writes where it is told to; a cell shows what `_repr_html_` gives.
+    """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False, **options)
+        super().__init__(markup=False, emoji=False, highlight=False, force_jupyter=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments to print; those with text of a model have nothing in them that a terminal obeys."""
@@ -42,6 +45,6 @@ def as_text(shown: Any) -> str:
 
 def as_html(shown: Any) -> str:
     """Something that rich shows, for a notebook cell."""
-    console = PlainConsole(file=io.StringIO(), width=WIDTH, record=True, force_jupyter=False)
+    console = PlainConsole(file=io.StringIO(), width=WIDTH, record=True)
     console.print(shown)
     return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")

@@ -135,7 +135,12 @@ def cell(inspection: Inspection) -> str:
     return (
         _environment()
         .get_template("cell.html")
-        .render(view=view(inspection, "", None), attention=summary.attention(inspection), shown=CELL_ROWS)
+        .render(
+            view=view(inspection, "", None),
+            heading=heading(inspection),
+            attention=summary.attention(inspection),
+            shown=CELL_ROWS,
+        )
     )
 
 

@@ -11,7 +11,7 @@ import html
 import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -58,7 +58,7 @@ class Picture:
         ops: names of the ops that are drawn, in the order of the program.
     """
 
-    svg: str
+    svg: str = field(repr=False)
     ops: tuple[str, ...]
 
     def _repr_svg_(self) -> str:

@@ -209,7 +209,7 @@ class Inspection(Drawn):
             self.refused
             or f"status {self.status}, {share:.1%} of {ops} ops on the ANE, {self.switches} switches"
         )
-        return f"<Inspection of {self.model!r} on {self.target}: {where}>"
+        return f"<Inspection of {Path(self.model).name!r} on {self.target}: {where}>"
 
     def save_html(self, path: str | os.PathLike[str], after: Inspection | None = None) -> Path:
         """Write the report as one HTML file that needs no network, atomically.

@@ -111,7 +111,7 @@ def draw(
     program: Program = load(model).program
     chosen = function_of(program, function)
     middle = None if around is None else _named(chosen, around)
-    flow = _flow(chosen if middle is None else middle.enclosing_block)
+    flow = _flow((middle and middle.enclosing_block) or chosen)
     kept = set(flow)
     if middle is not None:
         upstream = nx.single_source_shortest_path_length(flow.reverse(copy=False), _key(middle), before)

@@ -20,7 +20,8 @@ import anesurgery as ane
 from anesurgery import registry
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.sampling import sample_inputs
-from anesurgery.mil import Array, Operation, Program, Var, ct, types
+from anesurgery.loading import clone
+from anesurgery.mil import Array, Operation, Program, Var, ct, function_of, types
 from anesurgery.testing import apply_pass
 
 UNITS = ("CPU_ONLY", "CPU_AND_NE")
@@ -44,7 +45,9 @@ class Difference:
 def core_ml(package: Path, units: str, values: Mapping[str, Array]) -> dict[str, Array]:
     """What Core ML computes; macOS only."""
     model = ct.models.MLModel(str(package), compute_units=ct.ComputeUnit[units])
-    return dict(model.predict(dict(values)))
+    described = model.get_spec().description
+    states = [*described.stateDescription, *(s for f in described.functions for s in f.stateDescription)]
+    return dict(model.predict(dict(values), model.make_state() if states else None))
 
 
 def programs() -> Iterator[tuple[str, Program]]:
@@ -58,8 +61,8 @@ def programs() -> Iterator[tuple[str, Program]]:
 
 def shown(program: Program) -> tuple[Program, dict[str, str]]:
     """A copy whose outputs are the values of all ops that an output may hold, and the op type of each."""
-    copy = ane.load(program).program
-    function = copy.functions["main"]
+    copy: Program = clone(program).program
+    function = function_of(copy, None)
     made = {var.name: op.op_type for op in function.operations if op.op_type != "const" for var in _values(op)}
     known = {var.name: var for op in function.operations for var in op.outputs}
     function.set_outputs([known[name] for name in made])
@@ -79,8 +82,8 @@ def differences(name: str, program: Program, predict: Predict, folder: Path) -> 
         package = ane.save(ane.load(copy), folder / "one.mlpackage", overwrite=True)
         values = sample_inputs(copy)
         ours = ane.run(package, values, precision="fp16")
-    except SurgeryError as error:
-        yield Difference("", name, "", float("nan"), str(error).splitlines()[0])
+    except (SurgeryError, ValueError, RuntimeError) as error:
+        yield Difference("", name, "", float("nan"), f"{type(error).__name__}: {error}".splitlines()[0])
         return
     for units in UNITS:
         try:

@@ -30,7 +30,7 @@ def program() -> Program:
         joined: Var = mb.concat(values=[a, c, mb.sin(x=b, name="d")], axis=-1, name="joined")
         return mb.add(x=joined, y=np.float32(1), name="y")
 
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def boxes(picture: ane.Picture) -> dict[str, tuple[float, float, float, float]]:

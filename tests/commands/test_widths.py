@@ -1,0 +1,133 @@
+"""What the commands print fits into 80 columns; shells complete names; long waits show the time."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from anesurgery import registry
+from anesurgery.commands.app import app
+from anesurgery.commands.options import complete_name, complete_steps
+from anesurgery.commands.waiting import waiting
+from anesurgery.display import folded
+from anesurgery.files.package import save
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, ct, mb
+
+WIDTH = 80
+LONG = "encoder_layers_0_attention_self_query_dense_output_cast_fp16"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two packages with long names."""
+    place = tmp_path_factory.mktemp("widths")
+    weight = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float16)
+
+    def build(scale: float) -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((1, 8, 16))], opset_version=ct.target.iOS16)
+        def program(x: Var) -> Var:
+            half = mb.cast(x=x, dtype="fp16", name=f"{LONG}_first")
+            made = mb.linear(x=half, weight=weight, name=LONG)
+            made = mb.mul(x=mb.cumsum(x=made, name=f"{LONG}_sum"), y=np.float16(scale), name=f"{LONG}_scaled")
+            return mb.sub(x=made, y=half, name=f"{LONG}_output")
+
+        return program
+
+    for name, scale in (("first", 0.5), ("second", 0.4)):
+        save(load(build(scale)), place / f"{name}.mlpackage")
+    return place
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "inspect first.mlpackage --target M1",
+        f"inspect first.mlpackage --why {LONG}",
+        "inspect first.mlpackage second.mlpackage",
+        "inspect first.mlpackage --status",
+        "apply auto first.mlpackage --dry-run --prove both",
+        "run first.mlpackage",
+        "ranges first.mlpackage",
+        "compare first.mlpackage second.mlpackage --prove",
+        f"draw first.mlpackage --around {LONG} -o ops.svg",
+        "split first.mlpackage --parts 2 -o parts",
+        "chips",
+        "doctor",
+        "list",
+        "--help",
+        "inspect --help",
+        "apply --help",
+        "generate --help",
+    ],
+)
+def test_a_command_prints_no_wider_than_a_terminal(
+    words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    made = CliRunner().invoke(app, words.split())
+    assert made.exit_code < 64, made.output
+    assert made.output
+    assert [line for line in made.output.splitlines() if len(line) > WIDTH] == []
+
+
+@pytest.mark.parametrize("name", [*registry.pass_names(), *registry.recipe_names()])
+def test_explanations_fit_but_for_words_without_a_place_to_break(name: str) -> None:
+    text = registry.documentation(name)
+    wide = [line for line in folded(text).splitlines() if len(line) > WIDTH and len(line.split()) > 1]
+    assert wide == []
+    assert folded(text).split() == text.split(), "words are lost"
+
+
+def test_folding_fills_paragraphs_and_keeps_sketches() -> None:
+    words = "a sentence " * 10
+    assert folded(f"{words}\n\n    %y = add(x=%x)\n\nend", 40).splitlines()[-3:] == [
+        "    %y = add(x=%x)",
+        "",
+        "end",
+    ]
+    assert folded("    %y: 1x4 = add(x=%x, y=%z)", 20) == "    %y: 1x4 =\n        add(x=%x,\n        y=%z)"
+
+
+def test_shells_complete_names() -> None:
+    assert complete_name("gpt2") == ["gpt2_ane"]
+    assert "fold_constants,pad_last_axis" in complete_steps("fold_constants,pad_l")
+    made = CliRunner().invoke(
+        app,
+        [],
+        prog_name="anesurgery",
+        env={
+            "_ANESURGERY_COMPLETE": "complete_bash",
+            "COMP_WORDS": "anesurgery explain gpt2_",
+            "COMP_CWORD": "2",
+        },
+    )
+    assert made.output.strip() == "gpt2_ane"
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_wait_shows_what_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: Any = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    with waiting("proving"):
+        time.sleep(1.3)
+    assert "proving ... 1 s" in shown.getvalue()
+    assert shown.getvalue().endswith("\r\033[K")
+    quiet: Any = Terminal()
+    monkeypatch.setattr("sys.stderr", quiet)
+    with waiting("proving", quiet=True):
+        pass
+    assert quiet.getvalue() == ""

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,29 @@ def measure(row: Architecture, known: Row) -> Row:
     made: Row = {"recipe": row.recipe, "convert": ways, "fp16": None, "targets": known.get("targets", {})}
     good = next((how for how, figures in ways.items() if figures["error"] is None), None)
     if good is not None:
-        loaded = load(converted(row, module, good, "FLOAT16"))
-        made["fp16"] = psnr(expected, one(run(loaded.program, row.inputs(), precision="fp16")))
-        made["targets"] |= {t: on(loaded, row, t, expected) for t in TARGETS if t not in made["targets"]}
+        given = Given.of(row, load(converted(row, module, good, "FLOAT16")), expected)
+        made["fp16"] = psnr(expected, given.rounded)
+        made["targets"] |= {t: on(given, t) for t in TARGETS if t not in made["targets"]}
     return made
+
+
+@dataclass(frozen=True)
+class Given:
+    """A package as converted, and what it gives."""
+
+    row: Architecture
+    loaded: Any
+    expected: Array
+    """What torch gives."""
+    exact: Array
+    rounded: Array
+    """In fp32 and in fp16 arithmetic."""
+
+    @classmethod
+    def of(cls, row: Architecture, loaded: Any, expected: Array) -> Given:
+        """Run the package in both."""
+        found = [one(run(loaded.program, row.inputs(), precision=p)) for p in ("fp32", "fp16")]
+        return cls(row, loaded, expected, *found)
 
 
 def attempt(work: Callable[[], Row], failed: Row) -> Row:
@@ -145,10 +165,11 @@ def method(row: Architecture) -> str:
     return row.recipe or "auto"
 
 
-def on(loaded: Any, row: Architecture, target: str, expected: Array) -> Row:
+def on(given: Given, target: str) -> Row:
     """Before, and after the method."""
-    after = attempt(partial(operated, loaded, row, method(row), target, expected), {})
-    return {"before": shares(loaded.program, target), "after": {method(row): after}}
+    chosen = method(given.row)
+    after = attempt(partial(operated, given, chosen, target), {})
+    return {"before": shares(given.loaded.program, target), "after": {chosen: after}}
 
 
 def is_whole(known: Row) -> bool:
@@ -161,23 +182,22 @@ def is_whole(known: Row) -> bool:
     )
 
 
-def operated(loaded: Any, row: Architecture, recipe: str, target: str, expected: Array) -> Row:
+def operated(given: Given, recipe: str, target: str) -> Row:
     """What a recipe does to a package."""
-    surgery = ane.apply(loaded, recipe, target=target, prove=None, quiet=True)
-    inputs = row.inputs()
-    given = adapt_inputs(surgery.contract, inputs)
+    surgery = ane.apply(given.loaded, recipe, target=target, prove=None, quiet=True)
+    inputs = given.row.inputs()
+    fed = adapt_inputs(surgery.contract, inputs)
     (name,) = surgery.program.functions["main"].outputs
 
     def wanted(whole: Array) -> Array:
         return np.asarray(adapt_outputs(surgery.contract, {name.name: whole}, inputs)[name.name])
 
-    before, rounded = (wanted(one(run(loaded.program, inputs, precision=p))) for p in ("fp32", "fp16"))
     return shares(surgery.program, target) | {
         "passes": list(dict.fromkeys(change.pass_name for change in surgery.changes)),
         "undone": [f"{name}: {r.reason}" for name, r in surgery.refusals if r.reason.startswith("undone")],
-        "agrees": psnr(before, one(run(surgery.program, given))),
-        "fp16_before": psnr(wanted(expected), rounded),
-        "fp16": psnr(wanted(expected), one(run(surgery.program, given, precision="fp16"))),
+        "agrees": psnr(wanted(given.exact), one(run(surgery.program, fed))),
+        "fp16_before": psnr(wanted(given.expected), wanted(given.rounded)),
+        "fp16": psnr(wanted(given.expected), one(run(surgery.program, fed, precision="fp16"))),
     }
 
 

@@ -18,7 +18,8 @@ After::
       return %y
     }
 
-The query is scaled, not the scores, so that their products stay small in fp16. A boolean mask becomes the
+The query is scaled, not the scores, so that their products stay small in fp16; where fp16 rounds 1/sqrt(width),
+the scores are scaled too, by a number from 1 to 2 that makes up for it. A boolean mask becomes the
 selection of scores or of `fill`, which is finite: a row of which nothing is kept gives a mean, as Core ML's own
 op does, where torch gives zeros or NaN.
 
@@ -42,7 +43,7 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.attention import MASKED, as_dtype
+from anesurgery.facts.attention import MASKED, as_dtype, in_factors
 from anesurgery.mil import Array, Program, Var, ct, mb, np_dtype, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
@@ -89,9 +90,11 @@ class DecomposeAttention(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The parts."""
         wish, dtype = m.root.outputs[0].name, np_dtype(m.query)
-        scale = dtype.type(1 / math.sqrt(m.query.shape[-1]))
+        scale, *rest = in_factors(1 / math.sqrt(m.query.shape[-1]), dtype)
         query = mb.mul(x=m.query, y=scale, name=f"{wish}_query")
         scores = mb.matmul(x=query, y=m.key, transpose_y=True, name=f"{wish}_scores")
+        for factor in rest:
+            scores = mb.mul(x=scores, y=factor, name=f"{wish}_scaled")
         if m.mask is not None and np_dtype(m.mask).kind == "b":
             fill = dtype.type(self.fill)
             scores = mb.select(cond=m.mask, a=scores, b=fill, name=f"{wish}_masked")

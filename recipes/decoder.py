@@ -23,6 +23,7 @@ from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.index_casts import IndexCasts
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.select_last_token import SelectLastToken
+from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.surgery import Recipe
@@ -49,6 +50,7 @@ decoder_ane = Recipe(
         CausalMaskTensor(),
         PaddingMaskTensor(),
         SplitHead(),
+        SequenceLayout(),
         GroupByUnit(),
     ),
     applies_to=is_causal,

@@ -20,6 +20,7 @@ from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.index_casts import IndexCasts
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.rerank import Rerank
+from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.surgery import Recipe
@@ -45,6 +46,7 @@ encoder_ane = Recipe(
         PaddingMaskTensor(),
         Rerank(),
         SplitHead(),
+        SequenceLayout(),
         GroupByUnit(),
     ),
     applies_to=is_encoder,

@@ -21,6 +21,7 @@ from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.long_convolution import LongConvolution
 from anesurgery.passes.reflect_pad_slices import ReflectPadSlices
 from anesurgery.passes.rerank import Rerank
+from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.threshold_to_maximum import ThresholdToMaximum
 from anesurgery.surgery import Recipe
 
@@ -46,6 +47,7 @@ unet_ane = Recipe(
         ThresholdToMaximum(),
         ChainPools(),
         Rerank(),
+        SequenceLayout(),
         GroupByUnit(),
     ),
     applies_to=gives_pictures,

@@ -21,6 +21,7 @@ from anesurgery.passes.index_casts import IndexCasts
 from anesurgery.passes.long_convolution import LongConvolution
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.select_last_token import SelectLastToken
+from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.surgery import Recipe
@@ -48,6 +49,7 @@ whisper_ane = Recipe(
         PaddingMaskTensor(),
         LongConvolution(),
         SplitHead(),
+        SequenceLayout(),
         GroupByUnit(),
     ),
     applies_to=is_speech,

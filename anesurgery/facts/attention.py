@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,9 @@ MASKED = -5000.0
 
 LEAST_SCALE = 0.1
 """The smallest factor that may stand between mask and softmax: a tenth of a fill still masks."""
+
+EXACT_FACTOR = 1e-6
+"""Relative error up to which a rounded factor is taken as it is."""
 
 MASKING = CARRIERS | LOGICAL | {"add", "mul", "sub", "select", "maximum", "real_div", "logical_not"}
 """Ops that mask arithmetic is written with."""
@@ -147,6 +151,17 @@ def _narrows(op: Operation) -> bool:
     if op.op_type == "identity":
         return True
     return op.op_type == "cast" and np_dtype(op.outputs[0]).itemsize < np_dtype(op.x).itemsize
+
+
+def in_factors(value: float, dtype: np.dtype[np.generic]) -> list[np.generic]:
+    """A factor as one number of a type; where that is rounded, as two whose product is nearer to it."""
+    kind: Any = dtype.type
+    if abs(float(kind(value)) / value - 1) <= EXACT_FACTOR:
+        return [kind(value)]
+    seconds = (1 + np.arange(1024) / 1024).astype(dtype)
+    firsts = (value / seconds.astype(np.float64)).astype(dtype)
+    best = np.abs(firsts.astype(np.float64) * seconds.astype(np.float64) - value).argmin()
+    return [kind(firsts[best]), kind(seconds[best])]
 
 
 def is_float(var: Var) -> bool:

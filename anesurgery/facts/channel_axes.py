@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anesurgery.facts.axis_slice import AxisSlice, axis_slice
+from anesurgery.facts.axis_slice import axis_slice
 from anesurgery.facts.channel_products import sequence
-from anesurgery.facts.channel_steps import Layouts, Step, Twins, axes_of, axis_of, given, shape_of
+from anesurgery.facts.channel_steps import Layouts, Step, Twins, axes_of, axis_of, given
 from anesurgery.facts.layouts import BATCH, CHANNELS, Groups, Layout, groups_for
-from anesurgery.facts.reading import flag, ints, number
-from anesurgery.mil import Operation, Var, constant, consumers, is_output, np_dtype, producer, static_shape
+from anesurgery.facts.reading import flag, ints
+from anesurgery.facts.rotary import exchange
+from anesurgery.mil import Operation, Var, constant, consumers, is_output, np_dtype, static_shape
 
 
 def _apart(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | None:
@@ -156,16 +157,14 @@ def concat(op: Operation, known: Layouts) -> Step | None:
 
 def _exchange(op: Operation, known: Layouts) -> Step | None:
     """Parts of the channels of each head exchanged, with signs: a convolution in groups, of ones and zeros."""
-    axis, size = axis_of(op), int(op.outputs[0].shape[axis_of(op)])
-    parts = [_part(v, axis) for v in op.values]
-    source = parts[0][0] if parts[0] is not None else None
-    layout = None if source is None else known.get(source)
-    if source is None or layout is None or shape_of(source) != shape_of(op.outputs[0]):
+    found, axis = exchange(op), axis_of(op)
+    layout = None if found is None else known.get(found[0])
+    if found is None or layout is None:
         return None
+    (source, rows), size = found, int(op.outputs[0].shape[axis])
     heads, width = layout.having(CHANNELS)[:-1], layout.having(CHANNELS)[-1:]
-    if not heads or layout.axes[axis] != width or any(p is None or p[0] is not source for p in parts):
+    if not heads or layout.axes[axis] != width or layout.length(width) != size:
         return None
-    rows = np.concatenate([p[2] * np.eye(size)[p[1].begin : p[1].end : p[1].stride] for p in parts if p])
     count = layout.length(heads)
 
     def build(t: Twins) -> list[Var]:
@@ -186,21 +185,6 @@ def _makers(var: Var) -> Iterator[Operation]:
         if var.op.op_type != "mul":
             return
         var = var.op.x if constant(var.op.x) is None else var.op.y
-
-
-def _part(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:
-    """A part of an axis of a value, times a number."""
-    factor = 1.0
-    while (op := producer(var, "mul")) is not None:
-        number_, var = (number(op.y), op.x) if constant(op.x) is None else (number(op.x), op.y)
-        if number_ is None:
-            return None
-        factor *= number_
-    op = producer(var, "slice_by_index")
-    part = None if op is None else axis_slice(op)
-    if op is None or part is None or part.axis != axis or part.dropped or abs(factor) != 1:
-        return None
-    return op.x, part, factor
 
 
 def _side_by_side(op: Operation, known: Layouts) -> Step | None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
+from anesurgery.facts.attention import in_factors
 from anesurgery.facts.channel_steps import Layouts, Step, Twins, shape_of
 from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.layouts import CHANNELS, TOKENS, Layout
@@ -188,10 +187,11 @@ def fused(op: Operation, known: Layouts) -> Step | None:
 
     def build(t: Twins) -> list[Var]:
         shapes = [_matrix(found, -1, -2) for found in layouts if found is not None]
-        scale = np.asarray(1 / math.sqrt(int(op.query.shape[-1])), np_dtype(op.query))
+        scale, *rest = in_factors(1 / math.sqrt(int(op.query.shape[-1])), np_dtype(op.query))
         scaled = seen_as(t.mb, t.mb.mul(x=t.now(op.query), y=scale), shapes[0])
         keys, values = t.seen(op.key, shapes[1]), t.seen(op.value, shapes[2])
         scores = t.mb.matmul(x=scaled, y=keys, transpose_x=True)
+        scores = t.mb.mul(x=scores, y=rest[0]) if rest else scores
         scores = scores if mask is None else t.mb.add(x=scores, y=t.plain(mask))
         return [t.mb.matmul(x=values, y=t.mb.softmax(x=scores, axis=-1), transpose_y=True)]
 

@@ -146,6 +146,17 @@ def _matmul(op: Operation) -> int:
     return 2 * elements(op.outputs[0]) * shape[-2 if turned else -1]
 
 
+def _einsum(op: Operation) -> int:
+    """2 * outputs * the lengths that are summed over."""
+    operands_, made = str(op.equation.val).replace(" ", "").split("->")
+    lengths = {
+        name: size
+        for names, var in zip(operands_.split(","), op.values, strict=True)
+        for name, size in zip(names, shape_of(var), strict=True)
+    }
+    return 2 * elements(op.outputs[0]) * math.prod(n for name, n in lengths.items() if name not in made)
+
+
 def _attention(op: Operation) -> int:
     query, key, value = map(shape_of, (op.query, op.key, op.value))
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
@@ -154,6 +165,7 @@ def _attention(op: Operation) -> int:
 FLOP: dict[str, Callable[[Operation], int]] = {
     "conv": _conv,
     "conv_transpose": _conv_transpose,
+    "einsum": _einsum,
     "linear": _linear,
     "matmul": _matmul,
     "scaled_dot_product_attention": _attention,

@@ -13,13 +13,17 @@ from transformer_blocks import BLOCKS, block
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
 from anesurgery.facts.layouts import Layout
-from anesurgery.mil import Program, Var, ct, mb, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import channels_first
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 RNG = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return RNG.standard_normal(shape).astype(np.float32)
 
 
 def built(build: Callable[[Var], Any], shape: tuple[Any, ...] = (1, 8, 16)) -> Program:
@@ -141,18 +145,88 @@ def test_a_head_longer_than_its_operand_stays() -> None:
     assert (kinds(after)["linear"], kinds(after)["transpose"]) == (1, 2)
 
 
-def test_a_compressed_weight_becomes_a_compressed_kernel() -> None:
-    after, _ = apply_pass(ChannelsFirst(), built(lambda x: compressed(mlp(x))))
-    (kernel,) = [op for op in walk_ops(after) if op.op_type == "constexpr_affine_dequantize"]
-    assert kernel.quantized_data.shape == (16, 16, 1, 1)
-    assert [op.op_type for op in kernel.outputs[0].child_ops] == ["conv"]
+def quantized(outputs: int, inputs: int) -> Var:
+    """A scale for each output, as iOS 16 has it."""
+    data = RNG.integers(-9, 9, (outputs, inputs)).astype(np.int8)
+    ones = RNG.uniform(0.1, 0.2, outputs).astype(np.float32)
+    return mb.constexpr_affine_dequantize(quantized_data=data, zero_point=np.int8(1), scale=ones, axis=-2)
 
 
-def compressed(x: Var) -> Var:
-    ones = np.ones(16, np.float32)
-    data = RNG.integers(-9, 9, (16, 16)).astype(np.int8)
-    weight = mb.constexpr_affine_dequantize(quantized_data=data, zero_point=np.int8(0), scale=ones, axis=0)
-    return mb.linear(x=x, weight=weight)
+def palette(outputs: int, inputs: int) -> Var:
+    """Packed indices into one table, as iOS 16 has it."""
+    shape = np.array([outputs, inputs], np.uint32)
+    indices = RNG.integers(0, 256, outputs * inputs // 2).astype(np.uint8)
+    return mb.constexpr_lut_to_dense(indices=indices, lut=floats(16), shape=shape)
+
+
+def sparse(outputs: int, inputs: int) -> Var:
+    """Half of the numbers, with a packed mask."""
+    bits = np.arange(outputs * inputs) % 2
+    shape = np.array([outputs, inputs], np.uint32)
+    packed = np.packbits(bits.astype(np.uint8), bitorder="little")
+    return mb.constexpr_sparse_to_dense(nonzero_data=floats(int(bits.sum())), mask=packed, shape=shape)
+
+
+def in_blocks(outputs: int, inputs: int) -> Var:
+    """A scale and an offset for each block, of four bits."""
+    data = RNG.integers(-8, 8, (outputs, inputs)).astype(types.np_int4_dtype)
+    offset = RNG.integers(-8, 8, (outputs // 2, inputs // 8)).astype(types.np_int4_dtype)
+    return mb.constexpr_blockwise_shift_scale(data=data, scale=floats(*offset.shape), offset=offset)
+
+
+def quantized_palette(outputs: int, inputs: int) -> Var:
+    """A table for each group of outputs, which is quantized itself."""
+    table = RNG.integers(-90, 90, (outputs // 4, 1, 16, 1)).astype(np.int8)
+    lut = mb.constexpr_blockwise_shift_scale(data=table, scale=floats(1, 1, 1, 1))
+    indices = RNG.integers(0, 16, (outputs, inputs)).astype(types.np_uint4_dtype)
+    return mb.constexpr_lut_to_dense(indices=indices, lut=lut)
+
+
+def sparse_palette(outputs: int, inputs: int) -> Var:
+    """Numbers of a table where a mask is set."""
+    mask = (np.arange(outputs * inputs) % 3 == 0).reshape(outputs, inputs).astype(types.np_uint1_dtype)
+    numbers = RNG.integers(0, 4, int((mask != 0).sum())).astype(types.np_uint2_dtype)
+    mask, data = mb.constexpr_lut_to_sparse(
+        indices_mask=mask, indices_nonzero_data=numbers, lut=floats(1, 1, 4, 1)
+    )
+    return mb.constexpr_sparse_to_dense(nonzero_data=data, mask=mask)
+
+
+def sparse_blocks(outputs: int, inputs: int) -> Var:
+    """Quantized numbers where a mask is set."""
+    mask = (np.arange(outputs * inputs) % 3 == 0).reshape(outputs, inputs).astype(types.np_uint1_dtype)
+    numbers = RNG.integers(-8, 8, int((mask != 0).sum())).astype(np.int8)
+    mask, data = mb.constexpr_sparse_blockwise_shift_scale(
+        data_mask=mask, nonzero_data=numbers, scale=floats(outputs, 1)
+    )
+    return mb.constexpr_sparse_to_dense(nonzero_data=data, mask=mask)
+
+
+COMPRESSED = [quantized, palette, sparse, in_blocks, quantized_palette, sparse_palette, sparse_blocks]
+
+
+def squeezed(weight: Callable[[int, int], Var]) -> Program:
+    """A hidden layer of compressed weights."""
+    opset = ct.target.iOS16 if weight in COMPRESSED[:3] else ct.target.iOS18
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, 16))], opset_version=opset)
+    def program(x: Var) -> Var:
+        hidden = mb.relu(x=mb.linear(x=x, weight=weight(32, 16)))
+        return mb.add(x=mb.linear(x=hidden, weight=weight(16, 32)), y=x)
+
+    return program
+
+
+@pytest.mark.parametrize("weight", COMPRESSED)
+def test_compressed_weights_stay_compressed(weight: Callable[[int, int], Var]) -> None:
+    after, session = apply_pass(ChannelsFirst(), program := squeezed(weight))
+    stored = {k: n for k, n in kinds(program).items() if k.startswith("constexpr")}
+    assert {k: n for k, n in kinds(after).items() if k.startswith("constexpr")} == stored
+    assert (kinds(after)["linear"], kinds(after)["conv"]) == (0, 2)
+    assert all(c.proof and c.proof.grade >= Grade.PROVED for c in session.changes)
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
 
 
 @pytest.mark.parametrize(

@@ -73,3 +73,16 @@ class WithoutMask(DecomposeAttention):
 def test_the_check_of_sites_catches_wrong_parts(wrong: DecomposeAttention) -> None:
     with pytest.raises(SurgeryError, match="decompose_attention"):
         apply_pass(wrong, fused(types.bool))
+
+
+@pytest.mark.parametrize("width", [20, 32, 80, 128])
+def test_a_scale_that_fp16_rounds_is_made_of_two(width: int) -> None:
+    shape = (1, 2, 6, width)
+
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.scaled_dot_product_attention(query=x, key=x, value=mb.relu(x=x))
+
+    after, session = apply_pass(DecomposeAttention(), program)
+    assert session.changes
+    assert sum(op.op_type == "mul" for op in walk_ops(after)) == 2

@@ -14,7 +14,7 @@ from transformer_blocks import BLOCKS, block
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
 from anesurgery.facts import heads
-from anesurgery.mil import Program, Var, ct, mb, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.split_heads import SplitHeads
@@ -171,3 +171,23 @@ def watched(x: Var, y: Var) -> tuple[Var, Var]:
 )
 def test_refuses(step: SplitHeads, program: Callable[[], Program], reason: str) -> None:
     assert_refuses(step, program(), reason)
+
+
+def test_fused_attention_whose_scale_fp16_rounds() -> None:
+    """Of 32 channels each, as most language models have 128."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, 64), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        q, k, v = (
+            mb.transpose(
+                x=mb.reshape(x=mb.linear(x=x, weight=floats(64, 64).astype(np.float16)), shape=[1, 5, 2, 32]),
+                perm=[0, 2, 1, 3],
+            )
+            for _ in range(3)
+        )
+        out = mb.scaled_dot_product_attention(query=q, key=k, value=v)
+        return mb.reshape(x=mb.transpose(x=out, perm=[0, 2, 1, 3]), shape=[1, 5, 64])
+
+    after, session = apply_pass(ALL, program)
+    assert not {"scaled_dot_product_attention", "linear", "reshape"} & kinds(after).keys()
+    assert session.changes

@@ -1,0 +1,133 @@
+"""Norms by a root mean square, as they are written out, and a form of them that cannot overflow in fp16.
+
+Squares of fp16 numbers above 255 overflow. Of numbers that are divided by the largest magnitude among them the
+squares are at most 1, and the norm is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from anesurgery.errors import Refusal
+from anesurgery.facts.channel_steps import axes_of
+from anesurgery.facts.intervals import magnitude
+from anesurgery.facts.norms import squared
+from anesurgery.facts.reading import flag, number
+from anesurgery.mil import Maker, Operation, Var, np_dtype, producer, static_shape
+
+
+@dataclass(frozen=True)
+class RootNorm:
+    """`n / sqrt(mean(n * n) + epsilon)`, where n is x, or x less its mean."""
+
+    x: Var
+    centred: bool
+    """Is the mean taken away first?"""
+    axes: tuple[int, ...]
+    epsilon: float
+    ops: tuple[Operation, ...]
+    """The last one first."""
+
+
+def root_norm(op: Operation) -> RootNorm | None:
+    """The norm that ends with a division or a multiplication by the reciprocal."""
+    for numerator, divisor, inverse in _divisions(op):
+        root = _root(divisor, inverse)
+        if root is None:
+            continue
+        inner, epsilon, ops = root
+        if (total := producer(inner, "add")) is not None and (extra := _plus(total)) is not None:
+            inner, epsilon, ops = extra[0], epsilon + extra[1], (*ops, total)
+        mean = producer(inner, "reduce_mean")
+        square = None if mean is None else producer(mean.x)
+        source = squared(square)
+        if mean is None or square is None or source is None or not flag(mean, "keep_dims"):
+            continue
+        axes = tuple(sorted(axes_of(mean)))
+        centre = _centred(numerator, axes)
+        if source is numerator or (centre is not None and _centred(source, axes) is centre):
+            found = (op, *ops, mean, square, *_centring(numerator, source, axes))
+            return RootNorm(numerator if centre is None else centre, centre is not None, axes, epsilon, found)
+    return None
+
+
+def _divisions(op: Operation) -> Iterator[tuple[Var, Var, bool]]:
+    """Numerator and divisor; and is the latter a reciprocal?"""
+    if op.op_type == "real_div":
+        yield op.x, op.y, False
+    elif op.op_type == "mul":
+        yield op.x, op.y, True
+        yield op.y, op.x, True
+
+
+def _root(var: Var, inverse: bool) -> tuple[Var, float, tuple[Operation, ...]] | None:
+    """What stands under a root, what the op adds to it, and the op."""
+    op = producer(var, "rsqrt" if inverse else "sqrt", "pow")
+    if op is None or (op.op_type == "pow" and number(op.y) != (-0.5 if inverse else 0.5)):
+        return None
+    return op.x, number(op.inputs.get("epsilon")) or 0.0, (op,)
+
+
+def _plus(op: Operation) -> tuple[Var, float] | None:
+    """A value and the number that is added to it."""
+    for one, other in ((op.x, op.y), (op.y, op.x)):
+        if (value := number(other)) is not None:
+            return one, value
+    return None
+
+
+def _centred(var: Var, axes: tuple[int, ...]) -> Var | None:
+    """The x of `x - mean(x)` over these axes."""
+    op = producer(var, "sub")
+    mean = None if op is None else producer(op.y, "reduce_mean")
+    if op is None or mean is None or mean.x is not op.x or not flag(mean, "keep_dims"):
+        return None
+    return op.x if tuple(sorted(axes_of(mean))) == axes else None
+
+
+def _centring(numerator: Var, source: Var, axes: tuple[int, ...]) -> Iterator[Operation]:
+    """The subtractions of a mean, and the means."""
+    for var in dict.fromkeys((numerator, source)):
+        if _centred(var, axes) is not None and var.op is not None:
+            yield var.op
+            yield var.op.y.op
+
+
+def cannot_overflow(norm: RootNorm) -> Refusal | None:
+    """Why a norm needs no other form."""
+    where, limit = norm.ops[0], float(np.finfo(np.float16).max)
+    if np_dtype(norm.x) != np.float16:
+        return Refusal(f"%{norm.x.name} holds {np_dtype(norm.x)}, whose squares do not overflow", where)
+    if norm.epsilon <= 0:
+        return Refusal("the epsilon is 0 in fp16", where)
+    most = magnitude(norm.x) * (2 if norm.centred else 1)
+    if most**2 <= limit:
+        return Refusal(f"%{norm.x.name} is at most {most:g}: its squares do not overflow", where)
+    if static_shape(norm.x) is None:
+        return Refusal(f"%{norm.x.name} has the dynamic shape {tuple(map(str, norm.x.shape))}", where)
+    return None
+
+
+def by_largest(mb: Maker, norm: RootNorm) -> Var:
+    """The norm of values that are divided by the largest magnitude among them.
+
+    A mean is taken of halves, so that no difference overflows. Below `floor`, a power of two, the magnitude is
+    not divided by, so that the scaled epsilon is at most 4.
+    """
+    x, epsilon = norm.x, norm.epsilon
+    kind, over = np_dtype(x).type, {"axes": list(norm.axes), "keep_dims": True}
+    if norm.centred:
+        half = mb.mul(x=x, y=kind(0.5))
+        x, epsilon = mb.sub(x=half, y=mb.reduce_mean(x=half, **over)), epsilon / 4
+    floor = 2.0 ** math.floor(math.log2(epsilon) / 2)
+    largest = mb.maximum(x=mb.reduce_max(x=mb.abs(x=x), **over), y=kind(floor))
+    scaled = mb.real_div(x=x, y=largest)
+    part = mb.square(x=mb.real_div(x=kind(floor), y=largest))
+    rest = mb.mul(x=part, y=kind(epsilon / floor**2))
+    mean = mb.reduce_mean(x=mb.square(x=scaled), **over)
+    made: Var = mb.mul(x=scaled, y=mb.rsqrt(x=mb.add(x=mean, y=rest)))
+    return made

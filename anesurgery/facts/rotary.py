@@ -1,0 +1,140 @@
+"""Rotary positions: what cosines and sines make of each position, and halves of heads that are exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from anesurgery.errors import Refusal
+from anesurgery.facts.axis_slice import AxisSlice, axis_slice
+from anesurgery.facts.channel_steps import axis_of, shape_of
+from anesurgery.facts.reading import flag, number
+from anesurgery.facts.rowwise import rows_read
+from anesurgery.facts.slices import slice_back
+from anesurgery.interpret import evaluate
+from anesurgery.mil import Array, Operation, Var, constant, np_dtype, producer, static_shape
+from anesurgery.ops import VIEWS
+
+
+@dataclass(frozen=True)
+class OfPositions:
+    """A value of which each row is made from one position."""
+
+    value: Var
+    axis: int
+    """Of the rows."""
+    positions: Var
+    """Integers, one for each row."""
+
+    def table(self, count: int) -> Array:
+        """The rows of the positions 0 to count - 1, flat, in fp32 arithmetic."""
+        shape = shape_of(self.positions)
+        length = shape_of(self.value)[self.axis]
+        ops = [op for op in slice_back([self.value], {self.positions}) if op.op_type != "const"]
+        rows = list[Array]()
+        for start in range(0, count, length):
+            places = np.arange(start, start + length, dtype=np.int32).reshape(shape)
+            (found,) = evaluate(ops, {self.positions: torch.from_numpy(places)}, [self.value])
+            rows.append(np.moveaxis(found.numpy(), self.axis, 0).reshape(length, -1))
+        return np.concatenate(rows)[:count]
+
+
+def of_positions(value: Var) -> OfPositions | Refusal | None:
+    """Is each row of a value made from one integer? None where it depends on no integers."""
+    shape = static_shape(value)
+    source = _integers(value)
+    if source is None:
+        return None
+    places = static_shape(source)
+    if shape is None or places is None:
+        return Refusal(f"%{source.name} has a dynamic shape")
+    length = int(np.prod(places))
+    if not places or max(places) != length:
+        return Refusal(f"%{source.name} of shape {places} has more than one axis of positions")
+    why = Refusal(f"the rows of %{value.name} are not made from one position each")
+    for axis in (a for a, size in enumerate(shape) if size == length):
+        found = _followed(value, axis, source)
+        if found is not None and places[found] == length:
+            return OfPositions(value, axis, source)
+    return why
+
+
+def _integers(value: Var) -> Var | None:
+    """The only dynamic value that floats are computed from, if it holds integers."""
+    found, stack, seen = set[Var](), [value], {value}
+    while stack:
+        var = stack.pop()
+        if var.op is None or (np_dtype(var).kind in "iu" and var.op.op_type not in VIEWS):
+            found.add(var)
+            continue
+        fresh = [v for v in _dynamic(var.op) if v not in seen]
+        seen.update(fresh)
+        stack += fresh
+    source = found.pop() if len(found) == 1 else None
+    return source if source is not None and np_dtype(source).kind in "iu" else None
+
+
+def _dynamic(op: Operation) -> list[Var]:
+    return [v for v in op.inputs.values() if isinstance(v, Var) and not _fixed(v)] + [
+        v for values in op.inputs.values() if isinstance(values, (list, tuple)) for v in values if not _fixed(v)
+    ]
+
+
+def _fixed(var: Var) -> bool:
+    return var.op is not None and var.op.op_type.startswith("const")
+
+
+def _followed(value: Var, axis: int, source: Var) -> int | None:
+    """The axis of the source along which the rows of a value stand; None where they are mixed on the way."""
+    wanted, stack = {value: axis}, [value]
+    while stack:
+        var = stack.pop()
+        if var is source or var.op is None:
+            continue
+        rows = _rows(var.op, wanted[var])
+        if rows is None or set(rows) != {v for v in _dynamic(var.op) if v in rows or v.rank}:
+            return None
+        for other, at in rows.items():
+            if wanted.setdefault(other, at) != at:
+                return None
+            stack.append(other)
+    return wanted.get(source)
+
+
+def _rows(op: Operation, axis: int) -> dict[Var, int] | None:
+    """As `rows_read`; and the columns of a product with a constant on the left."""
+    if op.op_type == "matmul" and constant(op.x) is not None and axis == op.outputs[0].rank - 1:
+        return {op.y: op.y.rank - (2 if flag(op, "transpose_y") else 1)}
+    return rows_read(op, axis)
+
+
+def part_of(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:
+    """A part of an axis of a value, times 1 or -1."""
+    factor = 1.0
+    while (op := producer(var, "mul")) is not None:
+        value, var = (number(op.y), op.x) if constant(op.x) is None else (number(op.x), op.y)
+        if value is None:
+            return None
+        factor *= value
+    op = producer(var, "slice_by_index")
+    part = None if op is None else axis_slice(op)
+    if op is None or part is None or part.axis != axis or part.dropped or abs(factor) != 1:
+        return None
+    return op.x, part, factor
+
+
+def exchange(op: Operation) -> tuple[Var, Array] | None:
+    """The value whose parts along the axis of a concat are exchanged, and the matrix that does so."""
+    axis, size = axis_of(op), int(op.outputs[0].shape[axis_of(op)])
+    parts: Sequence[tuple[Var, AxisSlice, float] | None] = [part_of(v, axis) for v in op.values]
+    source = parts[0][0] if parts and parts[0] is not None else None
+    if source is None or any(p is None or p[0] is not source for p in parts):
+        return None
+    if shape_of(source) != shape_of(op.outputs[0]):
+        return None
+    return source, np.concatenate(
+        [p[2] * np.eye(size)[p[1].begin : p[1].end : p[1].stride] for p in parts if p]
+    )

@@ -1,0 +1,187 @@
+"""A product, a mask, a softmax and a product become fused attention; the reverse of `decompose_attention`.
+
+Before::
+
+    main(%x: 1x2x4x16, %v: 1x2x4x16, %mask: 1x1x4x4) {
+      %query: 1x2x4x16 = mul(x=%x, y=0.25)
+      %scores: 1x2x4x4 = matmul(x=%query, y=%x, transpose_y=True)
+      %masked: 1x2x4x4 = add(x=%scores, y=%mask)
+      %weights: 1x2x4x4 = softmax(x=%masked)
+      %y: 1x2x4x16 = matmul(x=%weights, y=%v)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x2x4x16, %v: 1x2x4x16, %mask: 1x1x4x4) {
+      %y: 1x2x4x16 = scaled_dot_product_attention(query=%x, key=%x, value=%v, attn_mask=%mask)
+      return %y
+    }
+
+Factors of the query, the key and the scores are taken together; where they do not come to 1/sqrt(width), which
+the fused op multiplies by itself, the query is multiplied by the rest.
+
+Refuses before iOS 18, when scores or weights of attention are read elsewhere, when something other than factors
+and masks that are added stands between them, when a factor comes after a mask, when heads of keys or values are
+broadcast, when a mask is of another type or the same for all keys, and when a shape is dynamic.
+
+Why it helps: it is what Core ML's GPU kernels take. On the Neural Engine Core ML preferred it from about 2
+million elements for each of query, key and value only (measured, M4, macOS 27.0.1, 751K), and it gave NaN under
+OS 26.1 (reported: pytorch/executorch issue 15833); so it runs on request.
+
+Grade: proved.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import Tolerance
+from anesurgery.errors import Refusal
+from anesurgery.facts.channel_steps import permutation
+from anesurgery.facts.heads import Core, core_of
+from anesurgery.facts.reading import flag, number
+from anesurgery.mil import Function, Operation, Program, Var, ct, mb, np_dtype, operands, producer, static_shape
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+SAME = 1e-3
+"""Relative difference up to which a factor is the rounding of another one in fp16."""
+
+
+@dataclass(frozen=True)
+class FuseAttention(Rewrite):
+    """`scaled_dot_product_attention` instead of its parts."""
+
+    name: ClassVar[str] = "fuse_attention"
+    follows: ClassVar[tuple[str, ...]] = ("fold_constants", "causal_mask_tensor", "padding_mask_tensor")
+    tolerance: ClassVar[Tolerance] = Tolerance(SAME)
+    """A scale that fp16 rounds is exact in the fused op."""
+    tolerates_nonfinite: ClassVar[bool] = False
+    """Of rows that a mask hides entirely the fused op makes something else."""
+    magnitude: ClassVar[float] = 32.0
+    """Scores that are so large that their rounding decides which key is seen are told apart by neither side."""
+    shares_inner: ClassVar[bool] = True
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """The product that sums the values."""
+        return op.matmul()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Is it the end of an attention with which the fused op agrees?"""
+        core = core_of(m.root)
+        if not isinstance(core, Core):
+            return core
+        reason = _unfit(core)
+        masks, factor = list[Var](), 1.0
+        for op, carried in core.between:
+            others = list(core.others(op, carried).values())
+            value = number(others[0]) if others else None
+            if op.op_type == "add" and len(others) == 1:
+                masks += others
+            elif op.op_type in ("mul", "real_div") and value and (op.op_type == "mul" or carried == "x"):
+                factor *= value if op.op_type == "mul" else 1 / value
+                reason = reason or (f"%{op.outputs[0].name} is scaled after a mask" if masks else "")
+            else:
+                reason = reason or f"{op.op_type} stands between the scores and the softmax"
+        reason = reason or _wrong_mask(core, masks)
+        if reason:
+            return Refusal(reason, m.root)
+        return m.bind(ops=tuple(core.ops), core=core, masks=masks, factor=factor)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The fused op."""
+        (query, by_query), (key, by_key) = _unscaled(m.core.product.x), _unscaled(_keys(mb, m.core))
+        width = int(query.shape[-1])
+        rest = m.factor * by_query * by_key * math.sqrt(width)
+        if abs(rest - 1) > (SAME if np_dtype(query) == np.float16 else 1e-6):
+            query = mb.mul(x=query, y=np_dtype(query).type(rest))
+        mask = None
+        for term in m.masks:
+            mask = term if mask is None else mb.add(x=mask, y=term)
+        given = {} if mask is None else {"attn_mask": mask}
+        made: Var = mb.scaled_dot_product_attention(query=query, key=key, value=m.root.y, **given)
+        return made
+
+
+def _unfit(core: Core) -> str:
+    """Why the products are not those of the fused op."""
+    product, total = core.product, core.total
+    if (opset := _opset(total)) < ct.target.iOS18:
+        return f"the program is of {opset.name}, the fused op of iOS18"
+    if product.op_type != "matmul" or flag(product, "transpose_x"):
+        return "the queries are transposed"
+    if total.x is not core.softmax.outputs[0] or flag(total, "transpose_x") or flag(total, "transpose_y"):
+        return "the values are not summed as weights times values"
+    factors = [product.x, product.y, total.y]
+    if (dynamic := next((v for v in factors if static_shape(v) is None), None)) is not None:
+        return f"%{dynamic.name} has a dynamic shape"
+    if len({tuple(v.shape[:-2]) for v in factors}) > 1 or product.x.rank < 3:
+        shapes = ", ".join("x".join(map(str, v.shape)) for v in factors)
+        return f"query, key and value have other leading axes: {shapes}"
+    return ""
+
+
+def _opset(op: Operation) -> Any:
+    """That of the function that holds an op."""
+    block = op.enclosing_block
+    while not isinstance(block, Function):
+        assert block is not None
+        assert block.outer_op is not None
+        block = block.outer_op.enclosing_block
+    return block.opset_version
+
+
+def _wrong_mask(core: Core, masks: list[Var]) -> str:
+    """Why the fused op cannot add these masks."""
+    scores = core.softmax.x
+    for mask in masks:
+        shape = static_shape(mask)
+        if shape is None or np_dtype(mask) != np_dtype(scores):
+            return f"the mask %{mask.name} is dynamic in shape, or holds {np_dtype(mask)}"
+        if not shape or shape[-1] != scores.shape[-1]:
+            return f"the mask %{mask.name} of shape {shape} is the same for all keys"
+    return ""
+
+
+def _keys(mb: Builder, core: Core) -> Var:
+    """The keys as (tokens, width)."""
+    key: Var = core.product.y
+    if flag(core.product, "transpose_y"):
+        return key
+    turned, perm = producer(key, "transpose"), [*range(key.rank - 2), key.rank - 1, key.rank - 2]
+    if turned is not None and permutation(turned) == perm:
+        source: Var = turned.x
+        return source
+    made: Var = mb.transpose(x=key, perm=perm)
+    return made
+
+
+def _unscaled(var: Var) -> tuple[Var, float]:
+    """A value without a factor that it was multiplied by, and that factor."""
+    op = producer(var, "mul")
+    for name, other in operands(op) if op is not None else ():
+        if (value := number(other)) is not None and op is not None:
+            kept: Var = op.y if name == "x" else op.x
+            if static_shape(kept) == static_shape(var):
+                return kept, value
+    return var, 1.0
+
+
+def example() -> Program:
+    """Two heads of width 16 with a mask that is an input."""
+    specs = [mb.TensorSpec(s) for s in ((1, 2, 4, 16), (1, 2, 4, 16), (1, 1, 4, 4))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(x: Var, v: Var, mask: Var) -> Var:
+        query = mb.mul(x=x, y=np.float32(0.25), name="query")
+        scores = mb.matmul(x=query, y=x, transpose_y=True, name="scores")
+        weights = mb.softmax(x=mb.add(x=scores, y=mask, name="masked"), axis=-1, name="weights")
+        return mb.matmul(x=weights, y=v, name="y")
+
+    return program

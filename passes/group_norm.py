@@ -1,0 +1,122 @@
+"""A norm that takes the mean away is computed in a form whose squares cannot overflow in fp16.
+
+Before::
+
+    main(%x: 1x2x8xfp16) {
+      %mean: 1x2x1xfp16 = reduce_mean(x=%x, axes=[-1], keep_dims=True)
+      %rest: 1x2x8xfp16 = sub(x=%x, y=%mean)
+      %squares: 1x2x8xfp16 = square(x=%rest)
+      %variance: 1x2x1xfp16 = reduce_mean(x=%squares, axes=[-1], keep_dims=True)
+      %sum: 1x2x1xfp16 = add(x=%variance, y=1.00136e-05)
+      %root: 1x2x1xfp16 = sqrt(x=%sum)
+      %y: 1x2x8xfp16 = real_div(x=%rest, y=%root)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x2x8xfp16) {
+      %y_group_norm_mul: 1x2x8xfp16 = mul(x=%x, y=0.5)
+      %y_group_norm_reduce_mean: 1x2x1xfp16 = reduce_mean(x=%y_group_norm_mul, axes=[2], keep_dims=True)
+      %y_group_norm_sub: 1x2x8xfp16 = sub(x=%y_group_norm_mul, y=%y_group_norm_reduce_mean)
+      %y_group_norm_abs: 1x2x8xfp16 = abs(x=%y_group_norm_sub)
+      %y_group_norm_reduce_max: 1x2x1xfp16 = reduce_max(x=%y_group_norm_abs, axes=[2], keep_dims=True)
+      %y_group_norm_maximum: 1x2x1xfp16 = maximum(x=%y_group_norm_reduce_max, y=0.000976562)
+      %y_group_norm_real_div: 1x2x8xfp16 = real_div(x=%y_group_norm_sub, y=%y_group_norm_maximum)
+      %y_group_norm_real_div_1: 1x2x1xfp16 = real_div(x=0.000976562, y=%y_group_norm_maximum)
+      %y_group_norm_square: 1x2x1xfp16 = square(x=%y_group_norm_real_div_1)
+      %y_group_norm_mul_1: 1x2x1xfp16 = mul(x=%y_group_norm_square, y=2.625)
+      %y_group_norm_square_1: 1x2x8xfp16 = square(x=%y_group_norm_real_div)
+      %y_group_norm_reduce_mean_1: 1x2x1xfp16 = reduce_mean(x=%y_group_norm_square_1, axes=[2], keep_dims=True)
+      %y_group_norm_add: 1x2x1xfp16 = add(x=%y_group_norm_reduce_mean_1, y=%y_group_norm_mul_1)
+      %y_group_norm_rsqrt: 1x2x1xfp16 = rsqrt(x=%y_group_norm_add)
+      %y: 1x2x8xfp16 = mul(x=%y_group_norm_real_div, y=%y_group_norm_rsqrt)
+      return %y
+    }
+
+Halves of the values lose their mean and are divided by the largest magnitude that is left in each group, so
+that their squares are at most 1. `form="layer_norm"` gives one layer norm over the same axes instead.
+
+Refuses when the values are not of fp16, when intervals show that their squares do not overflow, when the
+epsilon is 0 in fp16, and when a shape is dynamic.
+
+Why it helps: group norms are converted to their parts, where the square of a difference above 255 overflows in
+fp16. What the further ops cost, and whether the compiler's own layer norm overflows over so many axes, was not
+measured, so it runs on request.
+
+Grade: checked: that a factor goes through a root is no identity of polynomials.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import Tolerance
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.root_norms import by_largest, cannot_overflow, root_norm
+from anesurgery.mil import Program, Var, ct, mb, np_dtype, types
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+FORMS = ("largest", "layer_norm")
+
+
+@dataclass(frozen=True)
+class GroupNorm(Rewrite):
+    """`(x - mean(x)) / sqrt(variance(x) + epsilon)` of numbers up to 1."""
+
+    name: ClassVar[str] = "group_norm"
+    follows: ClassVar[tuple[str, ...]] = ("compute_fp16", "scale_ranges", "channels_first")
+    tolerance: ClassVar[Tolerance] = Tolerance(1e-4)
+    """Where the mean is much larger than what is left, its rounding is that much of the result."""
+    tolerates_nonfinite: ClassVar[bool] = False
+    """An infinity makes a NaN of all that is divided by it."""
+    magnitude: ClassVar[float] = float(np.finfo(np.float16).max)
+    """The values are of fp16; beyond it, the old form overflows in fp32 too."""
+    shares_inner: ClassVar[bool] = True
+    form: str = "largest"
+    """Either "largest", or "layer_norm"."""
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise PassError(f"{self.name}: form={self.form!r}; it may be {' or '.join(map(repr, FORMS))}")
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """What ends such a norm."""
+        return op.any("mul", "real_div")()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Is it a norm that takes the mean away, and may its squares overflow?"""
+        norm = root_norm(m.root)
+        if norm is None or not norm.centred:
+            return None
+        if (refusal := cannot_overflow(norm)) is not None:
+            return refusal
+        return m.bind(ops=norm.ops, norm=norm)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The norm in the other form."""
+        norm = m.norm
+        if self.form == "largest":
+            return by_largest(mb, norm)
+        epsilon = np_dtype(norm.x).type(norm.epsilon)
+        made: Var = mb.layer_norm(x=norm.x, axes=list(norm.axes), epsilon=epsilon)
+        return made
+
+
+def example() -> Program:
+    """Two groups, as coremltools converts their norm."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        over = {"axes": [-1], "keep_dims": True}
+        rest = mb.sub(x=x, y=mb.reduce_mean(x=x, **over, name="mean"), name="rest")
+        variance = mb.reduce_mean(x=mb.square(x=rest, name="squares"), **over, name="variance")
+        root = mb.sqrt(x=mb.add(x=variance, y=np.float16(1e-5), name="sum"), name="root")
+        return mb.real_div(x=rest, y=root, name="y")
+
+    return program

@@ -1,0 +1,279 @@
+"""Cosines and sines of dynamic positions become rows of a table; halves of heads are exchanged by a product.
+
+Before::
+
+    main(%places: 3xint32, %x: 3x4) {
+      %most: 3xint32 = minimum(x=%places, y=3)
+      %position: 3xint32 = maximum(x=%most, y=0)
+      %number: 3 = cast(x=%position, dtype="fp32")
+      %row: 3x1 = expand_dims(x=%number, axes=[1])
+      %angle: 3x4 = mul(x=%row, y=[1, 0.1, 1, 0.1])
+      %first: 3x2 = slice_by_index(x=%x, begin=[0, 0], end=[3, 2])
+      %second: 3x2 = slice_by_index(x=%x, begin=[0, 2], end=[3, 4])
+      %minus: 3x2 = mul(x=%second, y=-1)
+      %turned: 3x4 = concat(values=(%minus, %first), axis=1)
+      %cosines: 3x4 = cos(x=%angle)
+      %y: 3x4 = mul(x=%turned, y=%cosines)
+      return %y
+    }
+
+After::
+
+    main(%places: 3xint32, %x: 3x4) {
+      %most: 3xint32 = minimum(x=%places, y=3)
+      %position: 3xint32 = maximum(x=%most, y=0)
+      %cosines_rotary_tables_cast: 3 = cast(x=%position, dtype="fp32")
+      %cosines_rotary_tables_expand_dims: 3x1 = expand_dims(x=%cosines_rotary_tables_cast, axes=[-1])
+      %cosines_rotary_tables_equal: 3x4xbool = equal(x=%cosines_rotary_tables_expand_dims, y=[[0, 1, 2, 3]])
+      %cosines_rotary_tables_cast_1: 3x4 = cast(x=%cosines_rotary_tables_equal, dtype="fp32")
+      %turned: 3x4 = matmul(x=%x, y=const<4x4>)
+      %cosines: 3x4 = matmul(x=%cosines_rotary_tables_cast_1, y=const<4x4>)
+      %y: 3x4 = mul(x=%turned, y=%cosines)
+      return %y
+    }
+
+Each row of a cosine or sine that is made from one integer position is computed for all `positions` when the
+model is rewritten, in fp32. `form` says how a row is found: "one_hot", by a product with the one-hot row of the
+position; "gather", by a lookup; "inputs", by the caller, to whom the table is left beside the package;
+"constants", not at all: positions are taken to be 0, 1, 2 and so on. Parts of the last axis that are put
+together in another order, with signs, as rotary positions need them, become a product with a matrix of ones, up
+to `widest` numbers.
+
+Refuses when it is not known how many positions there are, when rows are made of several positions, when shapes
+are dynamic, when there are more positions than one product holds, and, for "inputs" and "constants", when the
+positions are computed, or read elsewhere.
+
+Why it helps: sines and cosines are not on the engine before A17 and M3 (tables of the compiler, reported);
+rotary positions belong in constants or inputs (Apple, for Core AI); fp16 counts exactly up to 2048 only. Slices
+of the last axis that begin within it turned numbers from 4095 on into infinity on M1 and M2, and their concat
+gave wrong elements on M2 (measured, by the compiler and not through Core ML: sbryngelson/ane-guide). What the
+products cost was not measured, so it runs on request.
+
+Grade: checked: a table holds what the interpreter computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import Tolerance
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.channel_steps import axis_of, shape_of
+from anesurgery.facts.intervals import interval
+from anesurgery.facts.one_hot import EXACT_IDS, one_hot_pieces
+from anesurgery.facts.rotary import OfPositions, exchange, of_positions
+from anesurgery.facts.slices import slice_back
+from anesurgery.facts.views import seen_as
+from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery.mil import (
+    Array,
+    Function,
+    Operation,
+    Program,
+    Var,
+    consumers,
+    ct,
+    is_output,
+    mb,
+    np_dtype,
+    types,
+)
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+
+FORMS = ("one_hot", "gather", "inputs", "constants")
+MOST = 16384
+"""Rows of a table that one product reads."""
+
+
+@dataclass(frozen=True)
+class RotaryTables(Rewrite):
+    """Cosines and sines of positions from tables; exchanged halves by a product."""
+
+    name: ClassVar[str] = "rotary_tables"
+    follows: ClassVar[tuple[str, ...]] = ("fold_constants", "channels_first")
+    tolerance: ClassVar[Tolerance] = Tolerance(1e-3)
+    """A table in fp16 is rounded; in fp32 the cosine of a large angle is as exact as the angle."""
+    tolerates_nonfinite: ClassVar[bool] = False
+    """The zeros of an exchange make NaN of an infinity."""
+    shares_inner: ClassVar[bool] = True
+    positions: int = 0
+    """How many there are: positions are below it; 0 for what intervals show."""
+    form: str = "one_hot"
+    """Either "one_hot", "gather", "inputs", or "constants"."""
+    widest: int = 256
+    """Longest axis whose parts are exchanged by a product; 0 for none."""
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise PassError(f"{self.name}: form={self.form!r}; it may be {', '.join(map(repr, FORMS))}")
+        if not 0 <= self.positions <= MOST:
+            raise PassError(f"{self.name}: positions={self.positions}; it may be up to {MOST}")
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Cosines, sines, and concats."""
+        return op.any("cos", "sin", "concat")()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Rows of positions, or parts that are exchanged."""
+        if m.root.op_type == "concat":
+            return self.check_exchange(m)
+        found = of_positions(m.root.outputs[0])
+        if not isinstance(found, OfPositions):
+            return None if found is None else Refusal(found.reason, m.root)
+        if not (count := self.count(found.positions)):
+            words = f"how many positions %{found.positions.name} may hold is not known: say positions="
+            return Refusal(words, m.root)
+        if self.form in ("inputs", "constants"):
+            known = m.block.inputs if isinstance(m.block, Function) else {}
+            if known.get(found.positions.name) is not found.positions:
+                return Refusal(f"the positions %{found.positions.name} are computed, not an input", m.root)
+        if self.form == "constants" and shape_of(m.root.outputs[0])[found.axis] > count:
+            return Refusal(f"there are more rows than {count} positions", m.root)
+        return m.bind(rows=found, count=count)
+
+    def count(self, positions: Var) -> int:
+        """How many positions there are: as the caller says, or as intervals show; 0 where that is not known."""
+        low, high = interval(positions)
+        return self.positions or (int(high) + 1 if low >= 0 and high < MOST else 0)
+
+    def check_exchange(self, m: Match) -> Match | None:
+        """Parts of the last axis, in another order or with other signs."""
+        found = exchange(m.root)
+        if found is None or axis_of(m.root) != m.root.outputs[0].rank - 1:
+            return None
+        source, matrix = found
+        if len(matrix) > self.widest or np.array_equal(matrix, np.eye(len(matrix))):
+            return None
+        return m.bind(source=source, matrix=matrix)
+
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+        """Positions of the table; in order for "constants", and the same for the rows that are an input."""
+        if m.root.op_type == "concat" or (var is not m.rows.positions and self.form != "inputs"):
+            return None
+        shape = shape_of(m.rows.positions)
+        ordered = self.form == "constants"
+        draw = np.random.default_rng(0) if self.form == "inputs" else rng
+        places = np.arange(np.prod(shape)) if ordered else draw.integers(0, m.count, np.prod(shape))
+        if var is m.rows.positions:
+            return places.reshape(shape).astype(np_dtype(var))
+        return _shaped(m.rows, self.table(m)[places]).astype(np_dtype(var))
+
+    def table(self, m: Match) -> Array:
+        """The rows of all positions, as the program holds floats."""
+        return m.rows.table(m.count).astype(np_dtype(m.root.outputs[0]))
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The product, the rows, or the input."""
+        made: Var
+        if m.root.op_type == "concat":
+            kind = np_dtype(m.source).type
+            made = mb.matmul(x=m.source, y=m.matrix.T.astype(kind))
+        elif self.form == "inputs":
+            made = self.as_input(mb, m)
+        elif self.form == "constants":
+            self.given_up(mb, m, f"{m.rows.positions.name} is taken to be 0, 1, 2 and so on: do not give it")
+            rows = _shaped(m.rows, self.table(m)[: shape_of(m.root.outputs[0])[m.rows.axis]])
+            made = mb.identity(x=rows)
+        else:
+            made = _placed(mb, m.rows, self.found(mb, m))
+        return made
+
+    def found(self, mb: Builder, m: Match) -> Var:
+        """A row of the table for each position."""
+        ids, table = m.rows.positions, self.table(m)
+
+        def flat(maker: Builder) -> Var:
+            whole = ids if np_dtype(ids) == np.int32 else maker.cast(x=ids, dtype="int32")
+            return seen_as(maker, whole, (int(np.prod(shape_of(ids))),))
+
+        def hot(maker: Builder) -> Var:
+            ((_, row),) = one_hot_pieces(maker, flat(maker), m.count, table.dtype, MOST + EXACT_IDS)
+            return row
+
+        made: Var
+        if self.form == "gather":
+            made = mb.gather(x=table, indices=flat(mb), axis=0)
+            return made
+        row = mb.shared_value(("one_hot", ids, m.count, table.dtype.name), [ids], hot)
+        made = mb.matmul(x=row, y=np.pad(table, ((0, int(row.shape[-1]) - len(table)), (0, 0))))
+        return made
+
+    def as_input(self, mb: Builder, m: Match) -> Var:
+        """Declare the rows as an input, and drop the positions where nothing else reads them."""
+        table, rows, old = self.table(m), m.rows, m.rows.positions.name
+        name = mb.leave_beside(f"{old}_{m.root.op_type}", table)
+        held, dropped = mb.input_dtype(table.dtype), _serves_only(rows, m.root)
+
+        def look_up(values: Values) -> Values:
+            if old not in values:
+                return values
+            rest = {k: v for k, v in values.items() if k != old or not dropped}
+            found = table[np.asarray(values[old]).astype(np.int64).reshape(-1)]
+            return {**rest, name: _shaped(rows, found).astype(held)}
+
+        instead = f" in place of {old}" if dropped else ""
+        words = f"give {name}{instead}: the rows of <package>.{name}.npy at the positions ({held})"
+        change = InterfaceChange(words, (name, old) if dropped else (name,), inputs=look_up)
+        made = mb.add_float_input(shape_of(m.root.outputs[0]), table.dtype, change)
+        if dropped:
+            mb.drop_input(old)
+        return made
+
+    def given_up(self, mb: Builder, m: Match, words: str) -> None:
+        """Drop the positions where nothing else reads them, and tell the caller."""
+        old = m.rows.positions.name
+        mb.note(f"{old} is taken to be 0, 1, 2 and so on")
+        if _serves_only(m.rows, m.root):
+            rest = lambda values: {k: v for k, v in values.items() if k != old}  # noqa: E731
+            mb.declare(InterfaceChange(words, (old,), inputs=rest))
+            mb.drop_input(old)
+
+
+def _serves_only(rows: OfPositions, root: Operation) -> bool:
+    """Do the positions serve this op alone?"""
+    ops = set(slice_back([rows.value], {rows.positions}))
+    inner = [rows.positions, *(v for op in ops - {root} if op.op_type != "const" for v in op.outputs)]
+    return all(not is_output(v) and set(consumers(v)) <= ops for v in inner)
+
+
+def _shaped(rows: OfPositions, found: Array) -> Array:
+    """Flat rows in the shape of the value."""
+    shape = shape_of(rows.value)
+    others = [size for axis, size in enumerate(shape) if axis != rows.axis]
+    return np.moveaxis(found.reshape([shape[rows.axis], *others]), 0, rows.axis)
+
+
+def _placed(mb: Builder, rows: OfPositions, flat: Var) -> Var:
+    """The same in the program."""
+    shape = shape_of(rows.value)
+    others = [size for axis, size in enumerate(shape) if axis != rows.axis]
+    seen = seen_as(mb, flat, (shape[rows.axis], *others))
+    order = [a for a in range(len(shape)) if a != rows.axis]
+    perm = [0 if a == rows.axis else 1 + order.index(a) for a in range(len(shape))]
+    if rows.axis and any(shape[a] > 1 for a in range(rows.axis)):
+        seen = mb.transpose(x=seen, perm=perm)
+    return seen_as(mb, seen, shape)
+
+
+def example() -> Program:
+    """Cosines of positions from 0 to 3, and heads whose halves are exchanged."""
+    specs = [mb.TensorSpec((3,), dtype=types.int32), mb.TensorSpec((3, 4))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(places: Var, x: Var) -> Var:
+        least = mb.maximum(x=mb.minimum(x=places, y=np.int32(3), name="most"), y=np.int32(0), name="position")
+        number = mb.expand_dims(x=mb.cast(x=least, dtype="fp32", name="number"), axes=[1], name="row")
+        angle = mb.mul(x=number, y=np.array([1, 0.1, 1, 0.1], np.float32), name="angle")
+        first = mb.slice_by_index(x=x, begin=[0, 0], end=[3, 2], name="first")
+        second = mb.slice_by_index(x=x, begin=[0, 2], end=[3, 4], name="second")
+        turned = mb.concat(
+            values=[mb.mul(x=second, y=np.float32(-1), name="minus"), first], axis=1, name="turned"
+        )
+        return mb.mul(x=turned, y=mb.cos(x=angle, name="cosines"), name="y")
+
+    return program

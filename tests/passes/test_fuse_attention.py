@@ -1,0 +1,119 @@
+"""Parts that become fused attention: scales and masks, the way back, refusals, wrong versions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import ProofError
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.decompose_attention import DecomposeAttention
+from anesurgery.passes.fuse_attention import FuseAttention
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+SHAPE = (1, 2, 6, 16)
+
+
+def kinds(program: Program) -> Counter[str]:
+    return Counter(op.op_type for op in walk_ops(program) if op.op_type != "const")
+
+
+def attention(between: Callable[..., Any], *masks: tuple[int, ...], opset: Any = ct.target.iOS18) -> Program:
+    """Of one value, with masks that are inputs; `between` makes of the scores what the softmax reads."""
+    specs = [mb.TensorSpec(SHAPE), *(mb.TensorSpec(s) for s in masks)]
+
+    def built(x: Var, *given: Var) -> Var:
+        scores = mb.matmul(x=x, y=x, transpose_y=True)
+        return mb.matmul(x=mb.softmax(x=between(scores, *given), axis=-1), y=mb.relu(x=x))
+
+    if len(masks) == 1:
+        return mb.program(input_specs=specs, opset_version=opset)(lambda x, m: built(x, m))  # type: ignore[no-any-return]
+    if masks:
+        return mb.program(input_specs=specs, opset_version=opset)(lambda x, m, n: built(x, m, n))  # type: ignore[no-any-return]
+    return mb.program(input_specs=specs, opset_version=opset)(lambda x: built(x))  # type: ignore[no-any-return]
+
+
+def scaled(scores: Var, *masks: Var) -> Var:
+    scores = mb.real_div(x=scores, y=np.float32(4))
+    for mask in masks:
+        scores = mb.add(x=mask, y=scores)
+    return scores
+
+
+@pytest.mark.parametrize("masks", [(), ((6, 6),), ((1, 1, 6, 6), (2, 1, 6))])
+def test_scales_and_masks(masks: tuple[tuple[int, ...], ...]) -> None:
+    after, session = apply_pass(FuseAttention(), program := attention(scaled, *masks))
+    assert len(session.changes) == 1
+    assert not {"softmax", "matmul", "real_div"} & kinds(after).keys()
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def test_another_scale_goes_to_the_query() -> None:
+    after, _ = apply_pass(FuseAttention(), program := attention(lambda s: mb.mul(x=s, y=np.float32(0.7))))
+    assert kinds(after) == {"relu": 1, "mul": 1, "scaled_dot_product_attention": 1}
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_there_and_back_in_fp16(width: int) -> None:
+    """Of 32 channels the scale is rounded in fp16."""
+    shape = (1, 2, 6, width)
+    specs = [mb.TensorSpec(shape, dtype=types.fp16), mb.TensorSpec((1, 1, 6, 6), dtype=types.fp16)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(x: Var, mask: Var) -> Var:
+        return mb.scaled_dot_product_attention(query=x, key=x, value=mb.relu(x=x), attn_mask=mask)
+
+    parts, _ = apply_pass(DecomposeAttention(), program)
+    whole, session = apply_pass(FuseAttention(), parts)
+    assert session.changes
+    assert kinds(whole) == kinds(program)
+    assert_same_numbers(program, whole, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (lambda: attention(scaled, opset=ct.target.iOS17), "the program is of iOS17"),
+        (lambda: attention(lambda s, m: mb.mul(x=mb.add(x=s, y=m), y=np.float32(2)), (6, 6)), "after a mask"),
+        (lambda: attention(scaled, (6, 1)), "is the same for all keys"),
+        (lambda: attention(lambda s: mb.maximum(x=s, y=np.float32(-9))), "maximum stands between"),
+    ],
+)
+def test_refuses(program: Callable[[], Program], reason: str) -> None:
+    assert_refuses(FuseAttention(), program(), reason)
+
+
+@dataclass(frozen=True)
+class ScaleForgotten(FuseAttention):
+    """Wrong: any factor is taken for that of the fused op."""
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return super().rewrite(mb, m.bind(factor=0.25))
+
+
+@dataclass(frozen=True)
+class MaskForgotten(FuseAttention):
+    """Wrong: the mask is left out."""
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return super().rewrite(mb, m.bind(masks=[]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "program"),
+    [
+        (ScaleForgotten(), lambda: attention(lambda s: mb.mul(x=s, y=np.float32(0.3)))),
+        (MaskForgotten(), lambda: attention(scaled, (6, 6))),
+    ],
+)
+def test_the_check_catches_wrong_versions(wrong: FuseAttention, program: Callable[[], Program]) -> None:
+    with pytest.raises(ProofError):
+        apply_pass(wrong, program())

@@ -1,0 +1,124 @@
+"""Norms by the root mean square: spellings, numbers that overflow without it, refusals, wrong versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import PassError, ProofError
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.rms_norm import RmsNorm
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+HALF = np.float16
+Norm = Callable[[Var], Var]
+
+
+def built(norm: Norm, shape: tuple[int, ...] = (1, 4, 16), dtype: Any = types.fp16) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.mul(x=norm(x), y=HALF(0.5)) if dtype is types.fp16 else norm(x)
+
+    return program
+
+
+def mean(x: Var, axes: tuple[int, ...] = (-1,)) -> Var:
+    return mb.reduce_mean(x=x, axes=list(axes), keep_dims=True)
+
+
+def by_rsqrt(x: Var) -> Var:
+    return mb.mul(x=mb.rsqrt(x=mb.add(x=HALF(1e-5), y=mean(mb.square(x=x)))), y=x)
+
+
+def by_sqrt(x: Var) -> Var:
+    return mb.real_div(x=x, y=mb.sqrt(x=mb.add(x=mean(mb.mul(x=x, y=x), (1,)), y=HALF(1e-4))))
+
+
+def by_power(x: Var) -> Var:
+    squares = mb.pow(x=x, y=HALF(2))
+    return mb.mul(x=x, y=mb.pow(x=mb.add(x=mean(squares, (-1, -2)), y=HALF(1e-5)), y=HALF(-0.5)))
+
+
+@pytest.mark.parametrize("norm", [by_rsqrt, by_sqrt, by_power])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 60000.0])
+def test_every_spelling_and_size(norm: Norm, size: float) -> None:
+    """Against fp64: the old form gives zeros where squares overflow, the new one does not."""
+    program = built(norm)
+    after, session = apply_pass(RmsNorm(), program)
+    assert len(session.changes) == 1
+    x = (np.random.default_rng(0).uniform(-size, size, (1, 4, 16))).astype(HALF)
+    exact = run(program, {"x": x}, precision="fp32")
+    (wanted,), (found,) = exact.values(), run(after, {"x": x}, precision="fp16").values()
+    np.testing.assert_allclose(found, wanted, atol=4e-3)
+    if size > 1e4:
+        (old,) = run(program, {"x": x}, precision="fp16").values()
+        assert not np.any(np.asarray(old))
+
+
+def test_the_layer_norm_of_both_signs() -> None:
+    after, _ = apply_pass(RmsNorm(form="layer_norm"), program := built(by_sqrt))
+    assert "layer_norm" in [op.op_type for op in walk_ops(after)]
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def plain(x: Var) -> Var:
+    return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean(mb.square(x=x)), y=np.float32(1e-5))))
+
+
+def without_epsilon(x: Var) -> Var:
+    return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean(mb.square(x=x)), y=HALF(0)), epsilon=HALF(0)))
+
+
+@pytest.mark.parametrize(
+    ("step", "program", "reason"),
+    [
+        (RmsNorm(), lambda: built(plain, dtype=types.fp32), "%x holds float32"),
+        (
+            RmsNorm(),
+            lambda: built(lambda x: by_rsqrt(mb.tanh(x=x))),
+            "is at most 1: its squares do not overflow",
+        ),
+        (RmsNorm(), lambda: built(without_epsilon), "the epsilon is 0 in fp16"),
+        (RmsNorm(form="layer_norm"), lambda: built(by_power), "over the axes (1, 2), not over one"),
+    ],
+)
+def test_refuses(step: RmsNorm, program: Callable[[], Program], reason: str) -> None:
+    assert_refuses(step, program(), reason)
+
+
+def test_what_looks_similar_is_no_norm() -> None:
+    """The mean of another value's squares; a mean without its axis; a root that multiplies."""
+
+    def other(x: Var) -> Var:
+        return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean(mb.square(x=mb.abs(x=x))), y=HALF(1e-5))))
+
+    def times(x: Var) -> Var:
+        return mb.mul(x=x, y=mb.sqrt(x=mb.add(x=mean(mb.square(x=x)), y=HALF(1e-5))))
+
+    for norm in (other, times):
+        assert not apply_pass(RmsNorm(), built(norm))[1].changes
+    with pytest.raises(PassError, match="form='lp'"):
+        RmsNorm(form="lp")
+
+
+@dataclass(frozen=True)
+class EpsilonForgotten(RmsNorm):
+    """Wrong: the epsilon is added to the mean of scaled squares as it is."""
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        x, over = m.norm.x, {"axes": list(m.norm.axes), "keep_dims": True}
+        scaled = mb.real_div(x=x, y=mb.maximum(x=mb.reduce_max(x=mb.abs(x=x), **over), y=HALF(1e-3)))
+        total = mb.add(x=mb.reduce_mean(x=mb.square(x=scaled), **over), y=HALF(m.norm.epsilon))
+        return mb.mul(x=scaled, y=mb.rsqrt(x=total))
+
+
+def test_the_check_catches_an_epsilon_that_is_not_scaled() -> None:
+    with pytest.raises(ProofError):
+        apply_pass(EpsilonForgotten(), built(by_rsqrt))

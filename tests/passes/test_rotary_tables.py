@@ -1,0 +1,164 @@
+"""Tables of cosines and sines in each form, exchanged halves, refusals, and wrong versions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import PassError, ProofError
+from anesurgery.interpret import run
+from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.rotary_tables import RotaryTables
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+TOKENS, WIDTH = 5, 8
+SPEEDS = (10000 ** -(np.arange(WIDTH // 2) / (WIDTH // 2))).astype(np.float32)
+
+
+def kinds(program: Program) -> Counter[str]:
+    return Counter(op.op_type for op in walk_ops(program) if op.op_type != "const")
+
+
+def turned(x: Var) -> Var:
+    """Halves of a head exchanged."""
+    half = WIDTH // 2
+    first = mb.slice_by_index(x=x, begin=[0] * 4, end=[1, 2, TOKENS, half])
+    second = mb.slice_by_index(x=x, begin=[0, 0, 0, half], end=[1, 2, TOKENS, WIDTH])
+    return mb.concat(values=[mb.mul(x=second, y=np.float32(-1)), first], axis=-1)
+
+
+def as_converted(places: Var) -> Var:
+    """An outer product of speeds and positions, transposed and put beside itself."""
+    number = mb.cast(x=mb.expand_dims(x=places, axes=[1]), dtype="fp32")
+    angle = mb.transpose(x=mb.matmul(x=SPEEDS[None, :, None], y=number), perm=[0, 2, 1])
+    return mb.expand_dims(x=mb.concat(values=[angle, angle], axis=-1), axes=[1])
+
+
+def by_hand(places: Var) -> Var:
+    number = mb.reshape(x=mb.cast(x=places, dtype="fp32"), shape=[1, 1, TOKENS, 1])
+    return mb.mul(x=number, y=np.concatenate([SPEEDS, SPEEDS]))
+
+
+def rotary(angle_of: Callable[[Var], Var] = as_converted, shape: tuple[int, ...] = (1, TOKENS)) -> Program:
+    specs = [mb.TensorSpec(shape, dtype=types.int32), mb.TensorSpec((1, 2, TOKENS, WIDTH))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(places: Var, x: Var) -> Var:
+        angle = angle_of(places)
+        straight = mb.mul(x=x, y=mb.cos(x=angle))
+        return mb.add(x=straight, y=mb.mul(x=turned(x), y=mb.sin(x=angle)))
+
+    return program
+
+
+def inputs(places: Any = (7, 0, 3, 39, 12)) -> dict[str, Array]:
+    x = np.random.default_rng(0).standard_normal((1, 2, TOKENS, WIDTH)).astype(np.float32)
+    return {"places": np.array([places], np.int32), "x": x}
+
+
+@pytest.mark.parametrize("angle_of", [as_converted, by_hand])
+@pytest.mark.parametrize("form", ["one_hot", "gather", "inputs"])
+def test_rows_of_positions(form: str, angle_of: Callable[[Var], Var]) -> None:
+    step = RotaryTables(positions=40, form=form)
+    after, session = apply_pass(step, program := rotary(angle_of))
+    assert len(session.changes) == 3
+    assert not {"cos", "sin", "slice_by_index"} & kinds(after).keys()
+    assert_same_numbers(program, after, inputs(), rtol=1e-5, session=session)
+    names = set(after.functions["main"].inputs)
+    assert names == ({"x", "places_cos", "places_sin"} if form == "inputs" else {"places", "x"})
+    if form == "one_hot":
+        assert kinds(after)["equal"] == 1  # one row serves both tables
+
+
+def test_many_positions_have_two_digits() -> None:
+    program = rotary()
+    after, _ = apply_pass(RotaryTables(positions=3000), program)
+    assert kinds(after)["floor_div"] == 1
+    assert_same_numbers(program, after, inputs((2999, 0, 2047, 2048, 63)), rtol=1e-4)
+
+
+def test_positions_that_are_always_the_same() -> None:
+    after, session = apply_pass(RotaryTables(positions=40, form="constants"), program := rotary())
+    assert set(after.functions["main"].inputs) == {"x"}
+    assert "places is taken to be 0, 1, 2 and so on" in session.notes
+    assert_same_numbers(program, after, inputs(range(TOKENS)), rtol=1e-5, session=session)
+
+
+def test_large_angles_are_exact_in_fp16() -> None:
+    """In fp16 arithmetic an angle of 2001 is rounded to a multiple of 1, and its cosine is another one."""
+    program, given = rotary(), inputs((2001, 2002, 1999, 1501, 1301))
+    after, _ = apply_pass(RotaryTables(positions=2048), program)
+    (exact,), (new,) = run(program, given).values(), run(after, given, precision="fp16").values()
+    np.testing.assert_allclose(new, exact, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("step", "program", "reason"),
+    [
+        (RotaryTables(), rotary, "how many positions %places may hold is not known: say positions="),
+        (
+            RotaryTables(positions=9),
+            lambda: rotary(lambda p: by_hand(mb.cumsum(x=mb.cast(x=p, dtype="fp32"), axis=1))),
+            "are not made from one position each",
+        ),
+        (
+            RotaryTables(positions=9, form="inputs"),
+            lambda: rotary(lambda p: by_hand(mb.add(x=p, y=np.int32(1)))),
+            "are computed, not an input",
+        ),
+    ],
+)
+def test_refuses(step: RotaryTables, program: Callable[[], Program], reason: str) -> None:
+    after, session = apply_pass(step, program())
+    assert "cos" in kinds(after)
+    assert any(reason in r.reason for _, r in session.refusals), [r.reason for _, r in session.refusals]
+
+
+def test_refuses_several_axes_of_positions() -> None:
+    specs = [mb.TensorSpec((2, 3), dtype=types.int32)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(places: Var) -> Var:
+        return mb.sin(x=mb.cast(x=places, dtype="fp32"))
+
+    assert_refuses(RotaryTables(positions=9), program, "has more than one axis of positions")
+    with pytest.raises(PassError, match="form='table'"):
+        RotaryTables(form="table")
+
+
+def test_parts_in_their_order_are_no_exchange() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))])
+    def program(x: Var) -> Var:
+        parts = [mb.slice_by_index(x=x, begin=[0, i], end=[2, i + 2]) for i in (0, 2)]
+        return mb.concat(values=parts, axis=1)
+
+    assert not apply_pass(RotaryTables(), program)[1].changes
+
+
+@dataclass(frozen=True)
+class Late(RotaryTables):
+    """Wrong: each position gets the row of the next."""
+
+    def table(self, m: Match) -> Array:
+        return np.roll(super().table(m), -1, axis=0)
+
+
+@dataclass(frozen=True)
+class Unsigned(RotaryTables):
+    """Wrong: the halves are exchanged without a sign."""
+
+    def rewrite(self, mb: Any, m: Match) -> Var:
+        made = m.bind(matrix=abs(m.matrix)) if m.root.op_type == "concat" else m
+        return super().rewrite(mb, made)
+
+
+@pytest.mark.parametrize("wrong", [Late(positions=40), Unsigned(positions=40)], ids=lambda w: type(w).__name__)
+def test_the_check_catches_wrong_versions(wrong: RotaryTables) -> None:
+    with pytest.raises(ProofError):
+        apply_pass(wrong, rotary())

@@ -21,9 +21,10 @@ After::
 Factors of the query, the key and the scores are taken together; where they do not come to 1/sqrt(width), which
 the fused op multiplies by itself, the query is multiplied by the rest.
 
-Refuses before iOS 18, when scores or weights of attention are read elsewhere, when something other than factors
-and masks that are added stands between them, when a factor comes after a mask, when heads of keys or values are
-broadcast, when a mask is of another type or the same for all keys, and when a shape is dynamic.
+Refuses when the program is older than iOS 18, when scores or weights of attention are read elsewhere, when
+something other than factors and masks that are added stands between them, when a factor comes after a mask,
+when heads of keys or values are broadcast, when a mask is of another type or the same for all keys, and when a
+shape is dynamic.
 
 Why it helps: it is what Core ML's GPU kernels take. On the Neural Engine Core ML preferred it from about 2
 million elements for each of query, key and value only (measured, M4, macOS 27.0.1, 751K), and it gave NaN under

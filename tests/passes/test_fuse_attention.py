@@ -34,10 +34,10 @@ def attention(between: Callable[..., Any], *masks: tuple[int, ...], opset: Any =
         return mb.matmul(x=mb.softmax(x=between(scores, *given), axis=-1), y=mb.relu(x=x))
 
     if len(masks) == 1:
-        return mb.program(input_specs=specs, opset_version=opset)(lambda x, m: built(x, m))  # type: ignore[no-any-return]
+        return mb.program(input_specs=specs, opset_version=opset)(lambda x, m: built(x, m))
     if masks:
-        return mb.program(input_specs=specs, opset_version=opset)(lambda x, m, n: built(x, m, n))  # type: ignore[no-any-return]
-    return mb.program(input_specs=specs, opset_version=opset)(lambda x: built(x))  # type: ignore[no-any-return]
+        return mb.program(input_specs=specs, opset_version=opset)(lambda x, m, n: built(x, m, n))
+    return mb.program(input_specs=specs, opset_version=opset)(lambda x: built(x))
 
 
 def scaled(scores: Var, *masks: Var) -> Var:

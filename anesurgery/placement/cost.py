@@ -15,8 +15,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from anesurgery.facts.heads import SCORES, SUM
 from anesurgery.facts.work import Work, is_stored, read_results, runtime, shape_of, size_of
-from anesurgery.mil import Operation, np_dtype
+from anesurgery.mil import Operation, constant, np_dtype
 from anesurgery.ops import names
 from anesurgery.placement.corrections import UNITS, Correction
 from anesurgery.placement.inspection import Estimate
@@ -105,7 +106,7 @@ that the formula gives to the ANE (eyalamirmusic/eacp)."""
 SEEN_ATTENTION = 64
 """Operations per byte of the one fused attention whose estimate was published."""
 
-Formula = Callable[[Operation, Work], Estimate]
+Formula = Callable[[Operation, Work], Estimate | None]
 
 
 def estimate(op: Operation, work: Work, target: Target) -> Estimate | None:
@@ -114,6 +115,8 @@ def estimate(op: Operation, work: Work, target: Target) -> Estimate | None:
     if formula is None and op.op_type not in MEMORY_CLASS:
         return None
     found = formula(op, work) if formula is not None else _memory(work.moved)
+    if found is None:
+        return None
     if work.flop and target.extrapolated:
         found = _wider(found, ELSEWHERE)
     if target.rates is not None:
@@ -209,6 +212,11 @@ def _attention(op: Operation, work: Work) -> Estimate:
     return plain if known else replace(plain, or_else=((work.moved / MEMORY, work.flop / CPU_SUMS),))
 
 
+def _einsum(op: Operation, work: Work) -> Estimate | None:
+    """One head of attention, taken as the matmul that it is: no einsum is among the cases."""
+    return _wider(_matmul(op, work), STORED_FACTOR) if constant(op.equation) in (SCORES, SUM) else None
+
+
 def _pool(op: Operation, work: Work) -> Estimate:
     plain = _memory(work.moved)
     assert plain.cpu is not None
@@ -275,6 +283,7 @@ FORMULAS: dict[str, Formula] = {
     "concat": _rates(100 * GB, 11.5 * GB, _written),
     "conv": _conv,
     "conv_transpose": _rates(15.2 * T, 0.063 * T, _flop),
+    "einsum": _einsum,
     "linear": _linear,
     "matmul": _matmul,
     "scaled_dot_product_attention": _attention,

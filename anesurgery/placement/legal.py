@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from anesurgery.facts.work import runtime
-from anesurgery.mil import Operation
+from anesurgery.mil import Operation, constant
 from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.rules import conditions
-from anesurgery.placement.rules.legality import FORBIDDEN, INDEXED, LEGAL, READS_BYTES, WITH_STATE
+from anesurgery.placement.rules.legality import (
+    FORBIDDEN,
+    INDEXED,
+    LEGAL,
+    READS_BYTES,
+    SPLIT_ATTENTION,
+    WITH_STATE,
+)
 from anesurgery.placement.target import Target
 
 
@@ -38,8 +45,13 @@ class Legality:
                 return False, rule.finding(value, op.outputs[0].name)
             if value and doubt is None:
                 doubt = rule.finding(value, op.outputs[0].name)
-        known = op.op_type in LEGAL or op.op_type in WITH_STATE
+        known = op.op_type in LEGAL or op.op_type in WITH_STATE or splits_attention(op)
         return (True if known and doubt is None and not _untried(op) else None), doubt
+
+
+def splits_attention(op: Operation) -> bool:
+    """Is it an einsum of one head, channels before tokens?"""
+    return op.op_type == "einsum" and constant(op.equation) in SPLIT_ATTENTION
 
 
 def _untried(op: Operation) -> bool:

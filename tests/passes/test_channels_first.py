@@ -227,8 +227,6 @@ def test_compressed_weights_stay_compressed(weight: Callable[[int, int], Var]) -
     assert_same_numbers(program, after, rtol=1e-5)
 
 
-
-
 @pytest.mark.parametrize(
     ("build", "shape", "reason"),
     [

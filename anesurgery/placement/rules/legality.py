@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from anesurgery.facts.heads import SCORES, SUM
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import block_scales, doubtful, ignored_masks, long_heads, state_updates
@@ -48,6 +49,10 @@ LEGAL = names(
 
 WITH_STATE = names("read_state coreml_update_state slice_update")
 """Seen on the ANE in models with a state: A19 on iOS 18, M4 (john-rocky/CoreML-LLM)."""
+
+SPLIT_ATTENTION = frozenset({SCORES, SUM})
+"""Equations of an `einsum` in models that were on the ANE: DistilBERT on an M1 Max and an iPhone 13
+(apple/ml-ane-transformers), the UNet of Stable Diffusion (apple/ml-stable-diffusion, "split einsum")."""
 
 NEVER: tuple[tuple[str, str, str, str], ...] = (
     (

@@ -50,3 +50,26 @@ def test_a_step_costs_its_products(op_type: str) -> None:
     one, ten = (cpu(recurrent(op_type, n), "made_0") for n in (1, 10))
     assert ten == pytest.approx(10 * one)
     assert 1 < one < 100
+
+
+def heads(equation: str) -> Program:
+    """A product of one head, channels before tokens."""
+    specs = [mb.TensorSpec(s, dtype=types.fp16) for s in ((1, 64, 1, 32), (1, 128, 1, 64))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(q: Var, k: Var) -> Var:
+        return mb.relu(x=mb.einsum(values=(k, q), equation=equation, name="scores"))
+
+    return program
+
+
+def test_the_einsum_of_a_head_is_estimated_as_a_product_of_its_flop() -> None:
+    row = ane.inspect(heads("bkhc,bchq->bkhq")).row("scores")
+    assert (row.legal, row.flop) == (True, 2 * 128 * 32 * 64)
+    assert row.estimate is not None
+    assert row.estimate.off[0] > 1.5  # no einsum is among the cases
+
+
+def test_another_einsum_stays_unknown() -> None:
+    row = ane.inspect(heads("nchw,nwhu->nchu")).row("scores")
+    assert (row.legal, row.estimate) == (None, None)

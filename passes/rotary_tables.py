@@ -65,22 +65,9 @@ from anesurgery.facts.channel_steps import axis_of, shape_of
 from anesurgery.facts.intervals import interval
 from anesurgery.facts.one_hot import EXACT_IDS, one_hot_pieces
 from anesurgery.facts.rotary import OfPositions, exchange, of_positions
-from anesurgery.facts.slices import slice_back
 from anesurgery.facts.views import seen_as
 from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.mil import (
-    Array,
-    Function,
-    Operation,
-    Program,
-    Var,
-    consumers,
-    ct,
-    is_output,
-    mb,
-    np_dtype,
-    types,
-)
+from anesurgery.mil import Array, Function, Program, Var, ct, mb, np_dtype, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
@@ -161,7 +148,7 @@ class RotaryTables(Rewrite):
         places = np.arange(np.prod(shape)) if ordered else draw.integers(0, m.count, np.prod(shape))
         if var is m.rows.positions:
             return places.reshape(shape).astype(np_dtype(var))
-        return _shaped(m.rows, self.table(m)[places]).astype(np_dtype(var))
+        return m.rows.shaped(self.table(m)[places]).astype(np_dtype(var))
 
     def table(self, m: Match) -> Array:
         """The rows of all positions, as the program holds floats."""
@@ -177,10 +164,10 @@ class RotaryTables(Rewrite):
             made = self.as_input(mb, m)
         elif self.form == "constants":
             self.given_up(mb, m, f"{m.rows.positions.name} is taken to be 0, 1, 2 and so on: do not give it")
-            rows = _shaped(m.rows, self.table(m)[: shape_of(m.root.outputs[0])[m.rows.axis]])
+            rows = m.rows.shaped(self.table(m)[: shape_of(m.root.outputs[0])[m.rows.axis]])
             made = mb.identity(x=rows)
         else:
-            made = _placed(mb, m.rows, self.found(mb, m))
+            made = m.rows.placed(mb, self.found(mb, m))
         return made
 
     def found(self, mb: Builder, m: Match) -> Var:
@@ -207,14 +194,14 @@ class RotaryTables(Rewrite):
         """Declare the rows as an input, and drop the positions where nothing else reads them."""
         table, rows, old = self.table(m), m.rows, m.rows.positions.name
         name = mb.leave_beside(f"{old}_{m.root.op_type}", table)
-        held, dropped = mb.input_dtype(table.dtype), _serves_only(rows, m.root)
+        held, dropped = mb.input_dtype(table.dtype), rows.serve_only(m.root)
 
         def look_up(values: Values) -> Values:
             if old not in values:
                 return values
             rest = {k: v for k, v in values.items() if k != old or not dropped}
             found = table[np.asarray(values[old]).astype(np.int64).reshape(-1)]
-            return {**rest, name: _shaped(rows, found).astype(held)}
+            return {**rest, name: rows.shaped(found).astype(held)}
 
         instead = f" in place of {old}" if dropped else ""
         words = f"give {name}{instead}: the rows of <package>.{name}.npy at the positions ({held})"
@@ -228,36 +215,10 @@ class RotaryTables(Rewrite):
         """Drop the positions where nothing else reads them, and tell the caller."""
         old = m.rows.positions.name
         mb.note(f"{old} is taken to be 0, 1, 2 and so on")
-        if _serves_only(m.rows, m.root):
+        if m.rows.serve_only(m.root):
             rest = lambda values: {k: v for k, v in values.items() if k != old}  # noqa: E731
             mb.declare(InterfaceChange(words, (old,), inputs=rest))
             mb.drop_input(old)
-
-
-def _serves_only(rows: OfPositions, root: Operation) -> bool:
-    """Do the positions serve this op alone?"""
-    ops = set(slice_back([rows.value], {rows.positions}))
-    inner = [rows.positions, *(v for op in ops - {root} if op.op_type != "const" for v in op.outputs)]
-    return all(not is_output(v) and set(consumers(v)) <= ops for v in inner)
-
-
-def _shaped(rows: OfPositions, found: Array) -> Array:
-    """Flat rows in the shape of the value."""
-    shape = shape_of(rows.value)
-    others = [size for axis, size in enumerate(shape) if axis != rows.axis]
-    return np.moveaxis(found.reshape([shape[rows.axis], *others]), 0, rows.axis)
-
-
-def _placed(mb: Builder, rows: OfPositions, flat: Var) -> Var:
-    """The same in the program."""
-    shape = shape_of(rows.value)
-    others = [size for axis, size in enumerate(shape) if axis != rows.axis]
-    seen = seen_as(mb, flat, (shape[rows.axis], *others))
-    order = [a for a in range(len(shape)) if a != rows.axis]
-    perm = [0 if a == rows.axis else 1 + order.index(a) for a in range(len(shape))]
-    if rows.axis and any(shape[a] > 1 for a in range(rows.axis)):
-        seen = mb.transpose(x=seen, perm=perm)
-    return seen_as(mb, seen, shape)
 
 
 def example() -> Program:

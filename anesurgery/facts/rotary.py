@@ -14,8 +14,20 @@ from anesurgery.facts.channel_steps import axis_of, shape_of
 from anesurgery.facts.reading import flag, number
 from anesurgery.facts.rowwise import rows_read
 from anesurgery.facts.slices import slice_back
+from anesurgery.facts.views import seen_as
 from anesurgery.interpret import evaluate
-from anesurgery.mil import Array, Operation, Var, constant, np_dtype, producer, static_shape
+from anesurgery.mil import (
+    Array,
+    Maker,
+    Operation,
+    Var,
+    constant,
+    consumers,
+    is_output,
+    np_dtype,
+    producer,
+    static_shape,
+)
 from anesurgery.ops import VIEWS
 
 
@@ -40,6 +52,27 @@ class OfPositions:
             (found,) = evaluate(ops, {self.positions: torch.from_numpy(places)}, [self.value])
             rows.append(np.moveaxis(found.numpy(), self.axis, 0).reshape(length, -1))
         return np.concatenate(rows)[:count]
+
+    def shaped(self, rows: Array) -> Array:
+        """Flat rows in the shape of the value."""
+        shape = shape_of(self.value)
+        others = [size for axis, size in enumerate(shape) if axis != self.axis]
+        return np.moveaxis(rows.reshape([shape[self.axis], *others]), 0, self.axis)
+
+    def placed(self, mb: Maker, rows: Var) -> Var:
+        """The same in the program."""
+        shape, at = shape_of(self.value), self.axis
+        seen = seen_as(mb, rows, (shape[at], *(size for axis, size in enumerate(shape) if axis != at)))
+        if any(size > 1 for size in shape[:at]):
+            perm = [0 if axis == at else axis + (axis < at) for axis in range(len(shape))]
+            seen = mb.transpose(x=seen, perm=perm)
+        return seen_as(mb, seen, shape)
+
+    def serve_only(self, root: Operation) -> bool:
+        """Do the positions serve this op alone?"""
+        ops = set(slice_back([self.value], {self.positions}))
+        made = [v for op in ops - {root} if op.op_type != "const" for v in op.outputs]
+        return all(not is_output(v) and set(consumers(v)) <= ops for v in (self.positions, *made))
 
 
 def of_positions(value: Var) -> OfPositions | Refusal | None:

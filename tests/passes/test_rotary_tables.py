@@ -162,3 +162,17 @@ class Unsigned(RotaryTables):
 def test_the_check_catches_wrong_versions(wrong: RotaryTables) -> None:
     with pytest.raises(ProofError):
         apply_pass(wrong, rotary())
+
+
+def test_rows_that_do_not_come_first() -> None:
+    """Positions in the last axis, after the numbers of each: rows are transposed into their place."""
+    specs = [mb.TensorSpec((TOKENS,), dtype=types.int32)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(places: Var) -> Var:
+        angle = mb.mul(x=mb.cast(x=places, dtype="fp32"), y=SPEEDS[None, :, None])
+        return mb.mul(x=mb.cos(x=angle), y=np.float32(2))
+
+    after, session = apply_pass(RotaryTables(positions=40), program)
+    assert session.changes
+    assert_same_numbers(program, after, {"places": inputs()["places"][0]}, rtol=1e-5)

@@ -65,7 +65,7 @@ OVERFLOWING = SINGULAR | names("acos asin atanh cosh exp exp2 sinh sqrt square t
 """Unary ops that make an infinity or NaN in fp16 of some finite numbers of fp16, with no parameter to blame."""
 
 VIEWS = names("reshape expand_dims squeeze")
-"""Ops that are nothing but another view of `x` (when shapes are static)."""
+"""Ops that only reshape `x` (when shapes are static)."""
 
 CARRIERS = VIEWS | names("transpose cast identity")
 """Ops that hand each number of `x` on once, with its axes in some order, perhaps in another type."""

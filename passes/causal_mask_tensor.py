@@ -76,7 +76,7 @@ class CausalMaskTensor(Rewrite):
     """Scores must stay far below the fill: rows of 128 numbers up to 8 give 724."""
     shares_inner: ClassVar[bool] = True
     fill: float = -1e4
-    """What is added to a score that is shut out."""
+    """What is added to a masked score."""
     as_input: bool = False
     """Make the mask an input of the model, named `causal_mask`."""
 

@@ -1,4 +1,4 @@
-"""An op of too many axes, or of too few, works on another view of them.
+"""An op of too many axes, or of too few, is rewritten at a supported rank.
 
 Before::
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conversion import convert as convert_module
 
 from anesurgery import frontend
 from anesurgery.interpret import evaluate
@@ -25,7 +26,7 @@ CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Workers take whole files: the longest come first, so that no worker is left alone with one."""
+    """Workers take whole files: the longest come first, so that both end at nearly the same time."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 
@@ -265,22 +266,10 @@ def _converted(
     inputs = _example(name, mask)
     cached = name not in ("nanogpt", "bert", "t5_encoder", "vit")
     module = _First(_build(name, attn), list(inputs), {"use_cache": cache} if cached else {}).eval()
-    example = tuple(
-        torch.from_numpy(v).long() if v.dtype.kind == "i" else torch.from_numpy(v) for v in inputs.values()
-    )
-    with torch.no_grad(), quiet_host():
-        graph: Any = (
-            torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
-            if how == "trace"
-            else torch.export.export(module, example).run_decompositions({})
-        )
-        model = ct.convert(
-            graph,
-            inputs=[ct.TensorType(k, shape=v.shape, dtype=v.dtype) for k, v in inputs.items()],
-            minimum_deployment_target=getattr(ct.target, target),
-            compute_precision=ct.precision.FLOAT16 if precision == "fp16" else ct.precision.FLOAT32,
-            skip_model_load=True,
-        )
+    example = {
+        k: torch.from_numpy(v).long() if v.dtype.kind == "i" else torch.from_numpy(v) for k, v in inputs.items()
+    }
+    model = convert_module(module, example, how, target, "FLOAT16" if precision == "fp16" else "FLOAT32")
     return Converted(module, inputs, model)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
+from conversion import convert
 
 from anesurgery import frontend
 from anesurgery.interpret import run
@@ -106,31 +108,21 @@ class Module(torch.nn.Module):
         return self.function(x)
 
 
-def convert(module: torch.nn.Module, how: str, target: str = "iOS17", precision: str = "FLOAT32") -> Any:
+def converted_module(
+    module: torch.nn.Module, how: str, target: str = "iOS17", precision: str = "FLOAT32"
+) -> Any:
     frontend.register()
-    with quiet_host():
-        graph: Any = (
-            torch.jit.trace(module, X)  # type: ignore[no-untyped-call]
-            if how == "trace"
-            else torch.export.export(module, (X,)).run_decompositions({})
-        )
-        return ct.convert(
-            graph,
-            inputs=[ct.TensorType("x", shape=X.shape)],
-            compute_precision=getattr(ct.precision, precision),
-            minimum_deployment_target=getattr(ct.target, target),
-            skip_model_load=True,
-        )
+    return convert(module, {"x": X}, how, target, precision)
 
 
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("name", CASES)
 def test_each_conversion_agrees_with_torch(name: str, how: str) -> None:
     module = Module(CASES[name])
-    (found,) = run(convert(module, how), {"x": X.numpy()}).values()
+    (found,) = run(converted_module(module, how), {"x": X.numpy()}).values()
     expected = module(X).numpy()
     assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    assert_close(found, expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -139,10 +131,10 @@ def test_each_conversion_agrees_with_torch(name: str, how: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_each_conversion_in_fp16(name: str, how: str, target: str) -> None:
     module = Module(CASES[name])
-    model = convert(module, how, target, "FLOAT16")
+    model = converted_module(module, how, target, "FLOAT16")
     (found,) = run(model, {"x": X.numpy()}, precision="fp16").values()
     expected = module(X).numpy()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+    assert_close(found, expected, rtol=2e-3)
 
 
 def test_registering_twice_is_harmless_and_leaves_the_hosts_own_alone() -> None:
@@ -182,7 +174,7 @@ def test_what_is_not_covered_is_refused_by_name(
     function: Callable[[torch.Tensor], torch.Tensor], said: str, how: str
 ) -> None:
     with pytest.raises(NotImplementedError, match=said):
-        convert(Module(function), how)
+        converted_module(Module(function), how)
 
 
 FAMILIES = ["gpt2", "llama", "qwen2", "bert", "t5", "whisper", "vit"]

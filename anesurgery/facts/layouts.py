@@ -117,7 +117,7 @@ class Layout:
         return Layout(self.sizes, self.roles, tuple(self.axes[p] for p in perm)).normal()
 
     def reshaped(self, shape: Sequence[int]) -> Layout | None:
-        """Another view of the value; None where its axes cut across atoms."""
+        """The value at another shape; None where its axes cut across atoms."""
         parts: dict[int, list[int]] = {}
         flat = [a for axis in self.axes for a in axis]
         left, rest = list(flat), 1

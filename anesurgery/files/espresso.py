@@ -117,6 +117,6 @@ def _blobs(file: Path) -> dict[int, bytes]:
     found = {}
     for number, size in PAIR.iter_unpack(content[COUNT.size : at]):
         if number in found or at + size > len(content):
-            raise LoadError(f"{file.name}: blob {number} is there twice, or ends behind the file")
+            raise LoadError(f"{file.name}: blob {number} is there twice, or ends beyond the file")
         found[number], at = content[at : at + size], at + size
     return found

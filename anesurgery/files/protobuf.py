@@ -6,7 +6,7 @@ else runs on the way out: no graph pass, no renaming.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -15,7 +15,7 @@ import numpy as np
 
 from anesurgery.errors import LoadError
 from anesurgery.files.transcription import FetchWeight, OpError, reading, said, tidy
-from anesurgery.mil import Function, Program, Var, ct, exclusive, quiet_host, types
+from anesurgery.mil import Array, Function, Program, Var, ct, exclusive, quiet_host, types
 
 with quiet_host():
     from coremltools import _OPSET, proto
@@ -188,16 +188,23 @@ def to_proto(program: Program, version: int, store: StoreWeight, source: Any = N
     return made
 
 
+class HeldWeights(list[Array]):
+    """The weights of a message that is in no file: an offset is a place in this list."""
+
+    def store(self, var: Var) -> int:
+        """Keep the value of a constant, not copied, and give its offset."""
+        self.append(var.val)
+        return len(self) - 1
+
+    def read(self, offset: int, dtype: Any, shape: Sequence[int]) -> Array:
+        """The value at an offset, as it was given."""
+        return self[offset]
+
+
 def copy_program(program: Program) -> Program:
     """A program that can be edited without touching the original; the arrays of the constants are shared."""
-    held: list[Any] = []
-
-    def store(var: Var) -> int:
-        held.append(var.val)
-        return len(held) - 1
-
-    version = version_of(program)
-    return from_proto(to_proto(program, version, store), version, lambda at, dtype, shape: held[at])
+    held, version = HeldWeights(), version_of(program)
+    return from_proto(to_proto(program, version, held.store), version, held.read)
 
 
 def version_of(program: Program) -> int:

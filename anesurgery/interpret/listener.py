@@ -1,4 +1,4 @@
-"""Watch a run: a listener is told about each op."""
+"""Watch a run: a listener is called for each op."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class NeuralNetwork(Subject):
 
     @property
     def must_stay(self) -> bool:
-        """Always: what the rules of the format say is told before and after."""
+        """Always: the report says what the rules of the format say before and after."""
         return True
 
     def clone(self) -> Self:

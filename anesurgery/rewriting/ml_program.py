@@ -243,7 +243,7 @@ class ProgramPipeline(MLProgram):
 
     @property
     def spec(self) -> Any:
-        """The specification as it came."""
+        """The specification as given."""
         return self.pipeline.spec
 
     def mlmodel(self) -> Any:

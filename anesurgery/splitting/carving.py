@@ -96,7 +96,7 @@ def carve(graph: Graph, stretch: Stretch, version: int, where: str) -> Program:
         if name in widened:
             block.operations.extend(_cast(name, f"{name}{WIDE}", graph.type_of(name), "fp32"))
         block.outputs.append(f"{name}{WIDE}" if name in widened else name)
-    return from_proto(made, version, lambda at, dtype, shape: graph.held[at], where)
+    return from_proto(made, version, graph.held.read, where)
 
 
 def widens(graph: Graph, name: str, version: int) -> bool:

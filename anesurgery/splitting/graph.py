@@ -10,8 +10,8 @@ from typing import Any
 
 from anesurgery.files.compiled import values_of
 from anesurgery.files.mil_types import NAMES
-from anesurgery.files.protobuf import to_proto
-from anesurgery.mil import Array, Program
+from anesurgery.files.protobuf import HeldWeights, to_proto
+from anesurgery.mil import Program
 from anesurgery.ops import names as words
 
 WRITING = words("coreml_update_state write_state")
@@ -42,7 +42,7 @@ class Graph:
 
     function: Any
     """MIL_pb2.Function; its weights are offsets into `held`."""
-    held: Sequence[Array]
+    held: HeldWeights
     nodes: tuple[Node, ...]
     constants: Mapping[str, Any]
     """Name -> op that holds or decodes a constant."""
@@ -155,13 +155,8 @@ def reads_of(op: Any) -> list[str]:
 
 def read_graph(program: Program, version: int, name: str) -> Graph:
     """The graph of one function of a program; weights stay where they are."""
-    held: list[Array] = []
-
-    def store(var: Any) -> int:
-        held.append(var.val)
-        return len(held) - 1
-
-    function = to_proto(program, version, store).functions[name]
+    held = HeldWeights()
+    function = to_proto(program, version, held.store).functions[name]
     constants: dict[str, Any] = {}
     nodes = []
     for op in function.block_specializations[function.opset].operations:

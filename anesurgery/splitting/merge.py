@@ -11,9 +11,9 @@ from typing import Any
 from anesurgery.errors import SurgeryError
 from anesurgery.files.description import describe, new_spec
 from anesurgery.files.package import Loaded, save
-from anesurgery.files.protobuf import from_proto, proto, to_proto
+from anesurgery.files.protobuf import HeldWeights, from_proto, proto, to_proto
 from anesurgery.loading import load
-from anesurgery.mil import Array, exclusive, function_of
+from anesurgery.mil import exclusive, function_of
 
 FUNCTIONS = 9
 """The first specification version (iOS 18) with several functions."""
@@ -49,17 +49,12 @@ def merge(
             "'prefill' and 'decode'"
         )
     loaded = {name: load(model) for name, model in models.items()}
-    held: list[Array] = []
-
-    def store(var: Any) -> int:
-        held.append(var.val)
-        return len(held) - 1
-
+    held = HeldWeights()
     whole = proto.MIL_pb2.Program(version=1)
     spec = proto.Model_pb2.Model(specificationVersion=max([FUNCTIONS, *(m.version for m in loaded.values())]))
     for name, model in loaded.items():
         own = to_proto(
-            model.program, model.version, store, None if model.spec is None else model.spec.mlProgram
+            model.program, model.version, held.store, None if model.spec is None else model.spec.mlProgram
         )
         place, source = spec.description.functions.add(name=name), _described(model)
         whole.functions[name].CopyFrom(own.functions[_default(model)])
@@ -70,7 +65,7 @@ def merge(
     spec.description.defaultFunctionName = first
     spec.mlProgram.SetInParent()
     version = spec.specificationVersion
-    program = from_proto(whole, version, lambda at, dtype, shape: held[at], "the merged model")
+    program = from_proto(whole, version, held.read, "the merged model")
     for model in loaded.values():
         model.check_source()
     files = tuple(m.weights for m in loaded.values() if m.weights is not None)
@@ -106,17 +101,12 @@ def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrit
     """
     loaded = load(model)
     function_of(loaded.program, function)
-    held: list[Array] = []
-
-    def store(var: Any) -> int:
-        held.append(var.val)
-        return len(held) - 1
-
+    held = HeldWeights()
     source = None if loaded.spec is None else loaded.spec.mlProgram
-    whole = to_proto(loaded.program, loaded.version, store, source)
+    whole = to_proto(loaded.program, loaded.version, held.store, source)
     made = proto.MIL_pb2.Program(version=1)
     made.functions["main"].CopyFrom(whole.functions[function])
-    program = from_proto(made, loaded.version, lambda at, dtype, shape: held[at], f"function {function!r}")
+    program = from_proto(made, loaded.version, held.read, f"function {function!r}")
     spec = proto.Model_pb2.Model(specificationVersion=loaded.version)
     if loaded.spec is not None:
         described = loaded.spec.description

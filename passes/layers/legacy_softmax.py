@@ -25,7 +25,7 @@ Why it helps: layers of the ND kind were reported off the ANE (hollance/neural-e
 through Core ML, iOS 11 to 15), `softmax` on it (fredyshox/ANECompat; Macs, macOS 12 or later). `permute` is of
 the first releases, which mostly run there. Not measured on later systems.
 
-Numbers: over the channel bit for bit the same. Behind a `permute` the terms of a sum may be taken in another
+Numbers: over the channel bit for bit the same. After a `permute` the terms of a sum may be taken in another
 order: within 1e-5 of the largest number in fp32.
 
 Grade: bit for bit.

@@ -18,11 +18,11 @@ After::
 The code of a custom layer is not in the file, so the pass takes the name for x sigmoid(x), and a number `beta`
 among its parameters for x sigmoid(beta x): so are they defined by the paper (Ramachandran and others,
 arXiv 1710.05941) and by the class of the example from which the name comes (hollance/CoreML-Custom-Layers,
-Swish.swift, where `beta` is 1 if it is absent). Nothing can be compared with the old layer: each change is told
-as not checked. Check a few outputs of both models on a Mac.
+Swish.swift, where `beta` is 1 if it is absent). Nothing can be compared with the old layer: each change
+is noted as not checked. Check a few outputs of both models on a Mac.
 
-Refuses when the layer has weights, other parameters, or a `beta` that is no number, and when it does not read
-one blob and make one. `class_names` says which classes are meant.
+Refuses when the layer has weights, other parameters, or a `beta` that is not a number, and when it does not
+read one blob and make one. `class_names` says which classes are meant.
 
 Why it helps: custom layers have code for the CPU, and perhaps the GPU, never for the ANE; sigmoids and products
 mostly run there (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured.

@@ -148,7 +148,7 @@ def test_copies_that_come_short(tmp_path: Path, name: str, piece: int) -> None:
     really = getattr(os, name)
 
     def short(*given: Any) -> Any:
-        # (source, target, count, at, to) or (file, count, at); metadata is read as a whole or not at all
+        # (source, target, count, at, to) or (file, count, at); metadata is read in one piece
         place = 2 if name == "copy_file_range" else 1
         kept = list(given)
         kept[place] = given[place] if name == "pread" and given[place] < 64 else min(given[place], piece)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from closeness import assert_close
 
 from anesurgery.mil import Array, ct
 
@@ -26,11 +27,6 @@ CUSTOM = [(1, 1), (2, 0), (0, 3)]
 
 def floats(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-def assert_close(found: Array, expected: Array, atol: float = 1e-5) -> None:
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol * max(1, np.abs(expected).max()))
 
 
 def flat(pads: Pads) -> list[int]:

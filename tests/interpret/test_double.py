@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
@@ -42,7 +43,7 @@ def value(body: Callable[[Var], Any], arithmetic: Any) -> torch.Tensor:
 def test_ops_keep_fp64(name: str) -> None:
     single, double = value(BODIES[name], "fp32"), value(BODIES[name], Double())
     assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
-    np.testing.assert_allclose(single, double, rtol=1e-4, atol=1e-6)
+    assert_close(single, double, rtol=1e-5)
     assert not torch.equal(double, double.float().double()), "rounded to fp32 on the way"
 
 

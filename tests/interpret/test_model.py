@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery.errors import InterpretError, LoadError, UnknownName
@@ -81,7 +82,7 @@ def torch_says(module: Any, *values: Array) -> Array:
 
 
 def close(found: Any, expected: Any) -> None:
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(found, expected, rtol=1e-5)
 
 
 def picture(mode: str, width: int = 7, height: int = 5) -> Any:

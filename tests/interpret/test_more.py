@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import evaluate
@@ -27,13 +28,6 @@ def floats(*shape: int) -> Array:
 
 def whole(low: int, high: int, *shape: int) -> Array:
     return RNG.integers(low, high, shape).astype(np.int32)
-
-
-def assert_close(found: Any, expected: Any, atol: float = 1e-6) -> None:
-    expected = np.asarray(expected)
-    assert found.shape == expected.shape
-    scale = max(1, np.abs(expected).max(initial=0)) if expected.dtype.kind == "f" else 1
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol * scale)
 
 
 # Scatter and gather -------------------------------------------------------------------------------
@@ -92,7 +86,7 @@ def test_scatter_along_an_axis_one_element_after_the_other(one_op: OneOp, mode: 
 
 
 def computed(op_type: str, values: dict[str, Array], opset: Any = NEWEST, **fixed: Any) -> list[Array]:
-    """The results of an op whose inputs are known at run time only, so that coremltools folds nothing."""
+    """The results of an op whose inputs are dynamic, so that coremltools folds nothing."""
     specs = [
         mb.TensorSpec(v.shape, types.int32 if v.dtype == np.int32 else types.fp32) for v in values.values()
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 
 from anesurgery.mil import Array, ct
 
@@ -16,12 +17,6 @@ OneOp = Callable[..., list[Array]]
 
 def floats(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-def assert_close(found: Array, expected: Array, atol: float = 1e-6) -> None:
-    assert found.shape == expected.shape
-    scale = max(1, np.abs(expected).max())
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol * scale)
 
 
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS17])

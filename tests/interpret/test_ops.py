@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from closeness import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,16 +166,6 @@ def _copy(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_copy(v) for v in value)
     return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def assert_close(found: Any, expected: Any, rtol: float = 1e-5) -> None:
-    found, expected = np.asarray(found), np.asarray(expected)
-    assert found.shape == expected.shape
-    if expected.dtype.kind in "bi":
-        np.testing.assert_array_equal(found, expected)
-        return
-    scale = np.abs(expected).max(initial=1e-6)
-    np.testing.assert_allclose(found.astype(np.float64), expected.astype(np.float64), rtol=0, atol=rtol * scale)
 
 
 CASES = [(name, n) for name, cases in FOLDED.items() for n in range(len(cases))]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 
 from anesurgery.mil import Array, ct
 
@@ -43,11 +44,10 @@ def ordered(array: Array, gates: int, order: list[int]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([parts[i] for i in order]))
 
 
-def assert_all_close(found: list[Array], expected: list[Any], atol: float = 1e-6) -> None:
+def assert_all_close(found: list[Array], expected: list[Any], rtol: float = 1e-6) -> None:
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
-        scale = max(1, np.abs(b).max())
-        np.testing.assert_allclose(a, np.asarray(b), rtol=0, atol=atol * scale)
+        assert_close(a, b, rtol)
 
 
 def loop(x: Array, states: list[Array], step: Any, direction: str) -> list[Array]:

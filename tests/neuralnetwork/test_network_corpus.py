@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery.errors import LoadError
@@ -156,7 +157,7 @@ def test_a_sequence_of_a_given_length(corpus: Path) -> None:
     expected = np.exp(logits) / np.exp(logits).sum()
     model = ane.upgrade(path, sequence=40, precision="fp32")
     found = ane.run(model, {"accelerations": x.reshape(40, 1, 12, 1, 1).astype(np.float32)})["scores"]
-    np.testing.assert_allclose(found, expected, atol=1e-5 * expected.max())
+    assert_close(found, expected, rtol=1e-5)
 
 
 def test_a_length_that_makes_no_sense_is_refused(corpus: Path) -> None:
@@ -223,7 +224,7 @@ def test_a_custom_layer_is_built_by_the_caller_or_explained(corpus: Path, tmp_pa
     ours, theirs = (ane.upgrade(path, custom=custom) for custom in ({"Swish": swish}, spelled))
     values = ane.Predictor(ours).sample()
     found, expected = (ane.run(model, values)["output"] for model in (ours, theirs))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+    assert_close(found, expected, rtol=1e-5)
 
 
 def failing(context: Any, params: Any, inputs: list[Var]) -> Var:

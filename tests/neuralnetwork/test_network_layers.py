@@ -390,7 +390,7 @@ def pooling(
         return made if exact else shaped(made)
 
     def windows(c: Array) -> Array:
-        """By the definition, window by window; places behind the padding never count."""
+        """By the definition, window by window; places beyond the padding never count."""
         ranges = [axis(i, c.shape[i]) for i in range(2)]
         out = np.zeros([len(r) for r in ranges], np.float32)
         for i, (h0, h1, hn) in enumerate(ranges[0]):

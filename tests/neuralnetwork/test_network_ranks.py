@@ -31,7 +31,7 @@ Step = tuple[Callable[[Any, str, str], Any], Callable[[Array], Array]]
 
 
 def _run(*steps: Step, x: Array = X) -> None:
-    """Run layers one behind the other, and compare what they make, and its shape."""
+    """Run layers in a row, and compare what they make, and its shape."""
 
     def fill(b: Any) -> None:
         for i, (add, _) in enumerate(steps):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from layer_case import assert_near
 from one_layer import floats, network
 
@@ -188,7 +189,7 @@ def test_what_coremltools_quantizes_is_decoded_as_it_does(name: str, bits: int, 
     ours, theirs = constants(spec), constants(plain)
     assert [v.shape for v in ours] == [v.shape for v in theirs]
     for found, expected in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+        assert_close(found, expected, rtol=1e-6)
 
 
 def test_halves_are_decoded() -> None:

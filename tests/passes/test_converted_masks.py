@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from conversion import convert as convert_module
 
 from anesurgery import frontend
 from anesurgery.interpret import run
-from anesurgery.mil import Array, Program, ct, np_dtype, producer, quiet_host, walk_ops
+from anesurgery.mil import Array, Program, np_dtype, producer, walk_ops
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.testing import apply_pass, assert_same_numbers, reasons
 
@@ -95,6 +96,16 @@ PADDED: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def program_and_inputs(
+    module: torch.nn.Module, example: list[Tensor], how: str, ios: int, precision: str
+) -> tuple[Program, dict[str, Array]]:
+    """The program and what its inputs were; each keeps the name that the front end gives it."""
+    named = dict(zip(("ids", "mask"), example, strict=False))
+    program: Program = convert_module(module, named, how, f"iOS{ios}", precision)._mil_program
+    arrays = [t.numpy().astype(np.int32) for t in example]
+    return program, dict(zip(program.functions["main"].inputs, arrays, strict=True))
+
+
 @cache
 def convert(spelling: str, how: str, ios: int, precision: str) -> tuple[Program, dict[str, Array]]:
     frontend.register()
@@ -103,22 +114,7 @@ def convert(spelling: str, how: str, ios: int, precision: str) -> tuple[Program,
     example = [torch.randint(0, 50, (1, T))]
     if spelling in PADDED or spelling.endswith("padding"):
         example.append(torch.tensor([[1] * 6 + [0] * 2]))
-    arrays = [t.numpy().astype(np.int32) for t in example]
-    with quiet_host():
-        source: Any = (
-            torch.jit.trace(module, tuple(example), check_trace=False)  # type: ignore[no-untyped-call]
-            if how == "trace"
-            else torch.export.export(module, tuple(example)).run_decompositions({})
-        )
-        made = ct.convert(
-            source,
-            inputs=[ct.TensorType(shape=a.shape, dtype=np.int32) for a in arrays] if how == "trace" else None,
-            minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
-            compute_precision=getattr(ct.precision, precision),
-            skip_model_load=True,
-        )
-    program: Program = made._mil_program
-    return program, dict(zip(program.functions["main"].inputs, arrays, strict=True))
+    return program_and_inputs(module, example, how, ios, precision)
 
 
 def masks_of(program: Program) -> list[Any]:
@@ -241,22 +237,7 @@ def gpt2(how: str, attention: str, padded: bool, ios: int, precision: str) -> tu
     example = [torch.randint(0, 101, (1, 16))]
     if padded:
         example.append(torch.tensor([[1] * 12 + [0] * 4]))
-    arrays = [t.numpy().astype(np.int32) for t in example]
-    with quiet_host():
-        source: Any = (
-            torch.jit.trace(Logits(), tuple(example), check_trace=False)  # type: ignore[no-untyped-call]
-            if how == "trace"
-            else torch.export.export(Logits(), tuple(example)).run_decompositions({})
-        )
-        made = ct.convert(
-            source,
-            inputs=[ct.TensorType(shape=a.shape, dtype=np.int32) for a in arrays] if how == "trace" else None,
-            minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
-            compute_precision=getattr(ct.precision, precision),
-            skip_model_load=True,
-        )
-    program: Program = made._mil_program
-    return program, dict(zip(program.functions["main"].inputs, arrays, strict=True))
+    return program_and_inputs(Logits(), example, how, ios, precision)
 
 
 @pytest.mark.parametrize(("how", "ios", "precision"), VARIANTS)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
+from conversion import convert
 
 from anesurgery.facts.views import FRAMES
 from anesurgery.interpret import run
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, constant, ct, np_dtype, operands, quiet_host, walk_ops
+from anesurgery.mil import Program, Var, constant, ct, np_dtype, operands, walk_ops
 from anesurgery.ops import BROADCASTING
 from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
 from anesurgery.passes.negate_subtract import NegateSubtract
@@ -64,21 +65,8 @@ def converted(
 ) -> Program:
     torch.manual_seed(0)
     module, x = kind().eval(), torch.zeros(1, 8, 16) if kind is Block else torch.zeros(1, 8, 8, 3)
-    traced = how == "trace"
-    with quiet_host():
-        source: Any = (
-            torch.jit.trace(module, x)  # type: ignore[no-untyped-call]
-            if traced
-            else torch.export.export(module, (x,)).run_decompositions({})
-        )
-        made = ct.convert(
-            source,
-            inputs=[ct.TensorType("x", tuple(x.shape))] if traced else None,
-            minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
-            compute_precision=getattr(ct.precision, precision),
-            pass_pipeline=ct.PassPipeline.DEFAULT if step is None else pass_pipeline([step]),
-            skip_model_load=True,
-        )
+    pipeline = ct.PassPipeline.DEFAULT if step is None else pass_pipeline([step])
+    made = convert(module, {"x": x}, how, f"iOS{ios}", precision, pass_pipeline=pipeline)
     program: Program = made._mil_program
     return program
 
@@ -144,7 +132,7 @@ def test_windows_that_cannot_be_converted_otherwise(how: str, ios: int, precisio
     torch.manual_seed(0)
     expected = Windows()(torch.from_numpy(x)).detach().numpy()
     (found,) = run(after, {name: x}).values()
-    np.testing.assert_allclose(found, expected, atol=2e-3)
+    assert_close(found, expected, rtol=2e-3 if precision == "fp16" else 1e-5)
 
 
 @pytest.mark.parametrize("package", ["basic_pitch_nmp", "silero_unified"])

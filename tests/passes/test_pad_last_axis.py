@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
+from conversion import convert
 from coremltools.converters.mil.mil import get_new_symbol
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from anesurgery.errors import PassError
 from anesurgery.facts.slices import slice_back
 from anesurgery.interpret import run
-from anesurgery.mil import Operation, Program, Var, consumers, ct, mb, quiet_host, types, walk_ops
+from anesurgery.mil import Operation, Program, Var, consumers, ct, mb, types, walk_ops
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.passes.pad_last_axis import PadLastAxis
 from anesurgery.rewriting.passes import Pipeline
@@ -804,25 +806,10 @@ def converted(model: str, how: str, ios: int, precision: str) -> tuple[Program, 
     torch.manual_seed(0)
     module = (Mlp() if model == "mlp" else Gpt()).eval()
     example = torch.randn(2, 12) if model == "mlp" else torch.tensor([[0, 100, 64, 7, 99, 1]])
-    integer = model == "gpt"
-    kind = ct.TensorType("x", example.shape, dtype=np.int32 if integer else np.float32)
-    with quiet_host(), torch.no_grad():
-        source: Any = (
-            torch.jit.trace(module, example)  # type: ignore[no-untyped-call]
-            if how == "trace"
-            else torch.export.export(module, (example,)).run_decompositions({})
-        )
-        made = ct.convert(
-            source,
-            inputs=[kind] if how == "trace" else None,
-            minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
-            compute_precision=getattr(ct.precision, precision),
-            skip_model_load=True,
-        )
-        expected = module(example).numpy()
-    (name,) = made._mil_program.functions["main"].inputs
-    values = example.numpy().astype(np.int32 if integer else np.float32)
-    return made._mil_program, {name: values}, expected
+    program = convert(module, {"x": example}, how, f"iOS{ios}", precision)._mil_program
+    (name,) = program.functions["main"].inputs
+    values = example.numpy().astype(np.int32 if model == "gpt" else np.float32)
+    return program, {name: values}, module(example).detach().numpy()
 
 
 SPELLINGS = [
@@ -841,7 +828,7 @@ def test_converted_models(model: str, how: str, ios: int, precision: str) -> Non
     assert_same_numbers(program, after, inputs, rtol=2e-3, precision="fp16")
     (found,) = run(after, inputs).values()
     half = precision == "FLOAT16"
-    np.testing.assert_allclose(found, expected, rtol=0, atol=(3e-3 if half else 1e-5) * np.abs(expected).max())
+    assert_close(found, expected, rtol=3e-3 if half else 1e-5)
     assert not apply_pass(STEP, after)[1].changes
     assert all(n % 64 == 0 for n in lengths(after, "linear")), to_text(after)
     added = len(kinds(after, "slice_by_index")) - len(kinds(program, "slice_by_index"))

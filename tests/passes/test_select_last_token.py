@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,7 +147,7 @@ def test_the_one_hot_input_picks_a_position_for_each_row_of_the_batch(head: str,
     one_hot = np.eye(5, dtype=np.float32)[picked]
     found = np.asarray(run(after, {**inputs, "at": one_hot})["y"])
     expected = np.stack([whole[b, [at]] for b, at in enumerate(picked)])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE * np.abs(expected).max())
+    assert_close(found, expected, rtol=CLOSE)
     wrong = np.asarray(run(after, {**inputs, "at": np.eye(5, dtype=np.float32)[[2, 2]]})["y"])
     assert np.abs(wrong - expected).max() > 1e-3
 
@@ -182,7 +183,7 @@ def test_each_function_has_logits_of_its_own() -> None:
         whole = np.asarray(run(program, inputs, function=name)["y"])
         found = np.asarray(run(after, inputs, function=name)["y"])
         expected = adapt_outputs(session.contract, {"y": whole}, inputs)["y"]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE * np.abs(whole).max())
+        assert_close(found, expected, rtol=CLOSE)
 
 
 def test_depth_block_also_saves_the_last_mlp() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
+from conversion import convert
 
 from anesurgery.interpret import run
 from anesurgery.mil import Program, ct, quiet_host, walk_ops
@@ -47,21 +49,7 @@ class Gpt(torch.nn.Module):
 def converted(how: str, ios: int, precision: str, selects: bool = False) -> Program:
     torch.manual_seed(0)
     module, ids = Gpt(selects).eval(), torch.zeros(1, 8, dtype=torch.int64)
-    traced = how == "trace"
-    with quiet_host():
-        source: Any = (
-            torch.jit.trace(module, ids)  # type: ignore[no-untyped-call]
-            if traced
-            else torch.export.export(module, (ids,)).run_decompositions({})
-        )
-        made = ct.convert(
-            source,
-            inputs=[ct.TensorType("ids", (1, 8), dtype=np.int32)] if traced else None,
-            minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
-            compute_precision=getattr(ct.precision, precision),
-            skip_model_load=True,
-        )
-    program: Program = made._mil_program
+    program: Program = convert(module, {"ids": ids}, how, f"iOS{ios}", precision)._mil_program
     return program
 
 
@@ -138,7 +126,7 @@ def test_both_at_conversion_time(ios: int) -> None:
     expected = run(converted("trace", ios, "FLOAT16"), inputs)
     (found,) = run(after, inputs).values()
     (whole,) = expected.values()
-    np.testing.assert_allclose(found, whole[:, -1:], rtol=0, atol=1e-5 * np.abs(whole).max())
+    assert_close(found, whole[:, -1:], rtol=1e-5)
 
 
 def norms(program: Program) -> list[tuple[int, ...]]:

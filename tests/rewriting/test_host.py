@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
@@ -63,7 +64,7 @@ def test_what_passes_do_in_a_conversion_is_reported_and_written(tmp_path: Path) 
     np.testing.assert_array_equal(np.load(written), TABLE)
     rows = TABLE[[[1, 2, 3]]]
     (found,) = ane.run(tmp_path / "m.mlpackage", {"ids_embeds": rows}).values()
-    np.testing.assert_allclose(found, rows - rows.mean(), rtol=1e-6, atol=1e-6)
+    assert_close(found, rows - rows.mean(), rtol=1e-6)
     with pytest.raises(SurgeryError, match="exists"):
         report.save_artifacts(tmp_path / "m.mlpackage")
 

@@ -35,7 +35,7 @@ def clip(low: float, high: float) -> tuple[str, dict[str, Any]]:
 
 
 def row(*links: tuple[str, dict[str, Any]], rank5: bool = False, version: int | None = None) -> Any:
-    """Layers one behind the other, from x to y."""
+    """Layers in a row, from x to y."""
     blobs = ["x", *(f"b{i}" for i in range(1, len(links))), "y"]
     layers = [make_layer(kind, [blobs[i]], [blobs[i + 1]], **fields) for i, (kind, fields) in enumerate(links)]
     shape = (2, 3, 4) if rank5 else (1, 2, 3, 4)
@@ -270,7 +270,7 @@ def test_pose_cpm(corpus: Path) -> None:
         "upsample": 3,
         "pooling": 2,
     }
-    # 93 rows of four layers, 52 of them with a ReLU behind, become two thresholds each.
+    # 93 rows of four layers, 52 of them followed by a ReLU, become two thresholds each.
     assert found.after == found.before | {"activation": 386 - 3 * 93 - 52, "unary": 2 * 93}
     assert found.subject.spec.specificationVersion == 1
     assert not found.refusals

@@ -31,7 +31,7 @@ def plus(alpha: float) -> Link:
 
 
 def row(*links: Link, rank5: bool = False) -> Any:
-    """Layers one behind the other, from x to y."""
+    """Layers in a row, from x to y."""
     blobs = ["x", *(f"b{i}" for i in range(1, len(links))), "y"]
     layers = [make_layer(kind, [blobs[i]], [blobs[i + 1]], **fields) for i, (kind, fields) in enumerate(links)]
     shape = (4, 5, 6) if rank5 else (1, 4, 5, 6)

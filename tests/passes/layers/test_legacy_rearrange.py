@@ -29,7 +29,7 @@ def axes(*order: int) -> tuple[str, dict[str, Any]]:
 
 
 def row_of(shape: Shape, row: Row, *, rank5: bool = False, version: int | None = None) -> Any:
-    """A network x -> b0 -> b1 ... -> y, with a layer behind it that moves nothing."""
+    """A network x -> b0 -> b1 ... -> y, followed by a layer that moves nothing."""
     names = ["x", *(f"b{i}" for i in range(len(row)))]
     layers = [make_layer(kind, [names[i]], [names[i + 1]], **fields) for i, (kind, fields) in enumerate(row)]
     layers.append(make_layer("activation", [names[-1]], ["y"], linear={"alpha": -1}))

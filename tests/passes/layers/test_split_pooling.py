@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from one_layer import floats
 from two_sided import with_any_batch
 
@@ -48,7 +49,7 @@ def both(spec: Any, x: Array) -> tuple[Array, Array, list[str]]:
             assert max(p.kernelSize) <= POOL_KERNEL
             assert max(p.stride) <= POOL_STRIDE
     old, new = (ane.run(import_network(s), {"x": x})["y"] for s in (spec, after))
-    np.testing.assert_allclose(new, old, rtol=0, atol=1e-5 * np.abs(old).max())
+    assert_close(new, old, rtol=1e-5)
     return old, new, [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
 
 
@@ -164,7 +165,7 @@ def test_one_window_of_a_mean_with_its_padding_is_refused() -> None:
 
 
 def test_windows_of_padding_only_are_refused() -> None:
-    """The second has one behind the last pixel, as the format's formula says."""
+    """The second has one after the last pixel, as the format's formula says."""
     for stride, padding in ((3, valid(3, 0, 0, 0)), (4, {"includeLastPixel": {}})):
         spec = pooled((16, 16), (3, 3), (stride, stride), **padding)
         assert_refuses(STEP, spec, "a window of 3 lies in the padding only")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from one_layer import floats
 
 import anesurgery as ane
@@ -38,7 +39,7 @@ def both(spec: Any, x: Array) -> tuple[Array, Array, list[str]]:
         assert max(layer.upsample.scalingFactor, default=1) <= UPSAMPLE
         assert max(layer.convolution.kernelSize, default=1) <= 13 or layer.convolution.kernelSize[1] == 1
     old, new = (ane.run(import_network(s), {"x": x})["y"] for s in (spec, after))
-    np.testing.assert_allclose(new, old, rtol=0, atol=STEP.tolerance.rtol * np.abs(old).max())
+    assert_close(new, old, rtol=STEP.tolerance.rtol)
     return old, new, [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
 
 

@@ -102,7 +102,7 @@ def test_the_printer_shows_parameters_and_weights() -> None:
 
 
 def test_a_real_network(corpus: Path) -> None:
-    """Its Swish has a beta of 0.01; the shapes behind it become known, and it runs."""
+    """Its Swish has a beta of 0.01; the shapes after it become known, and it runs."""
     path = corpus / "custom_swish_mcneural.mlmodel"
     surgery = ane.apply(str(path), "swish_layers", prove="both")
     assert [change.where for change in surgery.changes] == ["swish_1"]

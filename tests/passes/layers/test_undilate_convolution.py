@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from one_layer import floats
 from two_sided import with_any_batch
 
@@ -77,7 +78,7 @@ def both(spec: Any, step: UndilateConvolution = STEP, batch: int = 1) -> tuple[A
     np.testing.assert_array_equal(ane.run(new, {"x": x})["y"], ane.run(old, {"x": x})["y"])
     x = floats(*shape)
     found, wanted = (ane.run(loaded, {"x": x})["y"] for loaded in (new, old))
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    assert_close(found, wanted, rtol=1e-5)
     for layer in after.neuralNetwork.layers:
         assert max(layer.convolution.dilationFactor, default=1) == 1
     return after, [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]

@@ -132,7 +132,7 @@ def test_windows_that_cannot_be_converted_otherwise(how: str, ios: int, precisio
     torch.manual_seed(0)
     expected = Windows()(torch.from_numpy(x)).detach().numpy()
     (found,) = run(after, {name: x}).values()
-    assert_close(found, expected, rtol=2e-3 if precision == "fp16" else 1e-5)
+    assert_close(found, expected, rtol=2e-3 if precision == "FLOAT16" else 1e-5)
 
 
 @pytest.mark.parametrize("package", ["basic_pitch_nmp", "silero_unified"])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anesurgery.checking.divergence import first_divergence
     from anesurgery.checking.grades import Tolerance
     from anesurgery.checking.ranges import ranges
+    from anesurgery.compressing.sensitivity import Sensitivity, sensitivity
     from anesurgery.errors import Refusal, SurgeryError
     from anesurgery.files.compiled_package import decompile
     from anesurgery.files.package import save
@@ -78,6 +79,8 @@ _HOMES = {
     "register_rule": "placement.registered",
     "run": "interpret",
     "save": "files.package",
+    "Sensitivity": "compressing.sensitivity",
+    "sensitivity": "compressing.sensitivity",
     "split": "splitting.split",
     "to_text": "loading",
     "upgrade": "network_editing.upgrade",
@@ -99,6 +102,7 @@ __all__ = [
     "Refusal",
     "Rewrite",
     "Sampler",
+    "Sensitivity",
     "Surgery",
     "SurgeryError",
     "Target",
@@ -121,6 +125,7 @@ __all__ = [
     "register_rule",
     "run",
     "save",
+    "sensitivity",
     "split",
     "to_text",
     "upgrade",

@@ -12,7 +12,9 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-RENDERERS = tuple(f"anesurgery.show.{name}" for name in ("surgeries", "terminal", "page", "chunk_table"))
+RENDERERS = tuple(
+    f"anesurgery.show.{name}" for name in ("surgeries", "terminal", "page", "chunk_table", "weight_costs")
+)
 """The modules that register renderers."""
 
 Form: TypeAlias = Literal["text", "html", "json", "page"]

@@ -41,6 +41,7 @@ ROOMS = tuple(
         testing
         network_editing
         registry
+        compressing
         splitting
         rewriting
         placement

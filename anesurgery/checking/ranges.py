@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ import torch
 
 from anesurgery.display import Drawn
 from anesurgery.errors import SurgeryError
+from anesurgery.facts.constants import LARGEST
+from anesurgery.files.shards import Shard, share
 from anesurgery.interpret import Listener, Predictor
 from anesurgery.interpret.arithmetic.saturation import CEILING, SUMS, bound
 from anesurgery.interpret.features import as_array
@@ -69,6 +71,36 @@ class OpRange:
             return math.nan
         return max(abs(self.minimum), abs(self.maximum)) if self.minimum <= self.maximum else 0.0
 
+    def joined(self, other: OpRange) -> OpRange:
+        """The range of both."""
+        low, high = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+        if math.isnan(self.minimum) or math.isnan(other.minimum):
+            low = high = math.nan
+        sums = [s for s in (self.partial_sum, other.partial_sum) if s is not None]
+        made = OpRange(self.name, self.op_type, low, high, max(sums, default=None))
+        found = {made._seen(hazard): None for hazard in (*self.hazards, *other.hazards)}
+        sure = {hazard.arithmetic for hazard in found if hazard.kind != "may saturate"}
+        made.hazards = [h for h in found if h.kind != "may saturate" or h.arithmetic not in sure]
+        return made
+
+    def _seen(self, hazard: Hazard) -> Hazard:
+        """A hazard of a share, with the magnitude of the whole."""
+        kind = "overflow" if hazard.kind == "saturates" and self.largest > LARGEST else hazard.kind
+        partial = self.partial_sum if kind in ("saturates", "may saturate") else None
+        return replace(hazard, kind=kind, value=self.largest if partial is None else partial)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> OpRange:
+        """A row that was written as JSON, where infinities are words."""
+        partial = content["partial_sum"]
+        hazards = [
+            Hazard(str(h["arithmetic"]), str(h["kind"]), float(h["value"]), h["remedy"])
+            for h in content["hazards"]
+        ]
+        low, high = float(content["minimum"]), float(content["maximum"])
+        bound = None if partial is None else float(partial)
+        return cls(str(content["name"]), str(content["op_type"]), low, high, bound, hazards)
+
 
 @dataclass(frozen=True)
 class Ranges(Drawn):
@@ -116,6 +148,37 @@ class Ranges(Drawn):
             "ops": rows,
         }
 
+    def merge(self, *others: Ranges) -> Ranges:
+        """The results of several shares of a calibration set as one.
+
+        Raises:
+            SurgeryError: they are of different models or arithmetics.
+        """
+        rows = list(self.rows)
+        for part in others:
+            if part.arithmetic != self.arithmetic or [r.name for r in part.rows] != [r.name for r in rows]:
+                raise SurgeryError(
+                    "the results are of different models, arithmetics or branches; run them again"
+                )
+            rows = [a.joined(b) for a, b in zip(rows, part.rows, strict=True)]
+        samples = self.samples + sum(part.samples for part in others)
+        unsound = dict.fromkeys(name for part in (self, *others) for name in part.unsound)
+        return Ranges(tuple(rows), samples, self.arithmetic, tuple(unsound))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Ranges:
+        """A result that was written as JSON.
+
+        Raises:
+            SurgeryError: it is something else.
+        """
+        try:
+            rows = tuple(OpRange.from_json(row) for row in content["ops"])
+            unsound = tuple(map(str, content["unsound_inputs"]))
+            return cls(rows, int(content["samples"]), str(content["arithmetic"]), unsound)
+        except (KeyError, TypeError, ValueError) as error:
+            raise SurgeryError(f"this is no result of `ranges`: {error!r}; run it again") from error
+
     def __repr__(self) -> str:
         return str(self)
 
@@ -128,6 +191,7 @@ def ranges(
     function: str | None = None,
     seed: int = 0,
     member: str | int | None = None,
+    shard: Shard | str | tuple[int, int] | None = None,
 ) -> Ranges:
     """Run a calibration set and report the range of every op, and where fp16 or the Neural Engine would fail.
 
@@ -138,17 +202,22 @@ def ranges(
         function: which function; `main` or the first by default.
         seed: of the sampled inputs.
         member: of a pipeline, the one model to run, by name or number; all of them when absent.
+        shard: which share of the sets of inputs, as "3/8"; `Ranges.merge` joins the results.
 
     Raises:
         InterpretError: inputs that do not fit, or an unknown chip.
-        SurgeryError: an empty calibration set.
+        SurgeryError: an empty calibration set, or one with fewer sets than shares.
     """
     first = Predictor(model, function=function, member=member)
     if inputs is None:
         inputs = first.sample(seed)
-    samples = [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
+    whole = [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
+    samples = share(shard).of(whole)
     if not samples:
-        raise SurgeryError("the calibration set is empty; give at least one set of inputs")
+        of = f" of {len(whole)}" if whole else ""
+        raise SurgeryError(
+            f"the calibration set{of} is empty here; give at least one set of inputs to each share"
+        )
     engine = f"ane:{chip}" if chip else "ane"
     exact = _Exact()
     watches = {name: _Breaks() for name in ("fp16", engine)}
@@ -186,7 +255,7 @@ def _hazard(row: OpRange, arithmetic: str, nan: bool) -> Hazard:
         return Hazard("fp32", kind, value, _remedy(row.op_type, kind))
     if nan:
         return Hazard(arithmetic, "nan", value, _remedy(row.op_type, "nan"))
-    saturates = arithmetic != "fp16" and row.op_type in SUMS and value <= 65504
+    saturates = arithmetic != "fp16" and row.op_type in SUMS and value <= LARGEST
     kind = "saturates" if saturates else "overflow"
     shown = row.partial_sum if saturates and row.partial_sum is not None else value
     return Hazard(arithmetic, kind, shown, _remedy(row.op_type, kind))

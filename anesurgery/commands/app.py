@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import __version__, registry
+from anesurgery.commands.calibrating import ranges, sensitivity
 from anesurgery.commands.chips import chips
 from anesurgery.commands.decompiling import decompile
 from anesurgery.commands.doctor import doctor
@@ -106,6 +107,8 @@ app.command()(doctor)
 app.command()(chips)
 app.command()(measure)
 app.command()(learn)
+app.command()(ranges)
+app.command()(sensitivity)
 
 
 @app.command()
@@ -204,33 +207,6 @@ def run(
     if out is not None:
         arrays.write(out, made, overwrite, Path(model))
     show(surgeries.arrays_json(made), surgeries.arrays_table(made), as_json, quiet)
-
-
-@app.command()
-def ranges(
-    model: Model,
-    inputs: Annotated[
-        list[Path] | None, typer.Option(help="An .npz file of arrays by input name; repeat for more.")
-    ] = None,
-    chip: Annotated[str | None, typer.Option(help='Whose arithmetic, as "M1".')] = None,
-    function: Function = None,
-    member: Member = None,
-    seed: Seed = 0,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Ranges of every op, and where fp16 or the Neural Engine would fail (then with exit code 1)."""
-    load_engine(quiet)
-    from anesurgery.checking.ranges import ranges as certify
-    from anesurgery.files import arrays
-    from anesurgery.show import surgeries
-
-    samples = [arrays.read(path) for path in inputs] if inputs else None
-    with waiting("running the model in three arithmetics", quiet):
-        found = certify(model, samples, chip=chip, function=function, seed=seed, member=member)
-    show(found.to_json(), surgeries.ranges_group(found), as_json, quiet)
-    if not found.ok:
-        raise typer.Exit(1)
 
 
 @app.command()

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -38,6 +38,21 @@ def _tick(words: str, done: threading.Event) -> None:
     print(f"{words} ...", end="", file=sys.stderr, flush=True)
     while not done.wait(1):
         print(f"\r{words} ... {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show on a terminal how much is done and how long the rest takes; called with (done, in all)."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery import registry
+from anesurgery.checking.ranges import Ranges
 from anesurgery.errors import InterpretError, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
 
@@ -109,3 +110,24 @@ def test_bad_calibration_sets() -> None:
     with pytest.raises(InterpretError, match="nothing is known of the arithmetic of chip 'M7'"):
         ane.ranges(program, chip="M7")
     assert ane.ranges(program).samples == 1
+
+
+def test_shares_of_a_calibration_set_merge_to_the_whole() -> None:
+    program = program_of(scores, 1, 2)
+    samples = [{"x": np.array([[low, high]])} for low, high in ((1, 2), (-150, 151), (200, 200), (-300, 4))]
+    whole = ane.ranges(program, samples)
+    parts = [ane.ranges(program, samples, shard=(n, 3)) for n in (1, 2, 3)]
+    assert [part.samples for part in parts] == [2, 1, 1]
+    words = [json.dumps(part.to_json()) for part in parts]
+    merged = Ranges.from_json(json.loads(words[0])).merge(*(Ranges.from_json(json.loads(w)) for w in words[1:]))
+    assert not whole.ok
+    assert merged.samples == whole.samples
+    for a, b in zip(merged.rows, whole.rows, strict=True):
+        assert {str(h) for h in a.hazards} == {str(h) for h in b.hazards}
+        assert (a.name, a.minimum, a.maximum, a.partial_sum) == (b.name, b.minimum, b.maximum, b.partial_sum)
+    with pytest.raises(SurgeryError, match="different models"):
+        merged.merge(ane.ranges(program_of(lambda x: mb.relu(x=x), 3)))
+    with pytest.raises(SurgeryError, match="one set of inputs to each share"):
+        ane.ranges(program, samples, shard="5/5")
+    with pytest.raises(SurgeryError, match="this is no result of `ranges`"):
+        Ranges.from_json({"ops": []})

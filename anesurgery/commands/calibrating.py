@@ -1,0 +1,169 @@
+"""`anesurgery ranges` and `sensitivity`: what a model does on a calibration set, by shares if it is large."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anesurgery.commands.options import Function, Json, Member, Quiet, Seed, show
+from anesurgery.commands.waiting import load_engine, progress, waiting
+
+Inputs = Annotated[
+    list[Path] | None, typer.Option(help="An .npz file of arrays by input name; repeat for more.")
+]
+Share = Annotated[
+    str | None, typer.Option(help="Only a share of the work, as 3/8; --merge joins them.", show_default=False)
+]
+Parts = Annotated[
+    list[Path] | None,
+    typer.Option("--merge", help="The --json of a share, instead of measuring; repeat.", show_default=False),
+]
+Measured = Annotated[
+    str | None,
+    typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc; none with --merge.", show_default=False),
+]
+
+
+def ranges(
+    model: Measured = None,
+    inputs: Inputs = None,
+    chip: Annotated[str | None, typer.Option(help='Whose arithmetic, as "M1".')] = None,
+    shard: Share = None,
+    merge: Parts = None,
+    function: Function = None,
+    member: Member = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Ranges of every op, and where fp16 or the Neural Engine would fail (then with exit code 1)."""
+    load_engine(quiet)
+    from anesurgery.checking.ranges import Ranges
+    from anesurgery.checking.ranges import ranges as certify
+    from anesurgery.show import surgeries
+
+    if (parts := _parts(model, merge, Ranges)) is not None:
+        found = parts[0].merge(*parts[1:])
+    else:
+        with waiting("running the model in three arithmetics", quiet):
+            samples = _read(inputs)
+            found = certify(model, samples, chip=chip, function=function, seed=seed, member=member, shard=shard)
+    show(found.to_json(), surgeries.ranges_group(found), as_json, quiet)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def sensitivity(
+    model: Measured = None,
+    inputs: Inputs = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="palettize-4, linear-8, linear-4-block-32, prune-50, ...; repeat.", show_default=False
+        ),
+    ] = None,
+    bits: Annotated[
+        float | None, typer.Option(help="Propose modes of so many bits on average.", show_default=False)
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option(help="Propose modes for a size of all weights, as 20MB.", show_default=False)
+    ] = None,
+    max_kl: Annotated[
+        float | None, typer.Option(help="Propose the smallest modes up to a KL divergence.", show_default=False)
+    ] = None,
+    min_psnr: Annotated[
+        float | None, typer.Option(help="Propose the smallest modes from a PSNR on.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The compressed .mlpackage to write.", show_default=False)
+    ] = None,
+    smallest: Annotated[int, typer.Option(min=0, help="Elements above which a weight counts.")] = 2048,
+    shard: Share = None,
+    merge: Parts = None,
+    processes: Annotated[int, typer.Option(min=1, help="Over how many processes.")] = 1,
+    function: Function = None,
+    seed: Seed = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace the --out package if it exists.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What compressing each weight costs at the outputs, and which bits each weight gets for a goal."""
+    load_engine(quiet)
+    from anesurgery.compressing.sensitivity import MODES, Sensitivity
+    from anesurgery.compressing.sensitivity import sensitivity as measure
+    from anesurgery.show import weight_costs
+
+    goals = {"bits": bits, "max_bytes": max_size, "max_kl": max_kl, "min_psnr": min_psnr}
+    goals = {name: goal for name, goal in goals.items() if goal is not None}
+    check_out(out, goals, model, overwrite)
+    if (parts := _parts(None if merge and out else model, merge, Sensitivity)) is not None:
+        found = parts[0].merge(*parts[1:])
+    else:
+        options: dict[str, Any] = {
+            "function": function,
+            "shard": shard,
+            "processes": processes,
+            "seed": seed,
+            "smallest": smallest,
+        }
+        with progress("weights", quiet or as_json) as told:
+            found = measure(model, _read(inputs), tuple(mode or MODES), told=told, **options)
+    proposal = found.propose(**goals) if goals else None
+    if out is not None and proposal is not None:
+        with waiting("compressing with coremltools", quiet):
+            write(proposal.apply(model), out, overwrite, model)
+    shown = [weight_costs.sensitivity_group(found)]
+    shown += [] if proposal is None else [weight_costs.proposal_group(proposal)]
+    from rich.console import Group
+
+    show(weight_costs.result_json(found, proposal), Group(*shown), as_json, quiet)
+
+
+def check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwrite: bool) -> None:
+    """See that a compressed model may be written, before anything is measured.
+
+    Raises:
+        SurgeryError: it may not, or there is nothing to write.
+    """
+    from anesurgery.errors import SurgeryError
+    from anesurgery.files.writing import check_target
+
+    if out is None:
+        return
+    if not goals or model is None:
+        raise SurgeryError("--out needs the model and a goal: --bits, --max-size, --max-kl or --min-psnr")
+    check_target(Path(model).expanduser(), out.expanduser().absolute(), overwrite)
+
+
+def write(model: Any, out: Path, overwrite: bool, source: str | None) -> None:
+    """Write what coremltools made, atomically."""
+    from anesurgery.files.writing import write_atomically
+
+    write_atomically(out.expanduser().absolute(), lambda place: model.save(str(place)), overwrite)
+
+
+def _read(inputs: list[Path] | None) -> Any:
+    from anesurgery.files import arrays
+
+    return [arrays.read(path) for path in inputs] if inputs else None
+
+
+def _parts(model: str | None, merge: list[Path] | None, kind: Any) -> list[Any] | None:
+    """The shares to merge; None where a model is to be measured."""
+    from anesurgery.errors import SurgeryError
+
+    if (model is None) == (not merge):
+        raise SurgeryError("give a model to measure, or the results of its shares by --merge")
+    return [kind.from_json(_json(path)) for path in merge] if merge else None
+
+
+def _json(path: Path) -> Any:
+    from anesurgery.errors import SurgeryError
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SurgeryError(f"{path} cannot be read as JSON: {error}") from error

@@ -1,0 +1,80 @@
+"""Show what compressing each weight costs, and which mode each weight is to get."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.filesize import decimal
+from rich.table import Table
+
+from anesurgery.compressing.assignment import Option, Proposal
+from anesurgery.compressing.sensitivity import Sensitivity
+from anesurgery.display import draws, short_name
+from anesurgery.show.console import as_html, as_text, plain
+
+ROWS = 40
+"""Weights of a table; JSON has all."""
+
+
+def sensitivity_group(found: Sensitivity) -> Group:
+    """A row for each weight, the KL divergence of each mode in nats; where outputs have no rows, PSNR in dB."""
+    by_kl = any(o.kl for row in found.rows for o in row.options.values())
+    table = Table("weight", "read by", "size", *found.modes, box=box.SIMPLE_HEAD)
+    for row in found.rows[:ROWS]:
+        cells = [_cell(row.options.get(mode), by_kl) for mode in found.modes]
+        table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), decimal(row.bytes), *cells)
+    more = [plain(f"... and {len(found.rows) - ROWS} more")] if len(found.rows) > ROWS else []
+    what = "KL divergence in nats" if by_kl else "PSNR in dB"
+    share = "" if found.complete else f", {len(found.rows)} of {found.total} weights"
+    words = f"{what} when a weight alone is compressed; {found.samples} samples{share}"
+    words = f"{what} when a weight alone is compressed; {found.samples} samples{share}"
+    return Group(table, *more, plain(words))
+
+
+def _cell(option: Option | None, by_kl: bool) -> str:
+    if option is None:
+        return "-"
+    return f"{option.kl:.2g}" if by_kl else f"{option.psnr:.1f}"
+
+
+def proposal_group(proposal: Proposal) -> Group:
+    """How many weights get which mode, and what that is estimated to cost."""
+    counts = Counter(proposal.modes.values())
+    table = Table("mode", "weights", box=box.SIMPLE_HEAD)
+    for mode, count in sorted(counts.items()):
+        table.add_row(mode, str(count))
+    size = f"{decimal(proposal.bytes)} of {decimal(proposal.plain_bytes)}, {proposal.bits:.2f} bits a number"
+    cost = f"estimated from each weight alone: KL {proposal.kl:.3g} nats, PSNR {proposal.psnr:.1f} dB"
+    return Group(table, plain(size), plain(cost))
+
+
+@draws("Sensitivity", "text")
+def sensitivity_text(found: Sensitivity) -> str:
+    """The table as text."""
+    return as_text(sensitivity_group(found))
+
+
+@draws("Sensitivity", "html")
+def sensitivity_html(found: Sensitivity) -> str:
+    """The table as HTML."""
+    return as_html(sensitivity_group(found))
+
+
+@draws("Proposal", "text")
+def proposal_text(proposal: Proposal) -> str:
+    """The table as text."""
+    return as_text(proposal_group(proposal))
+
+
+@draws("Proposal", "html")
+def proposal_html(proposal: Proposal) -> str:
+    """The table as HTML."""
+    return as_html(proposal_group(proposal))
+
+
+def result_json(found: Sensitivity, proposal: Proposal | None) -> dict[str, Any]:
+    """Both as plain data."""
+    return found.to_json() | ({} if proposal is None else {"proposal": proposal.to_json()})

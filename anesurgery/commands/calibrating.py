@@ -19,7 +19,12 @@ Share = Annotated[
 ]
 Parts = Annotated[
     list[Path] | None,
-    typer.Option("--merge", help="The --json of a share, instead of measuring; repeat.", show_default=False),
+    typer.Option(
+        "--merge", help="What --save wrote of a share, instead of measuring; repeat.", show_default=False
+    ),
+]
+Save = Annotated[
+    Path | None, typer.Option(help="A JSON file to write the result to, for --merge.", show_default=False)
 ]
 Measured = Annotated[
     str | None,
@@ -33,6 +38,7 @@ def ranges(
     chip: Annotated[str | None, typer.Option(help='Whose arithmetic, as "M1".')] = None,
     shard: Share = None,
     merge: Parts = None,
+    save: Save = None,
     function: Function = None,
     member: Member = None,
     seed: Seed = 0,
@@ -51,6 +57,7 @@ def ranges(
         with waiting("running the model in three arithmetics", quiet):
             samples = _read(inputs)
             found = certify(model, samples, chip=chip, function=function, seed=seed, member=member, shard=shard)
+    _save(found, save)
     show(found.to_json(), surgeries.ranges_group(found), as_json, quiet)
     if not found.ok:
         raise typer.Exit(1)
@@ -83,6 +90,7 @@ def sensitivity(
     smallest: Annotated[int, typer.Option(min=0, help="Elements above which a weight counts.")] = 2048,
     shard: Share = None,
     merge: Parts = None,
+    save: Save = None,
     processes: Annotated[int, typer.Option(min=1, help="Over how many processes.")] = 1,
     function: Function = None,
     seed: Seed = 0,
@@ -111,6 +119,7 @@ def sensitivity(
         }
         with progress("weights", quiet or as_json) as told:
             found = measure(model, _read(inputs), tuple(mode or MODES), told=told, **options)
+    _save(found, save)
     proposal = found.propose(**goals) if goals else None
     if out is not None and proposal is not None:
         with waiting("compressing with coremltools", quiet):
@@ -158,6 +167,15 @@ def _parts(model: str | None, merge: list[Path] | None, kind: Any) -> list[Any] 
     if (model is None) == (not merge):
         raise SurgeryError("give a model to measure, or the results of its shares by --merge")
     return [kind.from_json(_json(path)) for path in merge] if merge else None
+
+
+def _save(found: Any, path: Path | None) -> None:
+    """Write a result, so that it can be merged; infinities are words."""
+    from anesurgery.commands.options import finite
+    from anesurgery.files.arrays import write_text
+
+    if path is not None:
+        write_text(path, json.dumps(finite(found.to_json()), indent=2, allow_nan=False))
 
 
 def _json(path: Path) -> Any:

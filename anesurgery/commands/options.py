@@ -43,17 +43,17 @@ Aim = Annotated[str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+"
 def show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:
     """Print plain data as JSON, or something for a rich console, or nothing."""
     if as_json:
-        print(json.dumps(_finite(plain), indent=2, allow_nan=False))
+        print(json.dumps(finite(plain), indent=2, allow_nan=False))
     elif not quiet:
         from anesurgery.show.console import PlainConsole
 
         PlainConsole().print(shown)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Plain data as JSON can hold it: what is infinite or NaN as a word."""
     if isinstance(value, dict):
-        return {key: _finite(held) for key, held in value.items()}
+        return {key: finite(held) for key, held in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(held) for held in value]
+        return [finite(held) for held in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -174,7 +176,7 @@ def fits(mode: Mode, version: int) -> bool:
 
 def apply_configs(model: Any, chosen: Mapping[str, Mode], smallest: int = SMALLEST) -> Any:
     """An MLModel whose weights coremltools has compressed, those of each kind in one call."""
-    with quiet_host():
+    with quiet_host(), redirect_stderr(io.StringIO()):  # its progress bars
         from coremltools.optimize import coreml as host
 
         for kind, (_, function) in KINDS.items():

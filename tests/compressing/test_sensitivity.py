@@ -273,10 +273,9 @@ def test_the_commands(package: Path, tmp_path: Path) -> None:
     flags = ["--inputs", data, "--mode", "palettize-4-uniform", "--mode", "linear-8", "--smallest", 256]
     parts = []
     for number in (1, 2):
-        made = call("sensitivity", package, *flags, "--shard", f"{number}/2", "--json")
-        assert made.exit_code == 0, made.output
         parts.append(tmp_path / f"{number}.json")
-        parts[-1].write_text(made.output)
+        made = call("sensitivity", package, *flags, "--shard", f"{number}/2", "--save", parts[-1])
+        assert made.exit_code == 0, made.output
     merged = json.loads(call("sensitivity", "--merge", parts[0], "--merge", parts[1], "--json").output)
     assert merged["total"] == len(merged["weights"]) == 4
     small = tmp_path / "small.mlpackage"

@@ -15,6 +15,7 @@ from anesurgery.display import Drawn
 from anesurgery.errors import InterfaceError, IsPipeline
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.package import Loaded
+from anesurgery.interpret.features import bind
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load, load_member
@@ -108,12 +109,12 @@ def compare(
         member: of pipelines, the one model to compare, by name or number; the whole pipelines when absent.
         prove: also prove `b` against `a` op by op: bit for bit, over a prime field, and on numbers where
             neither shows it (docs/proofs.md). The result's `proof` has the grade and the first op that is not
-            proved.
+            proved. Chains and pipelines are proved as a whole.
 
     Raises:
-        InterfaceError: the models give different outputs although nothing was declared, or whole pipelines
-            are to be proved.
+        InterfaceError: the models give different outputs although nothing was declared.
         InterpretError: inputs that do not fit.
+        LoadError: a pipeline is to be proved whose models have several opsets.
     """
     from anesurgery.checking.divergence import first_divergence
 
@@ -123,9 +124,8 @@ def compare(
     try:
         first, second = _single(a, member), _single(b, member)
     except IsPipeline:
-        if prove:
-            raise InterfaceError("a pipeline is proved model by model: name one by member=") from None
-        return _compare_pipelines(a, b, inputs, precision, gate, seed, last)
+        whole = _compare_pipelines(a, b, inputs, precision, gate, seed, last)
+        return replace(whole, proof=_prove_pipelines(a, b, inputs, gate, seed, last)) if prove else whole
     if inputs is None:
         shapes = _fixed(first, second, function) if call is None else {}
         inputs = sample_inputs(first.program, function=function, seed=seed, shapes=shapes)
@@ -186,6 +186,20 @@ def _compare_pipelines(
     first, second = (Predictor(model, precision=precision, fuse=False) for model in (a, b))
     values = first.sample(seed) if inputs is None else inputs
     return Comparison(_rows(first(values), second(values), last), precision, gate)
+
+
+def _prove_pipelines(
+    a: Any, b: Any, inputs: Mapping[str, Array] | None, gate: float, seed: int, last: bool
+) -> ModelProof:
+    """The proof of what two pipelines, or a pipeline and a model, give in the end: of their ops in a row."""
+    from anesurgery.checking.lockstep import prove_models
+    from anesurgery.files.joining import join
+
+    first, second = (Predictor(model, fuse=False) for model in (a, b))
+    values = dict(first.sample(seed) if inputs is None else inputs)
+    given = bind(first.inputs, values) if first.inputs else values
+    old, new = (function_of(join(p.parts, p.outputs), None) for p in (first, second))
+    return prove_models(old, new, given, gate=gate, seed=seed, last=last)
 
 
 def _rows(expected: Mapping[str, Any], found: Mapping[str, Any], last: bool) -> tuple[OutputComparison, ...]:

@@ -88,6 +88,13 @@ class Predictor:
         described = self._whole if self._whole is not None else self._descriptions[0]
         return [] if described is None else list(described.input)
 
+    @property
+    def outputs(self) -> list[str]:
+        """The names of the outputs, in order."""
+        if self._whole is not None:
+            return [feature.name for feature in self._whole.output]
+        return [v.name for v in self.executables[-1].function.outputs]
+
     def sample(self, seed: int = 0) -> dict[str, Any]:
         """Inputs to try the model on: random numbers of the default shapes (see `sample_inputs`)."""
         shapes = features.default_shapes(self.inputs)

@@ -246,3 +246,52 @@ def test_the_table_says_what_passes(package: Path) -> None:
     text = str(ane.split(package, 2))
     assert "layer_2 tensor<fp16, [1, 8, 64]> (1.0 kB)" in text
     assert "2 chunks, 1.0 kB between them" in text
+
+
+PROVED: dict[str, Callable[[], Any]] = {
+    "masks made again": stack,
+    "halves that pass as floats": lambda: stack(ct.target.iOS15),
+    "states": counter,
+}
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_a_chain_is_proved_against_the_whole(name: str, tmp_path: Path) -> None:
+    whole = PROVED[name]()
+    chain = ane.split(whole, 3)
+    chain.save(tmp_path / "chain")
+    found = ane.compare(whole, tmp_path / "chain", prove=True, precision="fp16")
+    assert found.proof is not None
+    assert found.proof.proved
+    assert found.proof.words.startswith("bit for bit")
+    if name == "states":
+        assert {"state first", "state second"} <= set(found.proof.outputs)
+
+
+def test_a_chain_with_another_number_is_not_proved() -> None:
+    """The wrong version: a weight of the last chunk is off by a bit, where the sampled numbers are small."""
+    whole = ane.load(stack())
+    chain = ane.split(whole, 2)
+    linear = next(op for op in walk_ops(chain.chunks[1].program) if op.op_type == "linear")
+    held = np.array(linear.weight.val)
+    held.view(np.uint16)[3, 5] ^= 1
+    linear.weight._sym_val.val = held
+    found = ane.compare(whole, chain, prove=True)
+    assert found.proof is not None
+    assert not found.proof.proved
+
+
+def test_a_chain_whose_states_are_exchanged_is_not_proved() -> None:
+    """The wrong version: the second state is written where the first is."""
+    whole = counter()
+    chain = ane.split(whole, 4)
+    assert ane.compare(whole, chain, prove=True).proof.proved  # type: ignore[union-attr]
+    swapped = [c for c in chain.chunks if "second" in c.program.functions["main"].inputs]
+    for op in walk_ops(swapped[0].program):
+        if op.op_type == "linear":
+            held = np.array(op.weight.val)
+            held[0, 1] = 1
+            op.weight._sym_val.val = held
+    found = ane.compare(whole, chain, prove=True)
+    assert found.proof is not None
+    assert not found.proof.proved

@@ -7,9 +7,13 @@ bounds it.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,8 @@ from anesurgery.interpret.sampling import LOOKUPS, index_range
 from anesurgery.mil import Array, Operation, Var, constant, ct, is_symbolic, np_dtype, types
 from anesurgery.ops import names
 
+Bounds = dict[Var, tuple[Any, Any]]
+"""Value -> the least and the largest number of all its elements, or of each."""
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
 ROUNDS = ("normal", "special", "nonfinite", "ties", "large", "small", "largest")
@@ -38,12 +44,18 @@ NUMBERS = 4096
 REPEATS = 6
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that is drawn: what the interpreter computes with."""
+BEYOND_FLOATS = (2**11, 2**11 + 1, *(2**24, 2**24 + 1) * 3)
+"""Neighbouring integers that are one number in fp16 or in fp32; the latter more often."""
 FEW_PLACES = 8
 """Integers of a vector of up to this many elements may have a range each."""
 SMALL_CONSTANT = 64
 """Constants of up to this many elements are aimed at."""
 SYMBOL_LENGTH = 3
-"""Length that stands for a symbolic dimension while an edit is checked."""
+"""Length that stands for a symbolic dimension while an edit is checked, at first."""
+APART_LENGTHS = (4, 2, 7, 5)
+"""Lengths of the symbolic dimensions after that, each with one of its own, in turn."""
+LONG = 17
+"""Length of all of them in the end: what holds up to a limit only is seen there."""
 ADDRESSES = names(
     """
     shape begin end stride size reps pad axis axes k one_hot_vector_size start step lengths init_length index
@@ -55,9 +67,41 @@ IMPLIED: dict[str, tuple[float, ...]] = {"relu6": (6.0,), "softsign": (1.0,), "s
 """Constants that an op type has by itself."""
 
 
+Lengths = Mapping[Any, int]
+"""Symbolic dimension -> what it stands for; `SYMBOL_LENGTH` for any other."""
+_lengths: ContextVar[Lengths] = ContextVar("lengths", default=MappingProxyType({}))
+
+
+@contextmanager
+def with_lengths(lengths: Lengths) -> Iterator[None]:
+    """Let symbolic dimensions stand for other lengths, for a while."""
+    token = _lengths.set(lengths)
+    try:
+        yield
+    finally:
+        _lengths.reset(token)
+
+
+def other_lengths(inputs: Iterable[Var]) -> list[Lengths]:
+    """The lengths to try after the first ones: each dimension with a length of its own, and long ones."""
+    sizes = [d for var in inputs for d in var.shape or () if is_symbolic(d)]
+    symbols = list(dict.fromkeys(s for d in sizes for s in sorted(d.free_symbols, key=str)))
+    apart = dict(zip(symbols, itertools.cycle(APART_LENGTHS), strict=False))
+    return [apart, dict.fromkeys(symbols, LONG)] if symbols else []
+
+
+def length_of(dimension: Any) -> int:
+    """A dimension, or what a symbolic one stands for: 2 s + 1 follows from s."""
+    if not is_symbolic(dimension):
+        return int(dimension)
+    known = _lengths.get()
+    made = dimension.subs({s: known.get(s, SYMBOL_LENGTH) for s in dimension.free_symbols})
+    return max(1, int(made))
+
+
 def drawn_shape(var: Var) -> tuple[int, ...]:
     """The shape of the values that stand for a var."""
-    return tuple(SYMBOL_LENGTH if is_symbolic(d) else int(d) for d in var.shape or ())
+    return tuple(map(length_of, var.shape or ()))
 
 
 @dataclass(frozen=True)
@@ -68,8 +112,8 @@ class Drawing:
     """Gives values for a var whose range matters (ids, for example), or None."""
     constants: tuple[float, ...] = ()
     """The small constants of both sides: numbers at and around them are drawn."""
-    bounds: dict[Var, tuple[float, float]] | None = None
-    """Where integers must lie, since they address something."""
+    bounds: Bounds | None = None
+    """Where integers must lie, since they address something: all of them, or each."""
     ordinary: bool = False
     """Stay between the roots of the smallest and largest numbers, so that products stay normal?"""
 
@@ -160,8 +204,8 @@ class Drawing:
         shape, info = drawn_shape(var), np.iinfo(np_dtype(var))
         low, high = info.min, info.max
         if self.bounds is not None and var in self.bounds:
-            low, high = (int(b) for b in self.bounds[var])
-            return rng.integers(low, high, shape, endpoint=True)
+            least, most = (np.asarray(b).astype(np.int64) for b in self.bounds[var])
+            return rng.integers(least, most, shape, endpoint=True)
         near = [int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1)]
         known = np.array([0, 1, -1, low, high, *near], np.int64)
         known = known[(known >= low) & (known <= high)]
@@ -170,6 +214,9 @@ class Drawing:
             return rng.integers(low, high, shape, endpoint=True)
         if kind == "special":
             return np.where(rng.random(shape) < 0.7, rng.choice(known, shape), few)
+        if kind == "ties":
+            held = np.array([n for n in BEYOND_FLOATS if low <= n <= high], np.int64)
+            return np.where(rng.random(shape) < 0.9, rng.choice(held, shape), few) if held.size else few
         return few
 
     def _bounded(self, var: Var, values: Array, dtype: np.dtype[Any]) -> Array:
@@ -216,13 +263,21 @@ def constants_of(ops: Iterable[Operation]) -> tuple[float, ...]:
     return tuple(sorted(found))
 
 
-def address_bounds(inputs: Iterable[Var], ops: Sequence[Operation]) -> dict[Var, tuple[float, float]]:
-    """Where integers must lie that say which element, or how many; old lookups count back from the end too."""
-    bounds: dict[Var, tuple[float, float]] = {}
+def address_bounds(
+    inputs: Iterable[Var], ops: Sequence[Operation], new_ops: Collection[Operation] = ()
+) -> Bounds:
+    """Where integers must lie that say which element, or how many; old lookups count back from the end too.
+
+    Args:
+        inputs: what a site reads.
+        ops: the old ops, and what else is known to be asked of the integers.
+        new_ops: what these ask does not count: it has to hold for whatever the old ones take.
+    """
+    bounds: Bounds = {}
     for var in inputs:
         if np_dtype(var).kind not in "iu":
             continue
-        rows = [index_range(var)]
+        rows = [index_range(var, without=new_ops)]
         reached, from_end = {var}, []
         for op in ops:
             for name, value in op.inputs.items():
@@ -259,11 +314,9 @@ def _rows(op: Operation) -> int | None:
 def _length(table: Var, op: Operation) -> int | None:
     """The length of the axis that an op indexes; of the shortest one where there are several."""
     if op.op_type.endswith("_nd"):
-        lengths = [SYMBOL_LENGTH if is_symbolic(d) else int(d) for d in table.shape]
-        return min(lengths, default=None)
+        return min(map(length_of, table.shape), default=None)
     axis = constant(op.inputs.get("axis"))
-    size = table.shape[int(axis or 0)]
-    return SYMBOL_LENGTH if is_symbolic(size) else int(size)
+    return length_of(table.shape[int(axis or 0)])
 
 
 def weights(ops: Iterable[Operation]) -> int:

@@ -8,15 +8,27 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import ADDRESSES, Drawing, drawn_shape
+from anesurgery.checking.adversarial import ADDRESSES, FEW_PLACES, Drawing, drawn_shape, weights
 from anesurgery.checking.grades import Promise
-from anesurgery.checking.numbers import BothSides, Difference, Numbers, as_tensor, difference
+from anesurgery.checking.numbers import (
+    BothSides,
+    Difference,
+    Numbers,
+    as_tensor,
+    difference,
+    drawn_numbers,
+    measured,
+)
 from anesurgery.facts.intervals import interval
 from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Operation, Var, any_symbolic, constant, ct, np_dtype, types
 
 WHOLE = 1024
 """Combinations of values up to which all are tried."""
+MOST_SWEPT = 1 << 24
+"""Numbers read, over all rounds, up to which each value of a range is tried once."""
+DRAWS = 16
+"""How often the integers of a pass are drawn to see their range."""
 
 
 def values_of(var: Var, drawing: Drawing) -> range | None:
@@ -28,6 +40,8 @@ def values_of(var: Var, drawing: Drawing) -> range | None:
         return range(2)
     info = np.iinfo(dtype)
     low, high = (drawing.bounds or {}).get(var, interval(var))
+    if np.ndim(low) or np.ndim(high):
+        return None  # each has ends of its own
     return range(int(max(low, info.min)), int(min(high, info.max)) + 1)
 
 
@@ -83,6 +97,39 @@ def compare_all(sides: BothSides, every: Iterator[Numbers], promise: Promise) ->
         if not worst.within(promise):
             break
     return worst
+
+
+def sweep(
+    sides: BothSides, drawing: Drawing, worst: Difference, rng: np.random.Generator, promise: Promise
+) -> None:
+    """Let integers with a known range take each of its values once, at some place, where that costs little."""
+    drawn = sides.drawn
+    cost = sum(math.prod(drawn_shape(v)) for v in drawn) + weights([*sides.old_ops, *sides.new_ops])
+    for var in drawn:
+        count = math.prod(drawn_shape(var))
+        values = _span(var, drawing, rng) if np_dtype(var).kind in "iu" and count else range(0)
+        rounds = -(-len(values) // max(count, 1))
+        if not rounds or rounds * cost > MOST_SWEPT:
+            continue
+        every = np.resize(np.array(values, np_dtype(var)), (rounds, *drawn_shape(var)))
+        for values_here in every:
+            numbers = drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_here)}
+            pairs = sides.run(numbers)
+            worst.add(measured(sides, numbers, pairs, [_undefined(old) for old, _ in pairs], promise), numbers)
+            if not worst.within(promise):
+                return
+
+
+def _span(var: Var, drawing: Drawing, rng: np.random.Generator) -> range:
+    """The integers from the least to the largest that are drawn for a value; none where these are unknown."""
+    known = (drawing.bounds or {}).get(var)
+    given = [drawing.sample(var, rng) for _ in range(DRAWS)]
+    if all(g is None for g in given):
+        return range(0) if known is None or np.ndim(known[1]) else range(int(known[0]), int(known[1]) + 1)
+    found = np.stack([np.asarray(g) for g in given])
+    same = found.size == 0 or found.dtype.kind not in "iu" or bool((found == found[0]).all())
+    apart = found.ndim == 2 and found.shape[1] <= FEW_PLACES  # each may have a range of its own
+    return range(0) if same or apart else range(int(found.min()), int(found.max()) + 1)
 
 
 def _undefined(old: torch.Tensor) -> torch.Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -114,6 +114,23 @@ class SiteCheck:
     def within(self, tolerance: Tolerance) -> bool:
         """Does the difference keep the promise?"""
         return self.max_abs == 0 if tolerance.rtol == 0 else self.max_rel <= tolerance.rtol
+
+
+def weaker(one: SiteCheck, other: SiteCheck) -> SiteCheck:
+    """What two checks of one edit, of different sizes, show together."""
+    worse = max(one, other, key=lambda c: (c.max_rel, c.max_abs, -c.grade))
+    bounds = [c.bound for c in (one, other) if c.bound is not None]
+    return replace(
+        worse,
+        grade=min(one.grade, other.grade),
+        values=one.values + other.values,
+        bound=sum(bounds) if len(bounds) == 2 else None,
+        left_out=one.left_out + other.left_out,
+        untried=tuple(dict.fromkeys((*one.untried, *other.untried))),
+        ranged=one.ranged or other.ranged,
+        no_proof=one.no_proof or other.no_proof,
+        counterexample=one.counterexample or other.counterexample,
+    )
 
 
 def summary(checks: Iterable[SiteCheck]) -> str:

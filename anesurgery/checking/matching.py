@@ -206,13 +206,19 @@ def _key_of(names: Image) -> torch.Tensor:
     return field.packed(field.signed(names)[0])
 
 
-def _variables(value: Value, arithmetic: Algebraic) -> Image | torch.Tensor:
+def _variables(value: Value, arithmetic: Algebraic) -> Any:
     """A variable for each name; that of the negative of a name is the negative."""
     if value.names is None:
         raise Unnamed(f"the elements of {value.var.name} have no names: {value.reason}")
-    if isinstance(value.names, torch.Tensor):
-        return value.names
-    even, turned = field.signed(value.names)
+    if isinstance(value.names, list):
+        return [_variable(names, arithmetic) for names in value.names]
+    return _variable(value.names, arithmetic)
+
+
+def _variable(names: Any, arithmetic: Algebraic) -> Any:
+    if not isinstance(names, Image):
+        return names
+    even, turned = field.signed(names)
     return field.with_sign(field.opaque(field.key(arithmetic.seed, "variable"), field.packed(even)), turned)
 
 

@@ -18,6 +18,7 @@ from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.symbolic import narrows
 from anesurgery.mil import Array, Operation, Var, np_dtype
+from anesurgery.ops import CARRIERS, MOVING, PADDING
 
 Numbers = dict[Var, torch.Tensor]
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
@@ -25,6 +26,10 @@ Undefined = Sequence[torch.Tensor | None]
 
 FINER = float(np.finfo(np.float64).eps / np.finfo(np.float32).eps)
 """What is left in fp64 of a difference that is only rounding in fp32."""
+UNCOUNTED = CARRIERS | MOVING | PADDING | {"const"}
+"""Ops that round nothing by themselves; what a cast rounds is counted apart."""
+HALF, WIDEST = 2, 8
+"""Bytes of fp16, and of the widest floats."""
 DRAWS = 8
 """How often the operands of the old side are put off, to see what rounding can do to it."""
 
@@ -44,11 +49,14 @@ class BothSides:
     """What both sides read from outside."""
     carried: Sequence[Var]
     """What the new side reads from inside the old side: computed, not drawn."""
+    exact: bool = False
+    """Are equal bits promised?"""
 
     def __post_init__(self) -> None:
-        # fp32 reads fp16 exactly and never rounds to it, so what a cast of its own loses shows in fp16 only
-        narrowed = any(map(narrows, self.new_ops)) and not any(map(narrows, self.old_ops))
-        self._precision = "fp16" if narrowed else "fp32"
+        # fp32 reads fp16 exactly and never rounds to it, so what fp16 loses shows only where it is computed in
+        old, new = self.old_ops, self.new_ops
+        lost = any(map(narrows, old)) != any(map(narrows, new)) or _narrowest(new) < _narrowest(old)
+        self._precision = "fp16" if lost or (self.exact and _narrowest([*old, *new]) == HALF) else "fp32"
         self._old, self._new = self._both(self._precision)
 
     def _both(self, precision: str | Double) -> tuple[Evaluator, Evaluator]:
@@ -78,6 +86,12 @@ class BothSides:
         olds, inner = found[: len(self.replaced)], found[len(self.replaced) :]
         news = new({**numbers, **dict(zip(self.carried, inner, strict=True))})
         return list(zip(olds, news, strict=True))
+
+
+def _narrowest(ops: Sequence[Operation]) -> int:
+    """Bytes of the narrowest floats in which some ops compute."""
+    made = (np_dtype(v) for op in ops if op.op_type not in UNCOUNTED for v in op.outputs)
+    return min((dtype.itemsize for dtype in made if dtype.kind == "f"), default=WIDEST)
 
 
 class Undrawable(ValueError):  # noqa: N818 - says what the value is
@@ -142,7 +156,7 @@ def compare_numbers(
     floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
     tried = set()
     for kind in schedule(size, promise.tolerates_nonfinite, weight, floats):
-        numbers = _drawn(sides, drawing, kind, rng)
+        numbers = drawn_numbers(sides.drawn, drawing, kind, rng)
         pairs = sides.run(numbers)
         undefined = [torch.isnan(old) if old.is_floating_point() else None for old, _ in pairs]
         if kind == "nonfinite":
@@ -161,9 +175,14 @@ def compare_numbers(
     return worst
 
 
-def _drawn(sides: BothSides, drawing: Drawing, kind: str, rng: np.random.Generator) -> Numbers:
+def drawn_numbers(drawn: Sequence[Var], drawing: Drawing, kind: str, rng: np.random.Generator) -> Numbers:
+    """Numbers for all that both sides read.
+
+    Raises:
+        Undrawable: there are none for a value.
+    """
     try:
-        return {v: as_tensor(drawing.draw(v, kind, rng)) for v in sides.drawn}
+        return {v: as_tensor(drawing.draw(v, kind, rng)) for v in drawn}
     except ValueError as reason:
         raise Undrawable(str(reason)) from reason
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from anesurgery.errors import SurgeryError
-from anesurgery.mil import Array, Function, Program, Var, consumers, function_of, is_symbolic, np_dtype, types
+from anesurgery.mil import (
+    Array,
+    Function,
+    Operation,
+    Program,
+    Var,
+    consumers,
+    function_of,
+    is_symbolic,
+    np_dtype,
+    types,
+)
 from anesurgery.ops import JOINING, MOVING
 
 LOOKUPS = {"gather": ("indices", "x"), "gather_along_axis": ("indices", "x"), "gather_nd": ("indices", "x")}
@@ -79,12 +90,17 @@ def _draw(var: Var, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     return mask
 
 
-def index_range(var: Var) -> int | None:
-    """The number of rows of the smallest constant table that a value indexes, or None."""
+def index_range(var: Var, without: Collection[Operation] = ()) -> int | None:
+    """The number of rows of the smallest constant table that a value indexes, or None.
+
+    Args:
+        var: the value.
+        without: ops that are not looked at.
+    """
     seen, stack, rows = {var}, [var], []
     while stack:
         value = stack.pop()
-        for op in consumers(value):
+        for op in (op for op in consumers(value) if op not in without):
             if op.op_type in LOOKUPS:
                 index, table = (op.inputs[k] for k in LOOKUPS[op.op_type])
                 if index is value and table.shape and table.op is not None:

@@ -47,9 +47,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.adversarial import SYMBOL_LENGTH
+from anesurgery.checking.adversarial import drawn_shape
 from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Var, is_symbolic
+from anesurgery.mil import Array, Var
 from anesurgery.network_editing.chains import chain_to
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.network_editing.network import Node
@@ -130,7 +130,7 @@ class FuseClip(LayerRewrite):
         links = chain_to(site.network, site.node, _bounds)
         ends = {abs(v) for _, b in links for v in (b.low, b.high) if abs(v) < -LEAST}
         centers = np.array(sorted(ends | {0.0}))
-        shape = [SYMBOL_LENGTH if is_symbolic(d) else int(d) for d in var.shape]
+        shape = drawn_shape(var)
         near = rng.choice(centers, shape) * rng.choice([-1, 1], shape)
         return (near + rng.standard_normal(shape) * rng.integers(0, 2, shape)).astype(np.float32)
 

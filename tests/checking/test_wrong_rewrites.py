@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from both_sides import checked
+from hostile_facts import FACTS, RIGHT
 from hostile_layouts import MISLAID
 from hostile_rewrites import HOSTILE
 from wrong_rewrites import WRONG, Wrong
 
 from anesurgery.checking.grades import Grade, SiteCheck
 
-ALL = [*WRONG, *HOSTILE, *MISLAID]
+ALL = [*WRONG, *HOSTILE, *MISLAID, *FACTS]
 
 
 @pytest.mark.parametrize("wrong", ALL, ids=lambda w: w.name)
@@ -20,6 +21,13 @@ def test_it_is_caught(wrong: Wrong) -> None:
     assert not found.within(wrong.promise.tolerance), found
     assert found.grade is Grade.NUMBERS
     assert found.counterexample
+
+
+@pytest.mark.parametrize("right", RIGHT, ids=lambda w: w.name)
+def test_a_right_one_passes(right: Wrong) -> None:
+    found = checked(right.old, right.new, *right.inputs, promise=right.promise, opset=right.opset)
+    assert isinstance(found, SiteCheck), found
+    assert found.within(right.promise.tolerance), found
 
 
 def test_there_are_enough_of_them() -> None:

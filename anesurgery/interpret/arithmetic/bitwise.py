@@ -7,9 +7,9 @@ product is taken out, since IEEE arithmetic does so too.
 
 from __future__ import annotations
 
-from anesurgery.interpret.arithmetic import bit_rules, extremes
+from anesurgery.interpret.arithmetic import bit_rules, extremes, list_rules
 from anesurgery.interpret.arithmetic.bit_rules import Bitwise
 
-Bitwise.rules = bit_rules.RULES | extremes.RULES
+Bitwise.rules = bit_rules.RULES | extremes.RULES | list_rules.RULES
 
 __all__ = ["Bitwise"]

@@ -52,8 +52,7 @@ EXACT = names(
 
 UNLIKE = names(
     """
-    random_normal random_uniform random_bernoulli random_categorical read_state coreml_update_state write_state
-    make_list list_write list_read list_gather list_scatter list_length classify
+    random_normal random_uniform random_bernoulli random_categorical classify
     """
 )
 """Ops that are not functions of what they read, or make no tensors."""
@@ -146,7 +145,7 @@ class Symbolic:
             raise Unsupported(f"a constant of {max(t.numel() for t in read)} elements")
         if op.op_type in MOVING:
             return MOVING[op.op_type](self, op, **arguments)
-        if known.moves and op.op_type not in ("space_to_batch",) and _moves_only(arguments, symbolic):
+        if known.moves and _moves_only(arguments, symbolic):
             return self._moved(known, arguments)
         rule = self.rules.get(op.op_type)
         if rule is not None:
@@ -301,6 +300,20 @@ def _scatter(a: Symbolic, op: Operation, **arguments: Any) -> Any:
     return _lane_by_lane(a, op, "data", "updates", arguments)
 
 
+def _space_to_batch(a: Symbolic, op: Operation, x: Any, **how: Any) -> Any:
+    """Zeros are filled in: places are moved, and 0 is no place."""
+    image, zero = a.image(x), a.lift(0.0)
+    at = TABLE[op.op_type].function(x=torch.arange(1, image.numel() + 1).reshape(image.shape), **how)
+    lanes = [torch.cat([z.reshape(1), v.reshape(-1)])[at] for v, z in zip(image.lanes, zero.lanes, strict=True)]
+    return Image(lanes, image.degree, image.fraction)
+
+
+def _reshape_like(a: Symbolic, op: Operation, x: Any, ref_tensors: list[Any], **how: Any) -> Any:
+    """Of what it is like, only the shapes are read."""
+    likes = [torch.empty(ref.shape, device="meta") for ref in ref_tensors]
+    return a.image(x).map(lambda v: TABLE[op.op_type].function(x=v, ref_tensors=likes, **how))
+
+
 def _shape(a: Symbolic, op: Operation, x: Any) -> Any:
     return torch.tensor(x.shape, dtype=torch.int32)
 
@@ -368,6 +381,8 @@ MOVING: dict[str, Rule] = {
     "scatter": _scatter,
     "scatter_nd": _scatter,
     "scatter_along_axis": _scatter,
+    "space_to_batch": _space_to_batch,
+    "reshape_like": _reshape_like,
     "shape": _shape,
     "gather": _gather,
     "select": _select,

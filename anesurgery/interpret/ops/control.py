@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret.table import impl, ints
-from anesurgery.mil import Operation
+from anesurgery.interpret.arithmetic.field import Image
+from anesurgery.interpret.table import Unsupported, impl, ints
+from anesurgery.mil import Operation, walk_ops
 
 LOOP_LIMIT = 100_000
 """Rounds after which a `while_loop` is taken for endless."""
@@ -35,9 +36,17 @@ def while_loop(plan: Any, op: Operation, arguments: dict[str, Any], env: Any, li
 
 
 def cond(plan: Any, op: Operation, arguments: dict[str, Any], env: Any, listener: Any) -> Any:
-    """Run one of two blocks."""
-    block = op.blocks[0] if bool(arguments["pred"]) else op.blocks[1]
-    return _block(plan, block, [], env, listener)
+    """Run one of two blocks; where the condition stands for either value, both."""
+    pred = arguments["pred"]
+    if not isinstance(pred, Image):
+        return _block(plan, op.blocks[0] if bool(pred) else op.blocks[1], [], env, listener)
+    if any(o.op_type == "coreml_update_state" for block in op.blocks for o in walk_ops(block)):
+        raise Unsupported("a state that is written under a condition")
+    sides = [_block(plan, block, [], env, listener) for block in op.blocks]
+    if any(isinstance(v, list) for side in sides for v in side):
+        raise Unsupported("a list that depends on a condition")
+    known, one = plan.arithmetic, pred.map(lambda v: v.reshape(()))
+    return [known.choose(one, known.image(x), known.image(y)) for x, y in zip(*sides, strict=True)]
 
 
 TABLE: dict[str, Callable[..., Any]] = {"while_loop": while_loop, "cond": cond}

@@ -37,6 +37,8 @@ FEW = 3
 """Rounds of a site with many numbers."""
 MANY = 1 << 20
 """Numbers in a round above which a site gets few rounds."""
+PERIOD = 262_139
+"""Floats of a large value after which they come again: a prime, so that rows and columns differ."""
 HUGE = 1 << 24
 """Numbers read, weights among them, above which a site gets one round, or two if it reads floats."""
 NUMBERS = 4096
@@ -136,8 +138,12 @@ class Drawing:
             return rng.random(shape) < 0.5
         if dtype.kind not in "fiu":
             raise ValueError(f"%{var.name} holds {dtype}")
-        values = self._floats(shape, dtype, kind, rng) if dtype.kind == "f" else self._integers(var, kind, rng)
-        return self._bounded(var, values, dtype)
+        if dtype.kind != "f":
+            return self._bounded(var, self._integers(var, kind, rng), dtype)
+        if math.prod(shape) <= 2 * PERIOD:
+            return self._bounded(var, self._floats(shape, dtype, kind, rng), dtype)
+        few = self._bounded(var, self._floats((PERIOD,), dtype, kind, rng), dtype)
+        return np.resize(few, shape)
 
     def _aimed(self, var: Var, given: Array, kind: str, rng: np.random.Generator) -> Array:
         """Integers that a pass draws from a range, some of them constants or their neighbours in the range."""

@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from anesurgery.checking.both import Site
 from anesurgery.facts.rowwise import rows_read
 from anesurgery.facts.slices import reads
-from anesurgery.mil import Operation, Var, static_shape
+from anesurgery.mil import Operation, Var, operands, producer, static_shape
+from anesurgery.ops import POINTWISE
 
 ROWS = 2
 """Rows of an excerpt: one would be taken for an axis that broadcasts."""
 SHAPED = frozenset({"reshape", "slice_by_index"})
 """Ops that hold the number of rows in a parameter."""
+
+ELEMENTS = frozenset({"x", "y", "a", "b", "cond"})
+"""Parameters that a pointwise op reads element by element."""
 
 Axes = dict[Var, int]
 """Value -> the axis of its rows."""
@@ -51,4 +55,24 @@ def _rows(op: Operation, axes: Axes) -> Axes | None:
     wanted = [axes[v] for v in op.outputs if v in axes]
     if not wanted:
         return {}
+    if op.op_type in POINTWISE and len(op.outputs) == 1:
+        return _pointwise(op, wanted[0])
     return None if op.op_type in SHAPED else rows_read(op, wanted[0])
+
+
+def _pointwise(op: Operation, axis: int) -> Axes | None:
+    """Operands that do not broadcast along the axis, constants among them."""
+    out, rows = op.outputs[0], {}
+    for name, var in operands(op):
+        at = axis - (out.rank - var.rank)
+        if name not in ELEMENTS or at < 0 or var.shape[at] == 1:
+            continue
+        if var.shape[at] != out.shape[axis]:
+            return None
+        rows[var] = at
+    return rows
+
+
+def constants_among(axes: Axes) -> Axes:
+    """The constants that have rows."""
+    return {v: at for v, at in axes.items() if producer(v, "const") is not None}

@@ -16,7 +16,7 @@ import torch
 
 from anesurgery.checking.adversarial import drawn_shape, weights
 from anesurgery.checking.both import Site
-from anesurgery.checking.excerpt import ROWS, Axes, row_axes
+from anesurgery.checking.excerpt import ROWS, Axes, constants_among, row_axes
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import InterpretError
 from anesurgery.facts.intervals import interval
@@ -173,7 +173,9 @@ def _apart(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False)
     """Is the site large, and do a few rows of it show already that both sides differ?"""
     if sum(math.prod(drawn_shape(v)) for v in site.drawn) > LARGE and (axes := row_axes(site)) is not None:
         with suppress(InterpretError):
-            pairs = _pairs(site, arithmetic.fresh(), seed, axes, ranged)
+            few = arithmetic.fresh()
+            few.cut = {v: (at, ROWS) for v, at in constants_among(axes).items()}
+            pairs = _pairs(site, few, seed, axes, ranged)
             return not all(a.same(b) for a, b in pairs)
     return False
 

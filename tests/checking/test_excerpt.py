@@ -9,7 +9,7 @@ import pytest
 
 from anesurgery.checking import proofs
 from anesurgery.checking.both import site_of
-from anesurgery.checking.excerpt import row_axes
+from anesurgery.checking.excerpt import constants_among, row_axes
 from anesurgery.checking.grades import Grade
 from anesurgery.interpret.arithmetic.symbolic import Symbolic
 from anesurgery.mil import Var, mb, types
@@ -104,6 +104,18 @@ def test_rows_are_followed_through_both_sides() -> None:
     assert axes is not None
     assert {axes[v] for v in site.drawn} <= {2, 3}
     assert axes[site.replaced[0][0]] != axes[site.drawn[0]]
+
+
+def test_a_constant_is_cut_with_the_rows(shapes: list[tuple[int, ...]]) -> None:
+    site = both(*SAME["an addition swapped"])
+    axes = row_axes(site)
+    assert axes is not None
+    assert {axes[v] for v in site.drawn} == {2}
+    masks = constants_among(axes)
+    assert masks
+    assert set(masks.values()) == {0}, "the mask has no heads: its rows come first"
+    proofs.prove(site)
+    assert (1, 6, 2, 8) in shapes
 
 
 @pytest.mark.parametrize("name", ["two halves", "a reshape", "rows that differ"])

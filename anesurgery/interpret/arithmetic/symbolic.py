@@ -19,7 +19,7 @@ from anesurgery.interpret.arithmetic.cutting import BLOCK, cut_of
 from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
 from anesurgery.interpret.ops.elementwise import BINARY, UNARY
 from anesurgery.interpret.table import TABLE, Meaning, Unsupported, ints
-from anesurgery.mil import Operation, np_dtype, static_shape
+from anesurgery.mil import Operation, Var, np_dtype, static_shape
 from anesurgery.ops import names
 
 Tensor = torch.Tensor
@@ -81,6 +81,8 @@ class Symbolic:
         """Elements that a random function made so far."""
         self.degree = 1.0
         """The largest degree of an argument of a random function."""
+        self.cut: dict[Var, tuple[int, int]] = {}
+        """Constants of which only the first elements along an axis are read: the axis, and how many."""
 
     def __str__(self) -> str:
         return self.name
@@ -120,7 +122,10 @@ class Symbolic:
     def meaning(self, op: Operation, known: Meaning) -> Rule:
         """The function that computes an op in this arithmetic."""
 
+        cut = {k: self.cut[v] for k, v in op.inputs.items() if isinstance(v, Var) and v in self.cut}
+
         def run(**arguments: Any) -> Any:
+            arguments |= {k: arguments[k].narrow(axis, 0, n) for k, (axis, n) in cut.items()}
             made = self._run(op, known, arguments)
             for value in made if isinstance(made, (list, tuple)) else [made]:
                 if isinstance(value, Image) and value.numel() > self.largest:

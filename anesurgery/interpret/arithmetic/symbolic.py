@@ -121,7 +121,6 @@ class Symbolic:
 
     def meaning(self, op: Operation, known: Meaning) -> Rule:
         """The function that computes an op in this arithmetic."""
-
         cut = {k: self.cut[v] for k, v in op.inputs.items() if isinstance(v, Var) and v in self.cut}
 
         def run(**arguments: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import ADDRESSES, FEW_PLACES, Drawing, drawn_shape, weights
+from anesurgery.checking.adversarial import ADDRESSES, Drawing, drawn_shape, weights
 from anesurgery.checking.grades import Promise
 from anesurgery.checking.numbers import (
     BothSides,
@@ -25,7 +25,7 @@ from anesurgery.mil import Operation, Var, any_symbolic, constant, ct, np_dtype,
 
 WHOLE = 1024
 """Combinations of values up to which all are tried."""
-MOST_SWEPT = 1 << 24
+MOST_SWEPT = 1 << 25
 """Numbers read, over all rounds, up to which each value of a range is tried once."""
 DRAWS = 16
 """How often the integers of a pass are drawn to see their range."""
@@ -127,9 +127,16 @@ def _span(var: Var, drawing: Drawing, rng: np.random.Generator) -> range:
     if all(g is None for g in given):
         return range(0) if known is None or np.ndim(known[1]) else range(int(known[0]), int(known[1]) + 1)
     found = np.stack([np.asarray(g) for g in given])
-    same = found.size == 0 or found.dtype.kind not in "iu" or bool((found == found[0]).all())
-    apart = found.ndim == 2 and found.shape[1] <= FEW_PLACES  # each may have a range of its own
-    return range(0) if same or apart else range(int(found.min()), int(found.max()) + 1)
+    if found.size == 0 or found.dtype.kind not in "iu":
+        return range(0)
+    spans = found.max(0).astype(np.int64) - found.min(0)
+    low, high = int(found.min()), int(found.max())
+    if 2 * int(spans.min()) < high - low or low == high:
+        return range(0)  # each has a range of its own, or they belong to another value
+    least, most = (low, high) if known is None or np.ndim(known[1]) else (int(known[0]), int(known[1]))
+    if least <= low and high <= most and 2 * (high - low) >= most - least:
+        low, high = least, most  # drawn from all that may be asked for
+    return range(low, high + 1)
 
 
 def _undefined(old: torch.Tensor) -> torch.Tensor | None:

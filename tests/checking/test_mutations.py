@@ -39,10 +39,7 @@ EQUIVALENT = {
     ("layers.undilate_convolution", "conv: weight[0] negated"): "the corner of this kernel meets padding only",
 }
 """(pass, mutation) -> why it computes the same."""
-MISSED = {
-    ("embedding_matmul", "matmul: y[1] + 1"): "one row of 2500 is wrong; five are read at a time",
-    ("embedding_matmul", "matmul: y[1] negated"): "one row of 2500 is wrong; five are read at a time",
-}
+MISSED: dict[tuple[str, str], str] = {}
 """(pass, mutation) -> why it was not caught, although it is wrong."""
 
 
@@ -84,4 +81,4 @@ def test_nearly_all_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     survived = {key for key, caught in found.items() if not caught}
     assert survived == set(EQUIVALENT) | set(MISSED)
     assert len(MISSED) < 0.01 * (len(found) - len(EQUIVALENT))
-    assert len(found) > 250
+    assert len(found) > 450

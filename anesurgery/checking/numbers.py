@@ -90,7 +90,8 @@ class BothSides:
 
 def _narrowest(ops: Sequence[Operation]) -> int:
     """Bytes of the narrowest floats in which some ops compute."""
-    made = (np_dtype(v) for op in ops if op.op_type not in UNCOUNTED for v in op.outputs)
+    counted = (op for op in ops if op.op_type not in UNCOUNTED and not op.op_type.startswith("constexpr_"))
+    made = (np_dtype(v) for op in counted for v in op.outputs)
     return min((dtype.itemsize for dtype in made if dtype.kind == "f"), default=WIDEST)
 
 

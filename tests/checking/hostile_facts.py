@@ -50,7 +50,11 @@ def cut(x: Var, i: Var) -> Any:
 
 def first_rows(x: Var) -> Any:
     """A running sum by a triangle of eight rows and columns, cut to size."""
-    rows, eight, all_ = mb.slice_by_index(x=mb.shape(x=x), begin=[0], end=[1]), np.int32([8]), np.int32([-1])
+    rows, eight, all_ = (
+        mb.slice_by_index(x=mb.shape(x=x), begin=[0], end=[1]),
+        np.array([8], np.int32),
+        np.array([-1], np.int32),
+    )
     square = mb.slice_by_size(
         x=np.tril(np.ones((8, 8), f)), begin=[0, 0], size=mb.concat(values=[rows, eight], axis=0)
     )

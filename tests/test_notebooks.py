@@ -21,9 +21,10 @@ SAID = {
     "vision": ["reflect_pad_slices", "after"],
     "gpt2": ["causal_mask_tensor", "embedding_matmul"],
     "whisper": ["encoder:", "decoder:"],
+    "characters": ["Beautiful is better than ugly", "gate 60 dB", "['ids', 'position', 'cache_0']"],
 }
 """Notebook -> what its outputs hold."""
-LONG = ("gpt2", "vision", "whisper")
+LONG = ("gpt2", "vision", "whisper", "characters")
 """They convert a model of PyTorch."""
 
 

@@ -17,12 +17,17 @@ import numpy as np
 from tqdm import tqdm
 
 from anesurgery.errors import InterpretError
+from anesurgery.interpret.arithmetic.precision import spare
 from anesurgery.interpret.predictor import Predictor
+from anesurgery.interpret.sampling import index_range
 from anesurgery.loading import load
 from anesurgery.mil import Array, Function, Var, consumers, np_dtype, static_shape, types
 
 POSITION, BACK = "position", "_out"
 """The input with the number of tokens before, and the ending of outputs that are inputs of the next call."""
+
+TOKENS, TOP_TOKENS, TOP_VALUES = "tokens", "top_tokens", "top_values"
+"""Outputs in place of logits: the likeliest token of each row; or the likeliest few, with their logits."""
 
 AT_THE_END = 16
 """How many tokens `replay` gives one by one."""
@@ -98,6 +103,34 @@ class _Call:
     """Input -> the output that it takes in the next call."""
     cached: bool
     output: str
+    """The logits, or tokens in place of them."""
+    words: int = 0
+    """Where the output holds tokens: how many there are."""
+    values: str = ""
+    """Where the output holds tokens: their logits; none where only the likeliest is given."""
+
+    def logits(self, made: Mapping[str, Any]) -> Array:
+        """The logits that a call gave, one row for each token; of tokens that it did not give, -inf."""
+        found = np.asarray(made[self.output])
+        if not self.words:
+            return found.reshape(-1, found.shape[-1])
+        tokens = found.reshape(-1, found.shape[-1] if self.values else 1)
+        values = np.asarray(made[self.values]).reshape(tokens.shape) if self.values else np.zeros(tokens.shape)
+        rows = np.full((len(tokens), self.words), -np.inf, np.float32)
+        np.put_along_axis(rows, tokens, values.astype(np.float32), -1)
+        return rows
+
+    def given(self, rows: Array) -> dict[str, Array]:
+        """The outputs with a batch axis, from rows of logits."""
+        if not self.words:
+            return {self.output: rows[None]}
+        if not self.values:
+            return {self.output: np.argmax(rows, -1).astype(np.int32)[None]}
+        order = np.argsort(-rows, axis=-1, kind="stable")[:, : int(np.isfinite(rows[0]).sum())]
+        return {
+            self.output: order.astype(np.int32)[None],
+            self.values: np.take_along_axis(rows, order, -1)[None],
+        }
 
 
 class Decoder:
@@ -126,6 +159,8 @@ class Decoder:
         )
         if not all(call.cached for call in self._calls) and len(self._calls) > 1:
             raise InterpretError("several functions, but no input 'position': this is no decoder of add_cache")
+        for executable in self._calls[0].predictor.executables if self._calls[0].cached else ():
+            executable.plan.room = spare()  # one run for each token
         self.context = self._context(loaded.program.functions.values())
         self.reset()
 
@@ -205,8 +240,7 @@ class Decoder:
                 values.setdefault(name, self._empty(call, name))
         made = call.predictor(values, state=self._state)
         self._held = {name: made[back] for name, back in call.back.items()}
-        logits = np.asarray(made[call.output])
-        return logits.reshape(-1, logits.shape[-1])
+        return call.logits(made)
 
     @staticmethod
     def _empty(call: _Call, name: str) -> Array:
@@ -248,7 +282,9 @@ def _call(function: Function, predictor: Predictor, output: str | None) -> _Call
     if shape is None or not shape or not logits or any(static_shape(v) is None for v in logits):
         raise InterpretError("a decoder has tokens of a static shape and logits as an output")
     best = max(logits, key=lambda v: int(v.shape[-1]))
+    best = outputs.get(TOKENS, outputs.get(TOP_TOKENS, best)) if output is None else best
     axis = min(1, len(shape) - 1)
+    picked = np_dtype(best).kind == "i"
     return _Call(
         predictor,
         tokens[0],
@@ -259,6 +295,8 @@ def _call(function: Function, predictor: Predictor, output: str | None) -> _Call
         back,
         POSITION in inputs,
         best.name,
+        (index_range(inputs[tokens[0]]) or 0) if picked else 0,
+        TOP_VALUES if best.name == TOP_TOKENS else "",
     )
 
 
@@ -324,4 +362,4 @@ def replay(model: Any, values: Mapping[str, Array], precision: str) -> dict[str,
     cut = max(1, count - AT_THE_END)
     rows = [decoder.feed(tokens.take(range(cut), axis=call.axis))]
     rows += [decoder.feed(tokens.take([at], axis=call.axis)) for at in range(cut, count)]
-    return {call.output: np.concatenate(rows)[None]}
+    return call.given(np.concatenate(rows))

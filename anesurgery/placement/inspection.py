@@ -111,6 +111,8 @@ class Memory:
         largest: the largest single value.
         limit: weights that one program may hold on the target; None when unknown.
         chunks: programs of equal weight that would fit.
+        states: what the states hold.
+        state_traffic: what one call reads of them and writes to them, slices by their own size.
     """
 
     weights: int
@@ -118,6 +120,8 @@ class Memory:
     largest: int
     limit: int | None
     chunks: int
+    states: int = 0
+    state_traffic: int = 0
 
 
 @dataclass(frozen=True)

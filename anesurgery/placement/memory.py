@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from anesurgery.facts.reading import in_words, shape_in_words
 from anesurgery.facts.work import elements, is_tensor, is_weight, size_of
-from anesurgery.mil import Block, Function, Operation, Var, consumers, producer, static_shape, walk_ops
+from anesurgery.mil import Block, Function, Operation, Var, consumers, producer, static_shape, types, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.target import CHIPS, SOURCES, Target
@@ -42,6 +42,8 @@ def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, 
         largest=0 if largest is None else values[largest],
         limit=limit,
         chunks=max(1, math.ceil(stored / limit)),
+        states=sum(map(_held, function.inputs.values())),
+        state_traffic=sum(map(_traffic, walk_ops(function))),
     )
     if not target.uses_ane:
         return memory, ()
@@ -58,6 +60,30 @@ def _weights(function: Function) -> int:
             place = getattr(value, "__array_interface__", {}).get("data", (id(op),))[0]
             seen[place, size_of(op.outputs[0])] = size_of(op.outputs[0])
     return sum(seen.values())
+
+
+def _held(state: Var) -> int:
+    """Bytes that a state holds; 0 for other inputs."""
+    if not types.is_state(state.sym_type):
+        return 0
+    held = state.sym_type.wrapped_type()
+    return int(math.prod(held.get_shape()) * types.nptype_from_builtin(held.get_primitive())().itemsize)
+
+
+def _traffic(op: Operation) -> int:
+    """Bytes that an op writes to a state, and that others read of its value: a slice counts by its own size."""
+    if op.op_type not in ("read_state", "coreml_update_state"):
+        return 0
+    out, moved = op.outputs[0], 0
+    if op.op_type == "coreml_update_state":
+        update = producer(op.value, "slice_update")
+        moved = size_of(op.value if update is None else update.update)
+    for reader in consumers(out):
+        if reader.op_type in ("slice_by_index", "slice_by_size"):
+            moved += size_of(reader.outputs[0])
+        elif reader.op_type not in ("slice_update", "coreml_update_state"):
+            moved += size_of(out)
+    return moved
 
 
 def dense(function: Function) -> int:

@@ -180,6 +180,8 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
         chunks = f", {memory.chunks} chunks" if memory.chunks > 1 else ""
         made.append(("weights", in_words(memory.weights), limit + chunks))
         made.append(("activations", in_words(memory.activations), f"largest {in_words(memory.largest)}"))
+        if memory.states:
+            made.append(("states", in_words(memory.states), f"{in_words(memory.state_traffic)} a call"))
     return made
 
 

@@ -186,13 +186,14 @@ def _verdict(inspection: Inspection) -> str:
 
 
 def memory_words(inspection: Inspection) -> str:
-    """Weights, their limit and the number of chunks, in words; empty where they are unknown."""
+    """Weights, their limit, the number of chunks, and what states hold and a call moves, in words."""
     memory = inspection.memory
     if memory is None:
         return ""
     limit = "" if memory.limit is None else f" of {in_words(memory.limit)}"
     chunks = "1 chunk" if memory.chunks == 1 else f"{memory.chunks} chunks"
-    return f"{in_words(memory.weights)}{limit}, {chunks}"
+    moved = f" | states {in_words(memory.states)}, {in_words(memory.state_traffic)} a call"
+    return f"weights {in_words(memory.weights)}{limit}, {chunks}{moved if memory.states else ''}"
 
 
 def needs_attention(row: OpRow) -> bool:

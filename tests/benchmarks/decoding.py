@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from interpreter import clock, judged
+from peak import Watch
 
 MOST, SECONDS, BYTES = 1.2, 30, 2e9
 
@@ -75,16 +75,12 @@ def add_cache(before: str, after: str) -> None:
     from anesurgery.loading import load
 
     load(before)
-    start, base = time.perf_counter(), memory()
+    watch, start = Watch(), time.perf_counter()
+    watch.start()
     made = ane.apply(before, "add_cache", quiet=True)
-    found = {"seconds": time.perf_counter() - start, "bytes": memory() - base}
+    seconds, report = time.perf_counter() - start, watch.report()
     made.save(after)
-    print(json.dumps(found))
-
-
-def memory() -> int:
-    """The most that this process held, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"seconds": seconds, "bytes": report["resident"] - report["base"]}))
 
 
 def by_turns(module: Any, path: Path, context: int) -> tuple[list[float], list[float], float]:

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from decoders import cached
 
+import anesurgery as ane
+from anesurgery.facts.reading import in_words
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import memory
@@ -65,6 +68,16 @@ def test_values_live_until_they_are_read_last() -> None:
     found, _ = memory.measure(main(built(body, fp16(1, 100))), ANY)
     assert found == Memory(weights=found.weights, activations=1000, largest=600, limit=1 << 30, chunks=1)
     assert found.weights < 20
+
+
+def test_states_count_by_what_a_call_moves_of_them() -> None:
+    program = cached(layers=1)  # keys and values of 2 heads, 24 tokens, 4 numbers of 2 bytes
+    for name, tokens in (("prefill", 4), ("decode", 1)):
+        found, _ = memory.measure(program.functions[name], ANY)
+        assert found.states == 2 * 2 * 24 * 4 * 2
+        assert found.state_traffic == found.states + 2 * 2 * tokens * 4 * 2  # all is read, some is written
+    shown = str(ane.inspect(program, function="decode"))
+    assert f"states {in_words(found.states)}, {in_words(found.state_traffic)} a call" in shown
 
 
 def test_a_loop_holds_what_it_reads() -> None:

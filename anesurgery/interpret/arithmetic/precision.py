@@ -10,6 +10,7 @@ Integers of every width run as int32.
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -31,8 +32,18 @@ KEPT = 1 << 30
 """Bytes up to which the larger constants of a program are kept as its ops compute with them, from its second
 run on; the pages of the weight file are given back."""
 
+
 KEPT_BRIEFLY = 1 << 26
 """The same for a few ops that run a few times: keeping more costs memory and saves nothing."""
+
+
+def spare() -> int:
+    """Bytes of constants to keep of a program that will run many times: half of the memory that is free."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not on every system
+        return KEPT
+    return max(KEPT, free // 2)
 
 
 class Arithmetic(Protocol):

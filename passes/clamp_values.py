@@ -1,0 +1,143 @@
+"""Values that leave the range of fp16 are clipped to it: this changes numbers, on request only.
+
+Before::
+
+    main(%x: 1x4xfp16) {
+      %more: 1x4xfp16 = mul(x=%x, y=1000)
+      %large: 1x4xfp16 = mul(x=%more, y=1000)
+      %y: 1x4xfp16 = tanh(x=%large)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x4xfp16) {
+      %more: 1x4xfp16 = mul(x=%x, y=1000)
+      %large: 1x4xfp16 = mul(x=%more, y=1000)
+      %large_clamped: 1x4xfp16 = clip(x=%large, alpha=-60000, beta=60000)
+      %y: 1x4xfp16 = tanh(x=%large_clamped)
+      return %y
+    }
+
+The model runs on `inputs` in fp32, sampled ones by default. What is larger than `limit` there is clipped to it,
+so that an infinity goes no further: a difference of two is NaN. Where no value reaches the limit, nothing
+changes; where one does, results differ from those in fp32, and the notes say at which ops and by how much they
+were over. The model is not compared. `scale_ranges` keeps the numbers instead, where it can.
+
+Refuses when no value is beyond the limit. Infinities that masks hold are for `causal_mask_tensor`.
+
+Why it helps: fp16 ends at 65504, and the sums of products of the ANE at 32768, beyond which they are infinite
+(measured: M1, M2, M2 Pro, M4, M5, M6); one such number makes NaN of all that is normalised with it.
+
+Grade: none: it changes values on purpose, where they leave the range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.checking.ranges import ranges
+from anesurgery.errors import PassError, Refusal
+from anesurgery.mil import Function, Operation, Program, Var, consumers, is_output, np_dtype, operands, types
+from anesurgery.mil import mb as host
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Change, Session
+
+LARGEST = 65504.0
+UNCHECKED = "it changes values where they leave the range"
+
+
+@dataclass(frozen=True)
+class ClampValues(Pass):
+    """Large values are clipped."""
+
+    name: ClassVar[str] = "clamp_values"
+    follows: ClassVar[tuple[str, ...]] = ("scale_ranges", "compute_fp16")
+    precedes: ClassVar[tuple[str, ...]] = ("add_cache",)
+    limit: float = 60000.0
+    """The largest magnitude that is left."""
+    inputs: Any = None
+    """Calibration: inputs by name, or several such sets; one sampled set by default."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.limit <= LARGEST:
+            raise PassError(f"{self.name}: limit={self.limit!r}; it must be above 0 and at most {LARGEST:g}")
+
+    def requires(self, program: Program) -> Refusal | None:
+        """One function, whose values can be observed."""
+        if len(program.functions) == 1:
+            return None
+        return Refusal(
+            f"the model has the functions {', '.join(program.functions)}; clamp before they are made"
+        )
+
+    def run(self, program: Program, session: Session) -> None:
+        """Observe, clip what is beyond the limit first, and observe again what that leaves of the rest."""
+        (function,) = program.functions.values()
+        given = [self.inputs] if isinstance(self.inputs, Mapping) else self.inputs
+        for _ in range(len(function.operations)):
+            largest = {row.name: row.largest for row in ranges(program, given).rows}
+            if not self.clamped(session, function, largest):
+                break
+        if not session.changes:
+            why = Refusal(f"no finite value is beyond {self.limit:g} on the calibration data")
+            session.refusals.append((self.name, why))
+
+    def clamped(self, session: Session, function: Function, largest: Mapping[str, float]) -> bool:
+        """Clip the values beyond the limit that depend on no other one; were there any?"""
+        changed: set[Var] = set()
+        found = False
+        with function:
+            for op in list(function.operations):
+                over = max((largest.get(v.name, 0.0) for v in op.outputs), default=0.0)
+                if any(v in changed for _, v in operands(op)):
+                    changed |= set(op.outputs)
+                elif self.limit < over < math.inf and can_be_clipped(op):
+                    changed |= {op.outputs[0], self.clamp(session, function, op, over)}
+                    found = True
+        return found
+
+    def clamp(self, session: Session, function: Function, op: Operation, over: float) -> Var:
+        """One value."""
+        value: Var = op.outputs[0]
+        kind = np_dtype(value).type
+        last = op is function.operations[-1]
+        made = host.clip(
+            x=value,
+            alpha=kind(-self.limit),
+            beta=kind(self.limit),
+            before_op=None if last else mil.next_op(op),
+            name=session.fresh_name(function, f"{value.name}_clamped"),
+        )
+        function.replace_uses_of_var_after_op(anchor_op=made.op, old_var=value, new_var=made)
+        session.notes.append(f"{self.name}: {op.name} reached {over:.3g}, and is clipped at {self.limit:g}")
+        after = (f"clip {made.name}",)
+        session.changes.append(Change(self.name, op.name, (), after, f"{over:.3g}", None, UNCHECKED))
+        clipped: Var = made
+        return clipped
+
+
+def can_be_clipped(op: Operation) -> bool:
+    """Does an op make one float value that is read, and not as clipped already?"""
+    value = op.outputs[0]
+    readers = consumers(value)
+    if op.op_type in ("clip", "const") or len(op.outputs) > 1 or np_dtype(value).kind != "f":
+        return False
+    return is_output(value) or any(r.op_type != "clip" for r in readers)
+
+
+def example() -> Program:
+    """A product that is too large, before a function whose result is not."""
+
+    @host.program(input_specs=[host.TensorSpec((1, 4), types.fp16)], opset_version=mil.ct.target.iOS18)
+    def program(x: Var) -> Var:
+        more = host.mul(x=x, y=np.float16(1000), name="more")
+        return host.tanh(x=host.mul(x=more, y=np.float16(1000), name="large"), name="y")
+
+    return program

@@ -1,0 +1,152 @@
+"""The model gives the likeliest token of each row, or the likeliest few with their logits.
+
+Before::
+
+    main(%x: 1x2x4xfp16) {
+      %logits: 1x2x6xfp16 = linear(x=%x, weight=const<6x4xfp16>)
+      return %logits
+    }
+
+After::
+
+    main(%x: 1x2x4xfp16) {
+      %logits: 1x2x6xfp16 = linear(x=%x, weight=const<6x4xfp16>)
+      %tokens: 1x2xint32 = reduce_argmax(x=%logits)
+      return %tokens
+    }
+
+`k` above 1 gives `top_values` and `top_tokens`, largest first. `cap` bends these logits as
+`cap * tanh(logits / cap)`, and `temperature` divides them: both keep the order, so that only `k` numbers are
+computed. `output` names the logits, the widest output by default. `anesurgery.generate` reads such models.
+With `select_last_token` one row is left.
+
+Refuses when no output holds floats for more than one word, or for fewer words than `k`.
+
+Why it helps: a few numbers leave the model in place of a row for each word of the vocabulary. The search itself
+stays on the CPU: an index of int32 does (measured, M4, macOS 27.0.1, by
+751K/Apple-Neural-Engine-Microarchitecture-Study-M6). What it gains in time was not measured.
+
+Grade: none: the interface changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.errors import PassError, Refusal, UnknownName
+from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery.interpret.decoding import TOKENS, TOP_TOKENS, TOP_VALUES
+from anesurgery.mil import Function, Program, Var, np_dtype, static_shape, types
+from anesurgery.mil import mb as host
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.session import Change, Session
+
+UNCHECKED = "the interface changes; compare whole models"
+
+
+@dataclass(frozen=True)
+class PickTokens(Pass):
+    """Tokens in place of logits."""
+
+    name: ClassVar[str] = "pick_tokens"
+    follows: ClassVar[tuple[str, ...]] = ("add_cache", "select_last_token", "split_head", "scale_ranges")
+    k: int = 1
+    """How many tokens."""
+    temperature: float = 1.0
+    """What the logits of the likeliest tokens are divided by."""
+    cap: float | None = None
+    """What the logits of the likeliest tokens are bent below."""
+    output: str | None = None
+    """The name of the logits; the widest output by default."""
+
+    def __post_init__(self) -> None:
+        if type(self.k) is not int or self.k < 1:
+            raise PassError(f"{self.name}: k={self.k!r}; it must be a positive integer")
+        for option in ("temperature", "cap"):
+            value = getattr(self, option)
+            if value is not None and not value > 0:
+                raise PassError(f"{self.name}: {option}={value!r}; it must be above 0")
+        if self.k == 1 and (self.temperature != 1 or self.cap is not None):
+            raise PassError(
+                f"{self.name}: the likeliest token depends on no temperature or cap; they need k=2 or more"
+            )
+
+    def requires(self, program: Program) -> Refusal | None:
+        """Logits.
+
+        Raises:
+            UnknownName: there is no such output.
+        """
+        for function in program.functions.values():
+            known = [v.name for v in function.outputs]
+            if self.output is not None and self.output not in known:
+                raise UnknownName("output", self.output, known)
+            if {TOKENS, TOP_TOKENS} & set(known):
+                return Refusal("the model gives tokens already")
+            if (found := self.logits(function)) is None:
+                return Refusal(f"no output holds logits: {', '.join(known)}")
+            if found.shape[-1] < self.k:
+                return Refusal(f"%{found.name} has {found.shape[-1]} words, fewer than k={self.k}", found.op)
+        return None
+
+    def logits(self, function: Function) -> Var | None:
+        """The output with the most words."""
+        found = [v for v in function.outputs if self.output is None or v.name == self.output]
+        found = [v for v in found if np_dtype(v).kind == "f" and (static_shape(v) or (1,))[-1] > 1]
+        return max(found, key=lambda v: int(v.shape[-1]), default=None)
+
+    def run(self, program: Program, session: Session) -> None:
+        """All functions alike."""
+        names: dict[str, None] = {}
+        for function in program.functions.values():
+            logits = self.logits(function)
+            assert logits is not None
+            with function:
+                made = self.picked(logits)
+                outputs = [made if v is logits else [v] for v in function.outputs]
+                function.set_outputs([v for each in outputs for v in each])
+            names[logits.name] = None
+        new = (TOKENS,) if self.k == 1 else (TOP_VALUES, TOP_TOKENS)
+        (name,) = names if len(names) == 1 else (next(iter(names)),)
+        words = f"{' and '.join(new)} in place of {', '.join(names)}"
+        session.contract.append(
+            InterfaceChange(words, (*new, *names), outputs=lambda o, i: self.expected(o, name))
+        )
+        session.changes.append(Change(self.name, name, tuple(names), new, "", None, UNCHECKED))
+
+    def picked(self, logits: Var) -> list[Var]:
+        """The outputs in place of logits."""
+        if self.k == 1:
+            return [host.reduce_argmax(x=logits, axis=-1, keep_dims=False, name=TOKENS)]
+        values, tokens = host.topk(x=logits, k=self.k, axis=-1, name="top")
+        kind = np_dtype(logits).type
+        if self.cap is not None:
+            values = host.tanh(x=host.mul(x=values, y=kind(1 / self.cap)))
+        factor = (self.cap or 1.0) / self.temperature
+        values = host.mul(x=values, y=kind(factor), name=TOP_VALUES)
+        return [values, host.identity(x=tokens, name=TOP_TOKENS)]
+
+    def expected(self, outputs: Values, name: str) -> Values:
+        """What the new model gives, from what the old one gave."""
+        rest, logits = {n: v for n, v in outputs.items() if n != name}, outputs[name]
+        if self.k == 1:
+            return {**rest, TOKENS: np.argmax(logits, -1).astype(np.int32)}
+        order = np.argsort(-logits, axis=-1, kind="stable")[..., : self.k]
+        values = np.take_along_axis(logits, order, -1)
+        values = values if self.cap is None else self.cap * np.tanh(values / self.cap)
+        return {**rest, TOP_VALUES: values / self.temperature, TOP_TOKENS: order.astype(np.int32)}
+
+
+def example() -> Program:
+    """A head of six words over two positions."""
+    weight = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float16)
+
+    @host.program(input_specs=[host.TensorSpec((1, 2, 4), types.fp16)], opset_version=mil.ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return host.linear(x=x, weight=weight, name="logits")
+
+    return program

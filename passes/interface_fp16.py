@@ -20,8 +20,9 @@ The change is declared: the caller gives fp16 arrays and gets them. `auto` makes
 target pays for the casts (`keep_interface=True` prevents it). Where ops read an input as fp32, or make an
 output in fp32, a cast stands between (`compute_fp16` before it makes most of these fp16).
 
-Refuses when the program is for iOS 15, whose interface has no fp16, when an input or output is an image, and
-when an output is an input as well.
+Refuses when the program is for iOS 15, whose interface has no fp16 (`newer_opset` makes it one for iOS 16,
+which is declared; `auto` does so where the target takes it), when an input or output is an image, and when an
+output is an input as well.
 
 Why it helps: on M1 with macOS 14.6 the casts at the ends ran on the CPU; on M4 with macOS 27 they are legal
 on the ANE (both measured through Core ML). Where a cast goes away, results are the same as proved by types: the
@@ -39,7 +40,9 @@ import numpy as np
 
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import Refusal
+from anesurgery.files.interface import VERSION
 from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery.files.protobuf import opset_version, raise_opset
 from anesurgery.mil import (
     Function,
     Operation,
@@ -54,6 +57,7 @@ from anesurgery.mil import (
     producer,
     types,
 )
+from anesurgery.placement.loadable import of_version
 from anesurgery.placement.rules.legality import FORBIDDEN
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.dead_code import remove_dead
@@ -62,6 +66,8 @@ from anesurgery.rewriting.session import Change, Session
 
 CASTS = next(rule for rule in FORBIDDEN if rule.id == "fp32-cast")
 """Where casts at the ends cost something."""
+NEEDED = int(ct.target.iOS16.value)
+"""The specification version whose interface has fp16."""
 UNCHECKED = "the interface changes; the comparison of whole models covers it"
 
 
@@ -73,20 +79,27 @@ class InterfaceFp16(Pass):
     tolerance: ClassVar[Tolerance] = Tolerance(2e-3)
     rounds: ClassVar[bool] = True
     follows: ClassVar[tuple[str, ...]] = ("compute_fp16",)
+    newer_opset: bool = False
+    """Make a program for iOS 15 one for iOS 16 and macOS 13."""
 
     @classmethod
     def variants(cls, target: Target) -> tuple[Pass, ...]:
         """Where every chip of the target pays for the casts; elsewhere callers must ask for it."""
         pays = CASTS.scope.families >= target.families and CASTS.scope.concerns(target)
-        return (cls(),) if pays else ()
+        return (cls(newer_opset=not of_version(NEEDED, target) and target.os is not None),) if pays else ()
 
     def requires(self, program: Program) -> Refusal | None:
         """fp16 at the interface came with iOS 16."""
-        old = any(f.opset_version < ct.target.iOS16 for f in program.functions.values())
-        return Refusal("the program is for iOS 15, where inputs and outputs cannot be fp16") if old else None
+        if self.newer_opset or not _is_old(program):
+            return None
+        return Refusal("the program is for iOS 15, where inputs and outputs cannot be fp16")
 
     def run(self, program: Program, session: Session) -> None:
         """Each fp32 input, then each fp32 output, of each function."""
+        if _is_old(program) and any(self.wanted(session, f) for f in program.functions.values()):
+            raise_opset(program, NEEDED)
+            words = "it needs iOS 16 or macOS 13"
+            session.contract.append(InterfaceChange(words, (VERSION,), retypes=True))
         for function in program.functions.values():
             with function:
                 for name, var in list(function.inputs.items()):
@@ -95,6 +108,11 @@ class InterfaceFp16(Pass):
                 for var in list(function.outputs):
                     if self.may(session, var.name, var):
                         self.output(function, session, var)
+
+    def wanted(self, session: Session, function: Function) -> bool:
+        """Is there an input or output that may become fp16?"""
+        ports = [*function.inputs.items(), *((v.name, v) for v in function.outputs)]
+        return any(self.may(session.again(), name, var) for name, var in ports)
 
     def may(self, session: Session, name: str, var: Var) -> bool:
         """Is it an fp32 tensor, and no image?"""
@@ -150,6 +168,10 @@ class InterfaceFp16(Pass):
         change = InterfaceChange(words, (name,), outputs=lambda found, _: _halved(found, name), retypes=True)
         session.contract.append(change)
         session.changes.append(Change(self.name, name, (), (), words, None, UNCHECKED))
+
+
+def _is_old(program: Program) -> bool:
+    return any(opset_version(f) < NEEDED for f in program.functions.values())
 
 
 def _substitute(function: Function, old: Var, new: Var) -> None:

@@ -32,6 +32,10 @@ class Signature:
     outputs: tuple[Port, ...]
 
 
+VERSION = "specification version"
+"""What a declared change names when the model needs a newer OS."""
+
+
 @dataclass(frozen=True)
 class Interface:
     """Everything of a model that its callers depend on."""
@@ -66,10 +70,8 @@ class Interface:
             found += _ports("output", a.outputs, b.outputs, ignore)
         if self.description and other.description:
             found += _parts(self.description, other.description, ignore)
-        if self.specification_version != other.specification_version:
-            found.append(
-                f"specification version {self.specification_version} became {other.specification_version}"
-            )
+        if self.specification_version != other.specification_version and VERSION not in ignore:
+            found.append(f"{VERSION} {self.specification_version} became {other.specification_version}")
         return "; ".join(found)
 
 

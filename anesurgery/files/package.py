@@ -75,7 +75,7 @@ class Loaded:
     def version(self) -> int:
         """The specification version to write."""
         least = protobuf.version_of(self.program)
-        return least if self.spec is None else max(int(self.spec.specificationVersion), 6)
+        return least if self.spec is None else max(int(self.spec.specificationVersion), least)
 
 
 def from_spec(spec: Any, source: Path, folder: Path | None, compute_units: Any) -> Loaded:
@@ -232,6 +232,7 @@ def write_package(loaded: Loaded, package: Path) -> None:
     for field, value in loaded.spec.ListFields():
         if field.name != "mlProgram":
             _assign(spec, field, value)
+    spec.specificationVersion = loaded.version
     with (weights / "weight.bin").open("w+b") as file:
         writer = WeightWriter(file, loaded.weights, *loaded.other_weights)
         program = protobuf.to_proto(loaded.program, loaded.version, writer.add, loaded.spec.mlProgram)

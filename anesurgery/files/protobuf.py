@@ -175,7 +175,7 @@ def to_proto(program: Program, version: int, store: StoreWeight, source: Any = N
         store: puts the value of a constant somewhere and gives its offset.
         source: the protobuf that the program came from: opsets, attributes and documentation are kept.
     """
-    opsets = {name: f.opset for name, f in source.functions.items()} if source is not None else {}
+    opsets = {} if source is None else {n: _newer(f.opset, program, n) for n, f in source.functions.items()}
     with quiet_host():
         made = _Exporter(program, version, store, opsets).export()
     if source is not None:
@@ -199,6 +199,28 @@ class HeldWeights(list[Array]):
     def read(self, offset: int, dtype: Any, shape: Sequence[int]) -> Array:
         """The value at an offset, as it was given."""
         return self[offset]
+
+
+def _newer(opset: str, program: Program, name: str) -> str:
+    """The opset that a function had, or the one that it was raised to."""
+    own = opset_version(program.functions[name]) if name in program.functions else 0
+    given = _TARGETS.get(opset)
+    return opset if given is None or own <= given else _OPSET[own]
+
+
+def raise_opset(program: Program, version: int) -> None:
+    """Make the functions of a program those of a newer opset; the arrays of the constants are shared.
+
+    Args:
+        program: it is changed.
+        version: the specification version of the opset.
+    """
+    held = HeldWeights()
+    raised = from_proto(to_proto(program, version, held.store), version, held.read)
+    for name, old in list(program.functions.items()):
+        new = raised.functions[name]
+        new.input_types, new.output_types = old.input_types, old.output_types
+        program.functions[name] = new
 
 
 def copy_program(program: Program) -> Program:

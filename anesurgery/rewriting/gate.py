@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from anesurgery.errors import LoadError, Refusal
+from anesurgery.errors import LoadError, Refusal, SurgeryError
 from anesurgery.placement.standing import Standing
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
@@ -33,9 +33,12 @@ def passing(
 
     Raises:
         LoadError: `again` gives another model: the file was changed since.
+        SurgeryError: it was a neural network, and less of it could run on the ANE as an ML Program.
     """
     if start is None or not session.changes:
         return list(steps), []
+    if words := after.worse_than_layers(session.target or "any"):
+        raise SurgeryError(words)
     end = standing(after, session.target)
     if end is None or not _loss(start, end, session.target):
         return list(steps), []

@@ -14,12 +14,20 @@ from anesurgery.files.package import Loaded, mlmodel_of, save, to_mlmodel
 from anesurgery.files.pipeline_file import LoadedPipeline, members, read_pipeline, save_pipeline, write_pipeline
 from anesurgery.loading import clone, interface, load
 from anesurgery.mil import Array, Operation, Program, walk_ops
+from anesurgery.placement.inspector import inspect_program
+from anesurgery.placement.models import inspect_other
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.subject import Subject, counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+FROM_NETWORK = (
+    "the neural network became an ML Program in fp32, which the ANE does not run: anesurgery.upgrade makes it "
+    "fp16 where outputs allow it, and neuralnetwork_ane edits its layers instead"
+)
 
 
 class MLProgram(Subject):
@@ -94,8 +102,31 @@ class MLProgram(Subject):
         return Standing.of(placed(self.program, Target.parse(target)))
 
     def notes(self, before: Self) -> list[str]:
-        """What changed when a neural network became a program."""
-        return list(self.loaded.notes)
+        """What changed when a neural network became a program, and what that means for the ANE."""
+        return [*self.loaded.notes, *([FROM_NETWORK] if self.was_network else [])]
+
+    @property
+    def was_network(self) -> bool:
+        """Was it read from an .mlmodel of layers?"""
+        return self.source is not None and self.source.suffix == ".mlmodel" and self.loaded.weights is None
+
+    def worse_than_layers(self, target: str) -> str:
+        """The share that can run on the ANE, against that of the layers by the rules of their format."""
+        if not self.was_network:
+            return ""
+        layers = inspect_other(self.source, Target.parse(target), inspect_program)
+        rows = layers.ops if layers is not None else ()
+        share, now = (
+            sum(row.legal is True for row in rows) / max(len(rows), 1),
+            self.standing(target).legal_share,
+        )
+        if now >= share:
+            return ""
+        return (
+            f"the ANE could run {share:.1%} of the layers of this neural network, and {now:.1%} of the ops of "
+            "the ML Program that these steps make of it in fp32: apply them to what anesurgery.upgrade gives, "
+            "or neuralnetwork_ane to its layers"
+        )
 
     def compare(
         self,

@@ -137,6 +137,10 @@ class Subject(ABC):
         """
         return None
 
+    def worse_than_layers(self, target: str) -> str:
+        """Why it should have stayed a neural network, in words; "" where it was none, or gains."""
+        return ""
+
     def notes(self, before: Self) -> list[str]:
         """What the caller should know of the result, given the model before."""
         return []

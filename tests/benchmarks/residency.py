@@ -217,8 +217,9 @@ def measure(name: str, make: Callable[[], Path], target: str, recipe: str) -> Ro
     if not passes:
         return Row(name, target, recipe, before, before, seconds=seconds)
     with tempfile.TemporaryDirectory() as folder:
-        after = placed(surgery.save(Path(folder) / f"m{surgery.subject.suffix}"), target)
-        fp32, fp16, uncompared = compared_outputs(path, surgery)
+        saved = surgery.save(Path(folder) / f"m{surgery.subject.suffix}")
+        after = placed(saved, target)
+        fp32, fp16, uncompared = compared_outputs(path, saved, surgery)
     return Row(name, target, recipe, before, after, passes, fp32, fp16, seconds, uncompared)
 
 
@@ -233,13 +234,15 @@ def placed(model: Path, target: str) -> Figures:
     return Figures.of([ane.inspect(model, target, function=name) for name in functions])
 
 
-def compared_outputs(path: Path, surgery: Any) -> tuple[float, float, str]:
+def compared_outputs(path: Path, saved: Path, surgery: Any) -> tuple[float, float, str]:
     """The relative difference in fp32, the PSNR in fp16, and why there is neither."""
     try:
+        if path.suffix == ".mlmodel":
+            psnr = ane.compare(path, saved, contract=surgery.contract).psnr
+            return 10 ** (-psnr / 20), psnr, ""
         loaded = load(path)
-    except IsPipeline:
-        psnr = ane.compare(path, surgery.model).psnr
-        return 10 ** (-psnr / 20), psnr, ""
+    except SurgeryError as error:
+        return float("nan"), float("nan"), str(error).splitlines()[0]
     if any(op.op_type.startswith("random") for op in walk_ops(loaded.program)):
         return float("nan"), float("nan"), "its numbers are random"
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.passes.interface_fp16 import InterfaceFp16
@@ -94,3 +96,37 @@ def test_it_is_tried_where_every_chip_pays_for_the_casts() -> None:
     targets = ("M1/macOS 14", "A14/iOS 17", "M1", "M1/macOS 15", "M2/macOS 14", "M1-M3/macOS 14", "M4", "any")
     tried = {text: bool(InterfaceFp16.variants(Target.parse(text))) for text in targets}
     assert [text for text, some in tried.items() if some] == ["M1/macOS 14", "A14/iOS 17", "M1"]
+
+
+def test_a_program_for_ios_15_becomes_one_for_ios_16_on_request(tmp_path: Path) -> None:
+    """A gather and a topk, which have other parameters there; the weights come back as they were."""
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float16)
+
+    def body(a: Var) -> Any:
+        y = mb.linear(x=mb.cast(x=a, dtype="fp16"), weight=weight)
+        best = mb.topk(x=mb.gather(x=y, indices=[3, 1, 2], axis=1), k=2, axis=1)[0]
+        return mb.cast(x=best, dtype="fp32", name="y")
+
+    with quiet_host():
+        model = ct.convert(
+            program_of(body, (4, 64), opset=ct.target.iOS15),
+            minimum_deployment_target=ct.target.iOS15,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
+        model.save(str(tmp_path / "old.mlpackage"))
+    surgery = ane.apply(tmp_path / "old.mlpackage", InterfaceFp16(newer_opset=True), prove="both", quiet=True)
+    assert [c.words for c in surgery.contract] == ["it needs iOS 16 or macOS 13", "give a as fp16", "y is fp16"]
+    saved = surgery.save(tmp_path / "new.mlpackage")
+    spec = ct.utils.load_spec(str(saved))
+    assert spec.specificationVersion == 7
+    assert {f.opset for f in spec.mlProgram.functions.values()} == {"CoreML6"}
+    assert ane.compare(tmp_path / "old.mlpackage", saved, contract=surgery.contract, precision="fp16").ok
+    with quiet_host():
+        assert ct.models.MLModel(str(saved), skip_model_load=True).get_spec().specificationVersion == 7
+
+
+def test_auto_raises_the_opset_where_the_os_of_the_target_takes_it() -> None:
+    targets = ("M1/macOS 14", "M1/macOS 12", "M1", "A14/iOS 15", "A14/iOS 16")
+    raised = {t: [s.options()["newer_opset"] for s in InterfaceFp16.variants(Target.parse(t))] for t in targets}
+    assert raised == dict(zip(targets, [[True], [False], [False], [False], [True]], strict=True))

@@ -10,8 +10,9 @@ import pytest
 
 import anesurgery as ane
 from anesurgery import loading
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
@@ -43,6 +44,19 @@ class CumsumToExp(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         return mb.exp(x=m.root.x)
+
+
+@dataclass(frozen=True)
+class ExpToTanh(Rewrite):
+    """One legal op for another."""
+
+    name: ClassVar[str] = "exp_to_tanh"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.exp()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.tanh(x=m.root.x)
 
 
 RECIPE = Recipe("two_steps", (TanhToSinh(), CumsumToExp()))
@@ -113,3 +127,15 @@ def test_a_package_that_was_replaced_meanwhile_is_an_error(
     monkeypatch.setattr(MLProgram, "finish", lambda self: ane.save(ane.load(other), path, overwrite=True))
     with pytest.raises(LoadError, match=r"m.mlpackage was changed while the recipe was applied"):
         ane.apply(path, RECIPE, prove=None, quiet=True)
+
+
+def test_a_network_that_would_stand_worse_as_a_program_is_refused(tmp_path: Path) -> None:
+    """The wrong version: a program in fp32 of layers that the ANE ran in fp16."""
+    layers = [make_layer("unary", ["x"], ["y"], type="EXP")]
+    path = tmp_path / "network.mlmodel"
+    path.write_bytes(make_network({"x": (1, 2, 4, 4)}, layers, ["y"]).SerializeToString())
+    with pytest.raises(SurgeryError, match=r"could run 100.0% of the layers .* and 0.0% of the ops"):
+        ane.apply(path, Recipe("one", (ExpToTanh(),)), target="M4", prove=None, quiet=True)
+    by_name = ane.apply(path, ExpToTanh(), target="M4", prove=None, quiet=True)
+    assert by_name.changes
+    assert any("anesurgery.upgrade" in note for note in by_name.notes)

@@ -22,6 +22,7 @@ PASSES: dict[str, str] = {
     "replace_scatter": "op-scatter op-scatter_along_axis op-scatter_nd",
     "rerank": "rank",
     "resample_matmul": "op-crop_resize texture-old",
+    "scale_after_product": "comp-pcs",
     "slice_windows": "op-sliding_windows op-reverse_sequence",
     "split_conv3d": "conv3d",
     "split_inner_axis": "matmul-inner",

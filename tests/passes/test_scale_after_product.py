@@ -1,0 +1,109 @@
+"""Scales of palettes after the product: kinds of products, biases, refusals, what `auto` gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.errors import ProofError
+from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes import scale_after_product
+from anesurgery.passes.scale_after_product import ScaleAfterProduct
+from anesurgery.placement.standing import stand
+from anesurgery.placement.target import Target
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+RNG = np.random.default_rng(0)
+
+
+def half(*shape: int) -> Array:
+    made: Array = RNG.uniform(0.5, 2, shape).astype(np.float16)
+    return made
+
+
+def palette(*shape: int) -> Var:
+    kind = types.nptype_from_builtin(types.uint4)
+    indices: Any = RNG.integers(0, 16, shape).astype(kind)
+    table = RNG.standard_normal((*[1] * len(shape), 16, 1)).astype(np.float16)
+    made: Var = mb.constexpr_lut_to_dense(indices=indices, lut=table)
+    return made
+
+
+def scaled(scale: Array, *shape: int, **more: Any) -> Var:
+    made: Var = mb.constexpr_blockwise_shift_scale(data=palette(*shape), scale=scale, **more)
+    return made
+
+
+def built(body: Callable[[Var], Any], shape: tuple[int, ...]) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Any:
+        return body(x)
+
+    return program
+
+
+FORMS: dict[str, tuple[Callable[[Var], Any], tuple[int, ...]]] = {
+    "linear": (lambda x: mb.linear(x=x, weight=scaled(half(8, 1), 8, 16), name="y"), (2, 16)),
+    "bias": (lambda x: mb.linear(x=x, weight=scaled(half(8, 1), 8, 16), bias=half(8), name="y"), (2, 3, 16)),
+    "conv": (
+        lambda x: mb.conv(x=x, weight=scaled(half(8, 1, 1, 1), 8, 4, 3, 3), bias=half(8), name="y"),
+        (1, 4, 6, 6),
+    ),
+    "conv in 1-D": (lambda x: mb.conv(x=x, weight=scaled(half(8, 1, 1), 8, 4, 3), name="y"), (1, 4, 6)),
+    "groups of channels": (lambda x: mb.linear(x=x, weight=scaled(half(2, 1), 8, 16), name="y"), (2, 16)),
+    "matmul": (lambda x: mb.matmul(x=x, y=scaled(half(1, 8), 16, 8), name="y"), (2, 16)),
+    "transposed": (
+        lambda x: mb.matmul(x=x, y=scaled(half(8, 1), 8, 16), transpose_y=True, name="y"),
+        (3, 2, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_product_gives_the_same_numbers(form: str) -> None:
+    program = built(*FORMS[form])
+    after, session = apply_pass(ScaleAfterProduct(), program)
+    assert len(session.changes) == 1
+    assert session.changes[0].proof is not None
+    kinds = [op.op_type for op in walk_ops(after)]
+    assert "constexpr_blockwise_shift_scale" not in kinds
+    assert "constexpr_lut_to_dense" in kinds
+    assert_same_numbers(program, after, rtol=1e-3)
+
+
+def test_refusals_name_the_value() -> None:
+    several = built(lambda x: mb.linear(x=x, weight=scaled(half(8, 2), 8, 16)), (2, 16))
+    assert_refuses(ScaleAfterProduct(), several, "8x2 scales: several for one output channel")
+    inner = built(lambda x: mb.linear(x=x, weight=scaled(half(1, 16), 8, 16)), (2, 16))
+    assert_refuses(ScaleAfterProduct(), inner, "1x16 scales: several for one output channel")
+    plain = built(lambda x: mb.linear(x=x, weight=palette(8, 16)), (2, 16))
+    _, session = apply_pass(ScaleAfterProduct(), plain)
+    assert not session.changes
+    assert not session.refusals
+
+
+def test_a_scale_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: every channel has the first scale."""
+    along = scale_after_product._along
+    monkeypatch.setattr(
+        scale_after_product, "_along", lambda op, values: along(op, np.repeat(values[:1], len(values)))
+    )
+    with pytest.raises(ProofError, match="old and new differ"):
+        apply_pass(ScaleAfterProduct(), built(*FORMS["linear"]))
+
+
+def test_auto_brings_the_product_to_the_engine() -> None:
+    def body(x: Var) -> Any:
+        for _ in range(3):
+            x = mb.relu(x=mb.conv(x=x, weight=scaled(half(128, 1, 1, 1), 128, 128, 3, 3), pad_type="same"))
+        return x
+
+    program, target = built(body, (1, 128, 64, 64)), Target.parse("M4/macOS 15")
+    surgery = ane.apply(program, "auto", target="M4/macOS 15", prove=None, quiet=True)
+    before, after = (stand(p, target)[0] for p in (program, surgery.program))
+    assert before.share["flop"] == 0
+    assert after.share["flop"] == 1

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from anesurgery.mil import Block, Operation, Program, Var, consumers, operands, producer, static_shape, walk_ops
 from anesurgery.ops import CARRIERS, CONTRACTIONS, NORMS
 
-BETWEEN = CARRIERS | {"add", "sub", "mul", "real_div", "select", "maximum", "minimum"}
-"""Ops that may stand between the product of queries and keys and the softmax: scales and masks."""
+BETWEEN = CARRIERS | {"add", "sub", "mul", "real_div", "select", "maximum", "minimum", "tanh"}
+"""Ops that may stand between the product of queries and keys and the softmax: scales, soft caps and masks."""
 
 SCALES = CARRIERS | {"mul", "real_div"}
 
@@ -74,7 +74,7 @@ def _carrying(op: Operation) -> Var | None:
 
 def _is_scaled_product(var: Var) -> bool:
     op = producer(var)
-    while op is not None and op.op_type in SCALES:
+    while op is not None and op.op_type in SCALES | {"tanh"}:
         op = producer(op.x)
     return op is not None and op.op_type in ("matmul", "einsum")
 

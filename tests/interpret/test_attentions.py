@@ -47,6 +47,17 @@ def test_what_stands_between_in_order() -> None:
     assert (one.product.name, [op.name for op in one.sums]) == ("scores", ["sum"])
 
 
+def test_a_soft_cap_stands_between() -> None:
+    """The scores are capped, and a dynamic mask is added."""
+
+    def body(q: Var, k: Var) -> Any:
+        mask = mb.log(x=mb.reduce_sum(x=q, axes=[-1], keep_dims=True))
+        capped = mb.mul(x=mb.tanh(x=mb.real_div(x=scores(q, k), y=np.float32(50))), y=np.float32(50))
+        return mb.matmul(x=mb.softmax(x=mb.add(x=mask, y=capped), axis=-1), y=k)
+
+    assert between(only(program(body))) == ["real_div", "tanh", "mul", "add"]
+
+
 def test_a_mask_that_is_computed_is_not_taken_for_the_scores() -> None:
     """A dynamic mask on either side of the sum."""
     for swapped in (False, True):

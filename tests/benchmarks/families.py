@@ -101,7 +101,7 @@ ENCODERS = {
         "DistilBert", {"n_layers": 2, "n_heads": 12, "dim": 768, "hidden_dim": 2048, "vocab_size": 32000}
     ),
     "minilm": encoder("Bert", TEXT | {"hidden_size": 384, "num_attention_heads": 12}),
-    "modernbert": encoder("ModernBert", TEXT | {"pad_token_id": 0, "local_attention": 32}),
+    "modernbert": encoder("ModernBert", TEXT | {"pad_token_id": 0, "local_attention": 96}),
     "albert": encoder("Albert", TEXT | {"embedding_size": 64}),
     "electra": encoder("Electra", TEXT | {"embedding_size": 64}),
     "mpnet": encoder("MPNet"),

@@ -30,8 +30,10 @@ from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import Array, ct, quiet_host
+from anesurgery.passes.rerank import Rerank
 from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.host import pass_pipeline
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -80,6 +82,7 @@ def converted(row: Architecture, module: torch.nn.Module, how: str, precision: s
             minimum_deployment_target=getattr(ct.target, OPSET),
             compute_precision=getattr(ct.precision, precision),
             skip_model_load=True,
+            pass_pipeline=pass_pipeline((Rerank(),)),
         )
 
 

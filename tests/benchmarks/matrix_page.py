@@ -25,8 +25,8 @@ EXACT, LOST = 80.0, 3.0
 HEAD = """# Architectures
 
 Small models with random weights, one of each architecture, built with transformers, timm and diffusers and
-converted with `frontend.register()` to fp16 for iOS 17. `make matrix` measures them and writes this page;
-nothing on it is typed.
+converted with `frontend.register()`, with `rerank` among the passes of the conversion, to fp16 for iOS 17.
+`make matrix` measures them and writes this page; nothing on it is typed.
 
 * **trace, export**: PSNR in dB of the fp32 conversion on our interpreter against torch, by `torch.jit.trace`
   and by `torch.export`; or the reason why it does not convert.
@@ -36,6 +36,7 @@ nothing on it is typed.
   Core ML's choice; no device was measured. The models are tiny, so that one op is about a percent.
 * **off**: what stays off the Neural Engine of the second target after the method, by type.
 * **s**: seconds that the method took, without proofs.
+* **-**: not measured.
 
 The method is the recipe of the family; where there is none, `auto`. The shares of a third target, A15 with
 iOS 17, were compared too: the summary names each that falls.
@@ -55,7 +56,9 @@ def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
     """Counts, medians, and each case that misses a bar."""
     ways = {name: row.get("convert", {}) for name, row in figures.items()}
     yield "## Summary\n"
-    yield f"* {len(figures)} of {len(ARCHITECTURES)} architectures are measured; `make matrix` does the rest"
+    on = [f"{sum(t in row.get('targets', {}) for row in figures.values())} on {t}" for t in targets]
+    count = f"of {len(ARCHITECTURES)} architectures, {len(figures)} are measured"
+    yield f"* {count}: {', '.join(on)}; `make matrix` does the rest"
     for how in ("trace", "export"):
         good = [n for n, w in ways.items() if how in w and w[how]["error"] is None]
         yield f"* by {how}, {len(good)} of {len(figures)} convert; not {in_words(set(figures) - set(good))}"
@@ -104,23 +107,30 @@ def table(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
         ways = row.get("convert", {})
         method, new = chosen(row), [after(row, t) for t in targets[:2]]
         shares = [
-            f"{percent(row['targets'][t]['before'][what])} → {percent(n[what]) if n else '-'}"
+            share(row.get("targets", {}).get(t), n, what)
             for t, n in zip(targets[:2], new, strict=True)
             for what in ("ops", "flop")
-            if t in row.get("targets", {})
-        ] or ["-"] * 4
+        ]
+        known = new[0] or new[1]
         off = ", ".join(f"{count} {kind}" for kind, count in new[1].get("off", {}).items()) if new[1] else "-"
         yield line(
             [
                 f"`{name}`",
                 *(way(ways.get(how)) for how in ("trace", "export")),
-                f"{decibel(row.get('fp16'))} → {decibel(new[0].get('fp16') if new[0] else None)}",
+                f"{decibel(row.get('fp16'))} → {decibel(known.get('fp16'))}",
                 f"`{method}`" if method else "-",
                 *shares,
                 shortened(off) or "nothing",
-                f"{new[0]['seconds']:.1f}" if new[0] else "-",
+                f"{known['seconds']:.1f}" if known else "-",
             ]
         )
+
+
+def share(found: Row | None, new: Row, what: str) -> str:
+    """A share before and after, or that it was not measured."""
+    if found is None:
+        return "-"
+    return f"{percent(found['before'][what])} → {percent(new[what]) if new else '-'}"
 
 
 def chosen(row: Row) -> str:

@@ -85,3 +85,12 @@ def test_there_are_enough_architectures() -> None:
         "vit_ane",
         "unet_ane",
     }
+
+
+def test_a_target_that_was_not_measured_has_no_share() -> None:
+    partly = copy.deepcopy(ROW)
+    del partly["targets"][TARGETS[0]], partly["targets"][TARGETS[2]]
+    made = lines(partly)
+    shares = "- | - | 85.0 → 99.0 | 13.0 → 100"
+    assert f"| `llama` | 140 | 140 | 74 → 75 | `decoder_ane` | {shares} | 1 gather | 1.5 |" in made
+    assert any("1 are measured: 0 on M1/macOS 14, 1 on M4/macOS 15, 0 on A15/iOS 17" in line for line in made)

@@ -16,7 +16,7 @@ from anesurgery.splitting.graph import Graph, dtype
 PASSED = ("fp16", "fp32", "int32")
 """Element types that an input and an output of a model may have."""
 MOST = 400
-"""Places that are considered, those with the fewest bytes."""
+"""Places that are considered, at most."""
 SLACK = 1.03
 """How much heavier than need be the heaviest of N chunks may be, for fewer bytes at the borders."""
 
@@ -45,17 +45,23 @@ class Cuts:
     def allowed(self) -> tuple[bool, ...]:
         """May it be cut at a place? Not within the use of a state, nor where a value cannot be passed on."""
         graph = self.graph
-        spans: dict[str, list[int]] = {}
-        for number, node in enumerate(graph.nodes):
-            for name in node.reads:
-                if name in graph.inputs and graph.inputs[name].WhichOneof("type") == "stateType":
-                    spans.setdefault(name, []).append(number)
-        inside = {p for s in spans.values() for p in range(min(s) + 1, max(s) + 1)}
+        inside = {p for first, last in self._states.values() for p in range(first + 1, last + 1)}
         kinds = {name: self._passes(name) for names in self.crossing for name in names}
         return tuple(
             0 < place < len(graph.nodes) and place not in inside and all(kinds[n] for n in names)
             for place, names in enumerate(self.crossing)
         )
+
+    @cached_property
+    def _states(self) -> dict[str, tuple[int, int]]:
+        """State -> the first and the last node that use it."""
+        graph = self.graph
+        spans: dict[str, tuple[int, int]] = {}
+        for number, node in enumerate(graph.nodes):
+            for name in node.reads:
+                if name in graph.inputs and graph.inputs[name].WhichOneof("type") == "stateType":
+                    spans[name] = (spans.get(name, (number, number))[0], number)
+        return spans
 
     def _passes(self, name: str) -> bool:
         kind = self.graph.type_of(name)
@@ -69,16 +75,38 @@ class Cuts:
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Both ends, and between them the places worth a cut: none beside one is crossed by fewer bytes."""
-        count = len(self.graph.nodes)
+        """Both ends, and between them the places worth a cut.
+
+        The weights are laid out in `MOST` equal lengths, in the order in which they are first read; of the
+        places in one length, the one that the fewest bytes cross is worth a cut. So are, if there is room, places
+        beside which more bytes cross.
+        """
+        count, before = len(self.graph.nodes), self._weights_before
+        scale = MOST / max(1, before[-1])
         sizes = {p: self.bytes_at(p) for p in range(1, count) if self.allowed[p]}
-        good = [
+        best: dict[int, int] = {}
+        for place, size in sizes.items():
+            known = best.setdefault(int(before[place] * scale), place)
+            if size < sizes[known]:
+                best[int(before[place] * scale)] = place
+        dips = [
             p
             for p, size in sizes.items()
-            if size <= sizes.get(p + 1, size) and (size < sizes.get(p - 1, size + 1))
+            if size <= sizes.get(p + 1, size) and size < sizes.get(p - 1, size + 1)
         ]
-        kept = sorted(sorted(good, key=sizes.__getitem__)[:MOST])
-        return (0, *kept, count)
+        room = MOST - len(best)
+        kept = {*best.values(), *sorted(dips, key=sizes.__getitem__)[: max(0, room)]}
+        return (0, *sorted(kept), count)
+
+    @cached_property
+    def _weights_before(self) -> list[int]:
+        """For each place the bytes of the weights that are read before it; of a model without any, the ops."""
+        seen: dict[int, int] = {}
+        found = [0]
+        for weights in self.graph.weights:
+            found.append(found[-1] + sum(size for at, size in weights.items() if at not in seen))
+            seen |= weights
+        return found if found[-1] else list(range(len(found)))
 
     @cached_property
     def table(self) -> dict[tuple[int, int], int]:
@@ -156,12 +184,18 @@ class Cuts:
 
     def _barred(self) -> str:
         """Which values that cross cannot be inputs, in words: lists, booleans, flexible shapes, scalars."""
+        words = self._held(0, len(self.graph.nodes))
         kinds = {name for names in self.crossing for name in names if not self._passes(name)}
         first = min(kinds, key=self.graph.maker.__getitem__, default=None)
         if first is None:
-            return ""
+            return words
         kind = type_text(self.graph.type_of(first), False)
-        return f", or ones that cannot be inputs ({len(kinds)}, the first is %{first}: {kind})"
+        return f", or ones that cannot be inputs ({len(kinds)}, the first is %{first}: {kind}){words}"
+
+    def _held(self, start: int, end: int) -> str:
+        """The states that bar places between two nodes, in words: one for all layers keeps these together."""
+        found = [name for name, (a, b) in self._states.items() if max(a, start) < min(b, end - 1)]
+        return f"; the state {', '.join(found)} stays in one chunk, with all ops that use it" if found else ""
 
     def _too_heavy(self, limit: int) -> str:
         pairs = zip(self.places, self.places[1:], strict=False)
@@ -169,5 +203,5 @@ class Cuts:
         nodes: Sequence[str] = [n.makes[0] for n in self.graph.nodes[start:end] if n.makes]
         return (
             f"the ops from %{nodes[0]} to %{nodes[-1]} need {decimal(self.table[start, end])} of weights, and "
-            f"cannot be cut between; the limit is {decimal(limit)}"
+            f"cannot be cut between; the limit is {decimal(limit)}{self._held(start, end)}"
         )

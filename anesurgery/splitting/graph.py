@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from anesurgery.files.compiled import values_of
-from anesurgery.files.mil_types import NAMES
+from anesurgery.files.mil_types import NAMES, shape_of
 from anesurgery.files.protobuf import HeldWeights, to_proto
 from anesurgery.mil import Program
 from anesurgery.ops import names as words
@@ -21,6 +21,8 @@ HEAVY = words(
     "conv conv_transpose linear matmul einsum scaled_dot_product_attention lstm gru rnn while_loop cond"
 )
 """Ops that are computed once, however few bytes they need."""
+FEW = 4
+"""Terms up to which the sums of a product cost no more than other ops."""
 CONE = 48
 """Ops that a chunk may compute again in place of a value that another chunk has."""
 
@@ -114,7 +116,7 @@ class Graph:
         found: dict[str, frozenset[int]] = {name: frozenset() for name in self.inputs}
         for number, node in enumerate(self.nodes):
             before = [found.get(name) for name in node.reads if name not in self.constants]
-            if node.op.type in HEAVY | STATEFUL or node.op.blocks or any(b is None for b in before):
+            if self._is_heavy(node) or node.op.blocks or any(b is None for b in before):
                 continue
             cone = frozenset().union({number}, *(b for b in before if b is not None))
             if len(cone) > CONE:
@@ -126,6 +128,22 @@ class Graph:
                 if sum(needed.values()) <= self.size(name):
                     found[name] = cone
         return {name: cone for name, cone in found.items() if name not in self.inputs}
+
+    def _is_heavy(self, node: Node) -> bool:
+        """Is an op better computed once? Not a product of a few terms, as angles of positions are."""
+        if node.op.type != "matmul":
+            return node.op.type in HEAVY | STATEFUL
+        x, out = (shape_of(kind) for kind in (self._operand(node, "x"), node.op.outputs[0].type))
+        if x is None or out is None or min(len(x), len(out)) < 2:
+            return True
+        return x[-1] * x[-2] > FEW * out[-2]
+
+    def _operand(self, node: Node, name: str) -> Any:
+        """The ValueType of an operand, a constant too."""
+        read = node.op.inputs[name].arguments[0].name
+        if read in self.constants:
+            return next(o.type for o in self.constants[read].outputs if o.name == read)
+        return self.type_of(read)
 
 
 def dtype(kind: Any) -> str:

@@ -78,8 +78,8 @@ class Cuts:
         """Both ends, and between them the places worth a cut.
 
         The weights are laid out in `MOST` equal lengths, in the order in which they are first read; of the
-        places in one length, the one that the fewest bytes cross is worth a cut. So are, if there is room, places
-        beside which more bytes cross.
+        places in one length, the one that the fewest bytes cross is worth a cut. So are, if there is room, the
+        places beside which more bytes cross.
         """
         count, before = len(self.graph.nodes), self._weights_before
         scale = MOST / max(1, before[-1])

@@ -8,13 +8,14 @@ original on other data. `--page FILE` writes the table into a page of the docume
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -40,14 +41,14 @@ class Trained:
 
     name: str
     package: Path
-    measured: list[Values]
-    compared: list[Values]
+    measured: Sequence[Values]
+    compared: Sequence[Values]
 
 
 def language_model(folder: Path) -> Trained:
     """The GPT-2 of the demo, and pieces of its text."""
     sys.path.insert(0, str(ROOT / "notebooks"))
-    import demo
+    demo: Any = importlib.import_module("demo")
 
     demo.BUILD.mkdir(parents=True, exist_ok=True)
     text = demo.Text()
@@ -80,16 +81,16 @@ def digits(folder: Path) -> Trained:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for _ in range(300):
         batch = train[torch.randint(len(train), (64,))]
-        loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
+        loss: Any = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     right = (model(x[rest]).argmax(-1) == y[rest]).float().mean().item()
     print(f"digits: {100 * right:.1f} % of {len(rest)} held out are right")
-    size = 32
+    size, trace = 32, cast(Any, torch.jit.trace)
     with quiet_host(), torch.no_grad():
         made = ct.convert(
-            torch.jit.trace(model.eval(), x[:size]),
+            trace(model.eval(), x[:size]),
             inputs=[ct.TensorType("image", (size, 1, 8, 8))],
             minimum_deployment_target=ct.target.iOS18,
         )
@@ -98,7 +99,7 @@ def digits(folder: Path) -> Trained:
     return Trained("digits", folder / "digits.mlpackage", batches[:3], batches[3:])
 
 
-def cost(plain: Path, compressed: Any, data: list[Values]) -> Cost:
+def cost(plain: Path, compressed: Any, data: Sequence[Values]) -> Cost:
     """How far a compressed model is from the original."""
     found, both = Cost(), [Predictor(plain), Predictor(ane.load(compressed))]
     for values in data:
@@ -109,10 +110,14 @@ def cost(plain: Path, compressed: Any, data: list[Values]) -> Cost:
 def rows(model: Trained) -> list[list[str]]:
     """Uniform and mixed, at equal size."""
     measured = ane.sensitivity(model.package, model.measured, MODES, smallest=SMALLEST)
-    size = sum(row.options[UNIFORM].bytes for row in measured.rows)
+    for row in measured.rows:
+        if row.skipped:
+            print(f"{row.weight}: {dict(row.skipped)}")
+    four = {row.weight: row.options[UNIFORM].bytes for row in measured.rows if UNIFORM in row.options}
+    size = sum(four.get(row.weight, row.bytes) for row in measured.rows)
     proposal = measured.propose(max_bytes=size)
     plain = ct.models.MLModel(str(model.package), skip_model_load=True)
-    uniform = apply_configs(plain, {row.weight: read_mode(UNIFORM) for row in measured.rows}, SMALLEST)
+    uniform = apply_configs(plain, dict.fromkeys(four, read_mode(UNIFORM)), SMALLEST)
     mixed = proposal.apply(str(model.package))
     bits = Counter(mode.rpartition("-")[2] for mode in proposal.modes.values())
     words = ", ".join(f"{bits[b]} of {b}" for b in sorted(bits))

@@ -58,12 +58,17 @@ class UnknownName(SurgeryError):  # noqa: N818 - reads as a statement, like KeyE
         self.kind, self.name, self.near = kind, name, tuple(_near(name, known))
 
 
+LISTED = 30
+"""Names in an error at most."""
+
+
 def near_matches(name: str, known: Iterable[str]) -> str:
     """What an error about an unknown name ends with: the near matches, else all names."""
     known = sorted(known)
     if near := _near(name, known):
         return f"did you mean {' or '.join(map(repr, near))}?"
-    return f"known: {', '.join(known)}" if known else "there are none"
+    more = f", and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    return f"known: {', '.join(known[:LISTED])}{more}" if known else "there are none"
 
 
 def _near(name: str, known: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ import typer
 
 from anesurgery.commands.options import Json, Model, Quiet, show
 from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.errors import SurgeryError
 
 Overwrite = Annotated[bool, typer.Option(help="Replace what is there.")]
 Out = Annotated[str, typer.Option("--out", "-o", help="The .mlpackage to write.", show_default=False)]
@@ -31,6 +32,8 @@ def split(
     quiet: Quiet = False,
 ) -> None:
     """Cut a model into chunks that run one after the other."""
+    if (parts is None) == (max_size is None):
+        raise SurgeryError("give either --parts N or --max-size 950MB")
     load_engine(quiet)
     from anesurgery.display import drawn
     from anesurgery.splitting.split import split as cut
@@ -56,7 +59,6 @@ def merge(
 ) -> None:
     """Write one package with several models as functions that share equal weights."""
     load_engine(quiet)
-    from anesurgery.errors import SurgeryError
     from anesurgery.splitting.merge import merge as join
 
     pairs = [given.partition("=") for given in models]

@@ -131,3 +131,8 @@ def test_a_long_wait_shows_what_and_for_how_long(monkeypatch: pytest.MonkeyPatch
     with waiting("proving", quiet=True):
         pass
     assert quiet.getvalue() == ""
+
+
+def test_split_says_its_options_as_they_are_written() -> None:
+    made = CliRunner().invoke(app, ["split", "any.mlpackage", "-o", "parts"])
+    assert str(made.exception) == "give either --parts N or --max-size 950MB"

@@ -172,7 +172,8 @@ class _Start:
 
 
 def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) -> None:
-    for step in tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False):
+    for step in (bar := tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False)):
+        bar.set_description(step.name)
         edited.check_source()
         for graph in edited.chosen:
             run_pass(step, graph, session)

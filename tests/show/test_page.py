@@ -214,7 +214,7 @@ def test_what_is_not_drawn_is_said() -> None:
     assert "800 more segments are not drawn" in page(ODD["ragged"])
 
 
-def test_saving_writes_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_saving_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert twenty().save_html(path) == path
     assert path.read_text(encoding="utf-8") == page(twenty())

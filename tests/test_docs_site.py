@@ -45,6 +45,7 @@ def test_every_pass_and_recipe_has_a_section(site: Path) -> None:
 IN_MEMORY = """
 import gc, importlib, pkgutil
 from anesurgery import placement
+from anesurgery.placement.evidence import Rule
 
 for module in pkgutil.walk_packages(placement.__path__, "anesurgery.placement."):
     if not module.name.endswith("._template"):

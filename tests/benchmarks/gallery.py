@@ -20,6 +20,7 @@ from typing import Any
 import hand_written
 import numpy as np
 import small_models
+import torch
 
 import anesurgery as ane
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
@@ -40,6 +41,17 @@ class Piece:
 def small(name: str) -> Make:
     """A transformers model with random weights."""
     return lambda folder: small_models.package(name, folder)
+
+
+def mirrored_unet(folder: Path) -> Path:
+    """A UNet that mirrors the edges of each picture before it makes it larger."""
+
+    def larger(channels: int, fewer: int) -> torch.nn.Module:
+        mirror, conv = torch.nn.ReflectionPad2d(1), torch.nn.Conv2d(channels, fewer, 3)
+        return torch.nn.Sequential(mirror, conv, torch.nn.Upsample(scale_factor=2))
+
+    hand_written.MODELS["unet_mirror"] = (lambda: hand_written.unet(larger), [hand_written.PICTURE])
+    return hand_written.package("unet_mirror", folder)
 
 
 def old_network(folder: Path) -> Path:
@@ -64,7 +76,7 @@ PIECES = {
     "bert": Piece("encoder_ane", "BERT with a mask, 2 layers, 64 tokens", small("bert-mask")),
     "whisper": Piece("whisper_ane", "Whisper, 2 and 2 layers", small("whisper")),
     "vit": Piece("vit_ane", "ViT, 2 layers, 224 x 224", small("vit")),
-    "unet": Piece("unet_ane", "a UNet, 256 x 256", lambda folder: hand_written.package("unet_resize", folder)),
+    "unet": Piece("unet_ane", "a UNet with mirrored edges, 256 x 256", mirrored_unet),
     "network": Piece("neuralnetwork_ane", "an .mlmodel with layers of iOS 13", old_network),
     "swin": Piece("auto", "Swin, 2 stages, 224 x 224", small("swin")),
 }

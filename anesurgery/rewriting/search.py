@@ -34,8 +34,8 @@ class State:
     program: Program
     target: Target
     steps: tuple[Pass, ...] = ()
-    retyped: bool = False
-    """Do callers have to give or take other types of numbers, and nothing else, after the last step?"""
+    retyped: int = 0
+    """Inputs and outputs of which callers give or take another type since the first step."""
 
     @cached_property
     def standing(self) -> Standing:
@@ -125,8 +125,8 @@ class Search:
         if (objection := self.objection(own, state.program)) is not None:
             self.reject((step,), objection.reason)
             return None
-        retyped = bool(own.contract) and all(change.retypes for change in own.contract)
-        return State(program, self.target, (*state.steps, step), retyped)
+        retyped = sum(change.retypes for change in own.contract)
+        return State(program, self.target, (*state.steps, step), state.retyped + retyped)
 
     def copy(self, program: Program) -> Program:
         """A copy to try a step on; the last one again while no step has changed it."""
@@ -148,7 +148,7 @@ class Search:
         loss, gain = new.standing.loss(old.standing), new.standing.gain(old.standing)
         if not (loss or gain) and new.advised.tidier(old.advised):
             gain = f"findings {old.advised.findings} -> {new.advised.findings}"
-        if gain and new.retyped and not new.standing.rises(old.standing):
+        if gain and new.retyped > old.retyped and not new.standing.rises(old.standing):
             loss = "callers would have to give other types, and no more would run on the ANE for it"
         if loss or not gain:
             self.reject(steps, f"tried and not kept: {loss or 'it gains nothing on this target'}")

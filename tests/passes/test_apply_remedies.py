@@ -141,8 +141,8 @@ def test_fp16_that_ruins_an_output_is_not_kept(prove: str | None) -> None:
     assert any(re.search(r"keeps -?[\d.]+ dB of 60 on a sampled input", reason) for reason in said), said
 
 
-def ends(shape: tuple[int, ...] = (1, 64, 128, 128)) -> Program:
-    """Convolutions in fp16 between casts, as a conversion leaves them."""
+def ends(shape: tuple[int, ...] = (1, 64, 128, 128), classes: int = 0) -> Program:
+    """Convolutions in fp16 between casts, as a conversion leaves them, and a head of so many classes."""
     weight = np.random.default_rng(0).standard_normal((64, 64, 3, 3)).astype(np.float16) / 24
 
     @mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS17)
@@ -150,6 +150,9 @@ def ends(shape: tuple[int, ...] = (1, 64, 128, 128)) -> Program:
         y = mb.cast(x=x, dtype="fp16")
         for _ in range(4):
             y = mb.relu(x=mb.conv(x=y, weight=weight, pad_type="same"))
+        if classes:
+            head = np.ones((classes, 64), np.float16)
+            y = mb.linear(x=mb.reduce_mean(x=y, axes=[2, 3], keep_dims=False), weight=head)
         return mb.cast(x=y, dtype="fp32", name="y")
 
     return program
@@ -164,10 +167,12 @@ def test_casts_at_the_ends_go_where_the_target_pays_for_them() -> None:
     assert not ane.apply(ends(), "auto", target="M4/macOS 15", quiet=True).changes
 
 
-def test_callers_change_nothing_for_a_model_that_stays_on_the_cpu() -> None:
-    surgery = ane.apply(ends((1, 64, 8, 8)), "auto", target="M1/macOS 14", quiet=True)
-    assert not surgery.changes
-    assert "no more would run on the ANE for it" in str(surgery.refusals[0][1])
+@pytest.mark.parametrize("classes", [0, 10], ids=["as it is", "with a step that pays beside it"])
+def test_callers_change_nothing_for_a_model_that_stays_on_the_cpu(classes: int) -> None:
+    """The wrong version: a pair whose second step has nothing to do with the interface."""
+    surgery = ane.apply(ends((1, 64, 8, 8), classes), "auto", target="M1/macOS 14", quiet=True)
+    assert "interface_fp16" not in {change.pass_name for change in surgery.changes}
+    assert "no more would run on the ANE for it" in str([r for _, r in surgery.refusals])
 
 
 def test_an_interface_that_is_kept_costs_the_casts() -> None:

@@ -7,6 +7,7 @@ some do, 2 none does. Bad usage or bad input is 64, with a line on stderr that b
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 
 from anesurgery.commands.options import Aim, Function, Json, Model, Quiet, show
 from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.display import printable
 from anesurgery.errors import SurgeryError
 
 Look = Callable[[Any], Any]
@@ -141,7 +143,10 @@ def _repair(
 
     auto = find_recipe("auto").with_options(compute_units=units)
     chosen = find_recipe("neuralnetwork_ane") if _of_layers(model) else auto
-    apply(model, chosen, target=target, quiet=quiet).save(package, overwrite=overwrite)
+    surgery = apply(model, chosen, target=target, quiet=quiet)
+    surgery.save(package, overwrite=overwrite)
+    for change in () if quiet else surgery.contract:
+        print(printable(f"interface: {change.words}"), file=sys.stderr)
 
 
 def _of_layers(model: str) -> bool:

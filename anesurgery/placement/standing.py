@@ -213,4 +213,4 @@ def _counts(old: int, new: int) -> str:
 def _percents(old: float, new: float) -> str:
     """Two shares with as many digits as it takes to tell them apart."""
     digits = next((n for n in (1, 2, 4) if f"{old:.{n}%}" != f"{new:.{n}%}"), None)
-    return f"{old:.1%}" if digits is None else f"{old:.{digits}%} -> {new:.{digits}%}"
+    return f"stays {old:.1%}" if digits is None else f"{old:.{digits}%} -> {new:.{digits}%}"

@@ -168,6 +168,23 @@ def test_a_page_is_written(call: Call, tmp_path: Path) -> None:
     assert call("half.mlpackage", "all.mlpackage", "--html", page, "--overwrite")[0] == 0
 
 
+def test_fix_says_what_callers_must_change(call: Call, tmp_path: Path) -> None:
+    weight = np.zeros((64, 64, 3, 3), np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 128, 128))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        y = mb.cast(x=x, dtype="fp16")
+        for _ in range(4):
+            y = mb.relu(x=mb.conv(x=y, weight=weight, pad_type="same"))
+        return mb.cast(x=y, dtype="fp32", name="y")
+
+    package = save(load(program), tmp_path / "ends.mlpackage")
+    code, _, err = call(package, "--fix", tmp_path / "fixed.mlpackage", "--target", "M1/macOS 14")
+    assert not code
+    assert "interface: give x as fp16" in err
+    assert "interface: y is fp16" in err
+
+
 def test_fix_applies_the_recipe_and_shows_both(
     call: Call, seen: list[Any], package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

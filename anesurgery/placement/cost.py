@@ -99,6 +99,10 @@ ELSEWHERE = (1.1, 1.2)
 """(ANE, CPU): how many times the rates of products may differ off a base M4 with macOS 27. In the dump of an M1
 those of convolutions differ so much."""
 
+FEW_ROWS, UP_TO = 16, 13
+"""Rows of a linear below which no rate was seen, and the last family on which it may then cost what it moves: on
+an M1 a single row stayed on the CPU at each width (thisisthepy/torchnative: ANEDECODE.md)."""
+
 STORED_FACTOR = (1.5, 2.5)
 """The same of a matmul with a constant: none is among the cases, and an M4 Max (macOS 26.6) kept one on the CPU
 that the formula gives to the ANE (eyalamirmusic/eacp)."""
@@ -117,6 +121,9 @@ def estimate(op: Operation, work: Work, target: Target) -> Estimate | None:
     found = formula(op, work) if formula is not None else _memory(work.moved)
     if found is None:
         return None
+    if op.op_type == "linear" and min(target.families) <= UP_TO and _rows(op) < FEW_ROWS:
+        moved = _memory(work.moved + work.constant)
+        found = replace(found, or_else=(*found.or_else, (moved.ane or 0.0, moved.cpu or 0.0)))
     if work.flop and target.extrapolated:
         found = _wider(found, ELSEWHERE)
     if target.rates is not None:
@@ -192,6 +199,10 @@ def _conv(op: Operation, work: Work) -> Estimate:
 
 def _linear(op: Operation, work: Work) -> Estimate:
     return _stepped(LINEAR_RATES, work.flop, work.flop)
+
+
+def _rows(op: Operation) -> int:
+    return math.prod(shape_of(op.x)[:-1])
 
 
 def _matmul(op: Operation, work: Work) -> Estimate:

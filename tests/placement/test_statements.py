@@ -114,6 +114,17 @@ def chained(width: int, count: int) -> Build:
     return body
 
 
+def repeated(width: int, count: int) -> Build:
+    """Linear ops of one width, one after the other."""
+
+    def body(x: Var) -> Var:
+        for _ in range(count):
+            x = mb.linear(x=x, weight=half(width, width))
+        return x
+
+    return body
+
+
 def product(rows: int, inner: int, columns: int) -> Callable[[], Program]:
     """A product of two inputs."""
     return of(lambda x, y: mb.matmul(x=x, y=y), (rows, inner), (inner, columns))
@@ -252,6 +263,21 @@ PLACED = [
     ),
     Statement("linear-vs-conv: 8 chained", of(chained(576, 8), (1, 576, 1, 1)), "M1", all_on, "cpu"),
     Statement("linear-vs-conv: 16 chained", of(chained(576, 16), (1, 576, 1, 1)), "M1", all_on, "ane"),
+    *[
+        Statement(
+            f"linear: 64 chained, {rows} rows on {chip}",
+            of(repeated(576, 64), (rows, 576)),
+            chip,
+            all_on,
+            seen,
+            sure,
+        )
+        for rows, chip, seen, sure in (
+            (1, "M1", "cpu", False),
+            (128, "M1", "ane", True),
+            (1, "M4", "ane", False),
+        )
+    ],
     Statement("linear: 576 to 576, one row", of(linear(576, 576), (1, 576)), "M1", unit, "cpu"),
     Statement("linear: 576 to 576, 128 rows", of(linear(576, 576), (128, 576)), "M1", unit, "ane", sure=False),
     Statement(
@@ -808,7 +834,49 @@ COMPRESSED = [
 ]
 """Section 3.8: compressed weights."""
 
-TABLE = [*PLACED, *TYPES, *SHAPES, *OPS, *WINDOWS, *ATTENTION, *DYNAMIC, *SIZES, *COMPRESSED]
+
+def images(count: int) -> Callable[[], Program]:
+    """Convolutions over a batch of images: more work than any launch."""
+
+    def body(x: Var) -> Var:
+        for _ in range(count):
+            x = mb.conv(x=mb.relu(x=x), weight=half(64, 64, 3, 3), pad_type="same")
+        return x
+
+    return of(body, (16, 64, 112, 112))
+
+
+def encoder(count: int) -> Callable[[], Program]:
+    """Feed-forward layers over a batch of sequences."""
+
+    def body(x: Var) -> Var:
+        for _ in range(count):
+            wide = mb.gelu(x=mb.linear(x=mb.layer_norm(x=x, axes=[-1]), weight=half(1024, 256)))
+            x = mb.add(x=x, y=mb.linear(x=wide, weight=half(256, 1024)))
+        return x
+
+    return of(body, (16, 128, 256))
+
+
+UNITS = [
+    *[
+        Statement(f"ALL: {kind} on M5 Max", build, "M5 Max/macOS 26", all_on, "gpu", sure=False, units="ALL")
+        for kind, build in {"images": images(4), "an encoder": encoder(2)}.items()
+    ],
+    *[
+        Statement(
+            f"CPU_AND_GPU: images on {chip}", images(4), chip, all_on, "gpu", sure=False, units="CPU_AND_GPU"
+        )
+        for chip in ("M1", "M4 Pro/macOS 26", "M5 Max/macOS 26")
+    ],
+    Statement("CPU_AND_NE: images on M5 Max", images(4), "M5 Max/macOS 26", all_on, "ane"),
+    Statement("ALL: images on M4 Pro stay", images(4), "M4 Pro/macOS 26", all_on, "ane", units="ALL"),
+    Statement("CPU_ONLY", images(1), "M4", all_on, "cpu", units="CPU_ONLY"),
+    Statement("layout: no rewrite is needed", encoder(2), "M4 Pro/macOS 26", all_on, "ane"),
+]
+"""Compute units: five models ran on the GPU of an M5 Max with ALL, and on its ANE with CPU_AND_NE."""
+
+TABLE = [*UNITS, *PLACED, *TYPES, *SHAPES, *OPS, *WINDOWS, *ATTENTION, *DYNAMIC, *SIZES, *COMPRESSED]
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)

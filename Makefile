@@ -50,8 +50,8 @@ bench: $(READY)  ## ratios of time and memory, measured on this machine
 bench-large: $(READY)  ## cutting and merging a model of 3 GB, against cp -r and coremltools
 	$(BIN)/python tests/benchmarks/large.py
 
-placement: $(READY)  ## how often inspect is right, against placements measured on Macs
-	$(BIN)/python tests/benchmarks/placement/accuracy.py
+placement: $(READY)  ## how often inspect is right, against placements measured on Macs: docs/accuracy.md
+	$(BIN)/python tests/benchmarks/placement/accuracy.py --page docs/accuracy.md
 
 residency: $(READY)  ## what `auto` gains on the corpus and on small models of each family, and whether outputs agree
 	$(BIN)/python tests/benchmarks/residency.py

@@ -100,8 +100,8 @@ ELSEWHERE = (1.1, 1.2)
 those of convolutions differ so much."""
 
 FEW_ROWS, UP_TO = 16, 13
-"""Rows of a linear below which no rate was seen, and the last family on which it may then cost what it moves: on
-an M1 a single row stayed on the CPU at each width (thisisthepy/torchnative: ANEDECODE.md)."""
+"""Rows of a linear below which no rate was seen, and the last family on which it may then cost what it moves:
+on an M1 a single row stayed on the CPU at each width (thisisthepy/torchnative: ANEDECODE.md)."""
 
 STORED_FACTOR = (1.5, 2.5)
 """The same of a matmul with a constant: none is among the cases, and an M4 Max (macOS 26.6) kept one on the CPU

@@ -17,9 +17,9 @@ from anesurgery.placement.verdicts import Judged, choose, judge
 
 MOST = 16
 """Enumerated shapes that are looked at; Core ML takes up to 128."""
-AT_DEFAULT = (
-    "shapes, estimates and units are those of the default shape, {}; other shapes of a range are not known"
-)
+AT_DEFAULT = "shapes, estimates and units are those of the default shape, {}"
+IN_RANGE = "other shapes of a range are not known"
+SOME = "{} of {} enumerated shapes are estimated, the default first"
 NO_DEFAULT = "the default shape of {} is not known: dynamic lengths count as 1, and what reads them has no unit"
 
 
@@ -49,14 +49,20 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
         return Shaped(function, judged)
     fixed = _at(loaded, name, found.default, target, rules)
     if fixed is None and found.default and _all_one(function, found.default):
-        return Shaped(function, judged, found, (AT_DEFAULT.format(in_words(found.default)),))
+        return Shaped(function, judged, found, _notes(found))
     if fixed is None:
         dynamic = [n for n, v in function.inputs.items() if any_symbolic(v.shape or ())]
         words = ", ".join(f"%{n}" for n in dynamic)
         return Shaped(function, list(map(_unknown, judged)), found, (NO_DEFAULT.format(words),))
     both = [_both(a, b) for a, b in zip(judged, fixed.judged, strict=True)]
-    note = AT_DEFAULT.format(in_words(found.default))
-    return Shaped(fixed.function, both, found, (note,))
+    return Shaped(fixed.function, both, found, _notes(found))
+
+
+def _notes(found: Flexible) -> tuple[str, ...]:
+    """At which shape the ops are told, and what is not."""
+    rest = SOME.format(MOST, len(found.listed)) if len(found.listed) > MOST else ""
+    rest = rest if found.listed else IN_RANGE
+    return tuple(filter(None, (AT_DEFAULT.format(in_words(found.default)), rest)))
 
 
 def at_each(

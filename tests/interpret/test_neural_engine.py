@@ -220,6 +220,26 @@ def test_on_m1_sigmoid_is_off_by_as_much_as_was_published() -> None:
     np.testing.assert_array_equal(ends, [1, 1, 0, 0])
 
 
+def test_the_published_units_of_sigmoid_are_those_of_its_arguments_from_minus_2_on() -> None:
+    """25 units in the last place were published, over the arguments of one model.
+
+    Between points half apart a straight line is off by more further left, however it is rounded: by a 32nd
+    of the value, which is 1024 to 2047 units.
+    """
+
+    def exact(x: Any) -> Any:
+        return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
+
+    inside = FINITE[np.abs(FINITE) <= 8].astype(np.float64)
+    left = np.floor(np.clip(inside, -8, 7.99) * 2) / 2
+    line = exact(left) + (exact(left + 0.5) - exact(left)) * (inside - left) * 2
+    found = on_ane(lambda a: mb.sigmoid(x=a), inside, chip="M1")
+    for made in (line, found):
+        off = steps_apart(made, exact(inside))
+        assert off[inside >= -2].max() == 25
+        assert off.max() >= 60
+
+
 def test_the_rounding_between_points_is_ties_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong versions: ties to even, and one rounding in place of two."""
     x = np.linspace(-4, 4, 4001).astype(np.float16)

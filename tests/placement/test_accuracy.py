@@ -41,6 +41,35 @@ def test_measured_placements(accuracy: Any) -> None:
         assert len(wrong) <= (1 - least) * len(own), wrong
 
 
+PAGE = SCRIPT.parents[3] / "docs" / "accuracy.md"
+
+
+def test_the_page_is_written_by_the_script(accuracy: Any) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.startswith(accuracy.HEAD)
+    titles = [line for line in page.splitlines() if line.startswith("## ")]
+    assert titles == ["## " + title for title in TITLES]
+
+
+TITLES = (
+    "Single ops and small graphs, M4/macOS 27",
+    "Misses",
+    "Estimates, times off at most",
+    "Corpus, M4/macOS 27",
+    "Zoo, M4 Pro/macOS 26",
+)
+
+
+@pytest.mark.slow
+def test_the_figures_of_the_page_are_those_of_the_script(accuracy: Any) -> None:
+    """All but those of the zoo, which takes minutes to build."""
+    build, points, page = accuracy.builder(), list[Any](), PAGE.read_text(encoding="utf-8")
+    verdicts = [v for case, record in accuracy.cases() for v in accuracy.judge(build, case, record, points)]
+    tables = [accuracy.accuracy(verdicts), accuracy.misses(verdicts), accuracy.left_out.estimates(points)]
+    for table in (*tables, accuracy.corpus()):
+        assert accuracy.markdown(table) in page
+
+
 def test_estimates_are_checked_on_cases_that_were_left_out(accuracy: Any) -> None:
     """Three cases of one rate and one twice as slow: each is judged by the others, none by itself."""
     module = accuracy.left_out

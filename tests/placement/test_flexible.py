@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def test_the_default_shape_is_judged_in_memory_and_from_a_path(
         rules = {f.rule for f in found.findings}
         assert ("dyn-range" in rules, "dyn-enumerated" in rules) == (kind == "range", kind == "list")
         assert any("default shape, x 1x64x96x96" in note for note in found.notes) == (kind != "fixed")
+        assert ("other shapes of a range are not known" in found.notes) == (kind == "range")
 
 
 def test_each_enumerated_shape_is_counted(converted: tuple[str, Any]) -> None:
@@ -94,3 +96,40 @@ def test_a_copy_at_one_shape_leaves_the_program_as_it_was() -> None:
     assert tuple(function.outputs[0].shape) == (5, 64)
     assert flexible(load(program).program.functions["main"]) is not None
     assert at(program, "main", {}) is None  # still dynamic
+
+
+IMAGES: dict[str, Any] = {
+    "range": (1, 3, SIDE, SIDE),
+    "list": ct.EnumeratedShapes([(1, 3, 8 * n, 8 * n) for n in range(1, 19)], default=(1, 3, 96, 96)),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_images_of_many_sizes_are_judged_alike_however_they_are_given(kind: str, tmp_path: Path) -> None:
+    import torch
+
+    traced: Any = torch.jit.trace(torch.nn.Conv2d(3, 64, 3, padding=1).eval(), torch.zeros(1, 3, 96, 96))  # type: ignore[no-untyped-call]
+    model = ct.convert(
+        traced,
+        inputs=[ct.ImageType("x", shape=IMAGES[kind])],
+        skip_model_load=True,
+        minimum_deployment_target=ct.target.iOS16,
+    )
+    model.save(str(tmp_path / "m.mlpackage"))
+    again = ct.models.MLModel(str(tmp_path / "m.mlpackage"), skip_model_load=True)
+    found = [
+        ane.inspect(given, "M4/macOS 27")
+        for given in (model, again, tmp_path / "m.mlpackage", model._mil_program)
+    ]
+    assert (
+        len({(one.notes, one.at_shapes, tuple(row.shape for row in one.ops)) for one in map(_plain, found)})
+        == 1
+    )
+    assert len(found[0].at_shapes) == (16 if kind == "list" else 0)
+    told = "16 of 18 enumerated shapes are estimated, the default first"
+    assert (told in found[0].notes) == (kind == "list")
+
+
+def _plain(found: Any) -> Any:
+    """Without dictionaries, so that it can be in a set."""
+    return dataclasses.replace(found, at_shapes=tuple(map(str, found.at_shapes)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Statement:
         seen: the answer of the statement.
         sure: "unknown" does not do.
         units: compute units.
+        inputs: of a run, for what depends on numbers.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Statement:
     seen: Any
     sure: bool = True
     units: str = "CPU_AND_NE"
+    inputs: Any = None
 
 
 def legal(found: Inspection) -> Any:
@@ -228,12 +231,12 @@ def convolutions(spec: Any) -> Callable[[], Program]:
         made: Program = model._mil_program
         return made
 
-    return build
+    return cache(build)
 
 
 SIDES = ct.RangeDim(64, 512, default=256)
-RANGE = (1, 3, SIDES, SIDES)
-LIST = ct.EnumeratedShapes([(1, 3, n, n) for n in (128, 256)], default=(1, 3, 256, 256))
+RANGED = convolutions((1, 3, SIDES, SIDES))
+LISTED = convolutions(ct.EnumeratedShapes([(1, 3, n, n) for n in (128, 256)], default=(1, 3, 256, 256)))
 
 M4, M1, M2, M3, M6 = "M4/macOS 27", "M1/macOS 14", "M2/macOS 15", "M3/macOS 15", "M6/macOS 27"
 ANY = "any"
@@ -636,31 +639,21 @@ ATTENTION = [
 """Section 3.5: products, attention, heads."""
 
 DYNAMIC = [
-    Statement("dyn-range: said", convolutions(RANGE), "iPhone/iOS 17", says("dyn-range"), True),
+    Statement("dyn-range: said", RANGED, "iPhone/iOS 17", says("dyn-range"), True),
     Statement(
-        "dyn-range: the default is on the ANE",
-        convolutions(RANGE),
-        "Mac/macOS 15",
-        lambda f: f.ops[2].preferred,
-        "ane",
+        "dyn-range: the default is on the ANE", RANGED, "Mac/macOS 15", lambda f: f.ops[2].preferred, "ane"
     ),
     Statement(
         "dyn-enumerated: the default is on the ANE",
-        convolutions(LIST),
+        LISTED,
         "iPhone/iOS 17",
         lambda f: f.ops[2].preferred,
         "ane",
     ),
     Statement(
-        "dyn-enumerated: none of 362 ops",
-        convolutions(LIST),
-        "M1 Max/macOS 26",
-        lambda f: f.counts.get("ane", 0),
-        0,
+        "dyn-enumerated: none of 362 ops", LISTED, "M1 Max/macOS 26", lambda f: f.counts.get("ane", 0), 0
     ),
-    Statement(
-        "dyn-enumerated: on M4 Max", convolutions(LIST), "M4 Max/macOS 26", lambda f: f.ops[2].preferred, "ane"
-    ),
+    Statement("dyn-enumerated: on M4 Max", LISTED, "M4 Max/macOS 26", lambda f: f.ops[2].preferred, "ane"),
     Statement(
         "state-ok",
         updated(written),
@@ -876,12 +869,92 @@ UNITS = [
 ]
 """Compute units: five models ran on the GPU of an M5 Max with ALL, and on its ANE with CPU_AND_NE."""
 
-TABLE = [*UNITS, *PLACED, *TYPES, *SHAPES, *OPS, *WINDOWS, *ATTENTION, *DYNAMIC, *SIZES, *COMPRESSED]
+
+def summed(*weights: float) -> Callable[[], Program]:
+    """A linear of one output over ones."""
+    return of(lambda x: mb.linear(x=x, weight=np.array([weights], np.float16)), (1, len(weights)))
+
+
+def ones(*shape: int) -> dict[str, Any]:
+    return {"x": np.ones(shape, np.float16)}
+
+
+def saturates(found: Inspection) -> Any:
+    """Is a sum of products said to reach the ceiling?"""
+    return bool({f.rule for f in found.all_findings} & {"sampled-saturates", "sampled-may-saturate"})
+
+
+NUMBERS = [
+    *[
+        Statement(
+            f"num-mac-32768: {weights}, {chip}",
+            summed(*weights),
+            chip,
+            saturates,
+            seen,
+            inputs=ones(1, len(weights)),
+        )
+        for chip in ("M1", "M2", "M4", "M5")
+        for weights, seen in (((16000, 16000), False), ((16500, 16500), True), ((30000, 30000, -60000), True))
+    ],
+    Statement(
+        "num-pe-fp16: products of elements reach 65504",
+        of(op("mul", y=np.float16(40000)), (1, 8)),
+        "M4",
+        saturates,
+        False,
+        inputs=ones(1, 8),
+    ),
+    Statement(
+        "num-pe-fp16: and no more",
+        of(lambda x: mb.mul(x=mb.mul(x=x, y=np.float16(256)), y=np.float16(256)), (1, 8)),
+        "M4",
+        says("sampled-overflow"),
+        True,
+        inputs=ones(1, 8),
+    ),
+    Statement("num-norm-rms: squares", of(op("square"), (1, 8)), ANY, says("num-square"), True),
+    Statement(
+        "num-eps: 1e-12",
+        of(
+            lambda x: mb.rsqrt(x=mb.reduce_mean(x=mb.square(x=mb.tanh(x=x)), axes=[1]), epsilon=np.float16(0)),
+            (1, 8),
+        ),
+        ANY,
+        says("num-eps"),
+        True,
+    ),
+    *[
+        Statement(
+            f"num-slice-q4: {chip}",
+            of(lambda x: mb.slice_by_index(x=x, begin=[0, 4], end=[1, 8]), (1, 8)),
+            chip,
+            says("num-slice-q4"),
+            seen,
+        )
+        for chip, seen in (("M1", True), ("M2", True), ("M5", False))
+    ],
+    Statement(
+        "num-int: ids as fp16",
+        ints(
+            lambda x: mb.mul(
+                x=mb.cast(x=mb.range_1d(start=0, end=4096, step=1), dtype="fp16"), y=mb.cast(x=x, dtype="fp16")
+            ),
+            (1,),
+        ),
+        ANY,
+        says("num-int"),
+        True,
+    ),
+]
+"""Section 4: numbers."""
+
+TABLE = [*NUMBERS, *UNITS, *PLACED, *TYPES, *SHAPES, *OPS, *WINDOWS, *ATTENTION, *DYNAMIC, *SIZES, *COMPRESSED]
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_a_statement_is_not_contradicted(row: Statement) -> None:
-    said = row.read(ane.inspect(row.build(), row.target, compute_units=row.units))
+    said = row.read(ane.inspect(row.build(), row.target, compute_units=row.units, inputs=row.inputs))
     assert said == row.seen or (said is None and not row.sure)
 
 

@@ -18,11 +18,12 @@ After::
 Where all blocks of an output channel have the same scale, that scale is kept, and nothing else changes.
 Otherwise `form` decides. "plain" (the default) stores the decompressed numbers: not a bit of a result
 changes, and the weight grows, which the notes state. "int8" rounds them to 8 bits with one scale for each
-output channel, "palette" to the 256 values that fit them best; the notes state how far the weights
-are off, and edits are not compared: whole models are to be.
+output channel, "palette" to the 256 values that fit them best; the notes state how far the weights are off,
+and whole models are to be compared.
 
 Refuses when a weight holds infinities or NaN, when a rounded weight is off by more than `most_error` of the
-largest number of its channel, and for a palette below iOS 18 (macOS 15).
+largest number of its channel, for a palette below iOS 18 (macOS 15), and where plain weights are more than a
+program of the target may hold.
 
 Why it helps: Core ML refuses convolutions and products whose weights have a scale for each block ("ANE only
 support per-cout/per-tensor quantization": reported on M5 Pro with macOS 27.0, and on M2, where 129 ops of a
@@ -45,12 +46,14 @@ from anesurgery.facts.reading import in_words, weight
 from anesurgery.interpret.ops.constexpr import affine, decompress, lut_to_dense
 from anesurgery.mil import Array, Operation, Program, Var, constant, ct, mb, operands, producer, types
 from anesurgery.ops import PRODUCTS
+from anesurgery.placement.memory import dense
 from anesurgery.placement.rules.block_scales import AFFINE, block_scales, output_axis
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.session import Session
 
 FORMS = ("plain", "int8", "palette")
 VALUES = 256
@@ -81,6 +84,18 @@ class ChannelScales(Rewrite):
         """The form that changes no result."""
         return (cls(),)
 
+    def run(self, program: Program, session: Session) -> None:
+        """Apply it, unless plain weights are more than a program may hold."""
+        limit, chip = Target.parse(session.target).least("program")
+        whole = max(map(dense, program.functions.values()))
+        if self.form == "plain" and whole > limit:
+            words = (
+                f"decompressed, the weights take {in_words(whole)}; {chip} runs programs of {in_words(limit)}"
+            )
+            session.refusals.append((self.name, Refusal(f'{words}: use form="int8" or "palette"')))
+            return
+        super().run(program, session)
+
     def pattern(self, op: Ops) -> OpPattern:
         """Every product."""
         return op.any(*sorted(PRODUCTS))()
@@ -90,7 +105,7 @@ class ChannelScales(Rewrite):
         op, stored = m.root, weight(m.root)
         if stored is None or stored.op is None or not block_scales(op, Target()):
             return None
-        numbers, name = _dense(stored), f"%{stored.name}"
+        numbers, name = _numbers_of(stored), f"%{stored.name}"
         axis = output_axis(op, numbers.ndim)
         if not np.isfinite(numbers).all():
             return Refusal(f"{name} holds {numbers[~np.isfinite(numbers)][0]}", op)
@@ -123,12 +138,12 @@ class ChannelScales(Rewrite):
         return result
 
 
-def _dense(var: Var) -> Array:
+def _numbers_of(var: Var) -> Array:
     """The numbers of a stored weight."""
     if (value := constant(var)) is not None:
         return np.asarray(value)
     assert var.op is not None
-    known = {v: _dense(v) for _, v in operands(var.op) if producer(v, "const") is None}
+    known = {v: _numbers_of(v) for _, v in operands(var.op) if producer(v, "const") is None}
     return dict(zip(var.op.outputs, decompress(var.op, known), strict=True))[var]
 
 

@@ -148,6 +148,17 @@ def test_refusals() -> None:
         ChannelScales(form="int3")
 
 
+@pytest.mark.parametrize(("target", "acts"), [("A16", False), ("M4", True)])
+def test_plain_weights_must_fit_into_a_program(
+    target: str, acts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_scales, "dense", lambda function: 3 << 29)
+    surgery = ane.apply(linear(), [ChannelScales()], target=target, quiet=True)
+    assert bool(surgery.changes) is acts
+    assert any("decompressed, the weights take 1.5 GiB" in str(why) for _, why in surgery.refusals) is not acts
+    assert ane.apply(linear(), [ChannelScales(form="int8")], target=target, quiet=True).changes
+
+
 def test_what_the_engine_takes_stays() -> None:
     for scale in (SCALES[:, :1], SCALES[:1, :1]):
         assert not apply_pass(ChannelScales(), linear(scale=scale))[1].changes
@@ -169,6 +180,6 @@ def test_a_forgotten_offset_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(var: Var) -> Any:
         return (np.asarray(var.op.data.val, np.float16) * np.repeat(var.op.scale.val, 16, 1)).astype(np.float16)  # type: ignore[union-attr]
 
-    monkeypatch.setattr(channel_scales, "_dense", wrong)
+    monkeypatch.setattr(channel_scales, "_numbers_of", wrong)
     with pytest.raises(ane.SurgeryError, match="old and new differ"):
         apply_pass(ChannelScales(), PROGRAMS["linear, offsets"]())

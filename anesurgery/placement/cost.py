@@ -95,6 +95,10 @@ LINEAR_RATES = (
 of
 both units in the other classes gives for the slower cases of the ANE."""
 
+LARGEST_LINEAR = 33.6e6
+"""Operations of the largest linear whose estimate on the CPU was published; beyond it the rate may be that of
+other large products."""
+
 ELSEWHERE = (1.1, 1.2)
 """(ANE, CPU): how many times the rates of products may differ off a base M4 with macOS 27. In the dump of an M1
 those of convolutions differ so much."""
@@ -198,7 +202,10 @@ def _conv(op: Operation, work: Work) -> Estimate:
 
 
 def _linear(op: Operation, work: Work) -> Estimate:
-    return _stepped(LINEAR_RATES, work.flop, work.flop)
+    found = _stepped(LINEAR_RATES, work.flop, work.flop)
+    if work.flop <= LARGEST_LINEAR:
+        return found
+    return replace(found, or_else=(*found.or_else, (found.ane or 0.0, work.flop / CPU_SUMS)))
 
 
 def _rows(op: Operation) -> int:

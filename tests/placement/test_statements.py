@@ -281,6 +281,9 @@ PLACED = [
             (1, "M4", "ane", False),
         )
     ],
+    Statement(
+        "matmul against linear: 448 rows stay", of(linear(384, 384), (448, 384)), "M4", unit, "cpu", sure=False
+    ),
     Statement("linear: 576 to 576, one row", of(linear(576, 576), (1, 576)), "M1", unit, "cpu"),
     Statement("linear: 576 to 576, 128 rows", of(linear(576, 576), (128, 576)), "M1", unit, "ane", sure=False),
     Statement(

@@ -135,6 +135,7 @@ def compress(
     program = carve(graph, Stretch(tuple(readers), tuple(dict.fromkeys(reads)), makes), version, weight)
     function = program.functions["main"]
     places = [(op, k) for op in function.operations for k, v in operands(op) if v.name == weight]
+    named = op_name(places[0][0].inputs[places[0][1]])
     with (
         quiet_host(),
         mock.patch("coremltools.optimize.coreml._quantization_passes.tqdm", lambda ops, **_: ops),
@@ -142,7 +143,7 @@ def compress(
         from coremltools.optimize.coreml import _quantization_passes as host
 
         try:
-            getattr(host, KINDS[mode.kind][1])(mode.config([weight], smallest)).apply(program)
+            getattr(host, KINDS[mode.kind][1])(mode.config([named], smallest)).apply(program)
         except (ValueError, ModuleNotFoundError) as error:
             return str(error).splitlines()[0]
     op, name = places[0]
@@ -150,6 +151,12 @@ def compress(
     if not isinstance(made, Var) or not is_compressed(made):
         return "coremltools does not compress it so"
     return Compressed(decoded(made), stored_bytes(made))
+
+
+def op_name(weight: Var) -> str:
+    """The name by which coremltools is told of a weight: of its op, which may not be that of its value."""
+    assert weight.op is not None
+    return weight.op.name
 
 
 def stored_bytes(weight: Var) -> int:

@@ -22,7 +22,16 @@ import numpy as np
 
 from anesurgery.compressing.assignment import Option, Proposal, Row, State, propose
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.modes import SMALLEST, Mode, candidates, compress, fits, read_mode, stored_bytes
+from anesurgery.compressing.modes import (
+    SMALLEST,
+    Mode,
+    candidates,
+    compress,
+    fits,
+    op_name,
+    read_mode,
+    stored_bytes,
+)
 from anesurgery.display import Drawn
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import save
@@ -216,7 +225,7 @@ class _Work:
 
     def _measure(self, state: State, forks: Sequence[Fork], expected: Sequence[Mapping[str, Any]]) -> None:
         """One weight in all modes, on all samples."""
-        name = state.base.weight
+        name = forks[0].weight.name
         for mode in self.modes:
             made = compress(self.graph, name, self.readers[name], mode, self.version, self.smallest)
             if isinstance(made, str):
@@ -230,7 +239,9 @@ class _Work:
     def _row(self, number: int) -> Row:
         weight = self.weights[number]
         kinds = tuple(dict.fromkeys(self.graph.nodes[i].op.type for i in self.readers[weight.name]))
-        return Row(number, weight.name, kinds, math.prod(map(int, weight.shape)), stored_bytes(weight), {}, {})
+        return Row(
+            number, op_name(weight), kinds, math.prod(map(int, weight.shape)), stored_bytes(weight), {}, {}
+        )
 
     def digest(self) -> str:
         """What the weights and the data are: names, shapes and a few numbers of each."""

@@ -53,13 +53,19 @@ class Fork:
     """A run that stands before the first reader of a weight."""
 
     def __init__(self, executable: Executable, weight: Var | None, number: int, env: Env) -> None:
-        self._executable, self.weight, self._number, self._env = executable, weight, number, env
+        self._executable, self._weight, self._number, self._env = executable, weight, number, env
+
+    @property
+    def weight(self) -> Var:
+        """The weight that is read next."""
+        assert self._weight is not None
+        return self._weight
 
     def __call__(self, array: Array | None = None) -> dict[str, Array]:
         """The outputs, with another array in the place of the weight."""
         plan = self._executable.plan
         env = {var: _copied(value) for var, value in self._env.items()}
-        with torch.inference_mode(), _replaced(plan, self.weight, array):
+        with torch.inference_mode(), _replaced(plan, self._weight, array):
             for step in plan.steps[self._number :]:
                 plan.take(step, env)
             return self._executable.outputs(env, env.values())

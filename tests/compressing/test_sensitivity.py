@@ -164,6 +164,22 @@ def applied(package: Path, proposal: Any) -> dict[str, Var]:
     return weights
 
 
+def test_a_weight_whose_op_has_another_name(tmp_path: Path) -> None:
+    """Names that are no identifiers become `op_2_weight` for the op and `var_2_weight` for the value."""
+    program = layers()
+    const = next(op for op in walk_ops(program) if op.name == "third")
+    const.name, const.outputs[0].name = "op_3", "var_3"
+    package = ane.save(ane.load(program), tmp_path / "named.mlpackage")
+    found = sensitivity(package, DATA, ("palettize-4-uniform",), smallest=256)
+    assert [row.weight for row in found.rows] == ["first", "faint", "op_3", "head"]
+    assert all(row.options for row in found.rows)
+    proposal = found.propose(bits=4.5)
+    compressed = ane.load(proposal.apply(package)).program
+    linears = [op for op in walk_ops(compressed) if op.op_type == "linear"]
+    assert [is_compressed(op.weight) for op in linears] == [r.weight in proposal.modes for r in found.rows]
+    assert "op_3" in proposal.modes
+
+
 def row(number: int, costs: dict[str, tuple[int, float]]) -> Row:
     options = {m: Option(size, 40.0 - kl, kl, 1.0) for m, (size, kl) in costs.items()}
     return Row(number, f"w{number}", ("linear",), 1000, 2000, options, {})

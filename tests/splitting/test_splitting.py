@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -294,3 +297,34 @@ def test_a_chain_that_writes_another_number_to_a_state_is_not_proved() -> None:
     assert not found.proof.proved
     assert found.proof.outputs["state second"] == "not matched"
     assert found.proof.outputs["state first"] == "bit for bit"
+
+
+SAVE = """
+import sys, anesurgery as ane
+source, target = sys.argv[1:]
+chain = ane.split(source, 3)
+print("ready", flush=True)
+while True:
+    chain.save(target, overwrite=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chain", "chain.mlpackage"])
+def test_a_kill_while_saving_leaves_the_old_chain_or_the_new_one(
+    package: Path, tmp_path: Path, name: str
+) -> None:
+    target = tmp_path / name
+    for wait in (0.0, 0.013, 0.041):
+        ane.split(package, 2).save(target, overwrite=True)
+        command = [sys.executable, "-c", SAVE, str(package), str(target)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(wait)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        assert ane.compare(package, target, INPUTS, precision="fp16").psnr == np.inf
+        ane.split(package, 2).save(target, overwrite=True)
+        assert [p.name for p in tmp_path.iterdir()] == [name]  # what the dead one left is gone

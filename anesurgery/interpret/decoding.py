@@ -20,11 +20,12 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic.precision import spare
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampling import index_range
+from anesurgery.interpret.state import POSITION
 from anesurgery.loading import load
 from anesurgery.mil import Array, Function, Var, consumers, np_dtype, static_shape, types
 
-POSITION, BACK = "position", "_out"
-"""The input with the number of tokens before, and the ending of outputs that are inputs of the next call."""
+BACK = "_out"
+"""The ending of outputs that are inputs of the next call."""
 
 TOKENS, TOP_TOKENS, TOP_VALUES = "tokens", "top_tokens", "top_values"
 """Outputs in place of logits: the likeliest token of each row; or the likeliest few, with their logits."""

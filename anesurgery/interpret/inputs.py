@@ -43,6 +43,8 @@ def bind(function: Function, values: Mapping[str, Any], states: state.States | N
     symbols: dict[Any, int] = {}
     for name, var in wanted.items():
         env[var] = _input(name, var, values[name], symbols)
+        if name == state.POSITION and states is not None and not env[var].is_floating_point():
+            state.check_position(env[var], states)
     return env
 
 

@@ -12,12 +12,24 @@ from anesurgery.interpret.ops import tensor
 from anesurgery.interpret.table import impl, ints
 from anesurgery.mil import Function, Operation, Var, types
 
+POSITION = "position"
+"""The input of a decoder with the number of tokens that were read before."""
+
 
 class Box:
     """One state."""
 
     def __init__(self, value: torch.Tensor) -> None:
-        self.value = value
+        self._value, self.written = value, False
+
+    @property
+    def value(self) -> torch.Tensor:
+        """What it holds."""
+        return self._value
+
+    @value.setter
+    def value(self, value: torch.Tensor) -> None:
+        self._value, self.written = value, True
 
 
 States = dict[str, Box]
@@ -52,6 +64,19 @@ def bind(function: Function, states: States | None) -> dict[Var, Box]:
     return {function.inputs[name]: box for name, box in states.items()}
 
 
+def check_position(position: Any, states: States) -> None:
+    """See that what a decoder looks back at was read.
+
+    Raises:
+        InterpretError: the position says that tokens came before, and nothing was written yet.
+    """
+    if states and int(position.max()) > 0 and not any(box.written for box in states.values()):
+        raise InterpretError(
+            f"position is {int(position.max())}, but the state holds no tokens yet: first read those before, by "
+            "prefill, from position 0 on and with this state"
+        )
+
+
 def _shapes(states: States) -> dict[str, tuple[int, ...]]:
     return {name: tuple(box.value.shape) for name, box in states.items()}
 
@@ -65,8 +90,7 @@ def read_state(input: Box) -> torch.Tensor:
 @impl("coreml_update_state")
 def coreml_update_state(state: Box, value: Any) -> torch.Tensor:
     """Write a state; the result is the value written."""
-    if value is not state.value:  # it was updated in place
-        state.value = value.clone()
+    state.value = value if value is state.value else value.clone()  # the same where it was updated in place
     return state.value
 
 

@@ -13,7 +13,8 @@ from decoders import Decoder as Small
 import anesurgery as ane
 from anesurgery import recipes
 from anesurgery.checking.metrics import compare_arrays
-from anesurgery.errors import PassError, SurgeryError
+from anesurgery.errors import InterpretError, PassError, SurgeryError
+from anesurgery.interpret import Predictor
 from anesurgery.mil import Program, Var, ct, mb, types
 
 
@@ -57,3 +58,25 @@ def test_it_fails_where_there_is_no_cache() -> None:
     encoder: Program = Small(mask="none", positions="learned").program()
     with pytest.raises(SurgeryError, match="as in an encoder"):
         recipes.llm_ane(encoder, quiet=True)
+
+
+def test_bad_input_is_an_error_in_words() -> None:
+    program = Small(half=True, layers=1).program()
+    with pytest.raises(PassError, match="context=25 is longer than the 24 positions of the model"):
+        recipes.llm_ane(program, context=25, quiet=True)
+    made = ane.apply(program, recipes.llm_ane.with_options(prefill=4, context=16), quiet=True).program
+    with pytest.raises(InterpretError, match="17 tokens and 1 steps do not fit into the context of 16"):
+        ane.generate(made, [1] * 17, 1)
+    decode = Predictor(made, function="decode")
+    step = {"ids": np.array([[3]], np.int32), "position": [5]}
+    with pytest.raises(
+        InterpretError, match="position is 5, but the state holds no tokens yet: first read those before"
+    ):
+        decode(step, state=decode.make_state())
+    other = ane.apply(Small(half=True, layers=2).program(), "llm_ane", quiet=True).program
+    with pytest.raises(InterpretError, match="the state is of another model"):
+        decode(step, state=Predictor(other, function="decode").make_state())
+    state = decode.make_state()
+    prefill = Predictor(made, function="prefill")
+    prefill({"ids": np.array([[1, 2, 3, 4]], np.int32), "position": [0]}, state=state)
+    assert decode({**step, "position": [4]}, state=state)

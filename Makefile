@@ -6,7 +6,7 @@ JOBS ?= 2
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types conformance conformance-mac equivalence bench bench-large placement residency \
+.PHONY: help demo test test-all lint types conformance conformance-mac equivalence bench bench-decode bench-large placement residency \
 	matrix notebooks gallery docs dist clean
 
 help:  ## show this list
@@ -46,6 +46,10 @@ equivalence: $(READY)  ## every pass on every program that those tests build, co
 bench: $(READY)  ## ratios of time and memory, measured on this machine
 	$(BIN)/python tests/benchmarks/recipe.py
 	$(BIN)/python tests/benchmarks/interpreter.py
+
+bench-decode: $(READY)  ## tokens of a Llama of 1.1 billion weights with a cache, against torch eager
+	$(BIN)/python tests/benchmarks/decoding.py
+	$(BIN)/python tests/benchmarks/decoding.py --half
 
 bench-large: $(READY)  ## cutting and merging a model of 3 GB, against cp -r and coremltools
 	$(BIN)/python tests/benchmarks/large.py

@@ -72,8 +72,8 @@ def check_position(position: Any, states: States) -> None:
     """
     if states and int(position.max()) > 0 and not any(box.written for box in states.values()):
         raise InterpretError(
-            f"position is {int(position.max())}, but the state holds no tokens yet: first read those before, by "
-            "prefill, from position 0 on and with this state"
+            f"position is {int(position.max())}, but the state holds no tokens yet: first read those before "
+            "by prefill, from position 0 on and with this state"
         )
 
 

@@ -143,20 +143,15 @@ def _short(value: Any) -> str:
 
 
 def corpus() -> Table:
-    """Ops without a unit in public models, where they are beside the checkout; graphs get random weights."""
+    """Ops without a unit in public models, where they are beside the checkout."""
     table = Table("format", "models", "ops", "without a unit", "share", title=f"corpus, {M4}")
     folder = DATA.parent / "corpus"
-    with tempfile.TemporaryDirectory() as filled:
-        for graph in sorted((folder / "graphs").glob("*.mlpackage")):
-            command = [folder / "graphs" / "fill_weights.py", graph, Path(filled) / graph.name]
-            subprocess.run([sys.executable, *map(str, command)], check=True, capture_output=True)
-        programs = [*folder.glob("*.mlpackage"), *Path(filled).glob("*.mlpackage")]
-        for kind, paths in {"ML Program": programs, "neural network": [*folder.glob("*.mlmodel")]}.items():
-            found = [units for path in sorted(paths) if (units := _units(path))]
-            units = [unit for model in found for unit in model]
-            unknown = units.count(None)
-            share = f"{unknown / len(units):.1%}" if units else "-"
-            table.add_row(kind, str(len(found)), str(len(units)), str(unknown), share)
+    for kind, pattern in {"ML Program": "*.mlpackage", "neural network": "*.mlmodel"}.items():
+        found = [units for path in sorted(folder.glob(pattern)) if (units := _units(path))]
+        units = [unit for model in found for unit in model]
+        unknown = units.count(None)
+        share = f"{unknown / len(units):.1%}" if units else "-"
+        table.add_row(kind, str(len(found)), str(len(units)), str(unknown), share)
     return table
 
 

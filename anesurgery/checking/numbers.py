@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import Drawing, drawn_shape, schedule, untried, weights
-from anesurgery.checking.grades import Promise
+from anesurgery.checking.grades import REASSOCIATED, Promise
 from anesurgery.errors import InterpretError
 from anesurgery.facts.work import is_tensor
 from anesurgery.interpret import Evaluator
@@ -30,6 +30,10 @@ UNCOUNTED = CARRIERS | MOVING | PADDING | {"const"}
 """Ops that round nothing by themselves; what a cast rounds is counted apart."""
 HALF, WIDEST = 2, 8
 """Bytes of fp16, and of the widest floats."""
+FEW_NUMBERS = 1 << 14
+"""Numbers read up to which each element is looked at by itself."""
+SLACK = 16.0
+"""How many times what rounding was seen to do a difference has to be, to be none."""
 DRAWS = 8
 """How often the operands of the old side are put off, to see what rounding can do to it."""
 
@@ -209,11 +213,11 @@ def measured(
     """How far apart both sides are; beyond the tolerance, fp64 says whether that is rounding."""
     parts = _apart(pairs, undefined, promise)
     rtol = promise.tolerance.rtol
-    if rtol == 0 or not sides.rounds_sums or all(p.max_rel <= rtol for p in parts):
-        return parts
-    if any(math.isinf(p.max_abs) for p in parts):
+    if rtol == 0 or not sides.rounds_sums or any(math.isinf(p.max_abs) for p in parts):
         return parts
     try:
+        if all(p.max_rel <= rtol for p in parts):
+            return hidden(sides, numbers, pairs, parts, undefined, promise)
         return rounding(sides, numbers, parts, undefined, promise)
     except InterpretError:
         return parts
@@ -240,6 +244,47 @@ def rounding(
             part = part._replace(max_rel=min(part.max_rel, part.max_abs / flow))
         found.append(part)
     return found
+
+
+def hidden(
+    sides: BothSides, numbers: Numbers, pairs: Pairs, parts: list[Apart], undefined: Undefined, promise: Promise
+) -> list[Apart]:
+    """The parts, where a difference is small beside the largest value, but neither by itself nor by rounding.
+
+    Only what fp64 shows to be no rounding counts, beyond what errors of the tolerance in the operands do
+    to the same element.
+    """
+    rtol = promise.tolerance.rtol
+    if rtol > REASSOCIATED.rtol or sum(t.numel() for t in numbers.values()) > FEW_NUMBERS:
+        return parts
+    found = [_conspicuous(old, new, none, rtol) for (old, new), none in zip(pairs, undefined, strict=True)]
+    if not any(bool(far.any()) for far, _ in found):
+        return parts
+    finer, draws = sides.run_double(numbers), sides.spread(numbers, rtol)
+    made = []
+    for i, (part, (far, least)) in enumerate(zip(parts, found, strict=True)):
+        old, new = finer[i]
+        apart = (old - new).abs()
+        flow = torch.stack([(old - draw[i]).abs() for draw in draws]).amax(0)
+        stays = apart > (pairs[i][0].double() - pairs[i][1].double()).abs() / 2
+        wrong = far & stays & (apart > SLACK * flow) & (apart > least)
+        if bool(wrong.any()):
+            part = part._replace(max_rel=max(rtol * SLACK, float((rtol * apart / flow)[wrong].max())))
+        made.append(part)
+    return made
+
+
+def _conspicuous(
+    old: torch.Tensor, new: torch.Tensor, none: torch.Tensor | None, rtol: float
+) -> tuple[torch.Tensor, float]:
+    """Where values differ by more than a share of themselves and of most others, and what that share is."""
+    if not old.is_floating_point() or not old.numel():
+        return torch.zeros_like(old, dtype=torch.bool), 0.0
+    a, b = old.double(), new.double()
+    there = torch.isfinite(a) & torch.isfinite(b)
+    there = there if none is None else there & ~none
+    least = rtol * float(a[there].abs().median()) if bool(there.any()) else 0.0
+    return there & ((a - b).abs() > (rtol * a.abs()).clamp(min=least)), least
 
 
 def _apart(pairs: Pairs, undefined: Undefined, promise: Promise) -> list[Apart]:

@@ -18,6 +18,7 @@ IDS = ((types.int32, (3,)),)
 PLACES = ((F, (2, 6)), (types.int32, (2,)))
 EVEN = (2 * np.arange(10)).astype(np.int32)
 LARGE = np.random.default_rng(9).standard_normal((3000, 4)).astype(f)
+BOUNDS = np.linspace(50, 150, 100).astype(f)
 ONE_OFF = LARGE.copy()
 ONE_OFF[1234, 2] += 1
 
@@ -115,6 +116,13 @@ FACTS = [
         IDS,
     ),
     Wrong("integers that are one in fp32", lambda i, j: mb.equal(x=i, y=j), both_ways, (*INTS, *INTS)),
+    Wrong(
+        "one bound of many, small beside the largest numbers",
+        lambda x: mb.minimum(x=x, y=BOUNDS),
+        lambda x: mb.minimum(x=x, y=np.where(np.arange(100) == 57, f(1e9), BOUNDS).astype(f)),
+        ((F, (1, 100)),),
+        NEAR,
+    ),
     Wrong("a norm in fp16", lambda x: wide(x, mean_square), mean_square, HALVES, NEAR),
     Wrong("a root in fp16", lambda x: wide(x, root_of_square), root_of_square, HALVES),
     Wrong(

@@ -93,6 +93,8 @@ class SiteCheck:
     give NaN, or infinity if the pass declares that it holds for finite numbers only."""
     untried: tuple[str, ...] = ()
     """Kinds of numbers that were not tried, since the site is large or the old side overflows on them."""
+    overflow: float = math.inf
+    """Inputs of this magnitude make the new side overflow in fp16 as stored, and not the old one."""
     ranged: bool = False
     """It rests on ranges that the interval analysis shows."""
     no_proof: str = ""
@@ -127,6 +129,7 @@ def weaker(one: SiteCheck, other: SiteCheck) -> SiteCheck:
         bound=sum(bounds) if len(bounds) == 2 else None,
         left_out=one.left_out + other.left_out,
         untried=tuple(dict.fromkeys((*one.untried, *other.untried))),
+        overflow=min(one.overflow, other.overflow),
         ranged=one.ranged or other.ranged,
         no_proof=one.no_proof or other.no_proof,
         counterexample=one.counterexample or other.counterexample,
@@ -151,6 +154,10 @@ def summary(checks: Iterable[SiteCheck]) -> str:
     said += [f"{n} {'holds' if n == 1 else 'hold'} for {what} only" for what, n in needs.items()]
     if ranged := sum(c.ranged for by in by_grade.values() for c in by):
         said.append(f"{ranged} {'rests' if ranged == 1 else 'rest'} on ranges that the interval analysis shows")
+    over = [c.overflow for by in by_grade.values() for c in by if math.isfinite(c.overflow)]
+    if over:
+        verb = "overflows" if len(over) == 1 else "overflow"
+        said.append(f"{len(over)} {verb} fp16 where the old side does not, for numbers of about {min(over):g}")
     unproved = Counter(c.no_proof for by in by_grade.values() for c in by if c.no_proof)
     said += [f"{n} not proved: {why}" for why, n in unproved.items()]
     gaps = Counter(

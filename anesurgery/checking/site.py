@@ -29,7 +29,7 @@ from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
 from anesurgery.errors import InterpretError
 from anesurgery.facts.intervals import interval
-from anesurgery.mil import Operation, Var, types
+from anesurgery.mil import Operation, Var, np_dtype, types
 
 if TYPE_CHECKING:
     from anesurgery.checking.numbers import BothSides
@@ -189,6 +189,7 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
     from anesurgery.checking.counterexample import shrunk
     from anesurgery.checking.domains import combinations, compare_all, sweep
     from anesurgery.checking.numbers import compare_numbers
+    from anesurgery.checking.overflow import overflow
 
     ops = [*site.old_ops, *site.new_ops]
     ordinary = promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite
@@ -201,7 +202,9 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
         worst = compare_numbers(sides, drawing, rng, promise)
         if worst.within(promise):
             sweep(sides, drawing, worst, rng, promise)
-    example = "" if worst.within(promise) else shrunk(sides, worst.numbers, promise)
+    kept = worst.within(promise)
+    example = "" if kept else shrunk(sides, worst.numbers, promise)
+    shown = promise.magnitude < np.inf and _lie_within(site.drawn, promise.magnitude)
     return SiteCheck(
         worst.max_abs,
         worst.max_rel,
@@ -209,8 +212,16 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
         Grade.NUMBERS if every is None or example else Grade.EXHAUSTIVE,
         seed=seed,
         finite_only=not promise.tolerates_nonfinite,
-        magnitude=promise.magnitude,
+        magnitude=np.inf if shown else promise.magnitude,
+        ranged=shown,
+        overflow=overflow(site, drawing, seed, promise) if kept else np.inf,
         left_out=worst.left_out,
         untried=worst.untried,
         counterexample=example,
     )
+
+
+def _lie_within(drawn: Sequence[Var], magnitude: float) -> bool:
+    """Does the interval analysis show that no float that is read is larger?"""
+    floats = [interval(v) for v in drawn if np_dtype(v).kind == "f"]
+    return all(-magnitude <= low and high <= magnitude for low, high in floats)

@@ -113,8 +113,13 @@ def _silu(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.times(x, a.function("sigmoid", x))
 
 
-def _sigmoid(a: Algebraic, op: Operation, x: Any) -> Image:
-    return a.function("sigmoid", x)
+def _named(a: Algebraic, op: Operation, x: Any) -> Image:
+    """A function by the name under which the rules of other ops know it."""
+    return a.function(op.op_type, x)
+
+
+def _even(a: Algebraic, op: Operation, x: Any) -> Image:
+    return a.even(op.op_type, a.image(x))
 
 
 def _scaled_tanh(a: Algebraic, op: Operation, x: Any, alpha: float = 1.0, beta: float = 1.0) -> Image:
@@ -197,7 +202,8 @@ RULES: dict[str, Rule] = {
     "linear_activation": _linear_activation,
     "sigmoid_hard": _sigmoid_hard,
     "silu": _silu,
-    "sigmoid": _sigmoid,
+    **dict.fromkeys(("exp", "sigmoid"), _named),
+    **dict.fromkeys(("cos", "cosh"), _even),
     "scaled_tanh": _scaled_tanh,
     "softsign": _softsign,
     **dict.fromkeys(("tanh", "erf", "sin", "sinh", "tan", "atan", "asin", "atanh", "sign"), _odd),

@@ -1,0 +1,85 @@
+"""What an edit needs is named, and said to be shown where the interval analysis shows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from both_sides import checked
+
+from anesurgery.checking.grades import REASSOCIATED, Promise, SiteCheck, summary
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.testing import apply_pass
+
+NEAR = Promise(REASSOCIATED)
+
+
+@dataclass(frozen=True)
+class ReluUpToFour(Rewrite):
+    """A relu that is 0 from 4 on."""
+
+    name: ClassVar[str] = "relu_up_to_four"
+    magnitude: ClassVar[float] = 3.5
+    tolerates_nonfinite: ClassVar[bool] = False
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.relu(x=var("x"))
+
+    def rewrite(self, mb: Builder, m: Match) -> Any:
+        small = mb.less(x=m.x, y=np.float32(4))
+        return mb.select(cond=small, a=mb.maximum(x=m.x, y=np.float32(0)), b=np.float32(0))
+
+
+def edited(body: Any) -> SiteCheck:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.relu(x=body(x))
+
+    made: Program = program
+    _, session = apply_pass(ReluUpToFour(), made)
+    proof = session.changes[0].proof
+    assert proof is not None
+    return proof
+
+
+def test_a_magnitude_that_is_shown_is_no_precondition() -> None:
+    found = edited(lambda x: mb.sigmoid(x=x))
+    assert found.ranged
+    assert found.preconditions == "finite numbers"
+    assert "rests on ranges that the interval analysis shows" in summary([found])
+
+
+def test_a_magnitude_that_is_not_shown_is_named() -> None:
+    found = edited(lambda x: mb.exp(x=x))
+    assert not found.ranged
+    assert found.preconditions == "finite numbers of magnitude up to 3.5"
+    assert "1 holds for finite numbers of magnitude up to 3.5 only" in summary([found])
+
+
+def mean(x: Var) -> Any:
+    return mb.reduce_mean(x=x, axes=[1])
+
+
+def share(dtype: Any) -> Any:
+    return lambda x: mb.mul(x=mb.reduce_sum(x=x, axes=[1]), y=dtype(1 / 8))
+
+
+def test_a_sum_that_leaves_fp16_before_its_mean_is_named() -> None:
+    found = checked(mean, share(np.float16), (types.fp16, (2, 8)), promise=NEAR)
+    assert isinstance(found, SiteCheck)
+    assert found.within(REASSOCIATED)
+    assert found.overflow == 16384
+    assert "1 overflows fp16 where the old side does not, for numbers of about 16384" in summary([found])
+
+
+def test_what_does_not_overflow_is_not_named() -> None:
+    for old, new, dtype in ((mean, share(np.float32), types.fp32), (share(np.float16), mean, types.fp16)):
+        found = checked(old, new, (dtype, (2, 8)), promise=NEAR)
+        assert isinstance(found, SiteCheck)
+        assert math.isinf(found.overflow)
+        assert "overflow" not in summary([found])

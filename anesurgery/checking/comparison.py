@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.checking.adversarial import drawn_shape, other_lengths, with_lengths
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.checking.model_proofs import ModelProof
 from anesurgery.display import Drawn
-from anesurgery.errors import InterfaceError, IsPipeline
+from anesurgery.errors import InterfaceError, InterpretError, IsPipeline
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.features import bind
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load, load_member
-from anesurgery.mil import Array, Program, function_of, static_shape
+from anesurgery.mil import Array, Program, function_of, static_shape, types
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ def compare(
         return replace(whole, proof=_prove_pipelines(a, b, inputs, gate, seed, last)) if prove else whole
     if inputs is None:
         shapes = _fixed(first, second, function) if call is None else {}
+        if call is None and not contract:
+            shapes = _apart(first, second, function, seed) or shapes
         inputs = sample_inputs(first.program, function=function, seed=seed, shapes=shapes)
     else:
         inputs = bound(first, inputs, function)
@@ -171,6 +174,23 @@ def _fixed(a: Loaded, b: Loaded, function: str | None) -> dict[str, tuple[int, .
     old, new = (function_of(loaded.program, function).inputs for loaded in (a, b))
     dynamic = {name for name, var in old.items() if static_shape(var) is None}
     return {n: shape for n, v in new.items() if n in dynamic and (shape := static_shape(v)) is not None}
+
+
+def _apart(a: Loaded, b: Loaded, function: str | None, seed: int) -> dict[str, tuple[int, ...]]:
+    """Shapes in which each dynamic dimension has a length of its own; none where a model does not take them."""
+    variables = [v for v in function_of(a.program, function).inputs.values() if not types.is_state(v.sym_type)]
+    lengths = other_lengths(variables)
+    if not lengths or len(lengths[0]) < 2 or _fixed(a, b, function):
+        return {}
+    with with_lengths(lengths[0]):
+        shapes = {v.name: drawn_shape(v) for v in variables}
+    try:
+        inputs = sample_inputs(a.program, function=function, seed=seed, shapes=shapes)
+        for model in (a, b):
+            run(model.program, inputs, function=function)
+    except InterpretError:
+        return {}  # several of them have to be equal
+    return shapes
 
 
 def _single(model: Any, member: str | int | None) -> Loaded:

@@ -15,6 +15,7 @@ from anesurgery.interpret import Executable, Listener
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Array, Function, Operation, Var, function_of
+from anesurgery.text import type_text
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _by_name(a: Function, b: Function) -> dict[Var, Var]:
 def _by_position(a: Function, b: Function) -> dict[Var, Var]:
     def key(var: Var) -> tuple[str, str]:
         assert var.op is not None
-        return var.op.op_type, str(var.shape)
+        return var.op.op_type, type_text(var)
 
     old, new = _values(a), _values(b)
     matcher = difflib.SequenceMatcher(None, list(map(key, old)), list(map(key, new)), autojunk=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.metrics import compare_arrays
@@ -176,3 +177,48 @@ def test_labels_and_their_probabilities() -> None:
     other = compare(classifier(1), classifier(-1), inputs)
     assert not other.ok
     assert [o.max_abs > 0.5 for o in other.outputs] == [True, True]
+
+
+def test_dynamic_sizes_are_told_apart() -> None:
+    rows, columns = get_new_symbol(), get_new_symbol()
+
+    def size(axis: int) -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((rows, columns))], opset_version=ct.target.iOS17)
+        def program(x: Var) -> Var:
+            return mb.slice_by_index(x=mb.shape(x=x), begin=[axis], end=[axis + 1], name="y")
+
+        return program
+
+    assert compare(size(0), size(0), prove=True).ok
+    wrong = compare(size(0), size(1), prove=True)
+    assert not wrong.ok
+    assert wrong.proof is not None
+    assert not wrong.proof.proved
+
+
+def test_sizes_that_have_to_be_equal_are_equal() -> None:
+    one, other = get_new_symbol(), get_new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((one, 4)), mb.TensorSpec((4, other))], opset_version=ct.target.iOS17)
+    def program(x: Var, y: Var) -> Var:
+        return mb.add(x=x, y=mb.transpose(x=y, perm=[1, 0]), name="y")
+
+    assert compare(program, program).ok
+
+
+def test_lists_can_be_compared_and_proved() -> None:
+    def rows(order: list[int]) -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS17)
+        def program(x: Var) -> Var:
+            ls = mb.make_list(init_length=2, dynamic_length=True, elem_shape=(4,), dtype="fp32")
+            for i in range(2):
+                row = mb.squeeze(x=mb.slice_by_index(x=x, begin=[i, 0], end=[i + 1, 4]), axes=[0])
+                ls = mb.list_write(ls=ls, index=np.int32(i), value=row)
+            return mb.tanh(x=mb.list_gather(ls=ls, indices=np.array(order, np.int32)), name="y")
+
+        return program
+
+    for other, same in (([0, 1], True), ([1, 0], False)):
+        proof = compare(rows([0, 1]), rows(other), prove=True).proof
+        assert proof is not None
+        assert proof.proved is same

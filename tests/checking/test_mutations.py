@@ -34,12 +34,24 @@ EQUIVALENT = {
     ("unroll_loop", "list_read: index[0] negated"): "the list has two elements: -1 is the second",
     ("unroll_loop", "list_write: index[0] negated"): "the list has two elements: -1 is the second",
     ("unroll_loop", "list_gather: indices[1] negated"): "the list has two elements: -1 is the second",
+    **{
+        (name, what): why
+        for name in ("group_norm", "rms_norm")
+        for what, why in (
+            ("maximum: y[0] + 1", "the norm does not depend on what its numbers are divided by"),
+            ("real_div: x[0] negated", "it is squared"),
+        )
+    },
+    ("sequence_layout", "expand_dims: axes[0] + 1"): "the kernels are 1x1; a reshape and a squeeze follow",
     ("decompose_attention", "matmul: x and y swapped"): "query and key are one value: the scores are symmetric",
     ("layers.undilate_convolution", "conv: weight[0] + 1"): "the corner of this kernel meets padding only",
     ("layers.undilate_convolution", "conv: weight[0] negated"): "the corner of this kernel meets padding only",
 }
 """(pass, mutation) -> why it computes the same."""
-MISSED: dict[tuple[str, str], str] = {}
+MISSED = {
+    ("group_norm", "maximum: y[0] negated"): "differs where all numbers of a group are 0",
+    ("rms_norm", "maximum: y[0] negated"): "differs where all numbers of a row are 0",
+}
 """(pass, mutation) -> why it was not caught, although it is wrong."""
 
 

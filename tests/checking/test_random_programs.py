@@ -92,7 +92,7 @@ def copied(names: list[str], other: dict[str, Any] = STEPS) -> tuple[Any, Any]:
 
     shape = (types.fp32, (4, 4))
     bodies = [functools.partial(body, steps) for steps in (STEPS, other)]
-    program, olds, news, made = side_by_side(*bodies, shape, shape)
+    program, olds, news, made = side_by_side(bodies[0], bodies[1], shape, shape)
     HELD.append(program)
     return list(zip(olds, news, strict=True)), made
 

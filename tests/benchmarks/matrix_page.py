@@ -72,8 +72,8 @@ def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
                 after(figures[n], target)[what] for n in DECODERS if n in figures and after(figures[n], target)
             ]
             if values:
-                middle = percent(median(values))
-                yield f"* causal language models on {target}: median share of {what} {middle} %"
+                middle = f"median share of {what} {percent(median(values))} %, of {len(values)}"
+                yield f"* causal language models on {target}: {middle}"
 
 
 def misses(figures: dict[str, Row]) -> dict[str, list[str]]:

@@ -100,7 +100,6 @@ MORE = {
     "three_layers": causal("Llama", GROUPED | {"num_hidden_layers": 3}, length=77),
     "batch_of_two": causal("Qwen2", GROUPED, batch=2),
     "no_bias_mqa": causal("Falcon", WORDS | {"new_decoder_architecture": False, "alibi": False}),
-    "falcon_alibi": causal("Falcon", WORDS | {"num_attention_heads": 4, "alibi": True, "parallel_attn": False}),
     "query_norms": causal("Qwen3", GROUPED | {"head_dim": 12}),
     "windows": causal("Mistral", GROUPED | {"sliding_window": 4}),
     "local_and_global": causal(

@@ -117,25 +117,6 @@ MORE = {
     "gptj_interleaved": causal(
         "GPTJ", {"n_layer": 1, "n_head": 3, "n_embd": 48, "vocab_size": 101, "n_positions": 32, "rotary_dim": 8}
     ),
-    "arcee": causal("Arcee", GROUPED),
-    "glm4": causal("Glm4", GROUPED),
-    "olmo": causal("Olmo", GROUPED),
-    "seed_oss": causal("SeedOss", GROUPED),
-    "hunyuan": causal("HunYuanDenseV1", GROUPED),
-    "distilbert_197": text(
-        "DistilBert", {"n_layers": 1, "n_heads": 3, "dim": 48, "hidden_dim": 80, "vocab_size": 101}, length=197
-    ),
-    "roberta_odd": text("Roberta", WORDS | {"max_position_embeddings": 90}),
-    "electra_bridge": text("Electra", WORDS | {"embedding_size": 20}),
-    "camembert": text("Camembert", WORDS | {"max_position_embeddings": 90}),
-    "xlm_roberta": text("XLMRoberta", WORDS | {"max_position_embeddings": 90}),
-    "ernie": text("Ernie", WORDS),
-    "dinov2_five_layers": seen(
-        "Dinov2", LAYERS | {"num_hidden_layers": 5, "image_size": 42, "patch_size": 14}, 42
-    ),
-    "dinov2_registers": seen("Dinov2WithRegisters", LAYERS | {"image_size": 42, "patch_size": 14}, 42),
-    "ijepa": seen("IJepa", LAYERS | {"image_size": 48, "patch_size": 16}, 48),
-    "siglip2_like": seen("SiglipVision", LAYERS | {"image_size": 48, "patch_size": 12}, 48),
 }
 """Tried by `make test-all`."""
 

@@ -50,7 +50,7 @@ decoder_ane = Recipe(
         CausalMaskTensor(),
         PaddingMaskTensor(),
         SplitHead(),
-        SequenceLayout(),
+        SequenceLayout(layout="as_given"),
         GroupByUnit(),
     ),
     applies_to=is_causal,

@@ -46,7 +46,7 @@ encoder_ane = Recipe(
         PaddingMaskTensor(),
         Rerank(),
         SplitHead(),
-        SequenceLayout(),
+        SequenceLayout(layout="as_given"),
         GroupByUnit(),
     ),
     applies_to=is_encoder,

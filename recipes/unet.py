@@ -47,7 +47,7 @@ unet_ane = Recipe(
         ThresholdToMaximum(),
         ChainPools(),
         Rerank(),
-        SequenceLayout(),
+        SequenceLayout(layout="as_given"),
         GroupByUnit(),
     ),
     applies_to=gives_pictures,

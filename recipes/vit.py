@@ -47,7 +47,7 @@ vit_ane = Recipe(
         ThresholdToMaximum(),
         ChainPools(),
         Rerank(),
-        SequenceLayout(),
+        SequenceLayout(layout="as_given"),
         GroupByUnit(),
     ),
     applies_to=sees_pictures,

@@ -49,7 +49,7 @@ whisper_ane = Recipe(
         PaddingMaskTensor(),
         LongConvolution(),
         SplitHead(),
-        SequenceLayout(),
+        SequenceLayout(layout="as_given"),
         GroupByUnit(),
     ),
     applies_to=is_speech,

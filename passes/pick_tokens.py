@@ -20,7 +20,8 @@ After::
 computed. `output` names the logits, the widest output by default. `anesurgery.generate` reads such models.
 With `select_last_token` one row is left.
 
-Refuses when no output holds floats for more than one word, or for fewer words than `k`.
+Refuses when no output holds floats for more than one word, for fewer words than `k`, and when these are drawn
+at random.
 
 Why it helps: a few numbers leave the model in place of a row for each word of the vocabulary. The search itself
 stays on the CPU: an index of int32 does (measured, M4, macOS 27.0.1, by
@@ -38,10 +39,12 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import PassError, Refusal, UnknownName
+from anesurgery.facts.slices import slice_back
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.interpret.decoding import TOKENS, TOP_TOKENS, TOP_VALUES
 from anesurgery.mil import Function, Program, Var, np_dtype, static_shape, types
 from anesurgery.mil import mb as host
+from anesurgery.ops import RANDOM
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
@@ -91,6 +94,8 @@ class PickTokens(Pass):
                 return Refusal(f"no output holds logits: {', '.join(known)}")
             if found.shape[-1] < self.k:
                 return Refusal(f"%{found.name} has {found.shape[-1]} words, fewer than k={self.k}", found.op)
+            if drawn := [op for op in slice_back([found], set()) if op.op_type in RANDOM]:
+                return Refusal(f"%{found.name} is drawn at random, and is another in each run", drawn[0])
         return None
 
     def logits(self, function: Function) -> Var | None:

@@ -111,12 +111,12 @@ class Edit:
         """An array of the old shape after the edit."""
         order = [s for axis in self.axes for s in axis.sources]
         made = array.transpose(order).reshape([self._length(axis) for axis in self.axes])
-        for at, axis in enumerate(self.axes):
-            if not np.array_equal(axis.index, np.arange(made.shape[at])):
-                made = np.take(made, np.maximum(axis.index, 0), at)
-        if self.pads:
-            made = np.array(made)
-            made[self.padding()] = fill
+        kept = [np.flatnonzero(axis.index != PAD) for axis in self.axes]
+        for at, (axis, places) in enumerate(zip(self.axes, kept, strict=True)):
+            made = _along(made, at, axis.index[places])
+        if self.pads:  # written once: a table of embeddings is the largest weight of many models
+            inner, made = made, np.full(self.result, fill, made.dtype)
+            made[np.ix_(*kept) if any(map(_scattered, kept)) else tuple(map(_run, kept))] = inner
         return np.asarray(made, order="C").view(array.dtype)  # numpy drops what says: less than a byte
 
     def padding(self) -> Array:
@@ -177,6 +177,24 @@ class Edit:
         for at, (few, many) in enumerate(zip(values.shape, self.result, strict=False)):
             values = np.repeat(values, many // few, axis=at) if few != many else values
         return values
+
+
+def _scattered(places: Array) -> bool:
+    """Are these not one after another?"""
+    return len(places) > 1 and bool((np.diff(places) != 1).any())
+
+
+def _run(places: Array) -> slice:
+    """Places that stand one after another."""
+    first = int(places[0]) if len(places) else 0
+    return slice(first, first + len(places))
+
+
+def _along(array: Array, axis: int, places: Array) -> Array:
+    """Some elements of an axis; a view where they stand one after another."""
+    if _scattered(places):
+        return np.take(array, places, axis)
+    return array[(slice(None),) * axis + (_run(places),)]
 
 
 def _block(numbers: Array, apart: bool) -> int:

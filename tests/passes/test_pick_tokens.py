@@ -61,6 +61,14 @@ def test_soft_caps_and_temperatures_of_the_few() -> None:
     assert "hidden" in made
 
 
+def test_rows_that_are_drawn() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.add(x=x, y=mb.random_normal(shape=[2, 4]), name="y")
+
+    assert_refuses(PickTokens(), program, "%y is drawn at random, and is another in each run")
+
+
 def test_refusals() -> None:
     assert_refuses(PickTokens(k=7), head(), "%logits has 6 words, fewer than k=7")
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.first
 
 @pytest.fixture(scope="module")
 def suites(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    options = ["--sample", "12", "--every", "48", "--passes", "all"]
+    options = ["--sample", "12", "--every", "96", "--passes", "all"]
     return run.run_suites(["torch", "ops", "passes"], tmp_path_factory.mktemp("rewritten"), options)
 
 

@@ -169,7 +169,11 @@ def test_weights_that_are_computed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "number", "left"),
-    [("pose_cpm", 93, 0), ("sinet_portrait_seg", 38, 20), ("mlt_gesture_classifier", 1, 0)],
+    [
+        pytest.param("pose_cpm", 93, 0, marks=pytest.mark.slow),
+        ("sinet_portrait_seg", 38, 20),
+        ("mlt_gesture_classifier", 1, 0),
+    ],
 )
 def test_real_networks(corpus: Path, name: str, number: int, left: int) -> None:
     found = ane.apply(str(corpus / f"{name}.mlmodel"), "fold_batchnorm", prove="sites")

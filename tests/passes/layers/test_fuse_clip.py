@@ -257,6 +257,7 @@ def test_a_row_whose_end_a_branch_overwrites_is_shorter() -> None:
     assert len(session.changes) == 1
 
 
+@pytest.mark.slow
 def test_pose_cpm(corpus: Path) -> None:
     path = corpus / "pose_cpm.mlmodel"
     found = ane.apply(str(path), "fuse_clip", prove="both", quiet=True)

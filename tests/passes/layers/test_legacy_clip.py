@@ -147,6 +147,7 @@ def test_numbers_and_constants_without_a_form() -> None:
     assert_refuses(STEP, larger, "3x1x1 and 2x3x1x1 are not among")
 
 
+@pytest.mark.slow
 def test_a_super_resolution_network(corpus: Path) -> None:
     path = corpus / "mlc_edsr_f32b5.mlmodel"
     found = ane.apply(str(path), "legacy_clip", prove="both", quiet=True)

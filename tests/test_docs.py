@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from compiled_models import compile_package
 from typer.testing import CliRunner
 
 import anesurgery as ane
+from anesurgery import registry
 from anesurgery.commands.app import app
 from anesurgery.files.package import save
 from anesurgery.loading import load
@@ -65,8 +67,9 @@ def old_network() -> Any:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, but for the models and arrays that the pages name."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder, but for the models and arrays that the pages name; passes that they register go again."""
+    known = registry.pass_names()
     for name in ("gpt2", "other"):
         save(load(language_model()), tmp_path / f"{name}.mlpackage")
     save(load(language_model(16, ct.target.iOS18)), tmp_path / "decoder.mlpackage")
@@ -75,7 +78,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("in", "calibration"):
         np.savez(tmp_path / f"{name}.npz", ids=np.arange(LENGTH, dtype=np.int32)[None])
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for name in set(registry.pass_names()) - set(known):
+        registry.unregister(name)
 
 
 def snippets(page: Path) -> list[tuple[str, str]]:

@@ -68,7 +68,7 @@ def old_network() -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder, but for the models and arrays that the pages name; passes that they register go again."""
+    """An empty folder, but for the models and arrays that the pages name; passes they register go again."""
     known = registry.pass_names()
     for name in ("gpt2", "other"):
         save(load(language_model()), tmp_path / f"{name}.mlpackage")

@@ -26,7 +26,7 @@ from anesurgery.placement.target import Target
 from anesurgery.rewriting.gate import passing, standing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
-from anesurgery.rewriting.passes import PROOFS, Pass, run_pass, subject_of
+from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
 from anesurgery.rewriting.required import check_assumed, check_grades, check_interface, check_requirement
 from anesurgery.rewriting.session import Report, Session, refusal_lines
 from anesurgery.rewriting.subject import Graph, Subject
@@ -175,8 +175,7 @@ def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) 
     for step in (bar := tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False)):
         bar.set_description(step.name)
         edited.check_source()
-        for graph in edited.chosen:
-            run_pass(step, graph, session)
+        run_on(step, edited, session)
     edited.finish()
 
 

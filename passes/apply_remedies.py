@@ -86,7 +86,7 @@ class ApplyRemedies(Pass):
         """Search on copies, then apply what was kept."""
         target = Target.parse(self.target or session.target, self.compute_units)
         search = Search(target, session, lambda found: _remedies(found, target), self.objection, self.trials)
-        start = State(copied(program), target)
+        start = State(copied(program), target, spec=session.spec)
         end = search.improve(start)
         for step in end.steps:
             run_pass(step, program, session)

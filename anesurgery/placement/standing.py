@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anesurgery.facts.reading import in_words
+from anesurgery.files.package import Loaded
 from anesurgery.loading import load
 from anesurgery.mil import Program
 from anesurgery.placement.inspection import Inspection
@@ -183,10 +184,13 @@ def stand(program: Program, target: Target) -> tuple[Standing, list[Inspection]]
     return Standing.of(found), found
 
 
-def placed(program: Program, target: Target, *, advice: bool = False) -> list[Inspection]:
-    """The inspection of each function of a program; without advice, of what is legal and where it runs only."""
-    loaded = load(program)
-    return [inspect_program(loaded, target, function=name, advice=advice) for name in program.functions]
+def placed(model: Loaded | Program, target: Target, *, advice: bool = False) -> list[Inspection]:
+    """The inspection of each function of a program; without advice, of what is legal and where it runs only.
+
+    The specification of a loaded model says at which shapes a flexible one is judged.
+    """
+    loaded = load(model)
+    return [inspect_program(loaded, target, function=name, advice=advice) for name in loaded.program.functions]
 
 
 def in_time(microseconds: float) -> str:

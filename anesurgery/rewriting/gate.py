@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from anesurgery.errors import LoadError, Refusal, SurgeryError
 from anesurgery.placement.standing import Standing
-from anesurgery.rewriting.passes import Pass, run_pass
+from anesurgery.rewriting.passes import Pass, run_on
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.subject import Subject
 
@@ -47,8 +47,7 @@ def passing(
         raise LoadError(f"{model.source} was changed while the recipe was applied; run it again")
     for step in steps:
         trial, own = model.clone(), session.again(prove_sites=False)
-        for graph in trial.chosen:
-            run_pass(step, graph, own)
+        run_on(step, trial, own)
         end = standing(trial, session.target) if own.changes else start
         if end is not None and not step.essential and (loss := _loss(start, end, session.target)):
             refusals.append((step.name, Refusal(f"undone: {loss}; run it by name to have it")))

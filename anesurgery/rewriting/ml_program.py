@@ -99,7 +99,11 @@ class MLProgram(Subject):
 
     def standing(self, target: str) -> Standing:
         """By the inspection of all functions."""
-        return Standing.of(placed(self.program, Target.parse(target)))
+        return Standing.of(placed(self.loaded, Target.parse(target)))
+
+    def spec_of(self, graph: Program) -> Any:
+        """That of the model."""
+        return self.loaded.spec
 
     def notes(self, before: Self) -> list[str]:
         """What changed when a neural network became a program, and what that means for the ANE."""
@@ -228,7 +232,11 @@ class ProgramPipeline(MLProgram):
     def standing(self, target: str) -> Standing:
         """By the inspections of all programs together."""
         aim = Target.parse(target)
-        return Standing.of([found for graph in self.graphs for found in placed(graph, aim)])
+        return Standing.of([one for loaded in self.pipeline.programs.values() for one in placed(loaded, aim)])
+
+    def spec_of(self, graph: Program) -> Any:
+        """That of the member."""
+        return next(loaded.spec for loaded in self.pipeline.programs.values() if loaded.program is graph)
 
     def notes(self, before: MLProgram) -> list[str]:
         """Which members are edited."""

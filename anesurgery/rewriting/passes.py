@@ -144,6 +144,13 @@ def subject_of(steps: Iterable[Pass]) -> type[Subject]:
     return next(iter(by_subject), MLProgram)
 
 
+def run_on(step: Pass, subject: Subject, session: Session) -> None:
+    """Run a pass on the graphs of a model that are edited."""
+    for graph in subject.chosen:
+        session.spec = subject.spec_of(graph)
+        run_pass(step, graph, session)
+
+
 @exclusive
 def run_pass(step: Pass, graph: Graph, session: Session) -> None:
     """Check, run, validate: the contract around every pass.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from anesurgery.checking.comparison import compare
 from anesurgery.errors import Refusal, SurgeryError
+from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
@@ -36,11 +38,18 @@ class State:
     steps: tuple[Pass, ...] = ()
     retyped: int = 0
     """Inputs and outputs of which callers give or take another type since the first step."""
+    spec: Any = None
+    """The specification of the model as given, if there is one."""
+
+    @property
+    def model(self) -> Loaded:
+        """The program with the shapes that its model describes."""
+        return Loaded(self.program, self.spec)
 
     @cached_property
     def standing(self) -> Standing:
         """What is legal and where it runs: all that most trials are judged by."""
-        return Standing.of(placed(self.program, self.target))
+        return Standing.of(placed(self.model, self.target))
 
     @cached_property
     def advised(self) -> Standing:
@@ -50,7 +59,7 @@ class State:
     @cached_property
     def inspections(self) -> list[Inspection]:
         """Of each function, with advice."""
-        return placed(self.program, self.target, advice=True)
+        return placed(self.model, self.target, advice=True)
 
     @property
     def findings(self) -> list[Finding]:
@@ -126,7 +135,7 @@ class Search:
             self.reject((step,), objection.reason)
             return None
         retyped = sum(change.retypes for change in own.contract)
-        return State(program, self.target, (*state.steps, step), state.retyped + retyped)
+        return State(program, self.target, (*state.steps, step), state.retyped + retyped, state.spec)
 
     def copy(self, program: Program) -> Program:
         """A copy to try a step on; the last one again while no step has changed it."""

@@ -88,6 +88,8 @@ class Session(Report):
     """The inputs and outputs that are images, which keep their type."""
     wired: bool = False
     """Are its graphs the members of a pipeline, whose interfaces must stay?"""
+    spec: Any = None
+    """The specification that describes the inputs of the graph that is edited."""
     seed: int = 0
     assume: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Input -> the least and the largest value that the caller will give."""
@@ -112,6 +114,7 @@ class Session(Report):
             prove_sites=self.prove_sites if prove_sites is None else prove_sites,
             images=self.images,
             wired=self.wired,
+            spec=self.spec,
             seed=self.seed,
             assume=self.assume,
             checks=self.checks,

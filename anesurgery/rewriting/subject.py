@@ -121,6 +121,10 @@ class Subject(ABC):
     def op_counts(self) -> dict[str, int]:
         """Number of ops or layers by type, constants left out, the most frequent first."""
 
+    def spec_of(self, graph: Graph) -> Any:
+        """The specification that describes the inputs of one of its graphs; None where there is none."""
+        return None
+
     @property
     def wired(self) -> bool:
         """Do other models depend on the interfaces of its graphs, which then must stay?"""

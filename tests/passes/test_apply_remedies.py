@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import anesurgery as ane
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes.apply_remedies import ApplyRemedies, example
-from anesurgery.placement.standing import stand
+from anesurgery.placement.standing import Standing, stand
 from anesurgery.placement.target import Target
 from anesurgery.surgery import find_recipe
 from anesurgery.testing import apply_pass
@@ -180,3 +182,30 @@ def test_an_interface_that_is_kept_costs_the_casts() -> None:
     surgery = ane.apply(ends(), recipe, target="M1/macOS 14", quiet=True)
     assert not surgery.changes
     assert "interface_fp16" in str([r for r in surgery.refusals if "keep_interface is set" in r[1].reason])
+
+
+def test_a_flexible_model_is_judged_at_its_default_shape(tmp_path: Path) -> None:
+    """Judged without its description it would have no flop, and every repair would be as good as none."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = torch.nn.ModuleList(torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for conv in self.convs:
+                x = torch.nn.functional.threshold(conv(x), 0.1, 0.1)
+            return x
+
+    side = ct.RangeDim(8, 128, default=96)
+    with quiet_host():
+        traced = torch.jit.trace(Net().eval(), torch.zeros(1, 64, 96, 96))  # type: ignore[no-untyped-call]
+        kind = ct.TensorType("x", (1, 64, side, side))
+        ct.convert(traced, inputs=[kind], minimum_deployment_target=ct.target.iOS17, skip_model_load=True).save(
+            str(tmp_path / "net.mlpackage")
+        )
+    target = "M4/macOS 27"
+    expected = Standing.of([ane.inspect(tmp_path / "net.mlpackage", target)])
+    assert expected.flop > 1e9
+    surgery = ane.apply(tmp_path / "net.mlpackage", "auto", target=target, quiet=True)
+    assert surgery.notes[0] == f"before: {expected}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery.facts.compressed_weights import decoded, is_compressed
@@ -193,7 +194,7 @@ def test_a_compressed_model_is_saved_compressed(packages: dict[Any, Path], tmp_p
     assert sizes[1] < 1.3 * sizes[0]
     values = random_inputs(ane.load(path).program)
     old, new = (ane.run(p, values) for p in (tmp_path / "before.mlpackage", path))
-    np.testing.assert_allclose(new["logits"], old["logits"], rtol=1e-5, atol=1e-5)
+    assert_close(new["logits"], old["logits"], rtol=1e-6)
     with quiet_host():
         again = host.decompress_weights(ct.models.MLModel(str(path), skip_model_load=True))
     assert not [op for op in walk_ops(ane.load(again).program) if op.op_type.startswith("constexpr_")]

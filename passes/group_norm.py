@@ -55,56 +55,24 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.checking.grades import Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.root_norms import by_largest, cannot_overflow, root_norm
+from anesurgery.facts.root_norms import RootNorm
 from anesurgery.mil import Program, Var, ct, mb, np_dtype, types
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-
-FORMS = ("largest", "layer_norm")
+from anesurgery.rewriting.norm_form import NormForm
 
 
 @dataclass(frozen=True)
-class GroupNorm(Rewrite):
+class GroupNorm(NormForm):
     """`(x - mean(x)) / sqrt(variance(x) + epsilon)` of numbers up to 1."""
 
     name: ClassVar[str] = "group_norm"
-    follows: ClassVar[tuple[str, ...]] = ("compute_fp16", "scale_ranges", "channels_first")
+    centred: ClassVar[bool] = True
     tolerance: ClassVar[Tolerance] = Tolerance(1e-4)
     """Where the mean is much larger than what is left, its rounding is that much of the result."""
-    tolerates_nonfinite: ClassVar[bool] = False
-    """An infinity makes a NaN of all that is divided by it."""
-    magnitude: ClassVar[float] = float(np.finfo(np.float16).max)
-    """The values are of fp16; beyond it, the old form overflows in fp32 too."""
-    shares_inner: ClassVar[bool] = True
-    form: str = "largest"
-    """Either "largest", or "layer_norm"."""
 
-    def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise PassError(f"{self.name}: form={self.form!r}; it may be {' or '.join(map(repr, FORMS))}")
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """What ends such a norm."""
-        return op.any("mul", "real_div")()
-
-    def check(self, m: Match) -> Match | Refusal | None:
-        """Is it a norm that takes the mean away, and may its squares overflow?"""
-        norm = root_norm(m.root)
-        if norm is None or not norm.centred:
-            return None
-        if (refusal := cannot_overflow(norm)) is not None:
-            return refusal
-        return m.bind(ops=norm.ops, norm=norm)
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The norm in the other form."""
-        norm = m.norm
-        if self.form == "largest":
-            return by_largest(mb, norm)
-        epsilon = np_dtype(norm.x).type(norm.epsilon)
-        made: Var = mb.layer_norm(x=norm.x, axes=list(norm.axes), epsilon=epsilon)
+    def layer_norm(self, mb: Builder, norm: RootNorm) -> Var:
+        """Over the same axes."""
+        made: Var = mb.layer_norm(x=norm.x, axes=list(norm.axes), epsilon=np_dtype(norm.x).type(norm.epsilon))
         return made
 
 

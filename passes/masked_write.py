@@ -48,9 +48,9 @@ import numpy as np
 from anesurgery import mil
 from anesurgery.errors import Refusal
 from anesurgery.facts.places import DynamicSlice, dynamic_slice
-from anesurgery.mil import Array, Program, Var, np_dtype, types
-from anesurgery.mil import mb as host
+from anesurgery.mil import Array, Program, Var, np_dtype
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.cache_example import cache_example
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 
@@ -116,15 +116,4 @@ class MaskedWrite(Rewrite):
 
 def example() -> Program:
     """A cache of four numbers for each of eight tokens."""
-    inputs = [host.TensorSpec((1, 4), types.fp16), host.TensorSpec((1,), types.int32)]
-    state = host.StateTensorSpec((8, 4), dtype=types.fp16)
-
-    @host.program(input_specs=[*inputs, state], opset_version=mil.ct.target.iOS18)
-    def program(n: Var, at: Var, cache: Var) -> Var:
-        b = host.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
-        e = host.add(x=b, y=np.array([1, 4], np.int32), name="e")
-        u = host.slice_update(x=host.read_state(input=cache, name="h"), update=n, begin=b, end=e, name="u")
-        a = host.coreml_update_state(state=cache, value=u, name="a")
-        return host.reduce_sum(x=a, axes=[0], keep_dims=True, name="sum")
-
-    return program
+    return cache_example()

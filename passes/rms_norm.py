@@ -52,63 +52,37 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.root_norms import by_largest, cannot_overflow, root_norm
+from anesurgery.errors import Refusal
+from anesurgery.facts.root_norms import RootNorm
 from anesurgery.mil import Program, Var, ct, mb, np_dtype, types
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-
-FORMS = ("largest", "layer_norm")
+from anesurgery.rewriting.norm_form import NormForm
+from anesurgery.rewriting.pattern import Match
 
 
 @dataclass(frozen=True)
-class RmsNorm(Rewrite):
+class RmsNorm(NormForm):
     """`x / sqrt(mean(x * x) + epsilon)` of numbers up to 1."""
 
     name: ClassVar[str] = "rms_norm"
-    follows: ClassVar[tuple[str, ...]] = ("compute_fp16", "scale_ranges", "channels_first")
+    centred: ClassVar[bool] = False
     tolerance: ClassVar[Tolerance] = REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
-    """An infinity makes a NaN of all that is divided by it, where it was 0."""
-    magnitude: ClassVar[float] = float(np.finfo(np.float16).max)
-    """The values are of fp16; beyond it, the old form overflows in fp32 too."""
-    shares_inner: ClassVar[bool] = True
-    form: str = "largest"
-    """Either "largest", or "layer_norm"."""
-
-    def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise PassError(f"{self.name}: form={self.form!r}; it may be {' or '.join(map(repr, FORMS))}")
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """What ends such a norm."""
-        return op.any("mul", "real_div")()
 
     def check(self, m: Match) -> Match | Refusal | None:
-        """Is it a norm without a mean, whose squares may overflow?"""
-        norm = root_norm(m.root)
-        if norm is None or norm.centred:
-            return None
-        if (refusal := cannot_overflow(norm)) is not None:
-            return refusal
-        if self.form == "layer_norm" and len(norm.axes) != 1:
-            return Refusal(f"the mean is over the axes {norm.axes}, not over one", m.root)
-        return m.bind(ops=norm.ops, norm=norm)
+        """The layer norm of [x, -x] is over one axis."""
+        found = super().check(m)
+        if isinstance(found, Match) and self.form == "layer_norm" and len(found.norm.axes) != 1:
+            return Refusal(f"the mean is over the axes {found.norm.axes}, not over one", m.root)
+        return found
 
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The norm in the other form."""
-        return by_largest(mb, m.norm) if self.form == "largest" else _mirrored(mb, m)
-
-
-def _mirrored(mb: Builder, m: Match) -> Var:
-    """The first half of the layer norm of [x, -x]."""
-    x, axis = m.norm.x, m.norm.axes[0]
-    kind = np_dtype(x).type
-    both = mb.concat(values=[x, mb.mul(x=x, y=kind(-1))], axis=axis)
-    normed = mb.layer_norm(x=both, axes=[axis], epsilon=kind(m.norm.epsilon))
-    made: Var = mb.slice_by_index(x=normed, begin=[0] * x.rank, end=list(x.shape))
-    return made
+    def layer_norm(self, mb: Builder, norm: RootNorm) -> Var:
+        """The first half of that of [x, -x], whose mean is 0."""
+        x, axis = norm.x, norm.axes[0]
+        kind = np_dtype(x).type
+        both = mb.concat(values=[x, mb.mul(x=x, y=kind(-1))], axis=axis)
+        normed = mb.layer_norm(x=both, axes=[axis], epsilon=kind(norm.epsilon))
+        made: Var = mb.slice_by_index(x=normed, begin=[0] * x.rank, end=list(x.shape))
+        return made
 
 
 def example() -> Program:

@@ -133,7 +133,7 @@ def against(given: Var | None, out: Var | None) -> Refusal | None:
     held = [mil.dtype_name(v) for v in (given, out)]
     if set(held) != {"fp16"}:
         return Refusal(f"%{given.name} is {held[0]} and %{out.name} is {held[1]}; states hold fp16", out.op)
-    return Refusal(f"%{out.name} is the input as it came") if out.op is None else None
+    return Refusal(f"%{out.name} is the input unchanged") if out.op is None else None
 
 
 def move(session: Session, function: Function, name: str, out: Var) -> None:

@@ -122,19 +122,13 @@ def at(program: Program, name: str, shapes: Shapes) -> Function | None:
     """
     alone = Program()
     alone.add_function(name, program.functions[name])
-    held: list[Any] = []
-
-    def store(var: Var) -> int:
-        held.append(var.val)
-        return len(held) - 1
-
-    version = protobuf.version_of(alone)
-    spec = protobuf.to_proto(alone, version, store)
+    held, version = protobuf.HeldWeights(), protobuf.version_of(alone)
+    spec = protobuf.to_proto(alone, version, held.store)
     for port in spec.functions[name].inputs:
         for axis, length in enumerate(shapes.get(port.name, ())):
             port.type.tensorType.dimensions[axis].constant.size = length
     try:
-        made = protobuf.from_proto(spec, version, lambda place, dtype, shape: held[place])
+        made = protobuf.from_proto(spec, version, held.read)
     except LoadError:
         return None
     function = made.functions[name]

@@ -12,8 +12,8 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded
-from anesurgery.files.protobuf import from_proto, proto, to_proto
-from anesurgery.mil import Array, Program, function_of
+from anesurgery.files.protobuf import HeldWeights, from_proto, proto, to_proto
+from anesurgery.mil import Program, function_of
 
 HALF, FLOAT = proto.MIL_pb2.DataType.FLOAT16, proto.MIL_pb2.DataType.FLOAT32
 
@@ -28,23 +28,18 @@ def join(parts: Sequence[Loaded], outputs: Sequence[str]) -> Program:
     Raises:
         LoadError: they have different opsets, or one reads what none gives.
     """
-    held: list[Array] = []
-
-    def store(var: Any) -> int:
-        held.append(var.val)
-        return len(held) - 1
-
+    held = HeldWeights()
     made = proto.MIL_pb2.Program(version=1)
     joined = _Joined(made.functions["main"])
     for part in parts:
-        name = _default(part)
-        joined.add(to_proto(part.program, part.version, store).functions[name])
+        name = default_function(part)
+        joined.add(to_proto(part.program, part.version, held.store).functions[name])
     joined.finish(outputs)
     version = max(part.version for part in parts)
-    return from_proto(made, version, lambda at, dtype, shape: held[at], "the chain")
+    return from_proto(made, version, held.read, "the chain")
 
 
-def _default(part: Loaded) -> str:
+def default_function(part: Loaded) -> str:
     """The function that a model runs."""
     named = None if part.spec is None else part.spec.description.defaultFunctionName
     chosen = function_of(part.program, named or None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from anesurgery.errors import SurgeryError
 from anesurgery.files.description import describe, new_spec
+from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.protobuf import HeldWeights, from_proto, proto, to_proto
 from anesurgery.loading import load
@@ -57,7 +58,7 @@ def merge(
             model.program, model.version, held.store, None if model.spec is None else model.spec.mlProgram
         )
         place, source = spec.description.functions.add(name=name), _described(model)
-        whole.functions[name].CopyFrom(own.functions[_default(model)])
+        whole.functions[name].CopyFrom(own.functions[default_function(model)])
         for kind in ("input", "output", "state"):
             getattr(place, kind).extend(getattr(source, kind))
         if name == first and model.spec is not None:
@@ -72,17 +73,10 @@ def merge(
     return save(Loaded(program, spec, other_weights=files), path, overwrite=overwrite)
 
 
-def _default(model: Loaded) -> str:
-    """The function of a model that runs where none is named."""
-    named = None if model.spec is None else model.spec.description.defaultFunctionName
-    chosen = function_of(model.program, named or None)
-    return next(name for name, f in model.program.functions.items() if f is chosen)
-
-
 def _described(model: Loaded) -> Any:
     """Where the inputs and outputs of that function are described."""
     spec = model.spec if model.spec is not None else new_spec(model.program, model.version)
-    return next((f for f in spec.description.functions if f.name == _default(model)), spec.description)
+    return next((f for f in spec.description.functions if f.name == default_function(model)), spec.description)
 
 
 @exclusive

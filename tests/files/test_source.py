@@ -137,7 +137,7 @@ def test_apply_says_so_between_passes(package: Path, monkeypatch: pytest.MonkeyP
         run_pass(*given)
         truncated(package)
 
-    monkeypatch.setattr("anesurgery.surgery.run_pass", then_truncate)
+    monkeypatch.setattr("anesurgery.rewriting.passes.run_pass", then_truncate)
     with pytest.raises(LoadError, match="was changed after it was read"):
         ane.apply(package, ["negate_subtract", "negate_subtract"], prove=None, quiet=True)
 

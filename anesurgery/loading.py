@@ -26,6 +26,8 @@ from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, loca
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Block, Operation, Program, ct, exclusive
 from anesurgery.neuralnetwork.importing import import_network
+from anesurgery.neuralnetwork.loaded_network import LoadedNetwork, runnable
+from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.text import to_text as short_text
 
 
@@ -69,7 +71,16 @@ def load_chain(folder: str | os.PathLike[str]) -> Chain:
     Raises:
         LoadError: it is damaged.
     """
-    return read_chain(Path(folder).expanduser(), lambda path: _load_path(path, None))
+    return read_chain(Path(folder).expanduser(), _chunk)
+
+
+def _chunk(path: Path) -> Loaded:
+    """A chunk of a chain; a neural network stays one."""
+    if path.suffix == ".mlmodel":
+        spec = read_spec(path)
+        if spec.WhichOneof("Type") in NETWORKS:
+            return LoadedNetwork(spec, str(path), path.resolve())
+    return _load_path(path, None)
 
 
 def _load_path(path: Path, compute_units: Any) -> Loaded:
@@ -111,7 +122,7 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
     source = Path(path).expanduser()
     if is_chain(source):
         chain = load_chain(source)
-        return chain.spec, list(chain.chunks)
+        return chain.spec, list(map(runnable, chain.chunks))
     if (is_compiled(source) and not is_network(source)) or is_text(source):
         loaded = _compiled(source, None)
         return loaded.spec, [loaded]

@@ -66,6 +66,18 @@ def old_network() -> Any:
     return make_network({"x": (2, 4)}, layers, ["y"])
 
 
+def custom_network() -> Any:
+    """A custom layer between two that the ANE can run."""
+    layers = [
+        make_layer("activation", ["x"], ["a"]),
+        make_layer("custom", ["a"], ["features"], className="Mine"),
+    ]
+    layers.append(make_layer("activation", ["features"], ["y"]))
+    for layer in (layers[0], layers[2]):
+        layer.activation.ReLU.SetInParent()
+    return make_network({"x": (1, 8, 4, 4)}, layers, ["y"])
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder, but for the models and arrays that the pages name; passes they register go again."""
@@ -75,6 +87,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     save(load(language_model(16, ct.target.iOS18)), tmp_path / "decoder.mlpackage")
     compile_package(tmp_path / "gpt2.mlpackage", tmp_path / "gpt2.mlmodelc")
     (tmp_path / "old.mlmodel").write_bytes(old_network().SerializeToString())
+    (tmp_path / "custom.mlmodel").write_bytes(custom_network().SerializeToString())
     for name in ("in", "calibration"):
         np.savez(tmp_path / f"{name}.npz", ids=np.arange(LENGTH, dtype=np.int32)[None])
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from anesurgery.commands.options import Json, Model, Quiet, show
+from anesurgery.commands.options import Aim, Json, Model, Quiet, show
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.errors import SurgeryError
 
@@ -26,22 +26,56 @@ def split(
     max_size: Annotated[
         str | None, typer.Option(help="Most bytes of weights in a chunk, as 950MB.", show_default=False)
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(help='"unsupported": before and after what the ANE cannot run.', show_default=False),
+    ] = None,
+    balance: Annotated[str, typer.Option(help='What --parts are even in: "bytes" or "estimate".')] = "bytes",
+    target: Aim = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BLOB=CxHxW", help="With --at: what a custom layer makes; repeat.", show_default=False
+        ),
+    ] = None,
     function: Annotated[str | None, typer.Option(help="The function to cut.", show_default=False)] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Cut a model into chunks that run one after the other."""
-    if (parts is None) == (max_size is None):
-        raise SurgeryError("give either --parts N or --max-size 950MB")
+    if [parts, max_size, at].count(None) != 2:
+        raise SurgeryError("give either --parts N or --max-size 950MB or --at unsupported")
+    shapes = dict(map(read_shape, shape or ()))
     load_engine(quiet)
     from anesurgery.display import drawn
     from anesurgery.splitting.split import split as cut
 
     with waiting("cutting", quiet):
-        chain = cut(model, parts, max_bytes=max_size, function=function)
+        chain = cut(
+            model,
+            parts,
+            max_bytes=max_size,
+            at=at,
+            balance=balance,
+            target=target,
+            function=function,
+            shapes=shapes,
+        )
         path = chain.save(out, overwrite=overwrite)
     show({"path": str(path), **drawn(chain, "json")}, chain, as_json, quiet)
+
+
+def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """The name and the shape in "name=3x224x224".
+
+    Raises:
+        SurgeryError: there are none.
+    """
+    name, _, sizes = text.rpartition("=")
+    if not name or not all(size.isdigit() and int(size) for size in sizes.split("x")):
+        raise SurgeryError(f"{text!r} is not BLOB=CxHxW, as features=64x32x32")
+    return name, tuple(map(int, sizes.split("x")))
 
 
 def merge(

@@ -18,12 +18,15 @@ from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.compiled import operations, values_of
 from anesurgery.files.description import describe
-from anesurgery.files.package import WEIGHTS, Loaded, write_package, write_spec
+from anesurgery.files.package import PIPELINES, PROGRAM, WEIGHTS, Loaded, write_package, write_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, check_target, write_atomically
 
 MANIFEST = "chain.json"
+NETWORK_SUFFIX = ".mlmodel"
+DECIDING = {"neuralNetworkClassifier": "pipelineClassifier", "neuralNetworkRegressor": "pipelineRegressor"}
+"""Kind of the last model -> kind of the pipeline that decides as it does."""
 FORMAT = "anesurgery chain"
 SUFFIX = ".mlpackage"
 
@@ -45,6 +48,20 @@ class Border:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """Where a chunk runs on a target, as far as `inspect` can tell."""
+
+    ops: float
+    """Share of the ops on the ANE."""
+    flop: float | None
+    """Share of the floating point operations on the ANE; None where they are unknown."""
+    elsewhere: tuple[str, ...]
+    """What is not on the ANE, in words: "2 gather"."""
+    estimate: float | None
+    """Core ML's own, in microseconds and no run time; None where there is none."""
+
+
+@dataclass(frozen=True)
 class Chain(Drawn):
     """Chunks of a model, in the order in which they run."""
 
@@ -58,12 +75,21 @@ class Chain(Drawn):
     """Bytes of weights of each chunk, likewise."""
     source: Path | None = None
     """The model that was cut, which is never written to."""
+    placed: tuple[Placed, ...] = ()
+    """Of each chunk, where a target was named."""
+    target: str = ""
+    """That target, in words."""
 
     @property
     def spec(self) -> Any:
         """The specification of a pipeline with the interface of the whole, and without its models."""
         made = proto.Model_pb2.Model(specificationVersion=max(c.version for c in self.chunks))
-        made.pipeline.SetInParent()
+        last = self.chunks[-1].spec
+        getattr(made, DECIDING.get(last.WhichOneof("Type"), "pipeline")).SetInParent()
+        made.description.metadata.CopyFrom(last.description.metadata)
+        if last.WhichOneof("Type") in DECIDING:
+            for field in ("predictedFeatureName", "predictedProbabilitiesName"):
+                setattr(made.description, field, getattr(last.description, field))
         for kind, names in (("input", self.inputs), ("output", self.outputs)):
             features = [f for c in self.chunks for f in getattr(c.spec.description, kind)]
             known = {f.name: f for f in reversed(features)}
@@ -75,24 +101,32 @@ class Chain(Drawn):
         """Write the chain atomically.
 
         Args:
-            path: a folder; or a name that ends in .mlpackage, for one package that holds all as a pipeline.
+            path: a folder; or a name that ends in .mlpackage (of networks also .mlmodel), for one file that
+                holds all as a pipeline.
             overwrite: may what is there be replaced?
 
         Raises:
             LoadError: it exists, is the source or in it, or cannot be written.
         """
         target = Path(path).expanduser().absolute()
-        if target.suffix == SUFFIX:
-            check_target(self.source, target, overwrite)
+        networks = all(map(is_network, self.chunks))
+        if target.suffix == SUFFIX or (networks and target.suffix == NETWORK_SUFFIX):
+            check_target(self.source, target, overwrite, target.suffix)
             return write_atomically(target, self._write_pipeline, overwrite)
         _check_folder(self.source, target, overwrite)
         return write_atomically(target, self._write_folder, overwrite)
 
     def _write_folder(self, folder: Path) -> None:
         folder.mkdir()
-        names = [f"chunk_{number}{SUFFIX}" for number in range(1, len(self.chunks) + 1)]
+        names = [
+            f"chunk_{number}{NETWORK_SUFFIX if is_network(chunk) else SUFFIX}"
+            for number, chunk in enumerate(self.chunks, 1)
+        ]
         for name, chunk in zip(names, self.chunks, strict=True):
-            write_package(chunk, folder / name)
+            if is_network(chunk):
+                (folder / name).write_bytes(chunk.spec.SerializeToString())
+            else:
+                write_package(chunk, folder / name)
         content = {
             "format": FORMAT,
             "models": names,
@@ -101,19 +135,33 @@ class Chain(Drawn):
         }
         (folder / MANIFEST).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
-    def _write_pipeline(self, package: Path) -> None:
-        (package / "Data" / WEIGHTS).mkdir(parents=True)
+    def _write_pipeline(self, place: Path) -> None:
         spec = self.spec
+        pipeline = PIPELINES[spec.WhichOneof("Type")](spec)
+        weights = place / "Data" / WEIGHTS
+        if place.suffix == SUFFIX:
+            weights.mkdir(parents=True)
         for number, chunk in enumerate(self.chunks):
+            pipeline.names.append(f"chunk_{number + 1}")
+            part = pipeline.models.add()
+            if is_network(chunk):
+                part.CopyFrom(chunk.spec)
+                continue
             name = f"{number}-weight.bin"
-            part = spec.pipeline.models.add()
-            part.CopyFrom(_part(chunk, package / "Data" / WEIGHTS / name))
+            part.CopyFrom(_part(chunk, weights / name))
             for op in operations(part.mlProgram):
                 for value in values_of(op):
                     if value.WhichOneof("value") == "blobFileValue":
                         value.blobFileValue.fileName = f"@model_path/weights/{name}"
-            spec.pipeline.names.append(f"chunk_{number + 1}")
-        write_spec(spec, package)
+        if place.suffix == SUFFIX:
+            write_spec(spec, place)
+        else:
+            place.write_bytes(spec.SerializeToString())
+
+
+def is_network(chunk: Loaded) -> bool:
+    """Is a chunk a neural network, and no ML Program?"""
+    return chunk.spec is not None and chunk.spec.WhichOneof("Type") != PROGRAM
 
 
 def _part(chunk: Loaded, weights: Path) -> Any:

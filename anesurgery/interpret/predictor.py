@@ -16,6 +16,7 @@ from anesurgery.interpret.probe import Probe
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.loading import load, load_member, load_parts
 from anesurgery.mil import Function, ct, function_of
+from anesurgery.neuralnetwork.loaded_network import runnable
 
 
 class Predictor:
@@ -134,7 +135,7 @@ def _read(model: Any, member: str | int | None = None) -> tuple[Any, list[Loaded
     if isinstance(model, (str, os.PathLike)):
         return load_parts(model)
     if isinstance(model, Chain):
-        return model.spec, list(model.chunks)
+        return model.spec, list(map(runnable, model.chunks))
     loaded = load(model)
     return loaded.spec, [loaded]
 

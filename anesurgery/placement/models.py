@@ -10,7 +10,7 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files import package as program
-from anesurgery.files.chain import Chain, is_chain
+from anesurgery.files.chain import Chain, is_chain, is_network
 from anesurgery.files.package import PIPELINES, Loaded, part_names, read_spec
 from anesurgery.loading import load_chain
 from anesurgery.mil import Program, ct
@@ -119,8 +119,13 @@ def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -
 
 def _chain(chain: Chain, target: Target, inspect_program: InspectProgram) -> Inspection:
     label = "the chain"
-    named = enumerate(chain.chunks, 1)
-    parts = {f"chunk_{i}": replace(inspect_program(c, target), model=f"chunk {i} of {label}") for i, c in named}
+    parts = {}
+    for number, chunk in enumerate(chain.chunks, 1):
+        words = f"chunk {number} of {label}"
+        found = (
+            inspect_network(chunk.spec, target, words) if is_network(chunk) else inspect_program(chunk, target)
+        )
+        parts[f"chunk_{number}"] = replace(found, model=words)
     note = f"a chain of {len(parts)} models, which run one after the other"
     return Inspection(label, target, (), notes=(note,), parts=parts)
 

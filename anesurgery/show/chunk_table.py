@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rich import box
@@ -10,29 +11,72 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from anesurgery.display import draws
-from anesurgery.files.chain import Chain
-from anesurgery.mil import walk_ops
+from anesurgery.display import draws, short_name
+from anesurgery.files.chain import Chain, Placed, is_network
+from anesurgery.mil import Program, walk_ops
+from anesurgery.neuralnetwork.spec import network_of, walk_layers
+from anesurgery.placement.networks import CONSTANTS
 from anesurgery.show.console import as_html, as_text, plain
+
+MOST_SHOWN = 4
+"""Values of a border, and types of ops off the ANE, that are shown in the text; JSON has all."""
 
 
 def _ops(chain: Chain) -> list[int]:
     """Ops of each chunk."""
-    return [sum(op.op_type != "const" for op in walk_ops(chunk.program)) for chunk in chain.chunks]
+    return [_layers(c.spec) if is_network(c) else _program_ops(c.program) for c in chain.chunks]
+
+
+def _layers(spec: Any) -> int:
+    """Layers of a network, without those that hold constants."""
+    return sum(x.WhichOneof("layer") not in CONSTANTS for x, _ in walk_layers(network_of(spec)))
+
+
+def _program_ops(program: Program) -> int:
+    return sum(not op.op_type.startswith("const") for op in walk_ops(program))
 
 
 def chain_group(chain: Chain) -> Group:
-    """A row for each chunk, with what it gives to those after it."""
-    table = Table("chunk", "ops", "weights", "passes on", box=box.SIMPLE_HEAD)
+    """A row for each chunk; then a row for each value that passes from one to a later one."""
+    seen = ["on the ANE", "estimate", "elsewhere"] if chain.placed else []
+    table = Table("chunk", "ops", "weights", *seen, box=box.SIMPLE_HEAD)
     for number, count in enumerate(_ops(chain)):
-        border = chain.borders[number] if number < len(chain.borders) else None
-        values = [] if border is None else list(zip(border.names, border.kinds, border.sizes, strict=True))
-        words = "\n".join(f"{name} {kind} ({decimal(size)})" for name, kind, size in values)
         weights = decimal(chain.weights[number]) if chain.weights else ""
-        table.add_row(str(number + 1), str(count), weights, plain(words))
+        where = _where(chain.placed[number]) if chain.placed else []
+        table.add_row(str(number + 1), str(count), weights, *where)
     total = sum(border.bytes for border in chain.borders)
-    line = Text(f"{len(chain.chunks)} chunks" + (f", {decimal(total)} between them" if chain.borders else ""))
-    return Group(table, line)
+    words = f"{len(chain.chunks)} chunks" + (f", {decimal(total)} between them" if chain.borders else "")
+    line = Text(words + (f"; for {chain.target}" if chain.target else ""))
+    return Group(table, _borders(chain), line) if chain.borders else Group(table, line)
+
+
+def _borders(chain: Chain) -> Table:
+    """What passes, the largest values of each border."""
+    table = Table("after chunk", "passes", "shape", "size", box=box.SIMPLE_HEAD)
+    for number, border in enumerate(chain.borders, 1):
+        values = sorted(zip(border.sizes, border.names, border.kinds, strict=True), key=lambda v: -v[0])
+        for place, (size, name, kind) in enumerate(values[:MOST_SHOWN]):
+            table.add_row(
+                "" if place else str(number), plain(short_name(name)), plain(_short(kind)), decimal(size)
+            )
+        if rest := values[MOST_SHOWN:]:
+            table.add_row("", f"{len(rest)} more", "", decimal(sum(size for size, *_ in rest)))
+    return table
+
+
+def _short(kind: str) -> str:
+    """A type as a shape and a word: "1x8x64xfp16" for "tensor<fp16, [1, 8, 64]>"."""
+    found = re.fullmatch(r"tensor<(\w+), \[([\d, ]+)\]>", kind)
+    return kind if found is None else "x".join([*found[2].split(", "), found[1]])
+
+
+def _where(placed: Placed) -> list[str]:
+    """Share on the ANE, estimate, and what is elsewhere."""
+    shares = f"{placed.ops:.0%} of ops" + ("" if placed.flop is None else f", {placed.flop:.0%} of flop")
+    estimate = "" if placed.estimate is None else f"{placed.estimate / 1000:.3g} ms"
+    more = len(placed.elsewhere) - MOST_SHOWN
+    words = [*placed.elsewhere[:MOST_SHOWN], *([f"{more} other types"] if more > 0 else [])]
+    return [shares, estimate, ", ".join(words)]
 
 
 @draws("Chain", "text")
@@ -54,5 +98,9 @@ def chain_json(chain: Chain) -> dict[str, Any]:
     rows = [zip(b.names, b.kinds, b.sizes, strict=True) for b in chain.borders]
     borders = [[dict(zip(keys, value, strict=True)) for value in row] for row in rows]
     sizes = chain.weights or (None,) * len(chain.chunks)
-    chunks = [{"ops": n, "weights": size} for n, size in zip(_ops(chain), sizes, strict=True)]
+    chunks: list[dict[str, Any]] = [
+        {"ops": n, "weights": size} for n, size in zip(_ops(chain), sizes, strict=True)
+    ]
+    if chain.placed:
+        chunks = [{**chunk, "ane": vars(placed)} for chunk, placed in zip(chunks, chain.placed, strict=True)]
     return {"chunks": chunks, "borders": borders, "inputs": list(chain.inputs), "outputs": list(chain.outputs)}

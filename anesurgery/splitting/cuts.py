@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +26,13 @@ class Cuts:
     """The places of a graph at which it may be cut: place p lies before node p."""
 
     graph: Graph
+    costs: tuple[int, ...] | None = None
+    """What each node counts for where chunks are to be even; its weights, each once a chunk, where absent."""
+
+    @cached_property
+    def _loads(self) -> Sequence[Mapping[int, int]]:
+        """For each node, what it adds to a chunk that does not have it yet."""
+        return self.graph.weights if self.costs is None else [{i: cost} for i, cost in enumerate(self.costs)]
 
     @cached_property
     def crossing(self) -> tuple[tuple[str, ...], ...]:
@@ -45,29 +52,12 @@ class Cuts:
     def allowed(self) -> tuple[bool, ...]:
         """May it be cut at a place? Not within the use of a state, nor where a value cannot be passed on."""
         graph = self.graph
-        inside = {p for first, last in self._states.values() for p in range(first + 1, last + 1)}
-        kinds = {name: self._passes(name) for names in self.crossing for name in names}
+        inside = {p for users in graph.state_users.values() for p in range(users[0] + 1, users[-1] + 1)}
+        kinds = {name: passes(self.graph, name) for names in self.crossing for name in names}
         return tuple(
             0 < place < len(graph.nodes) and place not in inside and all(kinds[n] for n in names)
             for place, names in enumerate(self.crossing)
         )
-
-    @cached_property
-    def _states(self) -> dict[str, tuple[int, int]]:
-        """State -> the first and the last node that use it."""
-        graph = self.graph
-        spans: dict[str, tuple[int, int]] = {}
-        for number, node in enumerate(graph.nodes):
-            for name in node.reads:
-                if name in graph.inputs and graph.inputs[name].WhichOneof("type") == "stateType":
-                    spans[name] = (spans.get(name, (number, number))[0], number)
-        return spans
-
-    def _passes(self, name: str) -> bool:
-        kind = self.graph.type_of(name)
-        if kind.WhichOneof("type") != "tensorType" or dtype(kind) not in PASSED:
-            return False
-        return 1 <= kind.tensorType.rank <= 5 and shape_of(kind) is not None
 
     def bytes_at(self, place: int) -> int:
         """Bytes that cross a place."""
@@ -103,7 +93,7 @@ class Cuts:
         """For each place the bytes of the weights that are read before it; of a model without any, the ops."""
         seen: dict[int, int] = {}
         found = [0]
-        for weights in self.graph.weights:
+        for weights in self._loads:
             found.append(found[-1] + sum(size for at, size in weights.items() if at not in seen))
             seen |= weights
         return found if found[-1] else list(range(len(found)))
@@ -123,11 +113,11 @@ class Cuts:
         """What a part of a chunk that begins at `start` needs."""
         graph, found = self.graph, dict[int, int]()
         for number in range(begin, end):
-            found |= graph.weights[number]
+            found |= self._loads[number]
             for name in graph.nodes[number].reads:
                 if graph.maker.get(name, start) < start:
                     for other in graph.again.get(name, ()):
-                        found |= graph.weights[other]
+                        found |= self._loads[other]
         return found
 
     def within(self, limit: int) -> tuple[int, ...]:
@@ -185,7 +175,7 @@ class Cuts:
     def _barred(self) -> str:
         """Which values that cross cannot be inputs, in words: lists, booleans, flexible shapes, scalars."""
         words = self._held(0, len(self.graph.nodes))
-        kinds = {name for names in self.crossing for name in names if not self._passes(name)}
+        kinds = {name for names in self.crossing for name in names if not passes(self.graph, name)}
         first = min(kinds, key=self.graph.maker.__getitem__, default=None)
         if first is None:
             return words
@@ -194,7 +184,8 @@ class Cuts:
 
     def _held(self, start: int, end: int) -> str:
         """The states that bar places between two nodes, in words: one for all layers keeps these together."""
-        found = [name for name, (a, b) in self._states.items() if max(a, start) < min(b, end - 1)]
+        users = self.graph.state_users.items()
+        found = [name for name, by in users if max(by[0], start) < min(by[-1], end - 1)]
         return f"; the state {', '.join(found)} stays in one chunk, with all ops that use it" if found else ""
 
     def _too_heavy(self, limit: int) -> str:
@@ -205,3 +196,11 @@ class Cuts:
             f"the ops from %{nodes[0]} to %{nodes[-1]} need {decimal(self.table[start, end])} of weights, and "
             f"cannot be cut between; the limit is {decimal(limit)}{self._held(start, end)}"
         )
+
+
+def passes(graph: Graph, name: str) -> bool:
+    """Can a value be an output of one model and an input of another?"""
+    kind = graph.type_of(name)
+    if kind.WhichOneof("type") != "tensorType" or dtype(kind) not in PASSED:
+        return False
+    return 1 <= kind.tensorType.rank <= 5 and shape_of(kind) is not None

@@ -77,9 +77,21 @@ class Graph:
         return self._types[name]
 
     def size(self, name: str) -> int:
-        """Bytes of a value; flexible axes count as 1."""
+        """Bytes of a value; flexible axes count as 1, and what is no tensor as nothing: it is never passed."""
         kind = self.type_of(name)
+        if kind.WhichOneof("type") != "tensorType":
+            return 0
         return math.prod(max(1, d.constant.size) for d in kind.tensorType.dimensions) * bits(kind) // 8
+
+    @cached_property
+    def state_users(self) -> dict[str, list[int]]:
+        """State -> the nodes that use it, in order."""
+        found: dict[str, list[int]] = {}
+        for number, node in enumerate(self.nodes):
+            for name in node.reads:
+                if name in self.inputs and self.inputs[name].WhichOneof("type") == "stateType":
+                    found.setdefault(name, []).append(number)
+        return {name: list(dict.fromkeys(users)) for name, users in found.items()}
 
     @cached_property
     def weights(self) -> tuple[Mapping[int, int], ...]:

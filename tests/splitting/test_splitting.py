@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -95,6 +96,11 @@ def test_a_limit_that_one_op_exceeds_is_an_error_that_names_it(package: Path) ->
         ({"parts": 99}, "parts at most, and not into 99"),
         ({"max_bytes": "much"}, "is not a size"),
         ({"max_bytes": 0}, "is not a size"),
+        ({"parts": 2, "at": "unsupported"}, "give either"),
+        ({"at": "everywhere"}, "everywhere"),
+        ({"parts": 2, "balance": "time"}, "time"),
+        ({"max_bytes": "1 MB", "balance": "estimate"}, "for parts=N"),
+        ({"parts": 2, "shapes": {"x": (1,)}}, "for at='unsupported'"),
     ],
 )
 def test_wrong_options(package: Path, given: dict[str, Any], reason: str) -> None:
@@ -247,8 +253,48 @@ def test_the_commands(package: Path, tmp_path: Path) -> None:
 
 def test_the_table_says_what_passes(package: Path) -> None:
     text = str(ane.split(package, 2))
-    assert "layer_2 tensor<fp16, [1, 8, 64]> (1.0 kB)" in text
+    assert re.search(r"1 +layer_2 +1x8x64xfp16 +1.0 kB", text)
     assert "2 chunks, 1.0 kB between them" in text
+
+
+def uneven() -> Program:
+    """Long rows first, short ones with as many weights later: even bytes are uneven time."""
+    weights = [RNG.standard_normal((256, 256, 1, 1)).astype(np.float16) / 16 for _ in range(6)]
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 256, 64, 64), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        for number, weight in enumerate(weights):
+            x = mb.conv(x=x, weight=weight, name=f"conv_{number}")
+            if number == 1:
+                x = mb.max_pool(x=x, kernel_sizes=[4, 4], strides=[4, 4], pad_type="valid")
+        return mb.relu(x=x, name="y")
+
+    return program
+
+
+def test_chunks_of_even_estimate_are_more_even_than_those_of_even_bytes() -> None:
+    loaded = ane.load(uneven())
+    options: dict[str, Any] = {"target": "M4/macOS 15"}
+    chains = [ane.split(loaded, 2, balance=how, **options) for how in ("bytes", "estimate")]
+    slowest = [max(placed.estimate or 0.0 for placed in chain.placed) for chain in chains]
+    assert slowest[1] < 0.95 * slowest[0]
+    assert len(set(chains[0].weights)) == 1
+    assert ane.compare(loaded, chains[1], precision="fp16").psnr == np.inf
+    first = chains[1].placed[0]
+    assert f"{first.ops:.0%} of ops" in str(chains[1])
+
+
+def test_values_that_are_no_tensors_stay_in_one_chunk() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4, 8))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        rows = mb.make_list(init_length=4, dtype="fp32", elem_shape=(8,))
+        rows = mb.list_write(ls=rows, index=0, value=mb.gather(x=mb.relu(x=x), indices=1, axis=0))
+        row = mb.list_read(ls=rows, index=0)
+        return mb.relu(x=mb.linear(x=mb.relu(x=row), weight=WEIGHTS[0][:8, :8].astype(np.float32)), name="y")
+
+    chain = ane.split(ane.load(program), 2)
+    lists = [{op.op_type for op in walk_ops(c.program)} & {"make_list", "list_read"} for c in chain.chunks]
+    assert sorted(map(len, lists)) == [0, 2]
 
 
 PROVED: dict[str, Callable[[], Any]] = {

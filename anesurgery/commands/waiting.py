@@ -15,29 +15,51 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.filesize import decimal
+
+from anesurgery.files.progress import Amount, Listener, listening
+
 
 @contextmanager
 def waiting(words: str, quiet: bool = False) -> Iterator[None]:
-    """Say on a terminal what takes time, and for how long already; the words are gone when it is done."""
+    """Say on a terminal what takes time, and for how long already; the words are gone when it is done.
+
+    While work says how much there is to do, they say how much is done and how long the rest takes.
+    """
     if quiet or not sys.stderr.isatty():
         yield
         return
     done = threading.Event()
-    clock = threading.Thread(target=_tick, args=(words, done), daemon=True)
-    clock.start()
-    try:
-        yield
-    finally:
-        done.set()
-        clock.join()
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    with listening() as listener:
+        clock = threading.Thread(target=_tick, args=(words, done, listener), daemon=True)
+        clock.start()
+        try:
+            yield
+        finally:
+            done.set()
+            clock.join()
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _tick(words: str, done: threading.Event) -> None:
+def _tick(words: str, done: threading.Event, listener: Listener) -> None:
     start = time.monotonic()
     print(f"{words} ...", end="", file=sys.stderr, flush=True)
     while not done.wait(1):
-        print(f"\r{words} ... {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
+        said = far(listener.amount)
+        line = f"{words} ... {time.monotonic() - start:.0f} s{said}"
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def far(amount: Amount | None) -> str:
+    """How far work has come, and how long the rest takes; "" where nobody knows."""
+    if amount is None or not amount.total:
+        return ""
+    done = min(amount.done, amount.total)
+    if amount.unit == "B":
+        said = f", {decimal(done)} of {decimal(amount.total)}"
+    else:
+        said = f", {done} of {amount.total} {amount.unit}"
+    return said if amount.left is None else f"{said}, {amount.left:.0f} s left"
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -19,6 +20,7 @@ import numpy as np
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.compressed_weights import decoded, is_compressed
 from anesurgery.files.mil_types import ELEMENTS, shape_of
+from anesurgery.files.progress import advance, work
 from anesurgery.mil import Array, Var, exclusive, operands, quiet_host, types
 from anesurgery.splitting.carving import Stretch, carve
 from anesurgery.splitting.graph import Graph
@@ -31,6 +33,8 @@ KINDS = {
 """Kind of compression -> coremltools' class of options, and its function and pass of the same name."""
 
 NAME = re.compile(r"(palettize|linear|prune)-(\d+)(?:-(uniform|group|block)(?:-(\d+))?)?")
+BARS = "coremltools.optimize.coreml._quantization_passes.tqdm"
+"""What draws coremltools' own progress bars."""
 SMALLEST = 2048
 """Elements above which coremltools compresses a weight."""
 IOS18 = 9
@@ -136,10 +140,7 @@ def compress(
     function = program.functions["main"]
     places = [(op, k) for op in function.operations for k, v in operands(op) if v.name == weight]
     named = op_name(places[0][0].inputs[places[0][1]])
-    with (
-        quiet_host(),
-        mock.patch("coremltools.optimize.coreml._quantization_passes.tqdm", lambda ops, **_: ops),
-    ):
+    with quiet_host(), mock.patch(BARS, lambda ops, **_: ops):
         from coremltools.optimize.coreml import _quantization_passes as host
 
         try:
@@ -183,14 +184,22 @@ def fits(mode: Mode, version: int) -> bool:
 
 def apply_configs(model: Any, chosen: Mapping[str, Mode], smallest: int = SMALLEST) -> Any:
     """An MLModel whose weights coremltools has compressed, those of each kind in one call."""
+    kinds = {kind: {n: mode for n, mode in chosen.items() if mode.kind == kind} for kind in KINDS}
     with quiet_host(), redirect_stderr(io.StringIO()):  # its progress bars
         from coremltools.optimize import coreml as host
 
-        for kind, (_, function) in KINDS.items():
-            of_kind = {name: mode for name, mode in chosen.items() if mode.kind == kind}
+        for kind, of_kind in kinds.items():
             if of_kind:
-                model = getattr(host, function)(model, config_of(kind, of_kind, smallest))
+                with work(len(of_kind), "weights"), mock.patch(BARS, partial(_counted, of_kind)):
+                    model = getattr(host, KINDS[kind][1])(model, config_of(kind, of_kind, smallest))
     return model
+
+
+def _counted(chosen: Mapping[str, Mode], ops: Iterable[Any], **_: Any) -> Iterator[Any]:
+    """The ops that coremltools looks at, while those that it compresses are counted."""
+    for op in ops:
+        yield op
+        advance(op.name in chosen)
 
 
 __all__ = ["Compressed", "Mode", "apply_configs", "candidates", "compress", "read_mode", "stored_bytes"]

@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -160,7 +160,8 @@ def sensitivity(
         shard: which share of the weights, as (3, 8) or "3/8"; `merge` joins the results.
         processes: over how many processes of this machine that share is spread.
         seed: of sampled inputs.
-        told: called after each weight with how many are done, and how many there are; of one process.
+        told: called after each weight with how many are done, and how many there are; with several processes
+            after each process.
 
     Raises:
         SurgeryError: an unknown mode or share, no data, or a mode that the model's opset cannot hold.
@@ -168,7 +169,7 @@ def sensitivity(
     chosen, part = [read_mode(name) for name in modes], share(shard)
     if processes > 1:
         options = {"precision": precision, "function": function, "smallest": smallest, "seed": seed}
-        return _spread(model, data, tuple(modes), part, processes, options)
+        return _spread(model, data, tuple(modes), part, processes, options, told)
     loaded = load(model)
     samples = _samples(data, lambda: sample_inputs(loaded.program, function=function, seed=seed))
     if wrong := [mode.name for mode in chosen if not fits(mode, loaded.version)]:
@@ -263,7 +264,13 @@ def _some(weight: Var) -> Any:
 
 
 def _spread(
-    model: Any, data: Any, modes: tuple[str, ...], part: Shard, processes: int, options: Mapping[str, Any]
+    model: Any,
+    data: Any,
+    modes: tuple[str, ...],
+    part: Shard,
+    processes: int,
+    options: Mapping[str, Any],
+    told: Told | None,
 ) -> Sensitivity:
     """The shares of one share, each in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
@@ -274,6 +281,12 @@ def _spread(
         shares = [part.share(number, processes) for number in range(1, processes + 1)]
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
             tasks = [pool.submit(_one, str(path), values, modes, s.words, dict(options)) for s in shares]
+            done = 0
+            for task in as_completed(tasks):
+                found = Sensitivity.from_json(task.result())
+                done += len(found.rows)
+                if told is not None:
+                    told(done, len(part.of(range(found.total))))
             first, *others = [Sensitivity.from_json(task.result()) for task in tasks]
     return replace(first.merge(*others), source=None if path is not model else Path(path))
 

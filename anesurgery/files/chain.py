@@ -18,7 +18,16 @@ from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.compiled import operations, values_of
 from anesurgery.files.description import describe
-from anesurgery.files.package import PIPELINES, PROGRAM, WEIGHTS, Loaded, write_package, write_spec
+from anesurgery.files.package import (
+    PIPELINES,
+    PROGRAM,
+    WEIGHTS,
+    Loaded,
+    stored_bytes,
+    write_package,
+    write_spec,
+)
+from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, check_target, write_atomically
@@ -108,7 +117,10 @@ class Chain(Drawn):
         Raises:
             LoadError: it exists, is the source or in it, or cannot be written.
         """
-        target = Path(path).expanduser().absolute()
+        with work(sum(self.weights) or max(map(stored_bytes, self.chunks))):
+            return self._save(Path(path).expanduser().absolute(), overwrite)
+
+    def _save(self, target: Path, overwrite: bool) -> Path:
         networks = all(map(is_network, self.chunks))
         if target.suffix == SUFFIX or (networks and target.suffix == NETWORK_SUFFIX):
             check_target(self.source, target, overwrite, target.suffix)

@@ -33,6 +33,7 @@ from anesurgery.files.compiled import (
 from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.description import check_features, describe, new_spec
 from anesurgery.files.espresso_network import read_espresso
+from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import WeightFile, WeightWriter
@@ -219,7 +220,13 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
     """
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite)
-    return write_atomically(target, lambda package: write_package(loaded, package), overwrite)
+    with work(stored_bytes(loaded)):
+        return write_atomically(target, lambda package: write_package(loaded, package), overwrite)
+
+
+def stored_bytes(loaded: Loaded) -> int:
+    """Bytes of the weight files of a model, which is about what writing it takes."""
+    return sum(file.source.size for file in (loaded.weights, *loaded.other_weights) if file is not None)
 
 
 def write_package(loaded: Loaded, package: Path) -> None:

@@ -20,8 +20,10 @@ from anesurgery.files.package import (
     locate,
     part_names,
     read_spec,
+    stored_bytes,
     write_spec,
 )
+from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import WeightWriter
@@ -100,7 +102,8 @@ def save_pipeline(pipeline: LoadedPipeline, path: Path, *, overwrite: bool) -> P
     """
     target = path.expanduser().absolute()
     check_target(pipeline.source, target, overwrite)
-    return write_atomically(target, lambda package: write_pipeline(pipeline, package), overwrite)
+    with work(sum(map(stored_bytes, pipeline.programs.values()))):
+        return write_atomically(target, lambda package: write_pipeline(pipeline, package), overwrite)
 
 
 def write_pipeline(pipeline: LoadedPipeline, package: Path) -> None:

@@ -31,6 +31,12 @@ class SourceFile:
         """Number of bytes when it was opened."""
         return self._found.st_size
 
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Equal for two who have opened one file, unless somebody wrote to it in between."""
+        found = self._found
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
     def check(self) -> None:
         """See that nobody wrote to the file.
 

@@ -7,13 +7,13 @@ The file: a header of 64 bytes (number of blobs, version 2), then for each blob 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from anesurgery.errors import LoadError
 from anesurgery.files import sub_byte
+from anesurgery.files.progress import advance
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Array, Var, types
 
@@ -31,6 +32,10 @@ SENTINEL = 0xDEADBEEF
 PIECE = 1 << 24
 SMALL_PIECE = 1 << 22
 """Bytes that are read at once."""
+SAMPLE = 256
+"""Bytes at the beginning, the middle and the end that tell most contents apart."""
+Read = Callable[[int, int], bytes]
+"""(place, count) -> so many bytes of a content."""
 
 STORED: dict[str, int] = {
     "float16": 1,
@@ -183,14 +188,9 @@ class WeightFile:
             at += done
         self.source.check()
 
-    def digest(self, blob: Blob) -> bytes:
-        """A digest of the bytes of a blob, read piece by piece: mapped ones would stay in memory."""
-        found, at, end = hashlib.blake2b(digest_size=16), blob.data, blob.data + blob.size
-        while at < end and (piece := os.pread(self.source.handle, min(end - at, SMALL_PIECE), at)):
-            found.update(piece)
-            at += len(piece)
-        self.check(blob)
-        return found.digest()
+    def read(self, blob: Blob, at: int, count: int) -> bytes:
+        """Some bytes of a blob, from the file: mapped ones would stay in memory."""
+        return os.pread(self.source.handle, min(count, blob.size - at), blob.data + at)
 
     def check(self, blob: Blob) -> None:
         """See that the file, and the metadata of a blob, are as they were when they were read.
@@ -209,27 +209,30 @@ class WeightWriter:
     def __init__(self, file: BinaryIO, *sources: WeightFile | None) -> None:
         self._file, self._sources = file, [source for source in sources if source is not None]
         self._count, self._end = 0, ALIGNMENT
-        self._known: dict[Any, int] = {}
+        self._copies: dict[Any, int] = {}
+        """Blob of a file -> where it is in this one."""
+        self._contents: dict[Any, list[int]] = {}
+        """Type, size and a sample -> where such contents are."""
         file.write(bytes(ALIGNMENT))
 
     def add(self, var: Var) -> int:
         """Write the value of a constant, unless it is in the file; the offset of its metadata."""
         array = np.asarray(var.val)
-        for number, source in enumerate(self._sources):
+        for source in self._sources:
             if (blob := source.holds(array)) is not None:
-                place = (number, blob.data)
-                if place not in self._known:
-                    self._known[place] = self._copied(source, blob)
-                return self._known[place]
+                place = (source.source.identity, blob.data)
+                if place not in self._copies:
+                    self._copies[place] = self._copied(source, blob)
+                else:
+                    advance(blob.size)
+                return self._copies[place]
         if (mapped := source_of(array)) is not None:
             mapped.check()
         code, raw, padding = _stored(var, array)
-        key = (code, raw.nbytes, hashlib.blake2b(raw, digest_size=16).digest())
-        if key not in self._known:
-            with self._entry(Blob(code, raw.nbytes, 0, padding)) as offset:
-                self._file.write(raw)
-            self._known[key] = offset
-        return self._known[key]
+        blob = Blob(code, raw.nbytes, 0, padding)
+        return self._once(
+            blob, lambda at, count: raw[at : at + count].tobytes(), lambda: self._write(blob, raw)
+        )
 
     def finish(self) -> None:
         """Write the header; the file is complete.
@@ -258,10 +261,39 @@ class WeightWriter:
         """Where a blob of a file is: copied, or, of several files, where its content is already."""
         if len(self._sources) == 1:
             return self._copy(source, blob)
-        key = (blob.code, blob.size, source.digest(blob))
-        if key not in self._known:
-            self._known[key] = self._copy(source, blob)
-        return self._known[key]
+        source.check(blob)
+        return self._once(blob, partial(source.read, blob), lambda: self._copy(source, blob))
+
+    def _write(self, blob: Blob, raw: Any) -> int:
+        with self._entry(blob) as offset:
+            self._file.write(raw)
+        advance(blob.size)
+        return offset
+
+    def _once(self, blob: Blob, read: Read, write: Callable[[], int]) -> int:
+        """Where a content is in this file, which is written if it is not there yet.
+
+        A few bytes tell most contents apart; those that agree in them are compared with what was written.
+        """
+        middle = max(0, blob.size // 2 - SAMPLE)
+        sample = b"".join(read(at, SAMPLE) for at in (0, middle, max(0, blob.size - SAMPLE)))
+        places = self._contents.setdefault((blob.code, blob.size, sample), [])
+        for offset in places:
+            if self._holds(offset + ALIGNMENT, blob.size, read):
+                advance(blob.size)
+                return offset
+        places.append(write())
+        return places[-1]
+
+    def _holds(self, start: int, size: int, read: Read) -> bool:
+        """Is a content the one that was written to a place?"""
+        self._file.flush()
+        handle = self._file.fileno()
+        for at in range(0, size, SMALL_PIECE):
+            count = min(SMALL_PIECE, size - at)
+            if os.pread(handle, count, start + at) != read(at, count):
+                return False
+        return True
 
     def _copy(self, source: WeightFile, blob: Blob) -> int:
         """Copy a blob from the file that was read, by the kernel where it can."""
@@ -275,6 +307,7 @@ class WeightWriter:
                 if not done:
                     raise LoadError(f"{source.path} was cut short after it was read; copy the package again")
                 at, target, left = at + done, target + done, left - done
+                advance(done)
             self._file.seek(target)
         return offset
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from anesurgery.commands.options import complete_name, complete_steps
 from anesurgery.commands.waiting import waiting
 from anesurgery.display import folded
 from anesurgery.files.package import save
+from anesurgery.files.progress import advance, work
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb
 
@@ -126,6 +128,11 @@ def test_a_long_wait_shows_what_and_for_how_long(monkeypatch: pytest.MonkeyPatch
         time.sleep(1.3)
     assert "proving ... 1 s" in shown.getvalue()
     assert shown.getvalue().endswith("\r\033[K")
+    shown.truncate(0)
+    with waiting("saving"), work(2_000_000):
+        advance(500_000)
+        time.sleep(1.3)
+    assert re.search(r"saving ... 1 s, 500.0 kB of 2.0 MB, [345] s left", shown.getvalue())
     quiet: Any = Terminal()
     monkeypatch.setattr("sys.stderr", quiet)
     with waiting("proving", quiet=True):
@@ -135,4 +142,4 @@ def test_a_long_wait_shows_what_and_for_how_long(monkeypatch: pytest.MonkeyPatch
 
 def test_split_says_its_options_as_they_are_written() -> None:
     made = CliRunner().invoke(app, ["split", "any.mlpackage", "-o", "parts"])
-    assert str(made.exception) == "give either --parts N or --max-size 950MB"
+    assert str(made.exception) == "give either --parts N or --max-size 950MB or --at unsupported"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.chain import Chain
 from anesurgery.files.description import new_spec
 from anesurgery.files.package import Loaded
+from anesurgery.files.weights import WeightWriter
 from anesurgery.interpret import Predictor
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 
@@ -212,6 +214,41 @@ def test_merged_functions_share_weights_and_can_be_taken_out_again(package: Path
             ane.run(made, INPUTS, function=function)["y"], ane.run(taken, INPUTS)["y"]
         )
     assert ane.compare(package, taken, INPUTS, precision="fp16").psnr == np.inf
+
+
+def nearly(path: Path, target: Path, at: int) -> Path:
+    """A copy of a package in which one byte of the first weight is another."""
+    shutil.copytree(path, target)
+    loaded = ane.load(target)
+    assert loaded.weights is not None
+    blob = next(iter(loaded.weights._blobs.values()))
+    with (target / "Data/com.apple.CoreML/weights/weight.bin").open("r+b") as file:
+        file.seek(blob.data + at)
+        byte = file.read(1)
+        file.seek(blob.data + at)
+        file.write(bytes([byte[0] ^ 1]))
+    return target
+
+
+@pytest.mark.parametrize("at", [0, LAYER // 4, LAYER // 2, LAYER - 1])
+def test_weights_that_differ_in_one_byte_are_not_shared(package: Path, tmp_path: Path, at: int) -> None:
+    other = nearly(package, tmp_path / "other.mlpackage", at)
+    made = ane.merge({"one": package, "two": other, "three": package}, tmp_path / "all.mlpackage")
+    sizes = [(p / "Data/com.apple.CoreML/weights/weight.bin").stat().st_size for p in (package, made)]
+    assert 0 < sizes[1] - sizes[0] <= LAYER + 128  # one weight more, and its place
+    for name, path in (("one", package), ("two", other), ("three", package)):
+        np.testing.assert_array_equal(ane.run(made, INPUTS, function=name)["y"], ane.run(path, INPUTS)["y"])
+
+
+def test_weights_are_compared_and_not_only_sampled(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong version: what agrees in a few bytes counts as equal."""
+    other = nearly(package, tmp_path / "other.mlpackage", LAYER // 4)
+    monkeypatch.setattr(WeightWriter, "_holds", lambda self, start, size, read: True)
+    made = ane.merge({"one": package, "two": other}, tmp_path / "both.mlpackage")
+    found = ane.run(made, INPUTS, function="two")["y"]
+    assert not np.array_equal(found, ane.run(other, INPUTS)["y"])
 
 
 def test_a_function_of_several_is_cut_by_name(package: Path, tmp_path: Path) -> None:

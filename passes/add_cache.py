@@ -16,12 +16,9 @@ Before::
 After::
 
     prefill(%ids: 1x16xint32, %position: 1xint32, %cache_0: state<1x1x16x4xfp16>) {
+      %e: 1x16x4xfp16 = gather(x=const<6x4xfp16>, indices=%ids)
       %position_1: 3xint32 = concat(values=([0], %position, [0]), axis=0)
       %place_at_position: 1x16x4xfp16 = slice_by_size(x=const<1x16x4xfp16>, begin=%position_1, size=[1, 16, 4])
-      %diagonal: 1xint32 = sub(x=[15], y=%position)
-      %diagonal_1: 2xint32 = concat(values=([0], %diagonal), axis=0)
-      %mask_at_position: 16x16xfp16 = slice_by_size(x=const<16x31xfp16>, begin=%diagonal_1, size=[16, 16])
-      %e: 1x16x4xfp16 = gather(x=const<6x4xfp16>, indices=%ids)
       %x: 1x16x4xfp16 = add(x=%e, y=%place_at_position)
       %x_rows: 1x1x16x4xfp16 = reshape(x=%x, shape=[1, 1, 16, 4])
       %x_begin: 4xint32 = concat(values=([0, 0], %position, [0]), axis=0)
@@ -32,6 +29,9 @@ After::
       %x_kept: 1x1x16x4xfp16 = slice_by_index(x=%x_after, begin=[0, 0, 0, 0], end=[1, 1, 16, 4])
       %x_seen: 1x16x4xfp16 = reshape(x=%x_kept, shape=[1, 16, 4])
       %scores: 1x16x16xfp16 = matmul(x=%x, y=%x_seen, transpose_y=True)
+      %diagonal: 1xint32 = sub(x=[15], y=%position)
+      %diagonal_1: 2xint32 = concat(values=([0], %diagonal), axis=0)
+      %mask_at_position: 16x16xfp16 = slice_by_size(x=const<16x31xfp16>, begin=%diagonal_1, size=[16, 16])
       %masked: 1x16x16xfp16 = add(x=%scores, y=%mask_at_position)
       %weights: 1x16x16xfp16 = softmax(x=%masked)
       %seen: 1x16x4xfp16 = matmul(x=%weights, y=%x_seen)
@@ -40,12 +40,9 @@ After::
     }
 
     decode(%ids: 1x1xint32, %position: 1xint32, %cache_0: state<1x1x16x4xfp16>) {
+      %e: 1x1x4xfp16 = gather(x=const<6x4xfp16>, indices=%ids)
       %position_1: 3xint32 = concat(values=([0], %position, [0]), axis=0)
       %place_at_position: 1x1x4xfp16 = slice_by_size(x=const<1x16x4xfp16>, begin=%position_1, size=[1, 1, 4])
-      %diagonal: 1xint32 = sub(x=[15], y=%position)
-      %diagonal_1: 2xint32 = concat(values=([0], %diagonal), axis=0)
-      %mask_at_position: 1x16xfp16 = slice_by_size(x=const<1x31xfp16>, begin=%diagonal_1, size=[1, 16])
-      %e: 1x1x4xfp16 = gather(x=const<6x4xfp16>, indices=%ids)
       %x: 1x1x4xfp16 = add(x=%e, y=%place_at_position)
       %x_rows: 1x1x1x4xfp16 = reshape(x=%x, shape=[1, 1, 1, 4])
       %x_begin: 4xint32 = concat(values=([0, 0], %position, [0]), axis=0)
@@ -56,6 +53,9 @@ After::
       %x_kept: 1x1x16x4xfp16 = slice_by_index(x=%x_after, begin=[0, 0, 0, 0], end=[1, 1, 16, 4])
       %x_seen: 1x16x4xfp16 = reshape(x=%x_kept, shape=[1, 16, 4])
       %scores: 1x1x16xfp16 = matmul(x=%x, y=%x_seen, transpose_y=True)
+      %diagonal: 1xint32 = sub(x=[15], y=%position)
+      %diagonal_1: 2xint32 = concat(values=([0], %diagonal), axis=0)
+      %mask_at_position: 1x16xfp16 = slice_by_size(x=const<1x31xfp16>, begin=%diagonal_1, size=[1, 16])
       %masked: 1x1x16xfp16 = add(x=%scores, y=%mask_at_position)
       %weights: 1x1x16xfp16 = softmax(x=%masked)
       %seen: 1x1x4xfp16 = matmul(x=%weights, y=%x_seen)
@@ -74,7 +74,8 @@ context and the mask, as targets need on which two states may fail.
 `cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
 back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
 by default. `fixed` makes other inputs constants first, as `{"attention_mask": 1}`. Call `prefill` and
-`decode` in any order, or let `anesurgery.generate` do it.
+`decode` in any order, or let `anesurgery.generate` do it. A model that will be cut by `anesurgery.split` gets
+a state for each chunk: `chunks=4`, or by weights, `chunks="950 MB"`, or "target" for its limit.
 
 Refuses when an attention is not causal or an op mixes tokens in another way, when the input of the tokens
 cannot be told, and when the model is older than iOS 18.
@@ -100,9 +101,11 @@ from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.interpret.decoding import replay
 from anesurgery.mil import Function, Program, Var, static_shape, types
 from anesurgery.mil import mb as host
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.cached_function import Caching, cached_functions, token_axis
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
+from anesurgery.splitting.plan import chunk_numbers
 
 CHOICES = {"cache": ("state", "io"), "windows": (None, "ring", "mask")}
 UNCHECKED = "the interface changes; compare whole models"
@@ -128,6 +131,8 @@ class AddCache(Pass):
     """How sliding windows are kept: "ring" or "mask"; rings by default, where the target takes their states."""
     fixed: Mapping[str, float] | None = None
     """Inputs that become constants, with the value of all their elements."""
+    chunks: int | str = 1
+    """Into how many chunks it will be cut; or the most weights of one, as "950 MB"; or "target"."""
     required: bool = False
     """Is it an error where no cache can be added?"""
 
@@ -176,7 +181,8 @@ class AddCache(Pass):
                 f"{self.name}: context={context} is longer than the {longest} positions of the model"
             )
         calls = {"prefill": min(self.prefill, context), "decode": 1}
-        how = Caching(tokens.name, context, self.cache == "state", self.windows, self.fixed or {})
+        chunk_of = chunk_numbers(program, self.limit(session))
+        how = Caching(tokens.name, context, self.cache == "state", self.windows, self.fixed or {}, chunk_of)
         made = cached_functions(session, program, calls, how)
         if isinstance(made, Refusal):
             return made
@@ -186,7 +192,15 @@ class AddCache(Pass):
             program.add_function(word, copy)
         session.contract.append(self.change(name, function, tokens, made))
         session.changes.append(Change(self.name, name, tuple(before), tuple(made), "", None, UNCHECKED))
+        if (parts := max(chunk_of.values(), default=0) + 1) > 1:
+            session.notes.append(
+                f"{self.name}: keys and values are kept for {parts} chunks: split(model, {parts})"
+            )
         return None
+
+    def limit(self, session: Session) -> int | str:
+        """The number of chunks, or the most weights of one, also where the target says it."""
+        return str(Target.parse(session.target).least("program")[0]) if self.chunks == "target" else self.chunks
 
     def tokens_of(self, function: Function) -> Var | Refusal:
         """The input that holds the tokens."""
@@ -197,8 +211,7 @@ class AddCache(Pass):
                 f"which input holds the tokens? There are {names}; make the others constants by `fixed`"
             )
         (tokens,) = inputs.values()
-        shape = static_shape(tokens)
-        if shape is None:
+        if (shape := static_shape(tokens)) is None:
             return Refusal(f"%{tokens.name} has the symbolic shape {tuple(tokens.shape)}")
         if len(shape) > 1 and shape[0] != 1:
             return Refusal(f"%{tokens.name} holds a batch of {shape[0]}")
@@ -224,8 +237,8 @@ class AddCache(Pass):
 
 def example() -> Program:
     """One attention over 16 tokens, with learned positions and a causal mask."""
-    rng = np.random.default_rng(0)
-    words, places = (rng.standard_normal(shape).astype(np.float16) for shape in ((6, 4), (1, 16, 4)))
+    draw = np.random.default_rng(0).standard_normal
+    words, places = (draw(shape).astype(np.float16) for shape in ((6, 4), (1, 16, 4)))
     causal = np.triu(np.full((16, 16), -1e4, np.float16), 1)
 
     @host.program(input_specs=[host.TensorSpec((1, 16), types.int32)], opset_version=mil.ct.target.iOS18)

@@ -100,6 +100,7 @@ class Tables:
     """The constants of a function that have a row for each token, cut at the position as it runs."""
 
     mb: Maker
+    """Of the ops that cut; it may become another one further downstream."""
     position: Var
     length: int
     """Tokens in a call."""

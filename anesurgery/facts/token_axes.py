@@ -89,8 +89,9 @@ def lengthened(op: Operation, axes: Axes, length: Mapping[str, int]) -> dict[str
     if op.op_type == "reshape":
         return {"shape": [length[axes[a]] if a in axes else int(d) for a, d in enumerate(out.shape)]}
     if op.op_type == "slice_by_index":
-        masks = {name: ints(op, name) or [0] * out.rank for name in ("begin_mask", "end_mask")}
-        return {name: [bool(m) or a in axes for a, m in enumerate(given)] for name, given in masks.items()}
+        masks = {name: ints(op, name) or [0] * op.x.rank for name in ("begin_mask", "end_mask")}
+        whole = {a for place, a in enumerate(_staying(op)) if place in axes}
+        return {name: [bool(m) or a in whole for a, m in enumerate(given)] for name, given in masks.items()}
     if op.op_type == "slice_by_size":
         return {"size": [length[axes[a]] if a in axes else int(d) for a, d in enumerate(out.shape)]}
     if op.op_type == "squeeze" and op.inputs.get("axes") is None:
@@ -241,7 +242,9 @@ def _window(op: Operation, known: dict[object, int | Refusal]) -> int | Refusal:
 
 def _moved(op: Operation, tokens: Tokens, places: Mapping[int, int]) -> Made:
     """Axes that stand elsewhere in the result: old axis -> new axis."""
-    axes = tokens.axes[op.x]
+    axes = tokens.axes.get(op.x)
+    if axes is None:
+        return Refusal("what it moves does not depend on the tokens, but where to does")
     if not axes.keys() <= places.keys():
         return Refusal("it does away with the axis of the tokens")
     return {places[axis]: label for axis, label in axes.items()}
@@ -258,6 +261,15 @@ def _expand_dims(op: Operation, tokens: Tokens) -> Made:
     return _moved(op, tokens, dict(enumerate(a for a in range(rank) if a not in new)))
 
 
+def _stack(op: Operation, tokens: Tokens) -> Made:
+    """Values with the tokens on the same axes, along a new one."""
+    given = [tokens.axes.get(v) for v in op.inputs["values"]]
+    first, axis = given[0], ints(op, "axis")[0] % op.outputs[0].rank
+    if first is None or any(axes != first for axes in given):
+        return Refusal("its operands hold the tokens on different axes")
+    return _opened({a if a < axis else a + 1: label for a, label in first.items()})
+
+
 def _squeeze(op: Operation, tokens: Tokens) -> Made:
     given = op.inputs.get("axes")
     gone = [a % op.x.rank for a in ints(op, "axes")] if given is not None else []
@@ -272,7 +284,7 @@ def _reshape(op: Operation, tokens: Tokens) -> Made:
     old, new = static_shape(op.x), static_shape(op.outputs[0])
     assert old is not None
     assert new is not None
-    if constant(op.shape) is None:
+    if constant(op.shape) is None or op.x not in tokens.axes:
         return Refusal("its shape is dynamic")
     places = {}
     for axis in tokens.axes[op.x]:
@@ -286,19 +298,24 @@ def _reshape(op: Operation, tokens: Tokens) -> Made:
 
 def _slice(op: Operation, tokens: Tokens) -> Made:
     """Slices of other axes."""
-    whole = [a for a in tokens.axes[op.x] if op.outputs[0].rank == op.x.rank]
-    same = all(op.outputs[0].shape[a] == op.x.shape[a] for a in whole)
-    squeezed = any(ints(op, "squeeze_mask"))
-    if op.op_type == "slice_by_index" and any(ints(op, "stride")[a : a + 1] in ([-1],) for a in whole):
+    axes, places = tokens.axes.get(op.x, {}), {a: i for i, a in enumerate(_staying(op))}
+    same = all(a in places and op.outputs[0].shape[places[a]] == op.x.shape[a] for a in axes)
+    if op.op_type == "slice_by_index" and any(ints(op, "stride")[a : a + 1] in ([-1],) for a in axes):
         same = False
-    if not whole or not same or squeezed or constant(op.begin) is None:
+    if not axes or not same or constant(op.begin) is None:
         return Refusal("it takes some of the tokens only")
-    return tokens.axes[op.x]
+    return _moved(op, tokens, places)
+
+
+def _staying(op: Operation) -> list[int]:
+    """The axes of what is sliced that the result has."""
+    gone = ints(op, "squeeze_mask") if op.op_type == "slice_by_index" else []
+    return [a for a in range(op.x.rank) if not any(gone[a : a + 1])]
 
 
 def _tile(op: Operation, tokens: Tokens) -> Made:
     reps = ints(op, "reps")
-    if not reps or any(reps[axis] != 1 for axis in tokens.axes[op.x]):
+    if not reps or op.x not in tokens.axes or any(reps[axis] != 1 for axis in tokens.axes[op.x]):
         return Refusal("it repeats the tokens")
     return tokens.axes[op.x]
 
@@ -352,6 +369,7 @@ RULES: dict[str, Rule] = {
     "slice_by_index": _slice,
     "slice_by_size": _slice,
     "squeeze": _squeeze,
+    "stack": _stack,
     "tile": _tile,
     "transpose": _transpose,
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anesurgery.display import Drawn
 from anesurgery.errors import LoadError
@@ -56,6 +56,14 @@ class Border:
         return sum(self.sizes)
 
 
+class Ends(NamedTuple):
+    """What goes in and comes out."""
+
+    inputs: tuple[str, ...]
+    """What the caller gives, states left out."""
+    outputs: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Placed:
     """Where a chunk runs on a target, as far as `inspect` can tell."""
@@ -79,7 +87,7 @@ class Chain(Drawn):
     """What the caller gives, states left out."""
     outputs: tuple[str, ...]
     borders: tuple[Border, ...] = ()
-    """Between two chunks each; none for a chain that was read from a folder."""
+    """Between two chunks each, of the default function; none for a chain that was read from a folder."""
     weights: tuple[int, ...] = ()
     """Bytes of weights of each chunk, likewise."""
     source: Path | None = None
@@ -88,6 +96,8 @@ class Chain(Drawn):
     """Of each chunk, where a target was named."""
     target: str = ""
     """That target, in words."""
+    functions: Mapping[str, Ends] = field(default_factory=dict)
+    """What each function takes and gives, the default one first; empty where there is one only."""
 
     @property
     def spec(self) -> Any:
@@ -99,12 +109,20 @@ class Chain(Drawn):
         if last.WhichOneof("Type") in DECIDING:
             for field in ("predictedFeatureName", "predictedProbabilitiesName"):
                 setattr(made.description, field, getattr(last.description, field))
-        for kind, names in (("input", self.inputs), ("output", self.outputs)):
-            features = [f for c in self.chunks for f in getattr(c.spec.description, kind)]
-            known = {f.name: f for f in reversed(features)}
-            for name in names:
-                getattr(made.description, kind).add().CopyFrom(known[name])
+        for function, ends in (self.functions or {"": Ends(self.inputs, self.outputs)}).items():
+            place = made.description.functions.add(name=function) if function else made.description
+            for kind, names in (("input", ends.inputs), ("output", ends.outputs)):
+                known = self._features(function, kind)
+                getattr(place, kind).extend(known[name] for name in names)
+        made.description.defaultFunctionName = next(iter(self.functions), "")
         return made
+
+    def _features(self, function: str, kind: str) -> dict[str, Any]:
+        """The features of a function by name, as the first chunk that has each describes it."""
+        places = [c.spec.description for c in self.chunks]
+        if function:
+            places = [f for place in places for f in place.functions if f.name == function]
+        return {f.name: f for place in reversed(places) for f in getattr(place, kind)}
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the chain atomically.
@@ -122,6 +140,8 @@ class Chain(Drawn):
 
     def _save(self, target: Path, overwrite: bool) -> Path:
         networks = all(map(is_network, self.chunks))
+        if target.suffix == SUFFIX and self.functions:
+            raise LoadError(f"{target}: a pipeline has one function; give a folder for chunks of several")
         if target.suffix == SUFFIX or (networks and target.suffix == NETWORK_SUFFIX):
             check_target(self.source, target, overwrite, target.suffix)
             return write_atomically(target, self._write_pipeline, overwrite)
@@ -139,12 +159,14 @@ class Chain(Drawn):
                 (folder / name).write_bytes(chunk.spec.SerializeToString())
             else:
                 write_package(chunk, folder / name)
-        content = {
+        content: dict[str, Any] = {
             "format": FORMAT,
             "models": names,
             "inputs": list(self.inputs),
             "outputs": list(self.outputs),
         }
+        if self.functions:
+            content["functions"] = {name: ends._asdict() for name, ends in self.functions.items()}
         (folder / MANIFEST).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
     def _write_pipeline(self, place: Path) -> None:
@@ -219,19 +241,24 @@ def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         names, inputs, outputs = (tuple(_strings(content[key])) for key in ("models", "inputs", "outputs"))
+        functions = {name: _ends(ends) for name, ends in content.get("functions", {}).items()}
         known = content["format"] == FORMAT and bool(names)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(f"{file} cannot be understood: {error!r}; cut the model again") from error
     if not known or any(name != Path(name).name or name in ("", ".", "..") for name in names):
         raise LoadError(
             f"{file} is not the manifest of a chain, or names models elsewhere; cut the model again"
         )
-    chain = Chain(tuple(load(folder / name) for name in names), inputs, outputs)
-    given = {f.name for chunk in chain.chunks for f in chunk.spec.description.input}
-    made = {f.name for chunk in chain.chunks for f in chunk.spec.description.output}
-    if lost := sorted({*inputs} - given | {*outputs} - made):
-        raise LoadError(f"{file} names {lost[0]!r}, which none of its models has; cut the model again")
+    chain = Chain(tuple(load(folder / name) for name in names), inputs, outputs, functions=functions)
+    for function, ends in (functions or {"": Ends(inputs, outputs)}).items():
+        given, made = (chain._features(function, kind) for kind in ("input", "output"))
+        if lost := sorted({*ends.inputs} - {*given} | {*ends.outputs} - {*made}):
+            raise LoadError(f"{file} names {lost[0]!r}, which none of its models has; cut the model again")
     return chain
+
+
+def _ends(content: Any) -> Ends:
+    return Ends(*(tuple(_strings(content[kind])) for kind in ("inputs", "outputs")))
 
 
 def _strings(values: Any) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,7 @@ from anesurgery.interpret.arithmetic.precision import spare
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampling import index_range
 from anesurgery.interpret.state import POSITION
-from anesurgery.loading import load
-from anesurgery.mil import Array, Function, Var, consumers, np_dtype, static_shape, types
+from anesurgery.mil import Array, Var, consumers, np_dtype, static_shape, types
 
 BACK = "_out"
 """The ending of outputs that are inputs of the next call."""
@@ -150,31 +149,28 @@ class Decoder:
     def __init__(
         self, model: Any, *, precision: str = "fp32", device: str = "cpu", output: str | None = None
     ) -> None:
-        loaded = load(model)
-        self._calls = sorted(
-            (
-                _call(function, Predictor(loaded, precision=precision, function=name, device=device), output)
-                for name, function in loaded.program.functions.items()
-            ),
-            key=lambda call: call.length,
-        )
+        whole = Predictor(model, precision=precision, device=device)
+        names = list(whole.parts[0].program.functions)
+        made = (Predictor(whole, precision=precision, function=n, device=device) for n in names)
+        self._calls = sorted((_call(predictor, output) for predictor in made), key=lambda call: call.length)
         if not all(call.cached for call in self._calls) and len(self._calls) > 1:
             raise InterpretError("several functions, but no input 'position': this is no decoder of add_cache")
         for executable in self._calls[0].predictor.executables if self._calls[0].cached else ():
             executable.plan.room = spare()  # one run for each token
-        self.context = self._context(loaded.program.functions.values())
+        self.context = self._context()
         self.reset()
 
-    def _context(self, functions: Iterable[Function]) -> int:
+    def _context(self) -> int:
         """The most tokens that it can read."""
         if not self._calls[0].cached:
             return self._calls[0].length
-        found = list(functions)
-        if not any(n.startswith("cache_") for f in found for n in f.inputs):
+        found = [e.function.inputs for call in self._calls for e in call.predictor.executables]
+        if not any(n.startswith("cache_") for inputs in found for n in inputs):
             raise InterpretError(
                 "it has an input 'position', but no state and no input that begins with 'cache_'"
             )
-        return min((n for f in found for n in _reached(f.inputs[POSITION])), default=sys.maxsize)
+        positions = [inputs[POSITION] for inputs in found if POSITION in inputs]
+        return min((n for position in positions for n in _reached(position)), default=sys.maxsize)
 
     def reset(self) -> None:
         """Forget all that was read."""
@@ -245,7 +241,7 @@ class Decoder:
 
     @staticmethod
     def _empty(call: _Call, name: str) -> Array:
-        var = call.predictor.executables[0].function.inputs[name]
+        var = call.predictor.ports[0][name]
         return np.zeros(static_shape(var) or (), np_dtype(var))
 
 
@@ -263,14 +259,14 @@ def _reached(position: Var) -> Iterator[int]:
                 yield int(op.x.shape[at])
 
 
-def _call(function: Function, predictor: Predictor, output: str | None) -> _Call:
+def _call(predictor: Predictor, output: str | None) -> _Call:
     """What a function reads and gives.
 
     Raises:
         InterpretError: this is not the interface of a decoder.
     """
-    outputs = {v.name: v for v in function.outputs}
-    inputs = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
+    given, outputs = predictor.ports
+    inputs = {n: v for n, v in given.items() if not types.is_state(v.sym_type)}
     back = {n: f"{n}{BACK}" for n in inputs if f"{n}{BACK}" in outputs}
     tokens = [n for n in inputs if n != POSITION and n not in back]
     if len(tokens) != 1:

@@ -15,7 +15,7 @@ from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.probe import Probe
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.loading import load, load_member, load_parts
-from anesurgery.mil import Function, ct, function_of
+from anesurgery.mil import Function, Var, ct, function_of, types
 from anesurgery.neuralnetwork.loaded_network import runnable
 
 
@@ -59,7 +59,7 @@ class Predictor:
         ]
         self._descriptions = [_description(p, e.function) for p, e in zip(parts, self.executables, strict=True)]
         whole = self._spec is not None and self._spec.WhichOneof("Type") in PIPELINES
-        self._whole = self._spec.description if whole else None
+        self._whole = _described(self._spec.description, function) if whole else None
 
     def __call__(
         self, values: Mapping[str, Any], *, state: state.States | None = None, listener: Listener | None = None
@@ -95,6 +95,18 @@ class Predictor:
         if self._whole is not None:
             return [feature.name for feature in self._whole.output]
         return [v.name for v in self.executables[-1].function.outputs]
+
+    @property
+    def ports(self) -> tuple[dict[str, Var], dict[str, Var]]:
+        """The inputs and the outputs of the function by name: states too, what passes between chunks not."""
+        given, made = dict[str, Var](), dict[str, Var]()
+        for executable in reversed(self.executables):
+            given |= executable.function.inputs
+            made |= {v.name: v for v in executable.function.outputs}
+        if self._whole is not None:
+            taken = {f.name for f in self._whole.input}
+            given = {n: v for n, v in given.items() if n in taken or types.is_state(v.sym_type)}
+        return given, {name: made[name] for name in self.outputs}
 
     def sample(self, seed: int = 0) -> dict[str, Any]:
         """Inputs to try the model on: random numbers of the default shapes (see `sample_inputs`)."""
@@ -145,15 +157,21 @@ def _function_name(loaded: Loaded, name: str | None) -> str | None:
     return name or default or None
 
 
+def _described(description: Any, function: str | None) -> Any:
+    """The part of a description that is about a function; all of it where there is one only."""
+    known = {f.name: f for f in description.functions}
+    name = function or description.defaultFunctionName
+    if known and name not in known:
+        raise UnknownName("function", name, known)
+    return known.get(name, description)
+
+
 def _description(loaded: Loaded, function: Function) -> Any:
     """The part of a specification that describes a function's inputs and outputs; None without one."""
     if loaded.spec is None:
         return None
     name = next(n for n, f in loaded.program.functions.items() if f is function)
-    described = {f.name: f for f in loaded.spec.description.functions}
-    if described and name not in described:
-        raise UnknownName("function", name, described)
-    return described.get(name, loaded.spec.description)
+    return _described(loaded.spec.description, name)
 
 
 def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None) -> dict[str, Any]:

@@ -27,9 +27,8 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.session import Session
 
-Shape = tuple[int, int, str, int]
-"""Heads, width, type and rows of what is kept."""
-
+Shape = tuple[int, int, int, str, int]
+"""Chunk, heads, width, type and rows of what is kept."""
 
 MASKS = (
     "add_cache: sliding windows are masks over the whole context: rings would take one more state than the "
@@ -50,6 +49,8 @@ class Caching:
     """How sliding windows are kept: "ring" or "mask"; None: as the target takes it."""
     fixed: Mapping[str, float] = field(default_factory=dict)
     """Inputs that become constants."""
+    chunk_of: Mapping[str, int] = field(default_factory=dict)
+    """Value -> the chunk that makes it, once the model is cut; what is kept for two chunks is kept apart."""
 
 
 def cached_functions(
@@ -70,7 +71,7 @@ def cached_functions(
             plan = CachedFunction(session, made[word], how, length, max(calls.values()), in_rings)
             if (refusal := plan.edit()) is not None:
                 return refusal
-            stores = len(plan.stores)
+            stores = max(Counter(chunk for chunk, *_ in plan.stores).values(), default=0)
         if not how.as_state or stores <= most or how.windows == "ring":
             break
         session.notes += [MASKS] if in_rings else []
@@ -100,6 +101,8 @@ class CachedFunction:
     """The ops of an attention -> the ring that it looks at; none where it looks at all that was read."""
     places: dict[Var, int] = field(default_factory=dict)
     """Kept value -> its place in the store of its shape."""
+    store_of: dict[Var, Shape] = field(default_factory=dict)
+    """Kept value -> the shape of its store."""
     filled: dict[Kept, Var] = field(default_factory=dict)
     """What is kept -> the operand of a product that looks at all tokens."""
 
@@ -173,17 +176,20 @@ class CachedFunction:
         count: Counter[Shape] = Counter()
         for (product, _), kept in self.kept.items():
             if kept.value not in self.places:
-                shape = self.shape(kept, self.rings.get(product))
+                shape = self.store_of[kept.value] = self.shape(product, kept)
                 self.places[kept.value] = count[shape]
                 count[shape] += 1
-        for i, ((heads, width, dtype, rows), number) in enumerate(count.items()):
+        for i, (shape, number) in enumerate(count.items()):
+            _, heads, width, dtype, rows = shape
             held = types.fp16 if dtype == "fp16" or self.how.as_state else types.fp32
             var = self.add_input(f"cache_{i}", (number, heads, rows, width), held, self.how.as_state)
-            self.stores[heads, width, dtype, rows] = var
+            self.stores[shape] = var
 
-    def shape(self, kept: Kept, ring: Ring | None) -> Shape:
+    def shape(self, product: Operation, kept: Kept) -> Shape:
         """What must be equal for two to be kept together."""
-        return kept.heads, kept.width, dtype_name(kept.value), self.how.context if ring is None else ring.rows
+        ring, chunk = self.rings.get(product), self.how.chunk_of.get(product.outputs[0].name, 0)
+        rows = self.how.context if ring is None else ring.rows
+        return chunk, kept.heads, kept.width, dtype_name(kept.value), rows
 
     def given_back(self) -> list[Var]:
         """The outputs that hold what is kept, where that is no state."""
@@ -198,6 +204,7 @@ class CachedFunction:
     def edit_op(self, op: Operation) -> Refusal | None:
         """Give an op its shorter operands, the rows of its tables, and the keys and values that are kept."""
         new: dict[Var, Var] = {}
+        self.tables.mb = self.before(op)
         ring = self.rings.get(op)
         seen = self.how.context if ring is None else ring.size
         for var, axes in tables(op, self.tokens).items():
@@ -239,7 +246,7 @@ class CachedFunction:
 
     def written(self, mb: Builder, kept: Kept, ring: Ring | None) -> Var:
         """The rows of all tokens, after those of this call were written."""
-        shape, at, name = self.shape(kept, ring), self.places[kept.value], kept.value.name
+        shape, at, name = self.store_of[kept.value], self.places[kept.value], kept.value.name
         rows = caches.as_rows(mb, kept, self.length)
         narrowed = self.how.as_state and dtype_name(kept.value) != "fp16"
         rows = mb.cast(x=rows, dtype="fp16", name=f"{name}_fp16") if narrowed else rows

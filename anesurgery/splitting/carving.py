@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,8 +76,20 @@ def _backwards(graph: Graph, span: tuple[int, int], wanted: dict[str, None]) -> 
 
 def carve(graph: Graph, stretch: Stretch, version: int, where: str) -> Program:
     """The program of a chunk; its weights are those of the whole."""
+    return carve_functions({"main": (graph, stretch)}, version, where)
+
+
+def carve_functions(pieces: Mapping[str, tuple[Graph, Stretch]], version: int, where: str) -> Program:
+    """The program of a chunk with a function for each piece."""
     made = proto.MIL_pb2.Program(version=1)
-    function = made.functions["main"]
+    for name, (graph, stretch) in pieces.items():
+        _carve(made.functions[name], graph, stretch, version)
+    held = next(graph.held for graph, _ in pieces.values())
+    return from_proto(made, version, held.read, where)
+
+
+def _carve(function: Any, graph: Graph, stretch: Stretch, version: int) -> None:
+    """Fill a function with the ops of a stretch."""
     function.opset = graph.function.opset
     block = function.block_specializations[function.opset]
     nodes = [graph.nodes[i] for i in stretch.nodes]
@@ -96,7 +108,6 @@ def carve(graph: Graph, stretch: Stretch, version: int, where: str) -> Program:
         if name in widened:
             block.operations.extend(_cast(name, f"{name}{WIDE}", graph.type_of(name), "fp32"))
         block.outputs.append(f"{name}{WIDE}" if name in widened else name)
-    return from_proto(made, version, graph.held.read, where)
 
 
 def widens(graph: Graph, name: str, version: int) -> bool:

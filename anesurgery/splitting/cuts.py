@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from rich.filesize import decimal
 
@@ -28,6 +29,8 @@ class Cuts:
     graph: Graph
     costs: tuple[int, ...] | None = None
     """What each node counts for where chunks are to be even; its weights, each once a chunk, where absent."""
+    others: tuple[Cuts, ...] = ()
+    """Of other functions of the model, which are cut at the same places."""
 
     @cached_property
     def _loads(self) -> Sequence[Mapping[int, int]]:
@@ -55,13 +58,40 @@ class Cuts:
         inside = {p for users in graph.state_users.values() for p in range(users[0] + 1, users[-1] + 1)}
         kinds = {name: passes(self.graph, name) for names in self.crossing for name in names}
         return tuple(
-            0 < place < len(graph.nodes) and place not in inside and all(kinds[n] for n in names)
+            0 < place < len(graph.nodes)
+            and place not in inside
+            and all(kinds[n] for n in names)
+            and all(places[place] is not None for places in self.matches)
             for place, names in enumerate(self.crossing)
         )
 
+    @cached_property
+    def matches(self) -> tuple[tuple[int | None, ...], ...]:
+        """For each of the others: the place in it that is each place of this one, None where there is none."""
+        return tuple(self._matched(other) for other in self.others)
+
+    def _matched(self, other: Cuts) -> tuple[int | None, ...]:
+        """The places between the ops that make the same values as those before, and as those after a place.
+
+        Of these, the one that the fewest bytes cross; ops of one function only may lie on either side.
+        """
+        known = {node.makes[0]: i for i, node in enumerate(other.graph.nodes) if node.makes}
+        at = [known.get(node.makes[0]) if node.makes else None for node in self.graph.nodes]
+        last, count = len(at), len(other.graph.nodes)
+        low = list(accumulate((-1 if i is None else i for i in at), max, initial=-1))
+        high = list(accumulate((count if i is None else i for i in reversed(at)), min, initial=count))[::-1]
+        spans = (range(low[p] + 1, high[p] + 1) for p in range(1, last))
+        inner = [min((q for q in span if other.allowed[q]), key=other.bytes_at, default=None) for span in spans]
+        return (0, *inner, count)
+
     def bytes_at(self, place: int) -> int:
-        """Bytes that cross a place."""
-        return sum(map(self.graph.size, self.crossing[place]))
+        """Bytes that cross a place, in all functions."""
+        own = sum(map(self.graph.size, self.crossing[place]))
+        return own + sum(o.bytes_at(q) for o, p in self._beside if (q := p[place]) is not None)
+
+    @property
+    def _beside(self) -> Iterator[tuple[Cuts, tuple[int | None, ...]]]:
+        return zip(self.others, self.matches, strict=True)
 
     @cached_property
     def places(self) -> tuple[int, ...]:
@@ -112,6 +142,10 @@ class Cuts:
     def _stretch(self, start: int, begin: int, end: int) -> dict[int, int]:
         """What a part of a chunk that begins at `start` needs."""
         graph, found = self.graph, dict[int, int]()
+        for cuts, places in self._beside:
+            first, low, high = (places[p] for p in (start, begin, end))
+            if first is not None and low is not None and high is not None:
+                found |= cuts._stretch(first, low, high)
         for number in range(begin, end):
             found |= self._loads[number]
             for name in graph.nodes[number].reads:

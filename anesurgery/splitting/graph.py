@@ -183,10 +183,19 @@ def reads_of(op: Any) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def read_graphs(program: Program, version: int, names: Sequence[str]) -> dict[str, Graph]:
+    """The graphs of some functions of a program; weights stay where they are, and are held together."""
+    held = HeldWeights()
+    whole = to_proto(program, version, held.store)
+    return {name: _read(whole.functions[name], held) for name in names}
+
+
 def read_graph(program: Program, version: int, name: str) -> Graph:
     """The graph of one function of a program; weights stay where they are."""
-    held = HeldWeights()
-    function = to_proto(program, version, held.store).functions[name]
+    return read_graphs(program, version, [name])[name]
+
+
+def _read(function: Any, held: HeldWeights) -> Graph:
     constants: dict[str, Any] = {}
     nodes = []
     for op in function.block_specializations[function.opset].operations:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import SurgeryError, UnknownName
-from anesurgery.files.chain import Border, Chain, Placed
+from anesurgery.files.chain import Border, Chain, Ends, Placed
 from anesurgery.files.description import describe, new_spec
+from anesurgery.files.joining import default_function
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded
 from anesurgery.files.sizes import read_size
@@ -23,15 +24,17 @@ from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other, spec_of
 from anesurgery.placement.target import Target
-from anesurgery.splitting.carving import Stretch, carve, stretches
+from anesurgery.splitting.carving import Stretch, carve_functions, stretches
 from anesurgery.splitting.cuts import Cuts
-from anesurgery.splitting.graph import Graph, read_graph
+from anesurgery.splitting.graph import Graph, read_graphs
 from anesurgery.splitting.network_chunks import cut_network
 from anesurgery.splitting.unsupported import apart
 
 BALANCES = ("bytes", "estimate")
 """What chunks may be even in."""
 UNSUPPORTED = "unsupported"
+Pieces = Mapping[str, list[Stretch]]
+"""Function -> its part in each chunk."""
 NANOSECONDS = 1000
 """A microsecond of an estimate, so that whole numbers are exact enough."""
 
@@ -51,10 +54,11 @@ def split(
     """Cut a model where the fewest bytes cross, into chunks that compute together what it computes.
 
     Each op is in one chunk, but for what is cheaper to compute again than to pass on: masks, positions, tables
-    of cosines. A constant that two chunks read is in both. A state stays in one chunk.
+    of cosines. A constant that two chunks read is in both. A state stays in one chunk. Several functions, as
+    `prefill` and `decode`, are cut at the same places, and each chunk has its part of each.
 
     Args:
-        model: path, MLModel or MIL program; with one function, or see `function`.
+        model: path, MLModel or MIL program.
         parts: how many chunks, of even weight. Or:
         max_bytes: the most bytes of weights in a chunk, as a number or as "950 MB"; the fewest chunks. Or:
         at: "unsupported": before and after what the ANE cannot run, so that the rest runs on it. A neural
@@ -62,7 +66,8 @@ def split(
         balance: what `parts` are even in: "bytes", or "estimate": Core ML's own, for the target.
         target: chips and OS, as "M1/macOS 14"; the report then shows the share of each chunk on the ANE and
             its estimate. For `at` and "estimate", every chip when absent.
-        function: which function to cut; others are left out.
+        function: the one function to cut, the others being left out; all of them by default. `at` and
+            "estimate" are for one function.
         shapes: with `at`: of what a custom layer makes, by name of the blob, where the file does not say it.
 
     Returns:
@@ -79,17 +84,22 @@ def split(
     if network is not None and aim is not None:
         return _placed(cut_network(network, aim, shapes, _path(model)), aim)
     loaded = load(model)
-    name = _name(loaded, function)
-    graph = read_graph(loaded.program, loaded.version, name)
+    names = _names(loaded, function, alone=at is not None or balance != "bytes")
+    graphs, name = read_graphs(loaded.program, loaded.version, names), names[0]
+    graph, others = graphs[name], tuple(Cuts(graphs[other]) for other in names[1:])
+    cuts = Cuts(graph, others=others)
     if at is not None and aim is not None:
         rows = inspect_program(loaded, aim, function=name, advice=False).ops
-        graph, places = apart(graph, {row.name for row in rows if row.legal is False}, str(aim))
+        graphs[name], places = apart(graph, {row.name for row in rows if row.legal is False}, str(aim))
     elif parts is not None:
         costs = None if balance == "bytes" or aim is None else _costs(loaded, graph, aim, name)
-        places = Cuts(graph, costs).into(parts)
+        places = replace(cuts, costs=costs).into(parts)
     else:
-        places = Cuts(graph).within(read_size(max_bytes))
-    return _placed(_chain(loaded, graph, places, name), aim)
+        places = cuts.within(read_size(max_bytes))
+    along = [places, *([p for place in places if (p := match[place]) is not None] for match in cuts.matches)]
+    found = {name: stretches(graphs[name], where) for name, where in zip(graphs, along, strict=True)}
+    _check_states(graphs, found)
+    return _placed(_chain(loaded, graphs, found), aim)
 
 
 def _check(parts: int | None, max_bytes: int | str | None, at: str | None, balance: str, shapes: Any) -> None:
@@ -160,48 +170,95 @@ def _place(part: Inspection) -> Placed:
     return Placed(share["ops"], share["flop"] if any(r.flop for r in part.ops) else None, words, part.cost)
 
 
-def _name(loaded: Loaded, function: str | None) -> str:
-    """The function to cut."""
+def _names(loaded: Loaded, function: str | None, alone: bool) -> list[str]:
+    """The functions to cut, the default one first.
+
+    Raises:
+        SurgeryError: only one can be, and none is named.
+    """
     functions = loaded.program.functions
-    chosen = function_of(loaded.program, function)
-    if function is None and len(functions) > 1:
+    if function is None and alone and len(functions) > 1:
         raise SurgeryError(f"the model has the functions {', '.join(functions)}; name one of them (function=)")
-    return next(name for name, f in functions.items() if f is chosen)
+    if function is not None:
+        chosen = function_of(loaded.program, function)
+        return [next(name for name, f in functions.items() if f is chosen)]
+    first = default_function(loaded)
+    return [first, *(name for name in functions if name != first)]
 
 
-def _chain(loaded: Loaded, graph: Graph, places: tuple[int, ...], name: str) -> Chain:
+def _check_states(graphs: Mapping[str, Graph], found: Pieces) -> None:
+    """See that the functions use each state in the same chunk.
+
+    Raises:
+        SurgeryError: they do not.
+    """
+    places: dict[str, tuple[int, str]] = {}
+    for function, stretch in ((f, s) for f, pieces in found.items() for s in enumerate(pieces, 1)):
+        for name in (n for n in stretch[1].inputs if n in graphs[function].state_users):
+            number, other = places.setdefault(name, (stretch[0], function))
+            if number != stretch[0]:
+                raise SurgeryError(
+                    f"{other} uses the state {name} in chunk {number}, {function} in chunk {stretch[0]}; "
+                    "cut the functions one by one (function=)"
+                )
+
+
+def _chain(loaded: Loaded, graphs: Mapping[str, Graph], found: Pieces) -> Chain:
     spec = loaded.spec if loaded.spec is not None else new_spec(loaded.program, loaded.version)
-    described = next((f for f in spec.description.functions if f.name == name), spec.description)
-    chunks, found = [], stretches(graph, places)
-    for number, stretch in enumerate(found, 1):
-        program = carve(graph, stretch, loaded.version, f"chunk {number}")
-        made = _spec(spec, described, stretch, loaded.version)
+    chunks = []
+    for number in range(len(next(iter(found.values())))):
+        pieces = {name: stretch[number] for name, stretch in found.items()}
+        words = ["main"] if len(graphs) == 1 else list(graphs)
+        carved = dict(zip(words, zip(graphs.values(), pieces.values(), strict=True), strict=True))
+        program = carve_functions(carved, loaded.version, f"chunk {number + 1}")
+        made = _spec(spec, pieces, loaded.version)
         describe(made, program)
         chunks.append(replace(loaded, program=program, spec=made))
-    function = loaded.program.functions[name]
-    inputs = tuple(n for n, v in function.inputs.items() if not types.is_state(v.sym_type))
-    weights = tuple(sum(_weights(graph, stretch).values()) for stretch in found)
-    borders = tuple(_border(graph, found, at) for at in range(1, len(found)))
-    return Chain(tuple(chunks), inputs, graph.outputs, borders, weights, loaded.source)
+    ends = {name: _ends(loaded, name, graph) for name, graph in graphs.items()}
+    (name, graph), *_ = graphs.items()
+    counted = range(1, len(chunks))
+    return Chain(
+        tuple(chunks),
+        *ends[name],
+        borders=tuple(_border(graph, found[name], at) for at in counted),
+        weights=tuple(_weights(graphs, found, number) for number in range(len(chunks))),
+        source=loaded.source,
+        functions=ends if len(ends) > 1 else {},
+    )
 
 
-def _spec(whole: Any, described: Any, stretch: Stretch, version: int) -> Any:
+def _ends(loaded: Loaded, name: str, graph: Graph) -> Ends:
+    """What the caller gives to a function, states left out, and what it gives."""
+    inputs = loaded.program.functions[name].inputs.items()
+    return Ends(tuple(n for n, v in inputs if not types.is_state(v.sym_type)), graph.outputs)
+
+
+def _spec(whole: Any, pieces: Mapping[str, Stretch], version: int) -> Any:
     """The specification of a chunk: features of the whole where it has them, metadata of the whole."""
     made = type(whole)(specificationVersion=version)
     made.description.metadata.CopyFrom(whole.description.metadata)
-    for kind, names in (("input", stretch.inputs), ("output", stretch.outputs), ("state", stretch.inputs)):
-        for feature in getattr(described, kind):
-            if feature.name in names:
-                getattr(made.description, kind).add().CopyFrom(feature)
+    for name, stretch in pieces.items():
+        described = next((f for f in whole.description.functions if f.name == name), whole.description)
+        place = made.description if len(pieces) == 1 else made.description.functions.add(name=name)
+        wanted = {"input": stretch.inputs, "output": stretch.outputs, "state": stretch.inputs}
+        for kind, names in wanted.items():
+            getattr(place, kind).extend(f for f in getattr(described, kind) if f.name in names)
+    if len(pieces) > 1:
+        made.description.defaultFunctionName = next(iter(pieces))
     made.mlProgram.SetInParent()
     return made
 
 
-def _weights(graph: Graph, stretch: Stretch) -> dict[int, int]:
-    return {place: size for number in stretch.nodes for place, size in graph.weights[number].items()}
+def _weights(graphs: Mapping[str, Graph], found: Pieces, number: int) -> int:
+    """Bytes of the weights of a chunk, those that its functions share once."""
+    held: dict[int, int] = {}
+    for name, graph in graphs.items():
+        for node in found[name][number].nodes:
+            held |= graph.weights[node]
+    return sum(held.values())
 
 
-def _border(graph: Graph, found: list[Stretch], at: int) -> Border:
+def _border(graph: Graph, found: Sequence[Stretch], at: int) -> Border:
     """What the chunks before a place give to those after it."""
     made = {name: None for s in found[:at] for name in s.outputs}
     names = tuple(n for n in made if any(n in s.inputs for s in found[at:]))

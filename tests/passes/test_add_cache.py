@@ -13,7 +13,7 @@ from decoders import Decoder as Small
 import anesurgery as ane
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.metrics import compare_arrays
-from anesurgery.errors import InterpretError, PassError
+from anesurgery.errors import InterpretError, PassError, SurgeryError
 from anesurgery.facts import rings
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.decoding import Decoder, Sampler, generate
@@ -175,6 +175,38 @@ def test_a_decoder_goes_on_after_what_it_has_read() -> None:
     assert generate(decoder, [1, 2, 3], 5).written == first.written
     with pytest.raises(InterpretError, match=r"25 tokens do not fit into the context of 24"):
         Decoder(after).feed([1] * 25)
+
+
+@pytest.mark.parametrize(("chunks", "count"), [(3, 3), ("30 KB", 2)])
+def test_chunks_have_a_state_each_and_write_the_same(chunks: int | str, count: int, tmp_path: Path) -> None:
+    program = Small(layers=4, words=97).program()
+    after, session = cached(program, prefill=5, chunks=chunks)
+    assert session.notes == [f"add_cache: keys and values are kept for {count} chunks: split(model, {count})"]
+    chain = ane.split(after, count)
+    for chunk, state in zip(chain.chunks, ("cache_0", "cache_1", "cache_2"), strict=False):
+        for function in chunk.program.functions.values():
+            assert [n for n, v in function.inputs.items() if types.is_state(v.sym_type)] == [state]
+    assert compare(program, after, contract=session.contract, gate=120).ok
+    saved = chain.save(tmp_path / "chain")
+    tokens = np.random.default_rng(0).integers(0, 97, 24)
+    rows = [Decoder(model).feed(tokens) for model in (program, chain, saved)]
+    assert_agree(rows[0], rows[1])
+    np.testing.assert_array_equal(rows[1], rows[2])
+    decoder = Decoder(saved)
+    found = np.concatenate([decoder.feed(part) for part in np.split(tokens, [3, 4, 11, 23])])
+    assert_agree(rows[0], found)
+
+
+def test_one_state_for_all_layers_cannot_be_cut() -> None:
+    after, _ = cached(Small(layers=4).program())
+    with pytest.raises(SurgeryError, match="the state cache_0 stays in one chunk"):
+        ane.split(after, max_bytes="4 KB")
+
+
+@pytest.mark.parametrize("chunks", [0, -1, "much"])
+def test_chunks_that_are_none_are_an_error(chunks: int | str) -> None:
+    with pytest.raises(SurgeryError, match="a model has 1 or more|is not a size"):
+        apply_pass(AddCache(chunks=chunks), Small().program())
 
 
 def test_a_state_of_another_model_is_an_error() -> None:

@@ -253,11 +253,61 @@ def test_weights_are_compared_and_not_only_sampled(
 
 def test_a_function_of_several_is_cut_by_name(package: Path, tmp_path: Path) -> None:
     made = ane.merge({"one": package, "two": package}, tmp_path / "both.mlpackage")
-    with pytest.raises(SurgeryError, match="has the functions one, two; name one of them"):
-        ane.split(made, 2)
     chain = ane.split(made, 2, function="two")
     assert isinstance(chain, Chain)
     assert ane.compare(package, chain, INPUTS, precision="fp16").psnr == np.inf
+
+
+def two_functions(package: Path, folder: Path) -> Path:
+    return ane.merge({"one": package, "two": package}, folder / "both.mlpackage")
+
+
+def test_functions_are_cut_at_the_same_places_and_share_weights(package: Path, tmp_path: Path) -> None:
+    chain = ane.split(two_functions(package, tmp_path), max_bytes=int(2.5 * LAYER))
+    alone = ane.split(package, max_bytes=int(2.5 * LAYER))
+    assert chain.weights == alone.weights  # each weight once
+    saved = chain.save(tmp_path / "chain")
+    sizes = [sorted(p.stat().st_size for p in c.save(tmp_path / str(i)).rglob("weight.bin")) for i, c in
+             enumerate((chain, alone))]  # fmt: skip
+    assert sizes[0] == sizes[1]
+    expected = ane.run(package, INPUTS, precision="fp16")["y"]
+    for function in ("one", "two"):
+        for made in (chain, saved):
+            found = ane.run(made, INPUTS, function=function, precision="fp16")["y"]
+            np.testing.assert_array_equal(found, expected)
+    with pytest.raises(UnknownName, match="function"):
+        ane.run(saved, INPUTS, function="three")
+    with pytest.raises(LoadError, match="a pipeline has one function; give a folder"):
+        chain.save(tmp_path / "chain.mlpackage")
+
+
+def test_a_damaged_manifest_of_functions_is_an_error(package: Path, tmp_path: Path) -> None:
+    folder = ane.split(two_functions(package, tmp_path), 2).save(tmp_path / "chain")
+    file = folder / "chain.json"
+    content = json.loads(file.read_text())
+    for wrong in (3, {"one": {"inputs": ["x"]}}, {"one": {"inputs": ["x"], "outputs": ["z"]}}):
+        file.write_text(json.dumps(content | {"functions": wrong}))
+        with pytest.raises(LoadError, match="chain.json"):
+            ane.run(folder, INPUTS)
+
+
+def test_a_state_that_functions_use_in_different_chunks_is_an_error(tmp_path: Path) -> None:
+    whole = counter()
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((4, 8), types.fp16), mb.StateTensorSpec((4, 8), types.fp16),
+                     mb.StateTensorSpec((4, 8), types.fp16)],
+        opset_version=ct.target.iOS18,
+    )  # fmt: skip
+    def turned(x: Var, first: Var, second: Var) -> Var:
+        for state, name in ((second, "coreml_update_state_0"), (first, "coreml_update_state_1")):
+            held = mb.add(x=mb.read_state(input=state), y=mb.linear(x=x, weight=np.eye(8, dtype=np.float16)))
+            x = mb.coreml_update_state(state=state, value=held, name=name)
+        return mb.relu(x=x, name="y")
+
+    made = ane.merge({"a": whole, "b": Loaded(turned, new_spec(turned, 9))}, tmp_path / "both.mlpackage")
+    with pytest.raises(SurgeryError, match=r"cut the functions one by one \(function=\)"):
+        ane.split(made, 2)
 
 
 def test_merge_and_extract_say_what_is_wrong(package: Path, tmp_path: Path) -> None:

@@ -193,9 +193,7 @@ class AddCache(Pass):
         session.contract.append(self.change(name, function, tokens, made))
         session.changes.append(Change(self.name, name, tuple(before), tuple(made), "", None, UNCHECKED))
         if (parts := max(chunk_of.values(), default=0) + 1) > 1:
-            session.notes.append(
-                f"{self.name}: keys and values are kept for {parts} chunks: split(model, {parts})"
-            )
+            session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
         return None
 
     def limit(self, session: Session) -> int | str:

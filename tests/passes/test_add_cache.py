@@ -181,7 +181,7 @@ def test_a_decoder_goes_on_after_what_it_has_read() -> None:
 def test_chunks_have_a_state_each_and_write_the_same(chunks: int | str, count: int, tmp_path: Path) -> None:
     program = Small(layers=4, words=97).program()
     after, session = cached(program, prefill=5, chunks=chunks)
-    assert session.notes == [f"add_cache: keys and values are kept for {count} chunks: split(model, {count})"]
+    assert session.notes == [f"add_cache: a state for each of {count} chunks: split(model, {count})"]
     chain = ane.split(after, count)
     for chunk, state in zip(chain.chunks, ("cache_0", "cache_1", "cache_2"), strict=False):
         for function in chunk.program.functions.values():

@@ -96,3 +96,7 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.where.name}: {self.reason}" if self.where is not None else self.reason
+
+
+class Refused(Exception):  # noqa: N818 - reads as a statement; becomes a `Refusal`, never an error
+    """A reason to refuse, found where a value was asked for; the driver of rewrites makes a `Refusal` of it."""

@@ -83,15 +83,15 @@ class ChainPools(Rewrite):
         axes: list[Links] = []
         for size, stride in zip(window, strides, strict=True):
             links = self.links(size, stride, op.op_type == "max_pool")
-            if isinstance(links, str):
-                return Refusal(links, op)
+            if isinstance(links, Refusal):
+                return links
             axes.append(links)
         for i, links in enumerate(axes):
             if max(pads[2 * i : 2 * i + 2]) >= max(links[0][0], 2):
                 return Refusal(f"the edges are padded by {pads}, more than a pool of the chain is wide", op)
         return m.bind(axes=axes, pads=pads)
 
-    def links(self, size: int, stride: int, largest: bool) -> Links | str:
+    def links(self, size: int, stride: int, largest: bool) -> Links | Refusal:
         """The chain of one axis, or why there is none."""
         if size <= self.most:
             return [(size, stride)]
@@ -102,8 +102,8 @@ class ChainPools(Rewrite):
             chain = [(self.most, 1)] * steps + ([(rest + 1, 1)] if rest else [])
             return [*chain[:-1], (chain[-1][0], stride)]
         if stride != size:
-            return f"averages of {size} elements, {stride} apart, overlap"
-        return f"the window {size} has a prime factor above {self.most}"
+            return Refusal(f"averages of {size} elements, {stride} apart, overlap")
+        return Refusal(f"the window {size} has a prime factor above {self.most}")
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Pool after pool; axes with shorter chains end with windows of one element."""

@@ -64,8 +64,8 @@ class GatherToMoves(Rewrite):
         if constant(m.root.indices) is None or constant(m.root.x) is not None:
             return None
         parts = taken(m.root)
-        if isinstance(parts, str):
-            return Refusal(parts, m.root)
+        if isinstance(parts, Refusal):
+            return parts
         if not m.root.outputs[0].rank:
             return Refusal("the result is a scalar", m.root)
         pieces = sum(len(part.runs()) for part in parts if len(part.runs()) > 1)

@@ -89,8 +89,8 @@ class OneHotLookup(Rewrite):
         if np_dtype(op.x).kind != "f":
             return Refusal(f"%{op.x.name} holds integers, which stay off the engine", op)
         found = _gathered(op) if op.op_type == "gather" else _sliced(op)
-        if isinstance(found, str):
-            return Refusal(found, op)
+        if isinstance(found, Refusal):
+            return found
         for axis, taken in found.items():
             rows, rest = int(op.x.shape[axis]), math.prod(op.x.shape) // int(op.x.shape[axis])
             if rows > self.most_rows:
@@ -134,27 +134,27 @@ class OneHotLookup(Rewrite):
         return made if tuple(made.shape) == out else mb.reshape(x=made, shape=list(out))
 
 
-def _gathered(op: Operation) -> dict[int, int] | str:
+def _gathered(op: Operation) -> dict[int, int] | Refusal:
     """The axis of a gather, with how many rows are taken; or why there is none."""
     axis = int(number(op.axis) or 0) % op.x.rank
     if number(op.inputs.get("batch_dims")):
-        return "it gathers from each row of a batch its own places"
+        return Refusal("it gathers from each row of a batch its own places")
     if op.x.rank == 2 and axis == 0 and constant(op.x) is not None:
-        return "it reads a table, which embedding_matmul does"
+        return Refusal("it reads a table, which embedding_matmul does")
     if static_shape(op.indices) is None:
-        return f"%{op.indices.name} has the symbolic shape {tuple(op.indices.shape)}"
+        return Refusal(f"%{op.indices.name} has the symbolic shape {tuple(op.indices.shape)}")
     return {axis: math.prod(static_shape(op.indices) or ())}
 
 
-def _sliced(op: Operation) -> dict[int, int] | str:
+def _sliced(op: Operation) -> dict[int, int] | Refusal:
     """The axes of which a slice takes a part, each with its length; or why they are not known."""
     shape = static_shape(op.x) or ()
     if op.op_type == "slice_by_size":
         sizes = constant(op.size)
         if sizes is None:
-            return f"the size %{op.size.name} is dynamic"
+            return Refusal(f"the size %{op.size.name} is dynamic")
         if -1 in (given := [int(s) for s in sizes]):
-            return "a size of -1 depends on where the slice begins"
+            return Refusal("a size of -1 depends on where the slice begins")
         return {axis: s for axis, s in enumerate(given) if s != shape[axis]}
     masks = {n: constant(op.inputs.get(n)) for n in ("begin_mask", "end_mask", "squeeze_mask")}
     held = {n: [False] * len(shape) if v is None else [bool(b) for b in v] for n, v in masks.items()}
@@ -163,7 +163,7 @@ def _sliced(op: Operation) -> dict[int, int] | str:
         if held["squeeze_mask"][axis]:
             found[axis] = 1
         elif not (held["begin_mask"][axis] and held["end_mask"][axis]):
-            return f"where axis {axis} begins and ends is dynamic"
+            return Refusal(f"where axis {axis} begins and ends is dynamic")
     return found
 
 

@@ -58,7 +58,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.inlining import Inliner, NotStraight
+from anesurgery.facts.inlining import Inliner
 from anesurgery.facts.list_elements import Element, elements, length
 from anesurgery.facts.slices import reads
 from anesurgery.mil import Operation, Program, Var, constant, consumers, mb, types
@@ -96,11 +96,8 @@ class UnrollLoop(Rewrite):
         op = m.root
         if op.op_type in READERS:
             found = length(op.ls) if op.op_type == "list_length" else elements(op)
-            return Refusal(found, op) if isinstance(found, str) else m.bind(elements=found)
-        try:
-            Inliner(None, self.max_rounds, self.most_ops).control(op)
-        except NotStraight as reason:
-            return Refusal(str(reason), op)
+            return found if isinstance(found, Refusal) else m.bind(elements=found)
+        Inliner(None, self.max_rounds, self.most_ops).control(op)
         return m.bind(ops=(op, *_list_makers(op)))
 
     def rewrite(self, mb: Builder, m: Match) -> Any:

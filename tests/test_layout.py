@@ -157,6 +157,25 @@ def test_the_engine_knows_no_pass(path: Path) -> None:
         assert not re.match(r"anesurgery\.(passes|recipes)", module), f"{ids(path)} imports {module}"
 
 
+def handles_refused(node: ast.AST) -> bool:
+    return isinstance(node, ast.ExceptHandler) and node.type is not None and "Refused" in ast.unparse(node.type)
+
+
+def raises_refused(node: ast.AST) -> bool:
+    return isinstance(node, ast.Raise) and node.exc is not None and "Refused" in ast.unparse(node.exc)
+
+
+def test_a_reason_that_is_raised_is_caught_by_the_driver() -> None:
+    """And by the check of a site, which hands it to the driver."""
+    caught = {ids(path) for path in sources() if any(map(handles_refused, ast.walk(tree(path))))}
+    assert caught == {"anesurgery/rewriting/driver.py", "anesurgery/checking/site.py"}
+
+
+@pytest.mark.parametrize("path", [p for p in sources() if not p.is_relative_to(ENGINE)], ids=ids)
+def test_passes_and_recipes_return_their_reasons(path: Path) -> None:
+    assert not any(map(raises_refused, ast.walk(tree(path))))
+
+
 def module_name(path: Path) -> str:
     """The name under which a file is imported."""
     parts = list(path.relative_to(ROOT).with_suffix("").parts)

@@ -12,7 +12,7 @@ import torch
 
 from anesurgery.checking.adversarial import Drawing, drawn_shape, schedule, untried, weights
 from anesurgery.checking.grades import REASSOCIATED, Promise
-from anesurgery.errors import InterpretError
+from anesurgery.errors import InterpretError, Refused
 from anesurgery.facts.work import is_tensor
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
@@ -99,10 +99,6 @@ def _narrowest(ops: Sequence[Operation]) -> int:
     return min((dtype.itemsize for dtype in made if dtype.kind == "f"), default=WIDEST)
 
 
-class Undrawable(ValueError):  # noqa: N818 - says what the value is
-    """No numbers can be drawn for a value."""
-
-
 class Apart(NamedTuple):
     """How far apart two values are."""
 
@@ -153,7 +149,7 @@ def compare_numbers(
     must the new side, unless the pass declares that it holds for finite numbers only.
 
     Raises:
-        Undrawable: no numbers can be drawn for a value.
+        Refused: no numbers can be drawn for a value.
     """
     worst = Difference()
     size = sum(math.prod(drawn_shape(v)) for v in sides.drawn if is_tensor(v))
@@ -184,12 +180,12 @@ def drawn_numbers(drawn: Sequence[Var], drawing: Drawing, kind: str, rng: np.ran
     """Numbers for all that both sides read.
 
     Raises:
-        Undrawable: there are none for a value.
+        Refused: there are none for a value.
     """
     try:
         return {v: as_tensor(drawing.draw(v, kind, rng)) for v in drawn}
     except ValueError as reason:
-        raise Undrawable(str(reason)) from reason
+        raise Refused(str(reason)) from reason
 
 
 def as_tensor(values: Array) -> torch.Tensor:

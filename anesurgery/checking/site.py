@@ -27,7 +27,7 @@ from anesurgery.checking.adversarial import (
 from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
-from anesurgery.errors import InterpretError
+from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.facts.intervals import interval
 from anesurgery.mil import Operation, Var, np_dtype, types
 
@@ -54,10 +54,10 @@ def check_site(
     sample: Sampler,
     seed: int = 0,
     matched: Sequence[Operation] = (),
-    known: dict[Hashable, SiteCheck | str] | None = None,
+    known: dict[Hashable, SiteCheck | Refusal] | None = None,
     promise: Promise = PLAIN,
-) -> SiteCheck | str:
-    """Compare each old value with its replacement; a string says why this edit cannot be compared.
+) -> SiteCheck | Refusal:
+    """Compare each old value with its replacement; a refusal says why this edit cannot be compared.
 
     Args:
         replaced: pairs (old value, new value) of equal shape.
@@ -70,16 +70,14 @@ def check_site(
     """
     site = site_of(replaced, new_ops, matched)
     if len(site.old_ops) > LARGEST_SITE:
-        return f"depends on {len(site.old_ops)} ops"
+        return Refusal(f"depends on {len(site.old_ops)} ops")
     known = {} if known is None else known
-    from anesurgery.checking.numbers import Undrawable
-
     key = (fingerprint(replaced, site.old_ops, site.new_ops), _facts(site, sample))
     if key not in known:
         try:
             known[key] = _checked(site, sample, seed, promise)
-        except Undrawable as reason:
-            return str(reason)
+        except Refused as reason:
+            return Refusal(str(reason))
     return known[key]
 
 
@@ -94,11 +92,11 @@ def _facts(site: Site, sample: Sampler) -> Hashable:
     )
 
 
-def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | str:
+def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | Refusal:
     """The weakest result over the lengths that symbolic dimensions stand for."""
     found = _at_lengths(site, sample, seed, promise)
     for lengths in other_lengths(site.drawn):
-        if isinstance(found, str) or not found.within(promise.tolerance):
+        if isinstance(found, Refusal) or not found.within(promise.tolerance):
             break
         with with_lengths(lengths):
             other = _at_other_lengths(site, sample, seed, promise, alike=len(set(lengths.values())) == 1)
@@ -111,7 +109,7 @@ def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCh
 
 def _at_other_lengths(
     site: Site, sample: Sampler, seed: int, promise: Promise, *, alike: bool
-) -> SiteCheck | str | None:
+) -> SiteCheck | Refusal | None:
     """The result; None where the old side has no meaning at these lengths.
 
     Dimensions with lengths of their own may be equal for a reason upstream, so there a new side that cannot be
@@ -161,7 +159,7 @@ def _has_meaning(site: Site, sample: Sampler, seed: int, bounds: Bounds | None =
     return True
 
 
-def _at_lengths(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | str:
+def _at_lengths(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | Refusal:
     """The result of the strongest check that the site passes; what is not bit for bit also meets numbers."""
     from anesurgery.checking.numbers import BothSides
     from anesurgery.checking.proofs import Proof, prove
@@ -177,7 +175,7 @@ def _at_lengths(site: Site, sample: Sampler, seed: int, promise: Promise) -> Sit
             return dataclasses.replace(found, ranged=proof.ranged)
         found = _on_numbers(site, sides, sample, seed, promise)
     except Unsupported as reason:
-        return str(reason)
+        return Refusal(str(reason))
     if not isinstance(proof, Proof):
         return dataclasses.replace(found, no_proof=proof.reason)
     if not found.within(promise.tolerance):

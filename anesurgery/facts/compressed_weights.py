@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.errors import Refused
 from anesurgery.facts.weight_edits import Edit
 from anesurgery.facts.work import CONSTANT, is_stored
 from anesurgery.files import sub_byte
@@ -23,10 +24,6 @@ PALETTE_BITS = (1, 2, 3, 4, 6, 8)
 """Bits that an index of a palette may have."""
 PACKED_BITS = (1, 2, 4, 6, 8)
 """The same in the form of iOS 16."""
-
-
-class Uneditable(ValueError):  # noqa: N818 - says why
-    """The compressed form cannot hold the edited weight."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,15 +71,15 @@ def edited(var: Var, edit: Edit, fill: float = 0.0) -> Part:
     """A stored weight after an edit, in the form in which it is stored.
 
     Raises:
-        Uneditable: that form cannot hold it, and why.
+        Refused: that form cannot hold it, and why.
     """
     if not is_stored(var):
-        raise Uneditable(f"%{var.name} is not stored")
+        raise Refused(f"%{var.name} is not stored")
     if not is_compressed(var):
         return edit.apply(np.asarray(var.val), fill)
     assert var.op is not None
     if var.op.op_type not in FORMS:
-        raise Uneditable(f"%{var.name} is stored as {var.op.op_type}, which no edit is known for")
+        raise Refused(f"%{var.name} is stored as {var.op.op_type}, which no edit is known for")
     form = FORMS[var.op.op_type](var.op, edit, fill)
     return Result(form, var.op.outputs.index(var))
 
@@ -91,7 +88,7 @@ def edit_weight(mb: Maker, weight: Var, edit: Edit, name: str) -> Var:
     """A stored weight after an edit, made once for all who ask; compressed in the same form if it was.
 
     Raises:
-        Uneditable: its compressed form cannot hold it; a rewrite that asks is then refused.
+        Refused: its compressed form cannot hold it; a rewrite that asks is then refused.
     """
     key = ("edited", weight, edit.key)
     if not is_compressed(weight):
@@ -147,12 +144,12 @@ def _affine(op: Operation, edit: Edit, fill: float) -> Form:
 
 def _only_zero(fill: float, op: Operation) -> None:
     if fill != 0:
-        raise Uneditable(f"%{op.outputs[0].name} is padded with {fill:g}, which {op.op_type} may not hold")
+        raise Refused(f"%{op.outputs[0].name} is padded with {fill:g}, which {op.op_type} may not hold")
 
 
 def _positive(scale: Array, op: Operation) -> None:
     if bool((scale < 0).any()):
-        raise Uneditable(f"%{op.outputs[0].name} has a negative scale, which makes -0.0 of padding")
+        raise Refused(f"%{op.outputs[0].name} has a negative scale, which makes -0.0 of padding")
 
 
 def _scales(op: Operation, edit: Edit) -> dict[str, Part]:
@@ -173,17 +170,15 @@ def _blockwise(op: Operation, edit: Edit, fill: float) -> Form:
         return Form(op.op_type, {"data": edited(op.data, edit), **parts})
     offset = parts["offset"]
     if not isinstance(offset, np.ndarray):
-        raise Uneditable(
-            f"the offsets of %{op.outputs[0].name} are compressed: no number is known to decode to 0"
-        )
+        raise Refused(f"the offsets of %{op.outputs[0].name} are compressed: no number is known to decode to 0")
     kind = np.asarray(op.data.val).dtype if not is_compressed(op.data) else None
     wanted = edit.spread(offset)[edit.padding()]
     if kind is None:
         if len(set(wanted.tolist())) != 1:
-            raise Uneditable(f"the blocks of %{op.outputs[0].name} have offsets of their own over a palette")
+            raise Refused(f"the blocks of %{op.outputs[0].name} have offsets of their own over a palette")
         return Form(op.op_type, {"data": edited(op.data, edit, float(wanted[0])), **parts})
     if not np.array_equal(wanted.astype(kind), wanted):
-        raise Uneditable(f"the offsets of %{op.outputs[0].name} are no whole numbers: nothing decodes to 0")
+        raise Refused(f"the offsets of %{op.outputs[0].name} are no whole numbers: nothing decodes to 0")
     data = edit.apply(np.asarray(op.data.val))
     data[edit.padding()] = wanted.astype(kind)
     return Form(op.op_type, {"data": data, **parts})
@@ -252,7 +247,7 @@ def _vectors(op: Operation, edit: Edit) -> tuple[Edit, dict[str, Any]]:
         return edit, {} if given is None else {"vector_axis": np.int32(0)}
     found = edit.of_vectors(int(given.val) % len(edit.shape), width)
     if found is None:
-        raise Uneditable(f"the edit cuts vectors of {width} numbers of the palette of %{op.outputs[0].name}")
+        raise Refused(f"the edit cuts vectors of {width} numbers of the palette of %{op.outputs[0].name}")
     return found[0], {"vector_axis": np.int32(found[1])}
 
 
@@ -297,7 +292,7 @@ def _packed_palette(op: Operation, edit: Edit, fill: float) -> Form:
         found = _Palette(indices, table.reshape(*[1] * len(edit.result), -1, 1), edit, fill)
         made = found.with_entry() or found.with_free_entry() or found.wider(PACKED_BITS)
         if made is None:
-            raise Uneditable(
+            raise Refused(
                 f"the palette of %{op.outputs[0].name} has {table.size} entries, and none is {fill:g}"
             )
         indices, table = made.indices, made.tables.ravel()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Operation, constant, ct, static_shape
 
 
@@ -42,31 +43,31 @@ class Taken:
         return len(self.rows) == length and bool((self.rows == np.arange(length)).all())
 
 
-def taken(op: Operation) -> list[Taken] | str:
+def taken(op: Operation) -> list[Taken] | Refusal:
     """What a gather takes of each axis of `x`; or why that cannot be told axis by axis."""
     indices, source, result = constant(op.indices), static_shape(op.x), static_shape(op.outputs[0])
     if indices is None:
-        return f"the indices %{op.indices.name} are dynamic"
+        return Refusal(f"the indices %{op.indices.name} are dynamic")
     if source is None or result is None:
-        return f"%{op.x.name} has a dynamic shape"
+        return Refusal(f"%{op.x.name} has a dynamic shape")
     if batch := int(constant(op.inputs.get("batch_dims")) or 0):
-        return f"there are {batch} batch dimensions"
+        return Refusal(f"there are {batch} batch dimensions")
     indices = np.asarray(indices).astype(np.int64)
     if op.opset_version >= ct.target.iOS17 and indices.min(initial=0) < 0:
-        return f"the index {indices.min()}: from iOS 17 on, negative ones have no meaning"
+        return Refusal(f"the index {indices.min()}: from iOS 17 on, negative ones have no meaning")
     found = READERS[op.op_type](op, indices, source)
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         return found
     homes = [axis for part in found for axis in part.to]
     if len(homes) != len(set(homes)):
-        return "two axes of the source are read along one axis of the result"
+        return Refusal("two axes of the source are read along one axis of the result")
     if repeated := [axis for axis, n in enumerate(result) if n > 1 and axis not in homes]:
-        return f"elements are repeated along axis {repeated[0]} of the result"
+        return Refusal(f"elements are repeated along axis {repeated[0]} of the result")
     if any(
         part.rows.min(initial=0) < 0 or part.rows.max(initial=0) >= n
         for part, n in zip(found, source, strict=True)
     ):
-        return "an index is outside its axis"
+        return Refusal("an index is outside its axis")
     return found
 
 
@@ -74,7 +75,7 @@ def _whole(length: int, *to: int) -> Taken:
     return Taken(np.arange(length), to)
 
 
-def _gather(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | str:
+def _gather(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | Refusal:
     axis, more = int(_number(op.axis)) % len(source), indices.ndim - 1
     rows = np.where(indices < 0, indices + source[axis], indices).ravel()
     found = [_whole(n, d if d < axis else d + more) for d, n in enumerate(source)]
@@ -82,7 +83,7 @@ def _gather(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Take
     return found
 
 
-def _gather_nd(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | str:
+def _gather_nd(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | Refusal:
     depth, rank = indices.shape[-1], indices.ndim - 1
     found = []
     for d in range(depth):
@@ -93,14 +94,14 @@ def _gather_nd(op: Operation, indices: Array, source: tuple[int, ...]) -> list[T
     return found + [_whole(n, rank + d) for d, n in enumerate(source[depth:])]
 
 
-def _gather_along_axis(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | str:
+def _gather_along_axis(op: Operation, indices: Array, source: tuple[int, ...]) -> list[Taken] | Refusal:
     axis = int(_number(op.axis)) % len(source)
     rows = np.where(indices < 0, indices + source[axis], indices)
     if rows.shape[:axis] != source[:axis] or rows.shape[axis + 1 :] != source[axis + 1 :]:
-        return "the indices are broadcast"
+        return Refusal("the indices are broadcast")
     one = _along(rows, (axis,))
     if (rows != one.reshape([-1 if d == axis else 1 for d in range(rows.ndim)])).any():
-        return f"the rows taken of axis {axis} differ along another axis"
+        return Refusal(f"the rows taken of axis {axis} differ along another axis")
     found = [_whole(n, d) for d, n in enumerate(source)]
     found[axis] = Taken(one, (axis,))
     return found

@@ -11,17 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import InterpretError
+from anesurgery.errors import InterpretError, Refused
 from anesurgery.facts.slices import reads
 from anesurgery.mil import Array, Block, Maker, Operation, Var, constant, np_dtype, static_shape, types
 from anesurgery.ops import CONTROL, LISTS, RANDOM
 
 LARGEST = 4096
 """Most elements of a value that is computed beforehand."""
-
-
-class NotStraight(ValueError):  # noqa: N818 - says what the code is
-    """Why nested blocks cannot be written as straight code."""
 
 
 class Inliner:
@@ -44,7 +40,7 @@ class Inliner:
         """A `cond` or `while_loop` as straight code: the values that stand for its outputs.
 
         Raises:
-            NotStraight: the number of rounds is not known or too large, or the branches cannot both run.
+            Refused: the number of rounds is not known or too large, or the branches cannot both run.
         """
         if op.op_type == "cond":
             return self.branches(op)
@@ -54,11 +50,11 @@ class Inliner:
         for round_ in range(self.most_rounds + 1):
             (go_on,) = self.block(condition, values)
             if (known := self.value(go_on)) is None:
-                raise NotStraight(f"whether round {round_ + 1} runs depends on %{go_on.name}")
+                raise Refused(f"whether round {round_ + 1} runs depends on %{go_on.name}")
             if not np.all(known):
                 return values
             values = self.block(body, values)
-        raise NotStraight(f"the loop runs more than {self.most_rounds} rounds")
+        raise Refused(f"the loop runs more than {self.most_rounds} rounds")
 
     def branches(self, op: Operation) -> list[Var]:
         """The branch that runs; where that is dynamic, both, and the outputs of one are selected."""
@@ -68,11 +64,9 @@ class Inliner:
         yes, no = (self.block(block, []) for block in op.blocks)
         for v in (v for pair in zip(yes, no, strict=True) for v in pair):
             if not types.is_tensor(v.sym_type) and not types.is_scalar(v.sym_type):
-                raise NotStraight(
-                    f"%{v.name} is a list, which cannot be selected by the dynamic %{op.pred.name}"
-                )
+                raise Refused(f"%{v.name} is a list, which cannot be selected by the dynamic %{op.pred.name}")
             if static_shape(v) is None:
-                raise NotStraight(f"%{v.name} of a branch has the symbolic shape {tuple(v.shape)}")
+                raise Refused(f"%{v.name} of a branch has the symbolic shape {tuple(v.shape)}")
         found = []
         for old, a, b in zip(op.outputs, yes, no, strict=True):
             if self.maker is None:
@@ -116,14 +110,14 @@ class Inliner:
     def op(self, op: Operation) -> None:
         """One op: computed now, or written down."""
         if op.op_type in RANDOM or op.op_type == "coreml_update_state":
-            raise NotStraight(f"{op.name} ({op.op_type}) does more than compute its results")
+            raise Refused(f"{op.name} ({op.op_type}) does more than compute its results")
         if not self.varying.intersection(reads(op)) and op.outputs and op.outputs[0] in self.made:
             return  # the same in every round
         if not op.blocks and self.compute(op):
             return
         self.left -= 1
         if self.left < 0:
-            raise NotStraight(f"more than {self.most_ops} ops would be written")
+            raise Refused(f"more than {self.most_ops} ops would be written")
         if op.op_type in CONTROL:
             news: Sequence[Var] = self.control(op)
         elif self.maker is None:
@@ -164,7 +158,7 @@ class Inliner:
         try:
             found = evaluate([op], bound, op.outputs, precision="fp16")
         except InterpretError as error:
-            raise NotStraight(f"{op.name} was not computed: {str(error).splitlines()[0]}") from error
+            raise Refused(f"{op.name} was not computed: {str(error).splitlines()[0]}") from error
         return [np.asarray(t.numpy()).astype(np_dtype(v)) for t, v in zip(found, op.outputs, strict=True)]
 
     def argument(self, given: Any) -> Any:

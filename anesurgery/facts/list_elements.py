@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from anesurgery.errors import Refusal
 from anesurgery.mil import Operation, Var, constant
 from anesurgery.ops import LISTS
 
@@ -11,41 +12,45 @@ Element = tuple[Var, "int | None"]
 """Where an element of a list comes from: a value, or a row of one."""
 
 
-def length(ls: Var) -> int | str:
+def length(ls: Var) -> int | Refusal:
     """How long a list is."""
     op = ls.op
     if op is None or op.op_type not in LISTS:
-        return f"%{ls.name} comes from {'outside' if op is None else op.op_type}"
+        return Refusal(f"%{ls.name} comes from {'outside' if op is None else op.op_type}")
     at = constant(op.inputs[{"make_list": "init_length", "list_write": "index"}.get(op.op_type, "indices")])
     if at is None:
-        return f"the places written of %{ls.name} are dynamic"
+        return Refusal(f"the places written of %{ls.name} are dynamic")
     if op.op_type == "make_list":
         return int(at)
     before = length(op.ls)
-    return before if isinstance(before, str) else max(before, int(np.max(at)) + 1)
+    return before if isinstance(before, Refusal) else max(before, int(np.max(at)) + 1)
 
 
-def elements(op: Operation) -> list[Element] | str:
+def elements(op: Operation) -> list[Element] | Refusal:
     """The elements that an op reads of a list, or why they are not known."""
     at = constant(op.inputs["index" if op.op_type == "list_read" else "indices"])
     if at is None:
-        return f"the places read of %{op.ls.name} are dynamic"
-    found = [_element(op.ls, int(i)) for i in np.ravel(at)]
-    return next((e for e in found if isinstance(e, str)), None) or [e for e in found if not isinstance(e, str)]
+        return Refusal(f"the places read of %{op.ls.name} are dynamic")
+    found: list[Element] = []
+    for i in np.ravel(at):
+        if isinstance(one := _element(op.ls, int(i)), Refusal):
+            return one
+        found.append(one)
+    return found
 
 
-def _element(ls: Var, at: int) -> Element | str:
+def _element(ls: Var, at: int) -> Element | Refusal:
     """Where one element was written last."""
     op = ls.op
     if op is not None and op.op_type in ("list_write", "list_scatter"):
         places = constant(op.inputs["index" if op.op_type == "list_write" else "indices"])
         if places is None:
-            return f"the places written of %{ls.name} are dynamic"
+            return Refusal(f"the places written of %{ls.name} are dynamic")
         written = [int(i) for i in np.ravel(places)]
         if at not in written:
             return _element(op.ls, at)
         row = len(written) - 1 - written[::-1].index(at)
         return op.value, row if op.op_type == "list_scatter" else None
     if op is not None and op.op_type == "make_list":
-        return f"element {at} of %{ls.name} was never written"
-    return f"%{ls.name} comes from {'outside' if op is None else op.op_type}"
+        return Refusal(f"element {at} of %{ls.name} was never written")
+    return Refusal(f"%{ls.name} comes from {'outside' if op is None else op.op_type}")

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import LoadError, Refusal
+from anesurgery.errors import LoadError, Refusal, Refused
 from anesurgery.mil import Array, Var, any_symbolic, quiet_host
 from anesurgery.network_editing.network import Network, Node
 from anesurgery.network_editing.neural_network import NeuralNetwork
@@ -62,23 +62,23 @@ class Site:
         """The shape with its true rank; None for a dynamic size.
 
         Raises:
-            Unknown: nothing is known about the blob.
+            Refused: nothing is known about the blob.
         """
         shape = self.network.shape(blob)
         if shape is None:
-            raise Unknown(f"the shape of {blob!r} is unknown: {self.network.blobs.missing.get(blob)}")
+            raise Refused(f"the shape of {blob!r} is unknown: {self.network.blobs.missing.get(blob)}")
         return shape
 
     def sizes(self, blob: str) -> tuple[int, ...]:
         """The shape, which must be known.
 
         Raises:
-            Unknown: a size is dynamic.
+            Refused: a size is dynamic.
         """
         found = self.shape(blob)
         if None in found:
             words = "x".join("?" if d is None else str(d) for d in found)
-            raise Unknown(f"the shape of {blob!r} is {words}: a size is dynamic")
+            raise Refused(f"the shape of {blob!r} is {words}: a size is dynamic")
         return tuple(d for d in found if d is not None)
 
     def constant(self, blob: str) -> Array | None:
@@ -137,10 +137,10 @@ class Site:
         """Let the readers of the layer's one output read `blob`, so that the layer goes without another.
 
         Raises:
-            Unknown: it is overwritten, so that its readers may find another value than the layer.
+            Refused: it is overwritten, so that its readers may find another value than the layer.
         """
         if not self.network.plain(blob):
-            raise Unknown(f"the blob {blob!r} is made more than once, or in a loop or branch")
+            raise Refused(f"the blob {blob!r} is made more than once, or in a loop or branch")
         out = self.outputs[0]
         if out in self.network.outputs:
             # The caller asks for this name, so a layer has to make it.
@@ -162,10 +162,6 @@ def _barred(site: Site) -> Refusal | None:
             f"{newer[0]} came with specification 4, which Core ML's own check refuses where arrays have rank 5"
         )
     return None
-
-
-class Unknown(Exception):  # noqa: N818 - becomes a refusal, never an error
-    """Something that a rewrite must know is not known."""
 
 
 @dataclass(frozen=True)
@@ -224,18 +220,15 @@ class _LayerPlace(Place):
     def build(self) -> Built | Refusal | None:
         """The new layers as ops beside the old ones, if every guard and the pass itself agree."""
         site = self.site
-        try:
-            if not all(map(site.network.plain, site.outputs)):
-                return self.refusal("it makes a blob that a loop or branch, or another layer, makes too")
-            refusal = self.step.rewrite(site)
-            if refusal is not None or site.new or site.renamed:
-                barred = _barred(site)
-                refusal = refusal if barred is None else barred
-            if refusal is not None:
-                return self.refusal(refusal.reason)
-            return self.built() if site.new or site.renamed else None
-        except Unknown as reason:
-            return self.refusal(str(reason))
+        if not all(map(site.network.plain, site.outputs)):
+            return self.refusal("it makes a blob that a loop or branch, or another layer, makes too")
+        refusal = self.step.rewrite(site)
+        if refusal is not None or site.new or site.renamed:
+            barred = _barred(site)
+            refusal = refusal if barred is None else barred
+        if refusal is not None:
+            return self.refusal(refusal.reason)
+        return self.built() if site.new or site.renamed else None
 
     def refusal(self, reason: str) -> Refusal:
         """A refusal at the layer."""
@@ -246,7 +239,7 @@ class _LayerPlace(Place):
 
         Raises:
             PassError: they cannot be built, or have another shape.
-            Unknown: a shape cannot be shown to stay.
+            Refused: a shape cannot be shown to stay.
         """
         site, blobs = self.site, self.site.network.blobs
         unknown = next((why for n in site.outputs if (why := blobs.missing.get(n))), "")
@@ -286,10 +279,10 @@ def _same_shapes(pairs: Sequence[tuple[Var, Var]]) -> bool:
     """Have the two values of each pair the same shape?
 
     Raises:
-        Unknown: a size is dynamic, and cannot be shown to stay.
+        Refused: a size is dynamic, and cannot be shown to stay.
     """
     same = all(len(a.shape) == len(b.shape) for a, b in pairs)
     sizes = [s for a, b in pairs for s in zip(a.shape, b.shape, strict=False)]
     if any(any_symbolic(s) and str(s[0]) != str(s[1]) for s in sizes):
-        raise Unknown("a size is dynamic, and cannot be shown to stay as it is")
+        raise Refused("a size is dynamic, and cannot be shown to stay as it is")
     return same and all(any_symbolic(s) or s[0] == s[1] for s in sizes)

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.errors import Refused
 from anesurgery.mil import Array
-from anesurgery.network_editing.layer_pass import Site, Unknown
+from anesurgery.network_editing.layer_pass import Site
 from anesurgery.network_editing.network import Network, Node
 from anesurgery.neuralnetwork.spec import is_legacy
 
@@ -136,14 +137,14 @@ def movement(site: Site, nodes: Sequence[Node], source: tuple[int, ...] | None =
         source: the shape that is read, if it is another one of as many numbers than that of the blob.
 
     Raises:
-        Unknown: a shape is dynamic, or what is read is overwritten before the last layer.
+        Refused: a shape is dynamic, or what is read is overwritten before the last layer.
     """
     stated = any(map(_states_sequence, nodes)) or not is_legacy(site.network.message)
     if not stated and any(map(_moves_sequence, nodes)):
-        raise Unknown("it moves the sequence or batch, whose size is dynamic")
+        raise Refused("it moves the sequence or batch, whose size is dynamic")
     blob = nodes[0].inputs[0]
     if len(nodes) > 1 and not site.network.plain(blob):
-        raise Unknown(f"the blob {blob!r} is made more than once, or in a loop or branch")
+        raise Refused(f"the blob {blob!r} is made more than once, or in a loop or branch")
     shape = site.sizes(blob)
     now = places(shape)
     for node in nodes:

@@ -38,7 +38,7 @@ def two_sides(site: Site) -> Constant | tuple[str, str] | Refusal:
     """The constant side and the other, or the two blobs where none or both of them are constant.
 
     Raises:
-        Unknown: nothing is known about the shape of a side.
+        Refused: nothing is known about the shape of a side.
     """
     if len(site.inputs) != 2:
         return Refusal(f"it has {len(site.inputs)} inputs, not 2")
@@ -78,7 +78,7 @@ def order(site: Site, kind: str, x: str, y: str) -> tuple[int, int] | Refusal:
         y: the second one.
 
     Raises:
-        Unknown: nothing is known about the shape of a blob.
+        Refused: nothing is known about the shape of a blob.
     """
     a, b = site.shape(x), site.shape(y)
     if None in a + b and not _alike(site, x, y):

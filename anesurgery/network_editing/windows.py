@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anesurgery.network_editing.layer_pass import Site, Unknown
+from anesurgery.errors import Refused
+from anesurgery.network_editing.layer_pass import Site
 from anesurgery.neuralnetwork.layers.window_padding import pairs
 
 LATER = 1
@@ -44,7 +45,7 @@ def windows_of(site: Site, kernel: Sequence[int], strides: Sequence[int]) -> lis
         strides: from window to window.
 
     Raises:
-        Unknown: a size is dynamic.
+        Refused: a size is dynamic.
     """
     sizes, counts = (height_and_width(site, blob) for blob in (site.inputs[0], site.outputs[0]))
     begins = _begins(site, sizes, kernel, strides)
@@ -56,11 +57,11 @@ def height_and_width(site: Site, blob: str) -> list[int]:
     """The last two sizes of a blob.
 
     Raises:
-        Unknown: one is dynamic.
+        Refused: one is dynamic.
     """
     found = [d for d in site.shape(blob)[-2:] if d is not None]
     if len(found) != 2:
-        raise Unknown(f"height or width of {blob!r} is dynamic")
+        raise Refused(f"height or width of {blob!r} is dynamic")
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from anesurgery.checking.adversarial import SYMBOL_LENGTH
 from anesurgery.checking.grades import SiteCheck
 from anesurgery.checking.site import check_site
-from anesurgery.errors import InterpretError, PassError, ProofError, Refusal, SurgeryError
+from anesurgery.errors import InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
 from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, types
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
@@ -52,7 +52,15 @@ class Place(ABC):
 
     @abstractmethod
     def build(self) -> Built | Refusal | None:
-        """Guard, check and build; None: the rewrite does not apply."""
+        """Guard, check and build; None: the rewrite does not apply.
+
+        Raises:
+            Refused: a helper was asked for a value that it cannot give.
+        """
+
+    @abstractmethod
+    def refusal(self, reason: str) -> Refusal:
+        """A refusal at the op or layer."""
 
     @abstractmethod
     def sample(self, var: Var, rng: np.random.Generator) -> Array | None:
@@ -79,7 +87,7 @@ def operate(place: Place) -> bool:
         ProofError: the numbers differ by more than the pass promises.
     """
     try:
-        built = place.build()
+        built = _built(place)
         if isinstance(built, Refusal):
             place.session.refusals.append((place.step.name, built))
         if not isinstance(built, Built):
@@ -95,6 +103,18 @@ def operate(place: Place) -> bool:
         raise wrapped from error
     place.session.changes.append(replace(place.replace(built), **found))
     return True
+
+
+def _built(place: Place) -> Built | Refusal | None:
+    """What `build` gives; a refusal says where, and is one too where a helper raised its reason."""
+    try:
+        built = place.build()
+    except Refused as reason:
+        place.undo()
+        return place.refusal(str(reason))
+    if isinstance(built, Refusal) and built.where is None:
+        return place.refusal(built.reason)
+    return built
 
 
 def _undo(place: Place, error: SurgeryError) -> None:
@@ -130,7 +150,7 @@ def compared(place: Place, built: Built) -> Mapping[str, Any]:
             raise
         return {"unchecked": f"cannot be computed where dynamic sizes are {SYMBOL_LENGTH}"}
     if not isinstance(proof, SiteCheck):
-        return {"unchecked": proof}
+        return {"unchecked": proof.reason}
     if not proof.within(step.tolerance):
         raise ProofError(
             f"pass {step.name} at {place}: old and new differ by {proof.max_abs:g} "

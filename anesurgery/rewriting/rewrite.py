@@ -18,7 +18,6 @@ import numpy as np
 
 from anesurgery.display import short_name
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.compressed_weights import Uneditable
 from anesurgery.mil import (
     Array,
     Block,
@@ -163,14 +162,13 @@ class _OpPlace(Place):
         if not isinstance(m, Match):
             return m
         self.match, self.before = m, self.session.marked(self.function)
-        try:
-            result = self.step.rewrite(self.builder, m)
-        except Uneditable as reason:
-            self.undo()
-            return Refusal(str(reason), self.root)
-        pairs = self.pairs(m, result)
+        pairs = self.pairs(m, self.step.rewrite(self.builder, m))
         self.refuse_loops(pairs, self.builder.made)
         return Built(pairs, self.builder.made, m.ops, self.step.uncompared(m))
+
+    def refusal(self, reason: str) -> Refusal:
+        """A refusal at the op."""
+        return Refusal(reason, self.root)
 
     def accept(self) -> Match | Refusal | None:
         """The match, if there is one and every guard and the pass's own check agree."""

@@ -95,7 +95,7 @@ class Session(Report):
     """Input -> the least and the largest value that the caller will give."""
     ran: list[str] = field(default_factory=list)
     """Names of the passes that have run."""
-    checks: dict[str, dict[Hashable, SiteCheck | str]] = field(default_factory=dict)
+    checks: dict[str, dict[Hashable, SiteCheck | Refusal]] = field(default_factory=dict)
     """Site proofs by step and fingerprint: the same computation is run once."""
     names: dict[Function, set[str]] = field(default_factory=dict)
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)

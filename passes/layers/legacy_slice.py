@@ -37,13 +37,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site, Unknown
+from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site
 from anesurgery.network_editing.spatial_axes import CHANNEL, CUT, HEIGHT, WIDTH, borders, cut, from_end
 from anesurgery.neuralnetwork.layers.blob_axes import of_each
 from anesurgery.neuralnetwork.making import make_layer, make_network
 
 Spans = dict[int, range]
 """Sliced axis, from the end -> the places that stay."""
+DYNAMIC = Refusal("the length of a sliced axis is dynamic")
 CROPPED = 3
 """Axes that `crop` takes at least in Core ML's own check."""
 
@@ -111,7 +112,8 @@ def _static(site: Site, shape: Shape) -> Spans | Refusal:
             return Refusal(f"its stride along axis {i - rank} is {strides[i]}, not positive")
         if (begin or 0) == 0 and end is None and strides[i] == 1:
             continue
-        length = _known(shape[i])
+        if (length := shape[i]) is None:
+            return DYNAMIC
         span = range(length)[begin : end : strides[i]]
         if len(span) != length:
             spans[i - rank] = span
@@ -124,16 +126,12 @@ def _by_size(site: Site, shape: Shape) -> Spans | Refusal:
     value = site.constant(site.inputs[1])
     if value is None:
         return Refusal("its beginning is dynamic")
-    begin, length = int(value.flat[0]), _known(shape[axis])
+    begin, length = int(value.flat[0]), shape[axis]
+    if length is None:
+        return DYNAMIC
     if size < 1 or begin < 0 or begin + size > length:
         return Refusal(f"it takes {size} from {begin} on, of {length}")
     return {axis: range(begin, begin + size)} if size < length else {}
-
-
-def _known(length: int | None) -> int:
-    if length is None:
-        raise Unknown("the length of a sliced axis is dynamic")
-    return length
 
 
 SPANS: dict[str, Callable[[Site, Shape], Spans | Refusal]] = {"sliceStatic": _static, "sliceBySize": _by_size}

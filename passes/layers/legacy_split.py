@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site, Unknown
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.network_editing.spatial_axes import CHANNEL, CUT, cut, from_end
 from anesurgery.neuralnetwork.making import make_layer, make_network
 
@@ -76,7 +76,7 @@ class LegacySplit(LayerRewrite):
 def _parts(site: Site, axis: int, length: int | None) -> list[int] | Refusal:
     """The sizes of the parts along the axis."""
     if length is None:
-        raise Unknown("the length that is split is dynamic")
+        return Refusal("the length that is split is dynamic")
     if stated := [int(n) for n in site.params.splitSizes]:
         return stated
     count = len(site.outputs)

@@ -101,7 +101,7 @@ HELD: list[Program] = []
 """Programs that keep their values alive."""
 
 
-def check(pairs: Any, made: Any) -> SiteCheck | str:
+def check(pairs: Any, made: Any) -> SiteCheck | Refusal:
     return check_site(pairs, made, lambda v, rng: None)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anesurgery.facts import compressed_weights
-from anesurgery.facts.compressed_weights import Uneditable, decoded, edit_weight, is_compressed
+from anesurgery.facts.compressed_weights import Refused, decoded, edit_weight, is_compressed
 from anesurgery.facts.weight_edits import Edit
 from anesurgery.files import sub_byte
 from anesurgery.mil import Array, Program, Var, ct, mb, types
@@ -223,7 +223,7 @@ def test_an_edited_weight_stays_compressed_and_decodes_to_the_edit(form: str, ed
     program, weight = weight_of(*FORMS[form])
     expected = EDITS[edit].apply(decoded(weight))
     if (form, edit) in VECTORS_CUT:
-        with pytest.raises(Uneditable, match="cuts vectors of 2 numbers"):
+        with pytest.raises(Refused, match="cuts vectors of 2 numbers"):
             after(program, weight, EDITS[edit])
         return
     made = after(program, weight, EDITS[edit])
@@ -260,7 +260,7 @@ def test_a_full_palette_of_256_entries_without_zero_refuses_zeros() -> None:
         ),
         ct.target.iOS16,
     )
-    with pytest.raises(Uneditable, match="has 256 entries, and none is 0"):
+    with pytest.raises(Refused, match="has 256 entries, and none is 0"):
         after(program, weight, Edit.of((32, 8)).padded(0, 64))
 
 
@@ -269,7 +269,7 @@ def test_offsets_that_are_no_whole_numbers_refuse_padding() -> None:
         data=numbers(SHAPE, 7, np.int8), scale=scales(1, 1, 1), offset=np.full((1, 1, 1), 0.5, np.float16)
     )
     program, weight = weight_of(make, ct.target.iOS18)
-    with pytest.raises(Uneditable, match="no whole numbers"):
+    with pytest.raises(Refused, match="no whole numbers"):
         after(program, weight, EDITS["padded rows"])
 
 
@@ -278,7 +278,7 @@ def test_a_negative_scale_refuses_padding_that_would_be_minus_zero() -> None:
         data=numbers(SHAPE, 7, np.int8), scale=-scales(8, 1, 1)
     )
     program, weight = weight_of(make, ct.target.iOS18)
-    with pytest.raises(Uneditable, match="negative scale"):
+    with pytest.raises(Refused, match="negative scale"):
         after(program, weight, EDITS["padded rows"])
     assert bits(decoded(after(program, weight, EDITS["cut"]))) == bits(EDITS["cut"].apply(decoded(weight)))
 

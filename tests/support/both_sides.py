@@ -22,7 +22,7 @@ def checked(
     promise: Promise = PLAIN,
     seed: int = 0,
     opset: Any = ct.target.iOS17,
-) -> SiteCheck | str:
+) -> SiteCheck | Refusal:
     """The result of checking `new` against `old`; inputs are pairs (dtype, shape): by default fp32 (2, 4)."""
     _, olds, news, made = side_by_side(old, new, *inputs, opset=opset)
     pairs = list(zip(olds, news, strict=True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from anesurgery.errors import Refusal
 from anesurgery.facts.constant_indices import taken
 from anesurgery.facts.reading import channels, in_words, ints, number, shape_in_words, weight
 from anesurgery.facts.work import is_stored, size_of
@@ -187,7 +188,7 @@ def constant_rows(op: Operation, target: Target) -> str:
     if constant(op.indices) is None or is_stored(op.x):
         return ""
     found = taken(op)
-    return "" if isinstance(found, str) else f"%{op.outputs[0].name} takes rows at constant indices"
+    return "" if isinstance(found, Refusal) else f"%{op.outputs[0].name} takes rows at constant indices"
 
 
 KAS = "kasper0406/stablehlo-coreml: avoid_ane_dma_notch.py"

@@ -15,7 +15,7 @@ from anesurgery.checking.both import site_of
 from anesurgery.checking.grades import Grade, SiteCheck
 from anesurgery.checking.proofs import Proof, prove
 from anesurgery.checking.site import check_site
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.mil import Program, Var, mb, types
 
 RNG = np.random.default_rng(3)

@@ -9,6 +9,7 @@ from coremltools.converters.mil.mil.block import curr_block
 
 from anesurgery.checking.grades import PLAIN, Promise, SiteCheck
 from anesurgery.checking.site import check_site
+from anesurgery.errors import Refusal
 from anesurgery.mil import Program, Var, ct, mb, types
 
 Body = Callable[..., Any]

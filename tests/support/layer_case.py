@@ -84,3 +84,8 @@ def assert_near(found: Array, expected: Any) -> None:
     largest = np.abs(np.asarray(expected)).max()
     assert largest > 0
     np.testing.assert_allclose(found, expected, rtol=CLOSE, atol=CLOSE / 10 * largest)
+
+
+def shaped(value: Array) -> Array:
+    """How an output of (C, H, W) is given back."""
+    return value.reshape(value.shape[:1]) if value.shape[1:] == (1, 1) else value

@@ -1,0 +1,235 @@
+"""Padded convolutions; what is refused, what is shared, and regions in nested blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import get_new_symbol
+from padded_axes import EVEN, ODD, RTOL, STEP, check, conv, hidden, kinds, lengths, program_of, taken, weight
+
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.passes.embedding_matmul import EmbeddingMatmul
+from anesurgery.passes.pad_last_axis import PadLastAxis
+from anesurgery.rewriting.passes import Pipeline
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+
+@pytest.mark.parametrize("shape", [(1, 4, ODD), (1, 4, 1, ODD), (1, 4, 2, 2, ODD)])
+def test_a_chain_of_pointwise_convolutions(shape: tuple[int, ...]) -> None:
+    after = check(program_of(lambda x: conv(mb.relu(x=conv(x, 8)), 4), shape), 1)
+    assert lengths(after, "pad", "conv", "relu") == [EVEN] * 4
+    assert [op.op_type for op in kinds(after, "pad", "conv", "slice_by_index")] == (
+        ["pad", "conv", "conv", "slice_by_index"]
+    )
+
+
+def test_a_residual_of_convolutions() -> None:
+    def body(x: Var) -> Any:
+        x = mb.sigmoid(x=x)
+        return mb.add(x=x, y=conv(mb.gelu(x=conv(x, 8), mode="EXACT"), 4))
+
+    after = check(program_of(body, (1, 4, 1, ODD)), 1)
+    assert len(kinds(after, "pad")) == 1
+
+
+def test_convolutions_behind_a_product_carry_its_padding() -> None:
+    def body(x: Var) -> Any:
+        return taken(conv(mb.relu(x=conv(hidden(x), 8)), 4))
+
+    after = check(program_of(body, (1, 4, 8)), 0)
+    assert not kinds(after, "pad")
+
+
+@pytest.mark.parametrize("ends", [1, 3])
+def test_refuses_convolutions_that_do_not_pay(ends: int) -> None:
+    program = program_of(
+        lambda x: tuple(mb.softmax(x=conv(x, 4 + i), axis=1) for i in range(ends)), (1, 4, 1, ODD)
+    )
+    assert_refuses(STEP, program, f"1 pad and {ends} cuts for {ends} convolutions")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"strides": [1, 2]},
+        {"pad_type": "custom", "pad": [0, 0, 1, 1]},
+        {"weight": weight(4, 4, 1, 3), "pad_type": "same"},
+        {"weight": weight(4, 4, 1, 3)},
+    ],
+    ids=["strided", "padded", "same", "wide"],
+)
+def test_other_convolutions_are_none_of_its_business(form: dict[str, Any]) -> None:
+    def body(x: Var) -> Any:
+        return mb.conv(
+            **{
+                "x": mb.conv(**{"x": x, "weight": weight(4, 4, 1, 1), **form}),
+                "weight": weight(4, 4, 1, 1),
+                **form,
+            }
+        )
+
+    program = program_of(body, (1, 4, 3, ODD))
+    _, session = apply_pass(STEP, program)
+    assert not session.changes
+    assert not session.refusals
+
+
+# Refusals
+
+
+def test_refuses_a_last_axis_of_one() -> None:
+    program = program_of(lambda x: mb.linear(x=x, weight=weight(1, 8)))
+    assert_refuses(STEP, program, "has length 1; padding makes it 64 times as long")
+
+
+def test_refuses_a_symbolic_shape() -> None:
+    program = program_of(lambda x: hidden(x), (get_new_symbol(), 8))
+    assert_refuses(STEP, program, "the result has the symbolic shape (")
+
+
+@pytest.mark.parametrize("op", ["linear", "matmul"])
+def test_a_compressed_weight_is_padded_in_its_form(op: str) -> None:
+    def body(x: Var) -> Any:
+        table = mb.constexpr_affine_dequantize(
+            quantized_data=np.arange(ODD * 8, dtype=np.int8).reshape(ODD, 8) % 5,
+            zero_point=np.int8(2),
+            scale=np.float32(0.1),
+            axis=0,
+        )
+        made = mb.linear(x=x, weight=table) if op == "linear" else mb.matmul(x=x, y=table, transpose_y=True)
+        return mb.softmax(x=made, axis=-1)
+
+    (made,) = kinds(check(program_of(body), 1), "constexpr_affine_dequantize")
+    assert made.quantized_data.val.shape == (EVEN, 8)
+    assert (made.quantized_data.val[ODD:] == 2).all()
+
+
+def test_a_compressed_weight_takes_up() -> None:
+    def body(x: Var) -> Any:
+        table = mb.constexpr_affine_dequantize(
+            quantized_data=np.ones((EVEN, ODD), np.int8), zero_point=np.int8(0), scale=np.float32(0.1), axis=0
+        )
+        return mb.linear(x=hidden(x), weight=table)
+
+    check(program_of(body), 0)
+
+
+def test_a_full_palette_without_zero_is_refused() -> None:
+    def body(x: Var) -> Any:
+        table = mb.constexpr_lut_to_dense(
+            indices=np.resize(np.arange(256, dtype=np.uint8), ODD * 8),
+            lut=np.linspace(1, 2, 256).astype(np.float32),
+            shape=np.array([ODD, 8], np.uint32),
+        )
+        return mb.softmax(x=mb.linear(x=x, weight=table), axis=-1)
+
+    assert_refuses(STEP, program_of(body), "has 256 entries, and none is 0")
+
+
+@pytest.mark.parametrize("length", [32, 64, 128])
+def test_multiples_are_left(length: int) -> None:
+    program = program_of(lambda x: mb.relu(x=hidden(x, length)))
+    _, session = apply_pass(PadLastAxis(multiple=32), program)
+    assert not session.changes
+    assert not session.refusals
+
+
+# Sharing
+
+
+def test_a_tied_weight_is_padded_once() -> None:
+    table = weight(101, 8)
+
+    def body(x: Var, y: Var) -> Any:
+        held = mb.const(val=table, name="table")
+        return mb.linear(x=x, weight=held), mb.softmax(x=mb.linear(x=y, weight=held), axis=-1)
+
+    after = check(program_of(body, (1, 8), (3, 8)), 2)
+    first, second = kinds(after, "linear")
+    assert first.weight is second.weight
+    assert first.weight.shape == (128, 8)
+
+
+def test_the_embedding_and_the_head_share_one_padded_table() -> None:
+    table = weight(2500, 64)
+
+    def body(ids: Var) -> Any:
+        held = mb.const(val=table, name="table")
+        return mb.linear(x=mb.gather(x=held, indices=ids, axis=0), weight=held, name="logits")
+
+    program: Program = mb.program(
+        input_specs=[mb.TensorSpec((1, 5), dtype=types.int32)], opset_version=ct.target.iOS17
+    )(body)
+    after, session = apply_pass(Pipeline(steps=(EmbeddingMatmul(pad_tied=True), STEP)), program)
+    assert {c.pass_name for c in session.changes} == {"embedding_matmul", "pad_last_axis"}
+    big = [op for op in kinds(after, "const") if np.size(op.val.val) > 5000]
+    assert [op.outputs[0].shape for op in big] == [(2560, 64)]
+    ids: dict[str, Any] = {"ids": np.array([[0, 3, 2499, 2048, 7]], np.int32)}
+    assert_same_numbers(program, after, ids, rtol=RTOL)
+
+
+def test_constants_that_others_read_stay_for_them() -> None:
+    row = weight(ODD)
+
+    def body(x: Var, y: Var) -> Any:
+        held = mb.const(val=row, name="row")
+        return taken(mb.add(x=hidden(x), y=held)), mb.mul(x=y, y=held)
+
+    check(program_of(body, (2, 8), (2, ODD)), 0)
+
+
+# Blocks
+
+
+def test_nested_blocks_have_regions_of_their_own() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 8)), mb.TensorSpec((1,), dtype=types.bool)])
+    def program(x: Var, flag: Var) -> Any:
+        h = hidden(x)
+        return mb.cond(
+            pred=mb.squeeze(x=flag),
+            _true_fn=lambda: mb.add(x=mb.relu(x=hidden(x, seed=1)), y=h),
+            _false_fn=lambda: mb.relu(x=mb.mul(x=h, y=hidden(x, seed=2))),
+        )
+
+    check(program, 3)
+
+
+def test_the_body_of_a_loop() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 8))])
+    def program(x: Var) -> Any:
+        return mb.while_loop(
+            _cond=lambda i, h: mb.greater(x=i, y=np.int32(0)),
+            _body=lambda i, h: (mb.sub(x=i, y=np.int32(1)), taken(mb.tanh(x=hidden(h)), 8)),
+            loop_vars=(np.int32(3), x),
+        )[1]
+
+    step = PadLastAxis(multiple=8)
+    check(program, 0, step)
+
+
+def test_a_convolution_in_a_branch_reads_a_value_from_outside() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 1, ODD)), mb.TensorSpec((1,), dtype=types.bool)])
+    def program(x: Var, flag: Var) -> Any:
+        h = mb.relu(x=x)
+        return mb.cond(
+            pred=mb.squeeze(x=flag),
+            _true_fn=lambda: conv(mb.relu(x=conv(h, 8)), 4),
+            _false_fn=lambda: conv(mb.relu(x=conv(x, 8)), 4),
+        )
+
+    check(program, 2)
+
+
+def test_a_partner_outside_the_block_stays_as_it_is() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 1, ODD)), mb.TensorSpec((1,), dtype=types.bool)])
+    def program(x: Var, flag: Var) -> Any:
+        outside = conv(x, 4)
+        return mb.cond(
+            pred=mb.squeeze(x=flag),
+            _true_fn=lambda: mb.add(x=conv(mb.relu(x=conv(x, 8)), 4), y=outside),
+            _false_fn=lambda: mb.relu(x=outside),
+        )
+
+    check(program, 1)

@@ -1,0 +1,216 @@
+"""Padding in fp16, in the default pipeline, in any graph, and in converted models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+from conversion import convert
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from padded_axes import EVEN, ODD, RTOL, STEP, check, hidden, kinds, lengths, program_of, taken, weight
+
+from anesurgery.facts.slices import slice_back
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.passes.pad_last_axis import PadLastAxis
+from anesurgery.testing import apply_pass, assert_same_numbers
+from anesurgery.text import to_text
+
+FP16 = types.fp16
+
+
+# fp16, versions, the default pipeline
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_fp16_weights_stay_fp16(precision: str) -> None:
+    def body(x: Var) -> Any:
+        h = mb.linear(x=x, weight=weight(ODD, 8, dtype=np.float16), bias=weight(ODD, dtype=np.float16))
+        h = mb.mul(x=mb.gelu(x=h, mode="EXACT"), y=weight(ODD, dtype=np.float16))
+        return mb.linear(x=h, weight=weight(EVEN, ODD, dtype=np.float16)), mb.softmax(x=h, axis=-1)
+
+    program = program_of(body, dtype=FP16)
+    after = check(program, 1)
+    assert_same_numbers(program, after, rtol=1e-3, precision=precision)
+    assert {op.weight.dtype for op in kinds(after, "linear")} == {FP16}
+
+
+@pytest.mark.parametrize("version", [15, 16, 17, 18])
+def test_stays_after_the_default_pipeline(version: int, settled: Callable[[Program], Program]) -> None:
+    def body(x: Var) -> Any:
+        h = mb.matmul(x=mb.add(x=x, y=np.float32(1)), y=weight(8, ODD))
+        h = mb.add(x=h, y=weight(ODD))
+        g = mb.gelu(x=h, mode="EXACT")
+        y = mb.add(x=g, y=mb.mul(x=mb.matmul(x=x, y=weight(8, ODD, seed=3)), y=np.float32(2)))
+        return mb.softmax(x=g, axis=-1), taken(y), mb.transpose(x=y, perm=[1, 0])
+
+    program = program_of(body, target=getattr(ct.target, f"iOS{version}"))
+    after = check(program, 2)
+    later = settled(after)
+    assert_same_numbers(program, later, rtol=RTOL)
+    assert not apply_pass(STEP, later)[1].changes, to_text(later)
+    assert len(kinds(later, "slice_by_index")) == 2
+
+
+# Any program
+
+
+CARRIERS: dict[str, Callable[[Var], Var]] = {
+    "relu": lambda v: mb.relu(x=v),
+    "tanh": lambda v: mb.tanh(x=v),
+    "gelu": lambda v: mb.gelu(x=v, mode="TANH_APPROXIMATION"),
+    "exp": lambda v: mb.exp(x=mb.tanh(x=v)),
+    "square": lambda v: mb.square(x=mb.sigmoid(x=v)),
+    "clip": lambda v: mb.clip(x=v, alpha=-1.0, beta=2.0),
+    "half": lambda v: mb.mul(x=v, y=np.float32(0.5)),
+    "row": lambda v: mb.add(x=v, y=weight(v.shape[-1])),
+    "from one": lambda v: mb.sub(x=np.float32(1), y=v),
+    "cube": lambda v: mb.pow(x=mb.tanh(x=v), y=np.float32(3)),
+    "divided": lambda v: mb.real_div(x=mb.tanh(x=v), y=mb.add(x=mb.exp(x=mb.tanh(x=v)), y=np.float32(1))),
+    "mean": lambda v: mb.add(x=v, y=mb.reduce_mean(x=v, axes=[-1], keep_dims=True)),
+    "softmax": lambda v: mb.softmax(x=v, axis=-1),
+    "log": lambda v: mb.log(x=mb.add(x=mb.abs(x=v), y=np.float32(1))),
+    "norm": lambda v: mb.layer_norm(x=v, axes=[-1], epsilon=1e-3),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_graph_of_products_and_elementwise_ops(data: st.DataObject) -> None:
+    multiple = data.draw(st.sampled_from([4, 8, 32]))
+    widths = data.draw(st.lists(st.integers(2, 19), min_size=1, max_size=2))
+    lead = data.draw(st.sampled_from([(2,), (1, 3)]))
+    steps = data.draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from([*CARRIERS, *["linear", "matmul", "add", "mul", "scores"] * 3]),
+                st.integers(0, 30),
+                st.integers(0, 30),
+                st.sampled_from(widths),
+            ),
+            min_size=2,
+            max_size=14,
+        )
+    )
+    outputs = data.draw(st.sets(st.integers(0, 30), min_size=1, max_size=3))
+
+    def body(x: Var) -> Any:
+        pool = [hidden(x, widths[0])]
+        for n, (kind, i, j, width) in enumerate(steps):
+            a, b = pool[i % len(pool)], pool[j % len(pool)]
+            if kind in CARRIERS:
+                pool.append(CARRIERS[kind](a))
+            elif kind == "linear":
+                pool.append(hidden(a, width, n))
+            elif kind == "matmul":
+                y = weight(width, a.shape[-1], seed=n)
+                pool.append(mb.matmul(x=a, y=y, transpose_y=True))
+            elif a.shape != b.shape:
+                pool.append(mb.mul(x=a, y=mb.reduce_mean(x=b, axes=[-1], keep_dims=True)))
+            elif kind == "scores":
+                pool.append(mb.tanh(x=mb.matmul(x=mb.matmul(x=a, y=b, transpose_y=True), y=b)))
+            else:
+                pool.append(getattr(mb, kind)(x=a, y=mb.tanh(x=b)))
+        return tuple(mb.identity(x=pool[k]) for k in {o % len(pool) for o in outputs})
+
+    program = program_of(body, (*lead, 8))
+    step = PadLastAxis(multiple=multiple)
+    after, session = apply_pass(step, program)
+    assert_same_numbers(program, after, rtol=RTOL)
+    assert not apply_pass(step, after)[1].changes, to_text(after)
+    assert all(c.proof is not None for c in session.changes)
+    cuts = kinds(after, "slice_by_index")
+    assert len({id(op.x) for op in cuts}) == len(cuts), to_text(after)
+    for op in slice_back(after.functions["main"].outputs, set()):
+        if op.op_type == "linear" or (op.op_type == "matmul" and op.y.op.op_type == "const"):
+            assert op.outputs[0].shape[-1] % multiple == 0, to_text(after)
+
+
+# Converted models
+
+
+class Mlp(torch.nn.Module):
+    """Odd widths, a gate, a residual, a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.gate = torch.nn.Linear(12, 45), torch.nn.Linear(45, 77)
+        self.up, self.down = torch.nn.Linear(45, 77), torch.nn.Linear(77, 45)
+        self.norm, self.head = torch.nn.LayerNorm(45), torch.nn.Linear(45, 101)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.gelu(self.start(x))
+        x = x + self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+        return self.head(self.norm(x))
+
+
+class Gpt(torch.nn.Module):
+    """One block of nanoGPT with an odd vocabulary and a tied head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.wpe = torch.nn.Embedding(101, 24), torch.nn.Embedding(6, 24)
+        self.norm, self.qkv = torch.nn.LayerNorm(24), torch.nn.Linear(24, 72)
+        self.fc, self.proj = torch.nn.Linear(24, 96), torch.nn.Linear(96, 24)
+        self.register_buffer("mask", torch.tril(torch.ones(6, 6)) == 0)
+        self.register_buffer("positions", torch.arange(6))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.wte(ids) + self.wpe(self.positions)
+        q, k, v = (t.view(1, 6, 2, 12).transpose(1, 2) for t in self.qkv(self.norm(x)).split(24, 2))
+        scores = (q @ k.transpose(2, 3) / 12**0.5).masked_fill(self.mask, -1e4)
+        x = x + (torch.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(1, 6, 24)
+        x = x + self.proj(torch.nn.functional.gelu(self.fc(self.norm(x))))
+        return torch.nn.functional.linear(self.norm(x), self.wte.weight)
+
+
+@cache
+def converted(model: str, how: str, ios: int, precision: str) -> tuple[Program, Any, Any]:
+    torch.manual_seed(0)
+    module = (Mlp() if model == "mlp" else Gpt()).eval()
+    example = torch.randn(2, 12) if model == "mlp" else torch.tensor([[0, 100, 64, 7, 99, 1]])
+    program = convert(module, {"x": example}, how, f"iOS{ios}", precision)._mil_program
+    (name,) = program.functions["main"].inputs
+    values = example.numpy().astype(np.int32 if model == "gpt" else np.float32)
+    return program, {name: values}, module(example).detach().numpy()
+
+
+SPELLINGS = [
+    (how, ios, precision)
+    for how in ("trace", "export")
+    for ios, precision in ((15, "FLOAT32"), (16, "FLOAT16"), (17, "FLOAT16"), (18, "FLOAT32"))
+]
+
+
+@pytest.mark.parametrize("model", ["mlp", "gpt"])
+@pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
+def test_converted_models(model: str, how: str, ios: int, precision: str) -> None:
+    program, inputs, expected = converted(model, how, ios, precision)
+    after, _ = apply_pass(STEP, program)
+    assert_same_numbers(program, after, inputs, rtol=RTOL)
+    assert_same_numbers(program, after, inputs, rtol=2e-3, precision="fp16")
+    (found,) = run(after, inputs).values()
+    half = precision == "FLOAT16"
+    assert_close(found, expected, rtol=3e-3 if half else 1e-5)
+    assert not apply_pass(STEP, after)[1].changes
+    assert all(n % 64 == 0 for n in lengths(after, "linear")), to_text(after)
+    added = len(kinds(after, "slice_by_index")) - len(kinds(program, "slice_by_index"))
+    # mlp: before the norm and before the output; gpt: qkv, into the residual sum, the vocabulary.
+    assert added == (2 if model == "mlp" else 3), to_text(after)
+    head = kinds(after, "linear")[-1]
+    assert head.outputs[0].shape[-1] == 128
+
+
+def test_a_converted_model_stays_after_the_default_pipeline(settled: Callable[[Program], Program]) -> None:
+    program, inputs, _ = converted("mlp", "trace", 17, "FLOAT16")
+    after, _ = apply_pass(STEP, program)
+    later = settled(after)
+    assert_same_numbers(program, later, inputs, rtol=RTOL)
+    assert not apply_pass(STEP, later)[1].changes
+    assert len(kinds(later, "slice_by_index")) == 2

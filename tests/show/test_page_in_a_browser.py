@@ -1,0 +1,230 @@
+"""What a browser makes of the HTML report."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from report_models import ODD, finding, inspection, large, row, twenty
+
+from anesurgery.placement import Estimate, Inspection
+from anesurgery.show.page import page
+
+Browse = Callable[..., str]
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Browse:
+    """The document that Chromium makes of a page, after its scripts; whatever it complains of is an error."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+
+    def look(made: str, address: str = "", script: str = "", *flags: str) -> str:
+        file = tmp_path / "page.html"
+        file.write_text(made.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+        done = subprocess.run(
+            [
+                chromium,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                "--virtual-time-budget=3000",
+                "--enable-logging=stderr",
+                "--dump-dom",
+                *flags,
+                f"{file.as_uri()}{address}",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert "CONSOLE" not in done.stderr, done.stderr
+        return done.stdout
+
+    return look
+
+
+def column(document: str, number: int) -> list[str]:
+    """The texts of a column of the table of ops."""
+    table = document[document.index('<table id="ops">') :]
+    body = table[table.index("<tbody>") : table.index("</tbody>")]
+    lines = re.findall(r'<tr(?: class="here")?>(.*?)</tr>', body, re.S)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", line, re.S) for line in lines]
+    return [re.sub(r"<[^>]+>", "", c[number]) for c in cells]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_browser_has_nothing_to_complain_of(name: str, browse: Browse) -> None:
+    document = browse(page(ODD[name]))
+    assert "<title>owned</title>" not in document
+    rows = sum(len(p.ops) for p in [ODD[name], *ODD[name].parts.values()])
+    assert f"{rows:,} of {rows:,} ops" in document
+    assert len(column(document, 0)) == min(rows, 150)
+
+
+def test_the_address_sorts(browse: Browse) -> None:
+    document = browse(page(large()), "#sort=flop&dir=desc")
+    expected = sorted(large().ops, key=lambda r: (-r.flop, r.index))[:150]
+    assert column(document, 0) == [str(r.index) for r in expected]
+    assert 'aria-sort="descending"' in document
+
+
+def test_what_is_not_known_sorts_last_either_way(browse: Browse) -> None:
+    rows = [row(k, "x", "ane", estimate=None if k == 1 else Estimate(3.0 - k, 1.0)) for k in range(3)]
+    assert column(browse(page(inspection(rows)), "#sort=ane"), 0) == ["2", "0", "1"]
+    assert column(browse(page(inspection(rows)), "#sort=ane&dir=desc"), 0) == ["0", "2", "1"]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("#q=NORM", ["18"]),
+        ("#q=dtype-int32", ["0"]),
+        ("#unit=cpu", ["0", "19"]),
+        ("#segment=2", ["18"]),
+        ("#attention=1", ["0", "18", "19"]),
+        ("#rule=dtype-int32", ["0"]),
+        ("#type=linear", ["19"]),
+        ("#unit=unknown", ["18"]),
+        ("#q=nothing", []),
+        ("#sort=nonsense&unit=cpu", ["0", "19"]),
+    ],
+)
+def test_the_address_filters(address: str, expected: list[str], browse: Browse) -> None:
+    assert column(browse(page(twenty()), address), 0) == expected
+
+
+def test_clicks_sort_and_unfold(browse: Browse) -> None:
+    clicks = """
+      const heads = () => [...document.querySelectorAll("#ops th button")];
+      const head = (name) => heads().find((button) => button.textContent === name);
+      head("flop").click(); head("flop").click();
+      document.querySelector("#ops .more").click();
+    """
+    document = browse(page(twenty()), script=clicks)
+    flops = [str(r.index) for r in sorted(twenty().ops, key=lambda r: (r.flop, r.index))]
+    table = document[document.index('<table id="ops">') :]
+    assert re.findall(r'<tr><td class="right"[^>]*>(\d+)</td>', table) == flops
+    unfolded = table[table.index('class="detail"') :]
+    for words in ("int32 stays on the CPU", "a table of ops", "measured", "M4", "embedding_matmul"):
+        assert words in unfolded
+
+
+def test_a_click_on_a_box_shows_its_ops(browse: Browse) -> None:
+    document = browse(
+        page(twenty()),
+        script="location.hash = document.querySelectorAll('main .box')[2].querySelector('a')"
+        ".getAttribute('href').slice(1);",
+    )
+    assert column(document, 0) == ["18"]
+
+
+def test_before_and_after_are_one_click_apart(browse: Browse) -> None:
+    both = page(twenty(), inspection([row(0, "conv", "ane")]))
+    assert "1 of 1 ops" in browse(both)
+    assert "20 of 20 ops" in browse(both, script="document.querySelector('[data-view=\"0\"]').click()")
+
+
+def test_two_thousand_rows_sort_at_once(browse: Browse) -> None:
+    """The clock of the page counts real time here: twenty sorts with drawing, on whatever machine this is."""
+    timed = """
+      const start = performance.now();
+      for (let k = 0; k < 20; k++) document.querySelectorAll("#ops th button")[k % 5].click();
+      document.title = "took " + Math.round(performance.now() - start);
+    """
+    took = re.search(r"<title>took (\d+)</title>", browse(page(large()), script=timed))
+    assert took
+    assert int(took[1]) < 20 * 250
+
+
+LONG = "a_name_without_any_place_to_break_it_" * 6
+WIDTHS = (400, 800, 1280)
+MEASURE = """
+  document.querySelectorAll("details").forEach((d) => { d.open = true; });
+  const all = (of) => [...document.querySelectorAll(of)], wide = (e) => e.getBoundingClientRect().width;
+  const colour = getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number);
+  document.title = "measured " + JSON.stringify({
+    width: innerWidth, over: document.documentElement.scrollWidth > innerWidth, dark: colour[0] < 60,
+    narrow: all("td.why, summary .what, .evidence dd").filter((e) => wide(e) < 220).length,
+    wider: all("#ops tbody tr").filter((e) => wide(e) > Math.max(innerWidth, 1000)).length,
+  });
+"""
+
+
+def long_names() -> Inspection:
+    """A model under a path, with names that have no place to break."""
+    found = (finding(LONG, op="cast_0", message=LONG, advice="split it"),)
+    rows = [row(0, "cast", "cpu", False, name=LONG, findings=found)]
+    rows += [row(k, "conv", "ane", name=f"{LONG}{k}") for k in range(1, 70)]
+    return inspection(rows, model=f"some/folder/{LONG}.mlpackage", notes=(LONG,))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_at_every_width_one_page_fits_and_words_have_room(width: int, scheme: str, browse: Browse) -> None:
+    """In a frame of that width: windows of a browser have a least width of their own."""
+    for made in (page(long_names()), page(long_names(), ODD["twenty"])):
+        measure = f"<script>{MEASURE}parent.postMessage(document.title, '*')</script>"
+        inner = html.escape(made.replace("</body>", f"{measure}</body>"))
+        frame = f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{inner}"></iframe>'
+        outer = f"<!doctype html><html><head><title>none</title></head><body>{frame}</body></html>"
+        listen = "addEventListener('message', (e) => { document.title = e.data; });"
+        shade = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
+        document = browse(outer.replace("<body>", f"<body><script>{listen}</script>"), "", "", shade)
+        title = re.search(r"<title>measured (.*?)</title>", document)
+        assert title, document[:500]
+        found = json.loads(html.unescape(title[1]))
+        assert found == {"width": width, "over": False, "dark": scheme == "dark", "narrow": 0, "wider": 0}
+
+
+def test_the_heading_is_the_name_of_the_file() -> None:
+    made = page(inspection([row(0, "mul", "ane")], model="/some/where/net.mlpackage"))
+    assert "<h1>net.mlpackage</h1>" in made
+    assert "/some/where" not in made
+
+
+def test_a_click_on_an_op_shows_its_row_among_the_others(browse: Browse) -> None:
+    click = "location.hash = document.querySelectorAll('.box a.op')[5].getAttribute('href').slice(1);"
+    document = browse(page(twenty()), script=click)
+    assert len(column(document, 0)) == 20
+    assert re.search(r'<tr class="here"><td[^>]*>5</td>', document)
+
+
+def test_a_click_on_a_cell_shows_its_row_however_far_down(browse: Browse) -> None:
+    click = """
+      const run = [...document.querySelectorAll(".card.strip [data-op]")].find((g) => +g.dataset.op === 1201);
+      const edge = run.getBoundingClientRect();
+      run.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: edge.left + edge.width / 59 * 3.5 }));
+    """
+    document = browse(page(large()), "", click, "--window-size=1300,900")
+    assert re.search(r'<tr class="here"><td[^>]*>1204</td>', document)
+
+
+def test_the_graph_zooms(browse: Browse) -> None:
+    clicks = """
+      const svg = document.querySelector(".card.graph svg"), wide = () => svg.getBoundingClientRect().width;
+      const [out, fit, closer] = document.querySelectorAll(".zoom button");
+      const sizes = [];
+      for (const button of [fit, closer, closer, out, fit]) { button.click(); sizes.push(Math.round(wide())); }
+      document.title = "sizes " + sizes.join(" ");
+    """
+    sizes = re.search(r"<title>sizes (.*?)</title>", browse(page(large()), script=clicks))
+    assert sizes
+    fitted, one, two, back, again = map(int, sizes[1].split())
+    assert fitted < one < two
+    assert abs(back - one) <= 1
+    assert again == fitted

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -69,6 +70,7 @@ LINES = {"passes": 250, "recipes": 250, "anesurgery": 400}
 FUNCTION_LINES = 40
 
 
+@cache
 def sources() -> list[Path]:
     """Our Python files, each once (the links in `anesurgery/` lead to the same files)."""
     engine = [p for p in ENGINE.rglob("*.py") if p.relative_to(ENGINE).parts[0] not in ("passes", "recipes")]
@@ -79,8 +81,16 @@ def ids(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_go() -> Iterator[None]:
+    """What stays in memory slows the conversions of later tests: coremltools collects garbage in each."""
+    yield
+    tree.cache_clear()
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -105,56 +115,57 @@ def python(code: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", sources(), ids=ids)
-def test_files_stay_short_and_say_what_they_are(path: Path) -> None:
-    ceiling = LINES[path.relative_to(ROOT).parts[0]]
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= ceiling, f"{ids(path)} has {lines} lines, the ceiling is {ceiling}"
-    assert ast.get_docstring(tree(path)), f"{ids(path)} has no docstring"
+def lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
 
 
-@pytest.mark.parametrize("path", sources(), ids=ids)
-def test_functions_stay_short(path: Path) -> None:
-    """Counted is the body: the signature and the docstring are the documentation of the options."""
-    for function in functions(path):
-        body = function.body[1:] if ast.get_docstring(function) else function.body
-        length = (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
-        assert length <= FUNCTION_LINES, f"{ids(path)}:{function.name} has {length} lines"
+def test_files_stay_short() -> None:
+    assert [f"{ids(p)}: {lines(p)}" for p in sources() if lines(p) > LINES[p.relative_to(ROOT).parts[0]]] == []
 
 
-@pytest.mark.parametrize("path", sources(), ids=ids)
-def test_public_things_have_docstrings(path: Path) -> None:
+def test_files_say_what_they_are() -> None:
+    assert [ids(path) for path in sources() if not ast.get_docstring(tree(path))] == []
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The signature and the docstring are the documentation of the options, and are not counted."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def test_functions_stay_short() -> None:
+    found = [(ids(path), f.name, body_lines(f)) for path in sources() for f in functions(path)]
+    assert [row for row in found if row[-1] > FUNCTION_LINES] == []
+
+
+def documented(path: Path) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    """What must have a docstring: public classes, and public functions at the top level."""
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            if path.name == "mil.py":
-                continue  # the typed face of coremltools: its members are coremltools'
-            assert ast.get_docstring(node), f"{ids(path)}: class {node.name}"
+        if isinstance(node, ast.ClassDef) and path.name != "mil.py":
+            yield node  # the classes of mil.py are coremltools', with types
     for top in tree(path).body:
-        if isinstance(top, ast.FunctionDef) and not top.name.startswith("_"):
-            if any(isinstance(d, ast.Name) and d.id == "overload" for d in top.decorator_list):
-                continue
-            assert ast.get_docstring(top), f"{ids(path)}: {top.name}"
+        decorators = {getattr(d, "id", "") for d in getattr(top, "decorator_list", ())}
+        if isinstance(top, ast.FunctionDef) and "overload" not in decorators:
+            yield top
 
 
-@pytest.mark.parametrize("path", [p for p in sources() if p.name != "__init__.py"], ids=ids)
-def test_imports_are_absolute_and_through_the_package(path: Path) -> None:
-    for module, level in imported(path):
-        assert level == 0, f"{ids(path)} imports relatively"
-        assert module.split(".")[0] not in ("passes", "recipes"), f"{ids(path)} imports {module}"
+def test_public_things_have_docstrings() -> None:
+    public = [(ids(p), node) for p in sources() for node in documented(p) if not node.name.startswith("_")]
+    assert [(place, node.name) for place, node in public if not ast.get_docstring(node)] == []
 
 
-@pytest.mark.parametrize("path", [*TESTS.rglob("*.py")], ids=ids)
-def test_tests_import_through_the_package_too(path: Path) -> None:
-    assert not {m.split(".")[0] for m, _ in imported(path)} & {"passes", "recipes"}
+def test_imports_are_absolute_and_through_the_package() -> None:
+    found = [(ids(p), *row) for p in sources() if p.name != "__init__.py" for row in imported(p)]
+    assert [row for row in found if row[2]] == []
+    tests = [(ids(path), *row) for path in TESTS.rglob("*.py") for row in imported(path)]
+    assert [row for row in [*found, *tests] if row[1].split(".")[0] in ("passes", "recipes")] == []
 
 
-@pytest.mark.parametrize("path", [p for p in sources() if p.is_relative_to(ENGINE)], ids=ids)
-def test_the_engine_knows_no_pass(path: Path) -> None:
+def test_the_engine_knows_no_pass() -> None:
     """Only the registry and the command line reach for passes and recipes, by name."""
-    if path.name == "registry.py":
-        return
-    for module, _ in imported(path):
-        assert not re.match(r"anesurgery\.(passes|recipes)", module), f"{ids(path)} imports {module}"
+    engine = [path for path in sources() if path.is_relative_to(ENGINE) and path.name != "registry.py"]
+    found = [(ids(path), module) for path in engine for module, _ in imported(path)]
+    assert [row for row in found if re.match(r"anesurgery\.(passes|recipes)", row[1])] == []
 
 
 def handles_refused(node: ast.AST) -> bool:
@@ -171,9 +182,9 @@ def test_a_reason_that_is_raised_is_caught_by_the_driver() -> None:
     assert caught == {"anesurgery/rewriting/driver.py", "anesurgery/checking/site.py"}
 
 
-@pytest.mark.parametrize("path", [p for p in sources() if not p.is_relative_to(ENGINE)], ids=ids)
-def test_passes_and_recipes_return_their_reasons(path: Path) -> None:
-    assert not any(map(raises_refused, ast.walk(tree(path))))
+def test_passes_and_recipes_return_their_reasons() -> None:
+    written = [path for path in sources() if not path.is_relative_to(ENGINE)]
+    assert [ids(path) for path in written if any(map(raises_refused, ast.walk(tree(path))))] == []
 
 
 def module_name(path: Path) -> str:

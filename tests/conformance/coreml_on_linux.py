@@ -11,6 +11,7 @@ Options:
 * `--both-sources`: run the program in memory too; it must agree bit for bit with the saved package.
 * `--mutate scale|shift|negate|zero`: spoil every output, to see how many tests notice.
 * `--passes NAME,...`: rewrite each program too, and compare (see `rewritten.py`).
+* `--passes-every N`: only of every N-th test that runs.
 * `--past-xfail`: go on where a test calls `pytest.xfail`, and note how it ends: most of them are about Macs.
 
 ML Programs and neural networks predict, alone or in a pipeline; models of other kinds load, and refuse.
@@ -38,6 +39,11 @@ MACOS = (15, 5)
 SPECIFICATION = 9
 """The newest specification version that such a system reads."""
 
+
+REWRITING = pytest.StashKey[Any]()
+"""The passes to try."""
+REWRITTEN = pytest.StashKey[set[Any]]()
+"""The tests whose programs they are tried on."""
 
 MUTATIONS: dict[str, Any] = {
     "scale": lambda a: a * 1.01,
@@ -279,6 +285,7 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption("--both-sources", action="store_true")
     group.addoption("--mutate", choices=["", *MUTATIONS], default="")
     group.addoption("--passes", default="")
+    group.addoption("--passes-every", type=int, default=1)
     group.addoption("--past-xfail", action="store_true")
 
 
@@ -297,7 +304,7 @@ def pytest_configure(config: Any) -> None:
     if names := config.getoption("--passes"):
         from rewritten import Rewriting
 
-        RECORD.rewriting = Rewriting(names)
+        config.stash[REWRITING] = Rewriting(names)
 
 
 def _note_xfail(reason: str = "") -> None:
@@ -313,7 +320,8 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     for group in functions.values():
         n = min(config.getoption("--sample") or len(group), len(group))
         chosen += [group[(2 * i + 1) * len(group) // (2 * n)] for i in range(n)]
-    kept = set(chosen[:: config.getoption("--every")])
+    chosen = chosen[:: config.getoption("--every")]
+    kept, config.stash[REWRITTEN] = set(chosen), set(chosen[:: config.getoption("--passes-every")])
     dropped = [item for item in items if item not in kept]
     items[:] = [item for item in items if item in kept]
     config.hook.pytest_deselected(items=dropped)
@@ -332,8 +340,10 @@ def pytest_collection_finish(session: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_record() -> None:
+def _fresh_record(request: Any) -> None:
     RECORD.reset()
+    stash = request.config.stash
+    RECORD.rewriting = stash.get(REWRITING, None) if request.node in stash[REWRITTEN] else None
     np.random.seed(0)
 
 

@@ -1,4 +1,7 @@
-"""A part of the conformance run: coremltools' own tests, with the numbers that they compare on a Mac."""
+"""A part of the conformance run: coremltools' own tests, with the numbers that they compare on a Mac.
+
+And of the equivalence run: every pass on some of the programs that they build, compared.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ pytestmark = pytest.mark.first
 
 @pytest.fixture(scope="module")
 def suites(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    options = ["--sample", "12", "--every", "12", "--both-sources"]
+    options = ["--sample", "12", "--every", "12", "--both-sources", "--passes", "all", "--passes-every", "8"]
     return run.run_suites(["torch", "ops", "passes"], tmp_path_factory.mktemp("conformance"), options)
 
 
@@ -40,3 +43,9 @@ def test_what_only_passes_as_half_floats_is_counted_and_rare(suites: Any) -> Non
     shown = report.listing({"held": [{**rows[0], "half": 2, "error": 2 * report.HALF}]})
     assert "off by 2.0 units in the last place of fp16" in shown
     assert rows[0]["test"] in shown
+
+
+def test_no_pass_of_ours_makes_a_program_wrong(suites: Any) -> None:
+    rewritten = [one for rows in suites.values() for row in rows for one in row["rewriting"]]
+    assert [one for one in rewritten if one["outcome"] in ("wrong", "crash")] == []
+    assert sum(one["changes"] for one in rewritten) > 0

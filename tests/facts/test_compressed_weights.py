@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anesurgery.errors import Refused
 from anesurgery.facts import compressed_weights
-from anesurgery.facts.compressed_weights import Refused, decoded, edit_weight, is_compressed
+from anesurgery.facts.compressed_weights import decoded, edit_weight, is_compressed
 from anesurgery.facts.weight_edits import Edit
 from anesurgery.files import sub_byte
 from anesurgery.mil import Array, Program, Var, ct, mb, types

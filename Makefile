@@ -52,7 +52,7 @@ bench-decode: $(READY)  ## tokens of a Llama of 1.1 billion weights with a cache
 	$(BIN)/python tests/benchmarks/decoding.py --half
 
 bench-large: $(READY)  ## cutting and merging a model of 3 GB, against cp -r and coremltools
-	$(BIN)/python tests/benchmarks/large.py
+	$(BIN)/python tests/benchmarks/large.py --peers
 
 placement: $(READY)  ## how often inspect is right, against placements measured on Macs: docs/accuracy.md
 	$(BIN)/python tests/benchmarks/placement/accuracy.py --page docs/accuracy.md

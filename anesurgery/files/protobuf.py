@@ -15,7 +15,7 @@ import numpy as np
 
 from anesurgery.errors import LoadError
 from anesurgery.files.transcription import FetchWeight, OpError, reading, said, tidy
-from anesurgery.mil import Array, Function, Program, Var, ct, exclusive, quiet_host, types
+from anesurgery.mil import Array, Function, Operation, Program, Var, ct, exclusive, quiet_host, types, walk_ops
 
 with quiet_host():
     from coremltools import _OPSET, proto
@@ -26,6 +26,7 @@ with quiet_host():
         types_to_proto_primitive,
     )
     from coremltools.converters.mil.frontend.milproto import load as reader
+    from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 StoreWeight = Callable[[Var], int | None]
 """constant -> offset; None: the value is written into the protobuf."""
@@ -138,6 +139,22 @@ def without_weights() -> Iterator[None]:
         yield
 
 
+def _newest(function: Function, version: int) -> str:
+    """The opset of a specification version, or the function's own where its ops have forms of that one only.
+
+    Weights compressed for iOS 16 are decoded by ops that have other inputs from iOS 18 on.
+    """
+    forms = [op for op in walk_ops(function) if op.op_type.startswith("constexpr_")]
+    return _OPSET[version if all(_takes(op, version) for op in forms) else opset_version(function)]
+
+
+def _takes(op: Operation, version: int) -> bool:
+    """Does the op of this name take the same inputs in the opset of a version?"""
+    versions = SSAOpRegistry.core_ops.get(op.op_type, {})
+    newest = max((v for v in versions if int(v.value) <= version), key=lambda v: int(v.value), default=None)
+    return newest is not None and set(op.inputs) <= set(versions[newest].input_spec.input_types)
+
+
 class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
     """coremltools' exporter, writing weights through `store` and keeping each function's opset."""
 
@@ -159,7 +176,7 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
 
     def export(self) -> Any:
         functions = {
-            name: self.convert_function(f, self._opsets.get(name, _OPSET[self.specification_version]))
+            name: self.convert_function(f, self._opsets.get(name) or _newest(f, self.specification_version))
             for name, f in self.prog.functions.items()
         }
         return proto.MIL_pb2.Program(version=1, functions=functions)

@@ -212,6 +212,26 @@ def test_splitting_and_merging_leave_weights_compressed(packages: dict[Any, Path
     assert all(map(is_compressed, weights(ane.load(merged).program)))
 
 
+@pytest.mark.parametrize("mode", OLD)
+def test_forms_of_an_old_opset_are_merged_taken_out_and_cut(
+    mode: str, packages: dict[Any, Path], tmp_path: Path
+) -> None:
+    """From iOS 18 on the ops that decode have other inputs: a function that has old ones keeps its opset."""
+    plain = ct.models.MLModel(str(packages["iOS 16", text]), skip_model_load=True)
+    with quiet_host():
+        OLD[mode](plain).save(str(tmp_path / "before.mlpackage"))
+    merged = ane.merge(dict.fromkeys("ab", tmp_path / "before.mlpackage"), tmp_path / "both.mlpackage")
+    taken = ane.extract(merged, "b", tmp_path / "b.mlpackage")
+    chain = ane.split(merged, 2, function="a").save(tmp_path / "chain")
+    values = random_inputs(ane.load(tmp_path / "before.mlpackage").program)
+    expected = ane.run(tmp_path / "before.mlpackage", values)["logits"]
+    for model in (merged, taken, chain):
+        np.testing.assert_array_equal(ane.run(model, values)["logits"], expected)
+    kept, found = (weights(ane.load(p).program) for p in (tmp_path / "before.mlpackage", taken))
+    assert any(map(is_compressed, kept))
+    assert [is_compressed(w) for w in found] == [is_compressed(w) for w in kept]
+
+
 def test_a_table_as_an_input_is_written_decoded(packages: dict[Any, Path], tmp_path: Path) -> None:
     plain = ct.models.MLModel(str(packages["iOS 16", text]), skip_model_load=True)
     with quiet_host():

@@ -7,9 +7,10 @@ or in inputs `cache_0`, ... that come back as outputs `cache_0_out`, ...
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,8 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic.precision import spare
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampling import index_range
-from anesurgery.interpret.state import POSITION
-from anesurgery.mil import Array, Var, consumers, np_dtype, static_shape, types
+from anesurgery.interpret.state import POSITION, reached
+from anesurgery.mil import Array, np_dtype, static_shape, types
 
 BACK = "_out"
 """The ending of outputs that are inputs of the next call."""
@@ -50,13 +51,29 @@ class Sampler:
     top_p: float = 1.0
     """Sample from the likeliest tokens that together have this probability."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise InterpretError(f"temperature={self.temperature!r}; it must be a finite number from 0 on")
+        if not _is_whole(self.top_k) or self.top_k < 0:
+            raise InterpretError(f"top_k={self.top_k!r}; it must be an integer from 0 on")
+        if not 0 < self.top_p <= 1:
+            raise InterpretError(f"top_p={self.top_p!r}; it must be above 0, and 1 at most")
+
     def __call__(self, logits: Array, rng: np.random.Generator) -> int:
-        """The number of a token."""
+        """The number of a token.
+
+        Raises:
+            InterpretError: the logits are not numbers.
+        """
+        largest = np.max(logits)
+        if not np.isfinite(largest):
+            raise InterpretError(f"the largest logit is {largest}; look for the op with `anesurgery.ranges`")
         if not self.temperature:
             return int(np.argmax(logits))
-        scaled = np.asarray(logits, np.float64) / self.temperature
+        with np.errstate(over="ignore"):
+            scaled = (np.asarray(logits, np.float64) - largest) / self.temperature
         order = np.argsort(-scaled, kind="stable")[: self.top_k or None]
-        weights = np.exp(scaled[order] - scaled[order[0]])
+        weights = np.exp(scaled[order])
         weights /= weights.sum()
         inside = np.cumsum(weights) - weights < self.top_p
         weights = np.where(inside, weights, 0)
@@ -104,6 +121,8 @@ class _Call:
     cached: bool
     output: str
     """The logits, or tokens in place of them."""
+    vocabulary: int = sys.maxsize
+    """How many tokens there are, as far as a table says it."""
     words: int = 0
     """Where the output holds tokens: how many there are."""
     values: str = ""
@@ -170,7 +189,7 @@ class Decoder:
                 "it has an input 'position', but no state and no input that begins with 'cache_'"
             )
         positions = [inputs[POSITION] for inputs in found if POSITION in inputs]
-        return min((n for position in positions for n in _reached(position)), default=sys.maxsize)
+        return min((rows for p in positions for rows, _ in reached(p)), default=sys.maxsize)
 
     def reset(self) -> None:
         """Forget all that was read."""
@@ -189,10 +208,10 @@ class Decoder:
         """Read tokens; the logits after each of them (`whole=False`: after the last), one row for each.
 
         Raises:
-            InterpretError: they do not fit into the context.
+            InterpretError: they are no tokens, or do not fit into the context.
         """
         call = self._calls[0]
-        given = np.asarray(tokens, call.dtype)
+        given = self._whole(tokens).astype(call.dtype)
         given = given.reshape([-1 if a == call.axis else d for a, d in enumerate(call.shape)])
         count = given.shape[call.axis]
         if not count:
@@ -208,6 +227,28 @@ class Decoder:
             rows += self._feed_part(part)
         found = rows if whole else rows[-1:]
         return np.stack(found)
+
+    def _whole(self, tokens: Any) -> Array:
+        """Tokens as whole numbers.
+
+        Raises:
+            InterpretError: some are not, are negative, or are not in the vocabulary.
+        """
+        try:
+            given = np.asarray(tokens)
+        except ValueError:
+            given = np.asarray(None)
+        whole = given.dtype.kind in "iu" or (given.dtype.kind == "f" and bool((given == np.floor(given)).all()))
+        if given.size != max(given.shape, default=1):
+            raise InterpretError(f"tokens are one row, and not an array of shape {given.shape}")
+        if given.size and not whole:
+            raise InterpretError(f"tokens are whole numbers, and not {tokens!r:.60}")
+        words = self._calls[0].vocabulary
+        wrong = given[(given < 0) | (given >= words)] if given.size else given
+        if wrong.size:
+            most = f"to {words - 1}" if words < sys.maxsize else "on"
+            raise InterpretError(f"{wrong.flat[0]} is no token of the model; tokens are from 0 {most}")
+        return given
 
     def _feed_part(self, part: Array) -> list[Array]:
         """Tokens that fit into the longest function."""
@@ -245,18 +286,8 @@ class Decoder:
         return np.zeros(static_shape(var) or (), np_dtype(var))
 
 
-def _reached(position: Var) -> Iterator[int]:
-    """The lengths of what is written or read at a position: caches, and tables with a row for each token."""
-    for place in consumers(position):
-        if place.op_type != "concat":
-            continue
-        at = [v is position for v in place.inputs["values"] for _ in range(int(v.shape[0]))].index(True)
-        for op in consumers(place.outputs[0]):
-            if (
-                op.op_type in ("slice_update", "slice_by_size", "slice_by_index")
-                and op.begin is place.outputs[0]
-            ):
-                yield int(op.x.shape[at])
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _call(predictor: Predictor, output: str | None) -> _Call:
@@ -281,7 +312,7 @@ def _call(predictor: Predictor, output: str | None) -> _Call:
     best = max(logits, key=lambda v: int(v.shape[-1]))
     best = outputs.get(TOKENS, outputs.get(TOP_TOKENS, best)) if output is None else best
     axis = min(1, len(shape) - 1)
-    picked = np_dtype(best).kind == "i"
+    picked, known = np_dtype(best).kind == "i", index_range(inputs[tokens[0]]) or 0
     return _Call(
         predictor,
         tokens[0],
@@ -292,7 +323,8 @@ def _call(predictor: Predictor, output: str | None) -> _Call:
         back,
         POSITION in inputs,
         best.name,
-        (index_range(inputs[tokens[0]]) or 0) if picked else 0,
+        known or sys.maxsize,
+        known if picked else 0,
         TOP_VALUES if best.name == TOP_TOKENS else "",
     )
 
@@ -326,9 +358,13 @@ def generate(
     Raises:
         InterpretError: the model is no decoder, or what is asked for does not fit into its context.
     """
+    if not _is_whole(steps) or steps < 1:
+        raise InterpretError(f"steps={steps!r}; it must be a positive integer")
+    choose, rng = Sampler() if sampler is None else sampler, np.random.default_rng(seed)
+    if not callable(choose):
+        raise InterpretError(f"sampler={sampler!r}; it must be a Sampler, or take logits and a generator")
     decoder = model if isinstance(model, Decoder) else Decoder(model, precision=precision, device=device)
-    choose, rng = sampler or Sampler(), np.random.default_rng(seed)
-    prompt = tuple(int(i) for i in prompt_ids)
+    prompt = tuple(decoder._whole(prompt_ids).ravel().tolist())
     if decoder.position + len(prompt) + steps - 1 > decoder.context:
         raise InterpretError(
             f"{len(prompt)} tokens and {steps} steps do not fit into the context of {decoder.context}"
@@ -341,7 +377,7 @@ def generate(
     for _ in tqdm(range(steps), unit=" tokens", disable=True if quiet else None, leave=False):
         if written:
             logits = decoder.feed([written[-1]])[-1]
-        written.append(choose(logits, rng))
+        written.append(int(decoder._whole(choose(logits, rng))))
         if written[-1] == stop:
             break
     return Writing(prompt, tuple(written), read - started, time.perf_counter() - read)

@@ -44,7 +44,7 @@ def bind(function: Function, values: Mapping[str, Any], states: state.States | N
     for name, var in wanted.items():
         env[var] = _input(name, var, values[name], symbols)
         if name == state.POSITION and states is not None and not env[var].is_floating_point():
-            state.check_position(env[var], states)
+            state.check_position(env[var], var, states)
     return env
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.ops import tensor
 from anesurgery.interpret.table import impl, ints
-from anesurgery.mil import Function, Operation, Var, types
+from anesurgery.mil import Function, Operation, Var, consumers, types
 
 POSITION = "position"
 """The input of a decoder with the number of tokens that were read before."""
@@ -33,6 +34,8 @@ class Box:
 
 
 States = dict[str, Box]
+PLACED = ("slice_update", "slice_by_size", "slice_by_index")
+"""Ops that write or read from a place on."""
 
 
 def make(function: Function) -> States:
@@ -64,12 +67,31 @@ def bind(function: Function, states: States | None) -> dict[Var, Box]:
     return {function.inputs[name]: box for name, box in states.items()}
 
 
-def check_position(position: Any, states: States) -> None:
-    """See that what a decoder looks back at was read.
+def reached(position: Var) -> Iterator[tuple[int, int]]:
+    """Rows, and rows a call, of what is written or read at a position: caches, tables of the tokens."""
+    for place in consumers(position):
+        if place.op_type != "concat":
+            continue
+        at = [v is position for v in place.inputs["values"] for _ in range(int(v.shape[0]))].index(True)
+        for op in consumers(place.outputs[0]):
+            if op.op_type in PLACED and op.begin is place.outputs[0]:
+                part = op.update if op.op_type == "slice_update" else op.outputs[0]
+                yield int(op.x.shape[at]), int(part.shape[at])
+
+
+def check_position(position: Any, var: Var, states: States) -> None:
+    """See that a call of a decoder stays within the context, and that what it looks back at was read.
 
     Raises:
-        InterpretError: the position says that tokens came before, and nothing was written yet.
+        InterpretError: the position is below 0, or leaves no room for the tokens of the call; or it says that
+            tokens came before, and nothing was written yet.
     """
+    rows, count = min(reached(var), key=lambda pair: pair[0] - pair[1], default=(sys.maxsize, 1))
+    if position.min() < 0 or position.max() > rows - count:
+        raise InterpretError(
+            f"position is {int(position.min())}, the number of tokens before; with the {count} of this call it "
+            f"is from 0 to {rows - count}, as the context holds {rows}"
+        )
     if states and int(position.max()) > 0 and not any(box.written for box in states.values()):
         raise InterpretError(
             f"position is {int(position.max())}, but the state holds no tokens yet: first read those before "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import mil
-from anesurgery.errors import Refusal
+from anesurgery.errors import Refusal, UnknownName
 from anesurgery.facts import caches, rings
 from anesurgery.facts.caches import Kept, Tables
 from anesurgery.facts.rings import Ring
@@ -151,6 +151,8 @@ class CachedFunction:
     def fix_inputs(self, fixed: Mapping[str, float]) -> None:
         """Inputs that the caller makes constants."""
         for name, number in fixed.items():
+            if name not in self.function.inputs:
+                raise UnknownName("input", name, self.function.inputs)
             old = self.function.inputs[name]
             value = np.full(mil.static_shape(old) or (), number, np_dtype(old))
             made = self.before(self.function.operations[0]).const(val=value, name=f"{name}_fixed")

@@ -34,6 +34,8 @@ SPELLINGS = {
     "flat": Small(flat=True, groups=4),
     "as many tokens as all other sizes": Small(tokens=16, heads=16, groups=16, width=16, words=16, layers=1),
     "one group": Small(groups=1, keys_turned=True),
+    "neighbours rotated": Small(positions="interleaved"),
+    "picked from one product": Small(groups=4, picked=True),
 }
 
 

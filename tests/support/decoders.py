@@ -25,7 +25,7 @@ class Decoder:
     words: int = 31
     layers: int = 2
     positions: str = "rotary"
-    """"learned", "rotary" or "none"."""
+    """"learned", "rotary", "interleaved" (rotary, of neighbours) or "none"."""
     mask: str = "added"
     """"added", "selected", "window", "windows" (of every other layer), "distance" (a bias by distance), "given"
     (any bias below), "none"."""
@@ -35,6 +35,8 @@ class Decoder:
     """Are keys transposed before the product?"""
     flat: bool = False
     """Are the heads merged with the batch, and the MLP computed on rank 2?"""
+    picked: bool = False
+    """Are queries, keys and values picked from one product? Then there are as many groups as heads."""
     half: bool = False
     opset: Any = ct.target.iOS18
     layer: int = 0
@@ -91,8 +93,9 @@ class Decoder:
 
     def attention(self, x: Var) -> Var:
         """With grouped heads."""
-        q, k, v = (self.head(x, n) for n in (self.heads, self.groups, self.groups))
-        if self.positions == "rotary":
+        heads = (self.heads, self.groups, self.groups)
+        q, k, v = self.parts(x) if self.picked else (self.head(x, n) for n in heads)
+        if self.positions in ("rotary", "interleaved"):
             q, k = self.rotated(q), self.rotated(k)
         k, v = self.repeated(k), self.repeated(v)
         if self.flat:
@@ -109,6 +112,19 @@ class Decoder:
         x = mb.linear(x=x, weight=self.numbers(heads * self.width, self.size))
         return mb.transpose(x=mb.reshape(x=x, shape=[1, self.tokens, heads, self.width]), perm=[0, 2, 1, 3])
 
+    def parts(self, x: Var) -> list[Var]:
+        """Queries, keys and values of one product."""
+        shape = [1, self.tokens, self.heads, 3, self.width]
+        x = mb.reshape(x=mb.linear(x=x, weight=self.numbers(3 * self.size, self.size)), shape=shape)
+        squeeze = [False, False, False, True, False]
+        end = [*shape[:3], 1, self.width]
+        made = []
+        for i in range(3):
+            begin, end[3] = [0, 0, 0, i, 0], i + 1
+            part = mb.slice_by_index(x=x, begin=begin, end=list(end), squeeze_mask=squeeze)
+            made.append(mb.transpose(x=part, perm=[0, 2, 1, 3]))
+        return made
+
     def repeated(self, x: Var) -> Var:
         """A copy of each group for each of its heads."""
         if self.heads == self.groups:
@@ -120,8 +136,16 @@ class Decoder:
     def rotated(self, x: Var) -> Var:
         """Rotary positions."""
         angles = np.outer(np.arange(self.tokens), 0.9 / 4.0 ** np.arange(self.width // 2))
-        angles = np.concatenate([angles, angles], -1)[None, None]
+        near = self.positions == "interleaved"
+        angles = (np.repeat(angles, 2, -1) if near else np.concatenate([angles, angles], -1))[None, None]
         cos, sin = (f(angles).astype(self.dtype) for f in (np.cos, np.sin))
+        if near:
+            shape = [int(d) for d in x.shape]
+            a, b = (
+                mb.slice_by_index(x=x, begin=[0, 0, 0, i], end=shape, stride=[1, 1, 1, 2]) for i in range(2)
+            )
+            turned = mb.reshape(x=mb.stack(values=(mb.mul(x=b, y=self.dtype(-1)), a), axis=-1), shape=shape)
+            return mb.add(x=mb.mul(x=x, y=cos), y=mb.mul(x=turned, y=sin))
         a, b = mb.split(x=x, num_splits=2, axis=-1)
         turned = mb.concat(values=(mb.mul(x=b, y=self.dtype(-1)), a), axis=-1)
         return mb.add(x=mb.mul(x=x, y=cos), y=mb.mul(x=turned, y=sin))

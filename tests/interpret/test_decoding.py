@@ -86,7 +86,7 @@ def test_logits_that_are_no_numbers_are_an_error(wrong: float) -> None:
 
 def test_whole_numbers_may_be_floats_and_in_a_batch_of_one() -> None:
     expected = Decoder(MODELS["cached"]).feed([1, 2, 3])
-    for given in ([1.0, 2.0, 3.0], np.array([[1, 2, 3]])):
+    for given in (np.array([1.0, 2.0, 3.0]), np.array([[1, 2, 3]])):
         np.testing.assert_array_equal(Decoder(MODELS["cached"]).feed(given), expected)
 
 

@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 JOBS ?= 2
+TORCH ?= torch==2.13.0
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
@@ -14,7 +15,7 @@ help:  ## show this list
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 

@@ -14,6 +14,7 @@ from statement import (
     LONGER,
     M1,
     M2,
+    M3,
     M4,
     M6,
     Statement,
@@ -246,6 +247,17 @@ OPS = [
         legal,
         False,
     ),
+    *[
+        Statement(
+            f"conv, weights of the run: batch {batch} on {chip}",
+            of(lambda x, w: mb.conv(x=x, weight=w, pad_type="same"), (batch, 8, 16, 16), (8, 8, 3, 3)),
+            chip,
+            legal,
+            seen,
+            sure=seen,
+        )
+        for chip, batch, seen in ((M4, 1, True), (M1, 4, False), (M3, 4, False), (M1, 1, True))
+    ],
     Statement(
         "conv3d on M1",
         of(conv(4, 4, 3, 3, 3, pad_type="valid"), (1, 4, 8, 8, 8)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from anesurgery.facts.reading import number, shape_in_words
-from anesurgery.facts.work import shape_of
+from anesurgery.facts.work import is_stored, shape_of
 from anesurgery.mil import Operation, dtype_name, producer
 from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
@@ -101,6 +101,25 @@ DEPTHWISE = Rule(
 )
 
 
+def dynamic_weights(op: Operation, target: Target) -> str:
+    """A convolution of several images with weights of the run."""
+    batch = shape_of(op.x)[0]
+    return "" if is_stored(op.weight) or batch < 2 else f"dynamic weights %{op.weight.name}, batch {batch}"
+
+
+DYNAMIC_WEIGHTS = Rule(
+    "conv-dynamic-weight",
+    names("conv"),
+    "weights of the run and more than one image made the compiler crash on M1, and were ignored on M3 Max, while "
+    "Core ML placed a single image on an M4",
+    TABLES,
+    test=dynamic_weights,
+    grade=Grade.REPORTED,
+    scope=Scope(frozenset({13, 15}), via="compiler"),
+    advice="one convolution for each image, or a matmul of the unfolded image",
+)
+
+
 def tables_of_blocks(op: Operation, target: Target) -> str:
     """Look-up tables that change along two axes of a weight."""
     table = lut(op)
@@ -167,4 +186,4 @@ SORT = Rule(
     scope=Scope(frozenset({15}), "seen on M3 Pro, macOS 27"),
     advice="choose on the host",
 )
-RULES = (EMBEDDING, GATHER, FLOOR, MIRROR, DEPTHWISE, BLOCK_TABLES, JOINT, ACTIVATIONS, SORT)
+RULES = (EMBEDDING, GATHER, FLOOR, MIRROR, DEPTHWISE, DYNAMIC_WEIGHTS, BLOCK_TABLES, JOINT, ACTIVATIONS, SORT)

@@ -146,13 +146,21 @@ def corpus() -> Table:
     """Ops without a unit in public models, where they are beside the checkout."""
     table = Table("format", "models", "ops", "without a unit", "share", title=f"corpus, {M4}")
     folder = DATA.parent / "corpus"
+    every: list[list[str | None]] = []
     for kind, pattern in {"ML Program": "*.mlpackage", "neural network": "*.mlmodel"}.items():
         found = [units for path in sorted(folder.glob(pattern)) if (units := _units(path))]
-        units = [unit for model in found for unit in model]
-        unknown = units.count(None)
-        share = f"{unknown / len(units):.1%}" if units else "-"
-        table.add_row(kind, str(len(found)), str(len(units)), str(unknown), share)
+        table.add_row(kind, *_without_unit(found))
+        every += found
+    table.add_row("all", *_without_unit(every))
     return table
+
+
+def _without_unit(models: list[list[str | None]]) -> tuple[str, ...]:
+    """Models, ops, those without a unit, and their share."""
+    units = [unit for model in models for unit in model]
+    unknown = units.count(None)
+    share = f"{unknown / len(units):.1%}" if units else "-"
+    return str(len(models)), str(len(units)), str(unknown), share
 
 
 def _units(path: Path) -> list[str | None]:

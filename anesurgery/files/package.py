@@ -163,6 +163,19 @@ def _manifest_places(package: Path) -> tuple[Path, Path | None]:
     return spec, weights
 
 
+FOREIGN = {
+    ".pt": "PyTorch",
+    ".pth": "PyTorch",
+    ".onnx": "ONNX",
+    ".safetensors": "safetensors",
+    ".gguf": "GGUF",
+    ".tflite": "TensorFlow Lite",
+    ".h5": "Keras",
+    ".keras": "Keras",
+}
+"""Suffix -> the format of files that users take for models of Core ML."""
+
+
 def _missing(path: Path) -> str:
     near = sorted(p.name for p in path.parent.glob("*.ml*")) if path.parent.is_dir() else []
     return f"{path} does not exist" + (f"; in its folder: {', '.join(near[:8])}" if near else "")
@@ -180,6 +193,8 @@ def read_spec(file: Path | SourceFile) -> Any:
     if opened.path.name == NETWORK:
         return read_espresso(opened.path.parent)
     content, file = opened.read(), opened.path
+    other = FOREIGN.get(file.suffix.lower())
+    cure = f"files of {other} are converted with coremltools first" if other else ""
     spec = proto.Model_pb2.Model()
     try:
         spec.ParseFromString(content)
@@ -187,11 +202,11 @@ def read_spec(file: Path | SourceFile) -> Any:
     except Exception as error:
         raise LoadError(
             f"{file} is not a Core ML specification, or is damaged ({error}); "
-            "give an .mlmodel or .mlpackage, or export it again"
+            f"{cure or 'give an .mlmodel or .mlpackage, or export it again'}"
         ) from error
     if kind is None:
         raise LoadError(
-            f"{file} holds no model, or one damaged or newer than this coremltools; convert it again"
+            f"{file} holds no model, or one damaged or newer than this coremltools; {cure or 'convert it again'}"
         )
     for model in _models(spec):
         check_features(model, file)

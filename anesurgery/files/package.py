@@ -205,9 +205,8 @@ def read_spec(file: Path | SourceFile) -> Any:
             f"{cure or 'give an .mlmodel or .mlpackage, or export it again'}"
         ) from error
     if kind is None:
-        raise LoadError(
-            f"{file} holds no model, or one damaged or newer than this coremltools; {cure or 'convert it again'}"
-        )
+        cure = cure or "convert it again"
+        raise LoadError(f"{file} holds no model, or one damaged or newer than this coremltools; {cure}")
     for model in _models(spec):
         check_features(model, file)
     return spec

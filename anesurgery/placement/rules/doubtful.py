@@ -110,8 +110,8 @@ def dynamic_weights(op: Operation, target: Target) -> str:
 DYNAMIC_WEIGHTS = Rule(
     "conv-dynamic-weight",
     names("conv"),
-    "weights of the run and more than one image made the compiler crash on M1, and were ignored on M3 Max, while "
-    "Core ML placed a single image on an M4",
+    "weights of the run and more than one image made the compiler crash on M1, and were ignored on M3 Max; "
+    "through Core ML a single image was placed on an M4",
     TABLES,
     test=dynamic_weights,
     grade=Grade.REPORTED,

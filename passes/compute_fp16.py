@@ -58,7 +58,7 @@ import numpy as np
 from anesurgery import mil
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.half import FILL, NORMS, Verdicts, judge
+from anesurgery.facts.half import FILL, NORMS, Verdicts, judge, takes_half
 from anesurgery.facts.reading import number
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, dtype_name, operands, producer
 from anesurgery.mil import mb as host
@@ -135,7 +135,7 @@ class _Conversion:
 
     def rebuild(self, op: Operation) -> None:
         """The op with fp16 in place of every fp32 operand."""
-        if not any(dtype_name(v) == "fp32" for _, v in operands(op)):
+        if not any(dtype_name(v) == "fp32" and takes_half(op, name) for name, v in operands(op)):
             return
         inputs = {k: self.operand(op, k, v) for k, v in op.inputs.items() if v is not None}
         wish = self.session.fresh_name(self.function, f"{op.name}_fp16")
@@ -162,7 +162,7 @@ class _Conversion:
         """What the fp16 op reads in place of an operand of the fp32 one."""
         if isinstance(value, (list, tuple)):
             return tuple(self.operand(op, name, v) for v in value)
-        if dtype_name(value) != "fp32":
+        if dtype_name(value) != "fp32" or not takes_half(op, name):
             return value
         if op.op_type in NORMS and name == "epsilon":
             return np.float16(max(number(value) or 0.0, EPSILON))

@@ -1,4 +1,4 @@
-"""A convolution whose kernel is too wide becomes a narrow one over frames: width is folded into channels.
+"""A convolution whose kernel is too wide or too high becomes a small one over frames, which are channels.
 
 Before::
 
@@ -17,18 +17,18 @@ After::
       return %y
     }
 
-The last axis is cut into frames of `stride * phases` elements, which become channels; `phases` neighbouring
+The long axis is cut into frames of `stride * phases` elements, which become channels; `phases` neighbouring
 results become channels too and are unfolded at the end. The weights are the old ones, shifted for each phase,
-with zeros between them, so the folded kernel is about `phases` times narrower. A dilation is written into the
-weights. Taps that were not there are multiplied with zeros; values are taken to be finite.
+with zeros between them, so the folded kernel is about `phases` times shorter. A dilation is written into the
+weights. Taps that were not there are multiplied with zeros; values are taken to be finite. A kernel that is too
+wide and too high is folded twice.
 
-Refuses when lengths are symbolic, when the weight is compressed or dynamic, when the kernel is higher than 29,
-and when no number of phases up to `most_phases` makes the kernel narrow enough or keeps the weights below 16
-million numbers.
+Refuses when lengths are symbolic, when the weight is compressed or dynamic, and when no number of phases up to
+`most_phases` makes the kernel small enough or keeps the weights below 16 million numbers.
 
-Why it helps: kernels up to 15 wide are taken on M4 (measured through Core ML, macOS 27), up to 13 on M1 and A14
-and up to 16 on M2 and M3 (tables of the compiler); wider ones run on the CPU. The same products are summed in
-another order: proved algebraically, and checked at each site in fp32.
+Why it helps: kernels up to 15 wide and 31 high are taken on M4 (measured through Core ML, macOS 27), up to 13
+and 29 on M1 and A14 and up to 16 and 32 on M2 and M3 (tables of the compiler); larger ones run on the CPU. The
+same products are summed in another order: proved algebraically, and checked at each site in fp32.
 
 Grade: proved.
 """
@@ -51,16 +51,15 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 
-HIGHEST = 29
-"""The highest kernel that every chip takes."""
 LARGEST = 1 << 24
 """Most numbers of a folded weight."""
 
 
 @dataclass(frozen=True)
 class _Fold:
-    """How the last axis of a convolution is folded."""
+    """How one axis of a convolution is folded."""
 
+    axis: int
     stride: int
     dilation: int
     reach: int
@@ -79,19 +78,21 @@ class _Fold:
         return math.ceil((self.stride * (self.phases - 1) + self.reach) / self.frame)
 
     def weight(self, old: Array) -> Array:
-        """[outputs * phases, inputs * frame, ..., taps] of [outputs, inputs, ..., width]."""
-        outputs, inputs, *high, width = old.shape
-        new = np.zeros((outputs, self.phases, inputs, self.frame, *high, self.taps), old.dtype)
+        """The taps of the axis go to the channels: that of a frame's elements, times that of the phases."""
+        flat = np.moveaxis(old, self.axis, -1)
+        outputs, inputs, *others, width = flat.shape
+        new = np.zeros((outputs, self.phases, inputs, self.frame, *others, self.taps), old.dtype)
         for phase in range(self.phases):
             for k in range(width):
                 tap, place = divmod(self.stride * phase + self.dilation * k, self.frame)
-                new[:, phase, :, place, ..., tap] = old[..., k]
-        return new.reshape(outputs * self.phases, inputs * self.frame, *high, self.taps)
+                new[:, phase, :, place, ..., tap] = flat[..., k]
+        made = new.reshape(outputs * self.phases, inputs * self.frame, *others, self.taps)
+        return np.moveaxis(made, -1, self.axis)
 
 
 @dataclass(frozen=True)
 class LongConvolution(Rewrite):
-    """Wide kernels of 1-D and 2-D convolutions become narrow ones over frames."""
+    """Large kernels of 1-D and 2-D convolutions become small ones over frames."""
 
     name: ClassVar[str] = "long_convolution"
     tolerance: ClassVar[Tolerance] = REASSOCIATED
@@ -99,68 +100,70 @@ class LongConvolution(Rewrite):
     """Taps that were not there multiply by 0 what may be infinite."""
     most_width: int = 13
     """Widest kernel that stays, and that a folded one may have (13 on M1, 15 from M4 on)."""
+    most_height: int = 29
+    """The same for the height (29 on M1, 31 from M4 on)."""
     most_phases: int = 64
     """Most neighbouring results that become channels; weights grow by about that factor."""
 
     def __post_init__(self) -> None:
-        for name in ("most_width", "most_phases"):
+        for name in ("most_width", "most_height", "most_phases"):
             if getattr(self, name) < 1:
                 raise PassError(f"{self.name}: {name}={getattr(self, name)}; it must be at least 1")
 
     @classmethod
     def variants(cls, target: Target) -> tuple[Pass, ...]:
-        """Kernels as wide as the target takes them."""
-        return (cls(most_width=int(target.least("kernel_w")[0])),)
+        """Kernels as large as the target takes them."""
+        most_width, most_height = (int(target.least(side)[0]) for side in ("kernel_w", "kernel_h"))
+        return (cls(most_width=most_width, most_height=most_height),)
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every convolution."""
         return op.conv(x=var("x"), weight=var("weight"))
 
     def check(self, m: Match) -> Match | Refusal | None:
-        """A wide kernel of stored numbers over known lengths."""
+        """A large kernel of stored numbers over known lengths."""
         op, shape = m.root, static_shape(m.weight)
-        if shape is None or len(shape) not in (3, 4) or shape[-1] <= self.most_width:
+        if shape is None or len(shape) not in (3, 4):
             return None
+        limits = {len(shape) - 1: ("wide", self.most_width), len(shape) - 2: ("high", self.most_height)}
+        axis = next((a for a, (_, most) in limits.items() if a > 1 and shape[a] > most), None)
+        if axis is None:
+            return None
+        words, most = limits[axis]
         if producer(m.weight, "const") is None:
             made_by = "an input" if m.weight.op is None else m.weight.op.op_type
-            return Refusal(f"the kernel is {shape[-1]} wide, but its weight is made by {made_by}", op)
+            return Refusal(f"the kernel is {shape[axis]} {words}, but its weight is made by {made_by}", op)
         if static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
-        if max(shape[2:-1], default=1) > HIGHEST:
-            return Refusal(f"the kernel is {shape[2]} high, above {HIGHEST}", op)
-        stride, dilation = (ints(op, n) or [1] for n in ("strides", "dilations"))
-        reach = dilation[-1] * (shape[-1] - 1) + 1
-        folds = (_Fold(stride[-1], dilation[-1], reach, n) for n in range(1, self.most_phases + 1))
-        fold = next((f for f in folds if f.taps <= self.most_width), None)
+        stride, dilation = ((ints(op, n) or [1, 1])[axis - 2] for n in ("strides", "dilations"))
+        reach = dilation * (shape[axis] - 1) + 1
+        folds = (_Fold(axis, stride, dilation, reach, n) for n in range(1, self.most_phases + 1))
+        fold = next((f for f in folds if f.taps <= most), None)
         if fold is None:
-            return Refusal(f"{self.most_phases} phases leave a kernel {reach} wide above {self.most_width}", op)
-        numbers = math.prod(shape[:-1]) * fold.phases * fold.frame * fold.taps
+            return Refusal(f"{self.most_phases} phases leave a kernel {reach} {words} above {most}", op)
+        numbers = math.prod(shape) // shape[axis] * fold.phases * fold.frame * fold.taps
         if numbers > LARGEST:
             return Refusal(f"the folded weight would hold {numbers} numbers, above {LARGEST}", op)
         return m.bind(fold=fold)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Frames to channels, the narrow convolution, channels to neighbours."""
-        op, fold = m.root, m.fold
-        pads, results = _pads(op), int(op.outputs[0].shape[-1])
+        """Frames to channels, the small convolution, channels to neighbours."""
+        op, fold, place = m.root, m.fold, m.fold.axis - 2
+        pads, results = _pads(op), int(op.outputs[0].shape[fold.axis])
         rows = math.ceil(results / fold.phases)
-        x = _framed(mb, m.x, fold.frame, rows + fold.taps - 1, pads[-2])
+        x = _framed(mb, m.x, fold.axis, fold.frame, rows + fold.taps - 1, pads[2 * place])
         old = np.asarray(constant(m.weight))
         weight = mb.shared((m.weight, str(fold)), lambda: fold.weight(old), f"{m.weight.name}_folded")
         bias, more = constant(op.inputs.get("bias")), {}
         if bias is not None:
             more["bias"] = np.repeat(np.asarray(bias), fold.phases)
-        narrow = mb.conv(
-            x=x,
-            weight=weight,
-            strides=[*ints(op, "strides")[:-1], 1] if op.inputs.get("strides") else [1] * (x.rank - 2),
-            dilations=[*ints(op, "dilations")[:-1], 1] if op.inputs.get("dilations") else [1] * (x.rank - 2),
-            pad_type="custom",
-            pad=[*pads[:-2], 0, 0],
-            groups=int(number(op.inputs.get("groups")) or 1),
-            **more,
-        )
-        return _unfolded(mb, narrow, fold.phases, results)
+        for name in ("strides", "dilations"):
+            more[name] = ints(op, name) or [1] * (x.rank - 2)
+            more[name][place] = 1
+        pads[2 * place : 2 * place + 2] = [0, 0]
+        groups = int(number(op.inputs.get("groups")) or 1)
+        small = mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
+        return _unfolded(mb, small, fold.axis, fold.phases, results)
 
 
 def _pads(op: Operation) -> list[int]:
@@ -181,31 +184,35 @@ def _pads(op: Operation) -> list[int]:
     return found
 
 
-def _framed(mb: Builder, x: Var, frame: int, count: int, left: int) -> Var:
-    """[b, c * frame, ..., count] of [b, c, ..., length], `left` zeros first."""
-    b, c, *high, length = (int(d) for d in x.shape)
-    right = frame * count - left - length
+def _framed(mb: Builder, x: Var, axis: int, frame: int, count: int, left: int) -> Var:
+    """The axis in `count` frames, `left` zeros first; the elements of a frame are channels."""
+    shape = [int(d) for d in x.shape]
+    right = frame * count - left - shape[axis]
     if right < 0:
-        x, right = mb.slice_by_size(x=x, begin=[0] * x.rank, size=[b, c, *high, length + right]), 0
+        shape[axis] += right
+        x, right = mb.slice_by_size(x=x, begin=[0] * x.rank, size=shape), 0
     if left or right:
-        x = mb.pad(x=x, pad=[0, 0] * (x.rank - 1) + [left, right])
-    last = 2 + len(high)
-    x = mb.reshape(x=x, shape=[b, c, *high, count, frame])
-    x = mb.transpose(x=x, perm=[0, 1, last + 1, *range(2, last + 1)])
-    made: Var = mb.reshape(x=x, shape=[b, c * frame, *high, count])
+        pad = [0] * 2 * x.rank
+        pad[2 * axis : 2 * axis + 2] = [left, right]
+        x = mb.pad(x=x, pad=pad)
+    before, after = shape[:axis], shape[axis + 1 :]
+    x = mb.reshape(x=x, shape=[*before, count, frame, *after])
+    x = mb.transpose(x=x, perm=[0, 1, axis + 1, *(a for a in range(2, x.rank) if a != axis + 1)])
+    made: Var = mb.reshape(x=x, shape=[before[0], before[1] * frame, *before[2:], count, *after])
     return made
 
 
-def _unfolded(mb: Builder, x: Var, phases: int, results: int) -> Var:
-    """[b, c, ..., results] of [b, c * phases, ..., rows]."""
-    b, channels, *high, rows = (int(d) for d in x.shape)
+def _unfolded(mb: Builder, x: Var, axis: int, phases: int, results: int) -> Var:
+    """The phases among the channels become neighbours on the axis; `results` of them stay."""
+    b, channels, *spatial = (int(d) for d in x.shape)
     if phases > 1:
-        c, last = channels // phases, 2 + len(high)
-        x = mb.reshape(x=x, shape=[b, c, phases, *high, rows])
-        x = mb.transpose(x=x, perm=[0, 1, *range(3, last + 2), 2])
-        x = mb.reshape(x=x, shape=[b, c, *high, rows * phases])
-    if int(x.shape[-1]) != results:
-        x = mb.slice_by_size(x=x, begin=[0] * x.rank, size=[*x.shape[:-1], results])
+        x = mb.reshape(x=x, shape=[b, channels // phases, phases, *spatial])
+        x = mb.transpose(x=x, perm=[0, 1, *range(3, axis + 2), 2, *range(axis + 2, x.rank)])
+        spatial[axis - 2] *= phases
+        x = mb.reshape(x=x, shape=[b, channels // phases, *spatial])
+    if spatial[axis - 2] != results:
+        spatial[axis - 2] = results
+        x = mb.slice_by_size(x=x, begin=[0] * x.rank, size=[b, channels // phases, *spatial])
     return x
 
 

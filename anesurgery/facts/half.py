@@ -122,10 +122,16 @@ def _reason(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> s
     )
 
 
+def takes_half(op: Operation, name: str) -> bool:
+    """Does an op take fp16 as this operand?"""
+    domain = getattr(op.input_spec.input_types[name], "type_domain", None)
+    return not domain or "fp16" in [t.__type_info__().name for t in domain]
+
+
 def _no_form(op: Operation) -> str:
+    """A constant that the op takes in fp32 alone, such as a scale factor, stays as it is."""
     for name, var in operands(op):
-        domain = getattr(op.input_spec.input_types[name], "type_domain", None)
-        if dtype_name(var) == "fp32" and domain and "fp16" not in [t.__type_info__().name for t in domain]:
+        if dtype_name(var) == "fp32" and not is_stored(var) and not takes_half(op, name):
             return f"{op.op_type} takes no fp16 as {name}"
     return ""
 

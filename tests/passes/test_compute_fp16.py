@@ -129,6 +129,19 @@ def test_fills_and_epsilons_that_fp16_cannot_hold_are_replaced() -> None:
     assert_same_numbers(program, after, rtol=3e-3)
 
 
+def test_a_scale_factor_stays_fp32_beside_a_value_in_fp16() -> None:
+    def enlarged(a: Var) -> Var:
+        factor = np.float32(2.0)
+        picture = mb.expand_dims(x=a, axes=[0, 1])
+        return mb.relu(x=mb.upsample_bilinear(x=picture, scale_factor_height=factor, scale_factor_width=factor))
+
+    program = program_of(enlarged)
+    after, session = apply_pass(ComputeFp16(), program)
+    assert set(types_made(after).values()) == {"fp16"}, reasons(session)
+    assert_same_numbers(program, after, rtol=2e-3)
+    assert not apply_pass(ComputeFp16(), after)[1].changes
+
+
 def test_an_island_between_casts_disappears() -> None:
     def island(a: Var) -> Var:
         inner = mb.cast(x=mb.cast(x=a, dtype="fp16"), dtype="fp32")

@@ -49,6 +49,14 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
         (4, 2, 3, 20),
         {"pad_type": "custom", "pad": [1, 0, 4, 3], "strides": [1, 3]},
     ),
+    "high": ((1, 2, 200, 3), (4, 2, 64, 1), {"strides": [4, 1], "pad_type": "custom", "pad": [30, 31, 0, 0]}),
+    "high and dilated": (
+        (1, 2, 90, 5),
+        (4, 2, 20, 3),
+        {"strides": [1, 2], "dilations": [4, 1], "bias": floats(4)},
+    ),
+    "wide and high": ((1, 1, 40, 20), (2, 1, 33, 16), {"pad_type": "same"}),
+    "depthwise, wide and high": ((1, 2, 36, 18), (2, 1, 31, 15), {"pad_type": "same", "groups": 3}),
 }
 
 
@@ -56,9 +64,9 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_the_same_in_another_order(name: str, width: int) -> None:
     program = conv(*CASES[name][:2], **CASES[name][2])
-    after, session = apply_pass(LongConvolution(most_width=width), program)
-    kernels = [op.weight.shape for op in walk_ops(after) if op.op_type == "conv"]
-    assert [k[-1] <= width for k in kernels] == [True], (kernels, session.refusals)
+    after, session = apply_pass(LongConvolution(most_width=width, most_height=2 * width), program)
+    kernels = [(1, *op.weight.shape[2:])[-2:] for op in walk_ops(after) if op.op_type == "conv"]
+    assert [h <= 2 * width and w <= width for h, w in kernels] == [True], (kernels, session.refusals)
     assert all(change.proof is not None for change in session.changes)
     assert_same_numbers(program, after, rtol=1e-5)
 
@@ -75,7 +83,8 @@ def test_refusals_name_the_value() -> None:
     wide = conv((1, 3, 50), (4, 3, 40))
     assert_refuses(LongConvolution(most_phases=2), wide, "2 phases leave a kernel 40 wide above 13")
     assert_refuses(LongConvolution(), conv((1, 3, get_new_symbol()), (4, 3, 40)), "has the symbolic shape")
-    assert_refuses(LongConvolution(), conv((1, 1, 40, 60), (4, 1, 30, 40)), "the kernel is 30 high, above 29")
+    high = conv((1, 1, 400, 6), (4, 1, 300, 4))
+    assert_refuses(LongConvolution(most_phases=2), high, "2 phases leave a kernel 300 high above 29")
     assert_refuses(LongConvolution(), conv((1, 512, 40), (512, 512, 31)), "the folded weight would hold")
 
     @mb.program(input_specs=[mb.TensorSpec((1, 1, 60)), mb.TensorSpec((1, 1, 40), dtype=types.fp32)])
@@ -87,12 +96,13 @@ def test_refusals_name_the_value() -> None:
         LongConvolution(most_width=0)
 
 
-def test_a_target_says_how_wide_a_kernel_may_be() -> None:
-    widths = {
-        chip: [step.options()["most_width"] for step in LongConvolution.variants(Target.parse(chip))]
+def test_a_target_says_how_large_a_kernel_may_be() -> None:
+    sides = {
+        chip: [(step.options()["most_height"], step.options()["most_width"]) for step in steps]
         for chip in ("M1/macOS 14", "M4/macOS 15")
+        for steps in [LongConvolution.variants(Target.parse(chip))]
     }
-    assert widths == {"M1/macOS 14": [13], "M4/macOS 15": [15]}
+    assert sides == {"M1/macOS 14": [(29, 13)], "M4/macOS 15": [(31, 15)]}
 
 
 def test_a_phase_in_the_wrong_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -154,12 +154,13 @@ class LongConvolution(Rewrite):
         x = _framed(mb, m.x, fold.axis, fold.frame, rows + fold.taps - 1, pads[2 * place])
         old = np.asarray(constant(m.weight))
         weight = mb.shared((m.weight, str(fold)), lambda: fold.weight(old), f"{m.weight.name}_folded")
-        bias, more = constant(op.inputs.get("bias")), {}
+        bias = constant(op.inputs.get("bias"))
+        more: dict[str, Any] = {}
         if bias is not None:
             more["bias"] = np.repeat(np.asarray(bias), fold.phases)
         for name in ("strides", "dilations"):
-            more[name] = ints(op, name) or [1] * (x.rank - 2)
-            more[name][place] = 1
+            steps = ints(op, name) or [1] * (x.rank - 2)
+            more[name] = [*steps[:place], 1, *steps[place + 1 :]]
         pads[2 * place : 2 * place + 2] = [0, 0]
         groups = int(number(op.inputs.get("groups")) or 1)
         small = mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)

@@ -12,8 +12,20 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import InterpretError, Refused
+from anesurgery.facts.row_buffers import RowMaker, Rows, place_of, reads_a_row, replaces, writes_rows
 from anesurgery.facts.slices import reads
-from anesurgery.mil import Array, Block, Maker, Operation, Var, constant, np_dtype, static_shape, types
+from anesurgery.mil import (
+    Array,
+    Block,
+    Maker,
+    Operation,
+    Var,
+    constant,
+    dtype_name,
+    np_dtype,
+    static_shape,
+    types,
+)
 from anesurgery.ops import CONTROL, LISTS, RANDOM
 
 LARGEST = 4096
@@ -27,16 +39,21 @@ class Inliner:
         self.maker, self.most_rounds, self.left = maker, most_rounds, most_ops
         self.known: dict[Var, Any] = {}
         self.made: dict[Var, Var | None] = {}
+        self.rows: dict[Var, Rows] = {}
+        """Buffers that are written row by row, not put together yet."""
+        self.row_maker = RowMaker(maker)
         self.varying: set[Var] = set()
         """What changes from round to round."""
         self.most_ops = most_ops
 
-    def value(self, var: Var) -> Any:
+    def value(self, var: Var | Rows) -> Any:
         """What is known of a value; None where it depends on an input."""
+        if isinstance(var, Rows):
+            return None
         found = constant(var)
         return self.known.get(var) if found is None else found
 
-    def control(self, op: Operation) -> list[Var]:
+    def control(self, op: Operation) -> list[Var | Rows]:
         """A `cond` or `while_loop` as straight code: the values that stand for its outputs.
 
         Raises:
@@ -45,29 +62,29 @@ class Inliner:
         if op.op_type == "cond":
             return self.branches(op)
         condition, body = op.blocks
-        values: list[Var] = list(op.loop_vars)
+        values: list[Var | Rows] = list(op.loop_vars)
         self.find_varying(body, condition)
         for round_ in range(self.most_rounds + 1):
             (go_on,) = self.block(condition, values)
             if (known := self.value(go_on)) is None:
-                raise Refused(f"whether round {round_ + 1} runs depends on %{go_on.name}")
+                raise Refused(f"whether round {round_ + 1} runs depends on %{self.whole(go_on).name}")
             if not np.all(known):
                 return values
             values = self.block(body, values)
         raise Refused(f"the loop runs more than {self.most_rounds} rounds")
 
-    def branches(self, op: Operation) -> list[Var]:
+    def branches(self, op: Operation) -> list[Var | Rows]:
         """The branch that runs; where that is dynamic, both, and the outputs of one are selected."""
         known = self.value(op.pred)
         if known is not None:
             return self.block(op.blocks[0 if np.all(known) else 1], [])
-        yes, no = (self.block(block, []) for block in op.blocks)
+        yes, no = ([self.whole(v) for v in self.block(block, [])] for block in op.blocks)
         for v in (v for pair in zip(yes, no, strict=True) for v in pair):
             if not types.is_tensor(v.sym_type) and not types.is_scalar(v.sym_type):
                 raise Refused(f"%{v.name} is a list, which cannot be selected by the dynamic %{op.pred.name}")
             if static_shape(v) is None:
                 raise Refused(f"%{v.name} of a branch has the symbolic shape {tuple(v.shape)}")
-        found = []
+        found = list[Var | Rows]()
         for old, a, b in zip(op.outputs, yes, no, strict=True):
             if self.maker is None:
                 found.append(old)
@@ -76,29 +93,44 @@ class Inliner:
                 found.append(self.maker.select(cond=cond, a=self.read(a), b=self.read(b)))
         return found
 
-    def block(self, block: Block, given: Sequence[Var]) -> list[Var]:
+    def block(self, block: Block, given: Sequence[Var | Rows]) -> list[Var | Rows]:
         """The outputs of a block, given its inputs."""
         known = [self.value(v) for v in given]
-        made = [self.made.get(v, v) for v in given]
+        made = [v if isinstance(v, Rows) else self.rows.get(v) or self.made.get(v, v) for v in given]
         for var, value, new in zip(block.inputs, known, made, strict=True):
-            self.known.pop(var, None)
+            self.stands_for(var, new)
             if value is not None:
                 self.known[var] = value
-            self.made[var] = new
         for op in block.operations:
             if op.op_type != "const":
                 self.op(op)
         return [self.carried(v) for v in block.outputs]
 
-    def carried(self, var: Var) -> Var:
+    def stands_for(self, var: Var, new: Var | Rows | None) -> None:
+        """Forget what stood for a value, and note what does now."""
+        self.known.pop(var, None)
+        self.rows.pop(var, None)
+        self.made.pop(var, None)
+        if isinstance(new, Rows):
+            self.rows[var] = new
+        else:
+            self.made[var] = new
+
+    def carried(self, var: Var) -> Var | Rows:
         """A value that leaves a block: as it was made, so that another round does not change it."""
         if constant(var) is not None:
             return var
+        if var in self.rows:
+            return self.rows[var]
         if (new := self.made.get(var)) is not None and new is not var:
             if var in self.known:
                 self.known[new] = self.known[var]
             return new
         return var if self.maker is None or var not in self.known else self.stored(var)
+
+    def whole(self, var: Var | Rows) -> Var:
+        """A value that was written row by row, put together."""
+        return self.row_maker.join(var) if isinstance(var, Rows) else var
 
     def stored(self, var: Var) -> Var:
         """A known value as a constant."""
@@ -111,15 +143,16 @@ class Inliner:
         """One op: computed now, or written down."""
         if op.op_type in RANDOM or op.op_type == "coreml_update_state":
             raise Refused(f"{op.name} ({op.op_type}) does more than compute its results")
-        if not self.varying.intersection(reads(op)) and op.outputs and op.outputs[0] in self.made:
+        first = op.outputs[0] if op.outputs else None
+        if not self.varying.intersection(reads(op)) and (first in self.made or first in self.rows):
             return  # the same in every round
-        if not op.blocks and self.compute(op):
+        if not op.blocks and (self.compute(op) or self.rowwise(op)):
             return
         self.left -= 1
         if self.left < 0:
             raise Refused(f"more than {self.most_ops} ops would be written")
         if op.op_type in CONTROL:
-            news: Sequence[Var] = self.control(op)
+            news: Sequence[Var | Rows] = self.control(op)
         elif self.maker is None:
             news = op.outputs
         else:
@@ -127,10 +160,54 @@ class Inliner:
             found = getattr(self.maker, op.op_type)(name=op.name, **inputs)
             news = found if isinstance(found, (list, tuple)) else [found]
         for old, new in zip(op.outputs, news, strict=True):
-            self.known.pop(old, None)
-            self.made[old] = new
+            self.stands_for(old, new)
             if (value := self.value(new)) is not None:
                 self.known[old] = value
+
+    def rowwise(self, op: Operation) -> bool:
+        """An op that writes, reads or casts rows of a buffer at a known place, without an op of its own."""
+        if op.op_type == "scatter" and writes_rows(op):
+            return self.write_row(op)
+        if op.op_type == "cast":
+            return self.cast(op)
+        rows = self.rows.get(op.x) if op.op_type == "gather" and reads_a_row(op) else None
+        at = None if rows is None else place_of(self.value(op.indices), rows.length)
+        if rows is None or at is None:
+            return False
+        (out,) = op.outputs
+        if (found := self.row_maker.row(rows, at, out.rank)) is not None:
+            self.stands_for(out, found)
+        elif isinstance(rows.base, np.ndarray):
+            self.stands_for(out, None)
+            self.known[out] = rows.base[at].reshape(static_shape(out) or ())
+        return found is not None or isinstance(rows.base, np.ndarray)
+
+    def write_row(self, op: Operation) -> bool:
+        """A scatter to one row."""
+        (out,) = op.outputs
+        at = place_of(self.value(op.indices), int(out.shape[0]))
+        if at is None or op.updates.rank < out.rank - 1:
+            return False
+        rows, known = self.rows.get(op.data), self.value(op.data)
+        if rows is None:
+            base = op.data if self.maker is None else self.read(op.data)
+            rows = Rows(out, base if known is None else np.asarray(known), {})
+        updates = op.updates if self.maker is None else self.read(op.updates)
+        if not isinstance(updates, Var) or not replaces(op, rows, at):
+            return False
+        self.stands_for(out, Rows(out, rows.base, {**rows.written, at: updates}))
+        return True
+
+    def cast(self, op: Operation) -> bool:
+        """A cast of rows, or one that undoes a cast that lost nothing."""
+        (out,), rows = op.outputs, self.rows.get(op.x)
+        if rows is not None:
+            self.stands_for(out, self.row_maker.cast_rows(rows, out))
+            return True
+        if self.maker is None or types.is_list(op.x.sym_type):
+            return False
+        self.stands_for(out, self.row_maker.cast(self.read(op.x), dtype_name(out), op.name))
+        return True
 
     def compute(self, op: Operation) -> bool:
         """Compute an op of known operands; was it?"""
@@ -167,9 +244,11 @@ class Inliner:
             return tuple(self.read(v) for v in given)
         return self.read(given)
 
-    def read(self, var: Var) -> Any:
+    def read(self, var: Var | Rows) -> Any:
         """What stands for a value in the new ops; constants of a block move out of it."""
         assert self.maker is not None
+        if isinstance(var, Rows) or var in self.rows:
+            return self.whole(var if isinstance(var, Rows) else self.rows[var])
         if (new := self.made.get(var)) is not None:
             var = new
         if var in self.known and constant(var) is None:

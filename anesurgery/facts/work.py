@@ -39,6 +39,10 @@ class Work:
         """Bytes read and written while the model runs."""
         return self.read + self.written
 
+    def times(self, count: int) -> Work:
+        """Of so many runs of the op; its constants are there once."""
+        return Work(self.read * count, self.constant, self.written * count, self.flop * count)
+
 
 def is_stored(var: Var) -> bool:
     """Is it a constant, plain or compressed?"""

@@ -13,6 +13,7 @@ from anesurgery.mil import (
     Operation,
     Program,
     Var,
+    constant,
     consumers,
     function_of,
     is_symbolic,
@@ -97,18 +98,24 @@ def index_range(var: Var, without: Collection[Operation] = ()) -> int | None:
         var: the value.
         without: ops that are not looked at.
     """
-    seen, stack, rows = {var}, [var], []
+    seen, stack, rows = {var}, [(var, 0)], []
     while stack:
-        value = stack.pop()
+        value, shift = stack.pop()
         for op in (op for op in consumers(value) if op not in without):
             if op.op_type in LOOKUPS:
                 index, table = (op.inputs[k] for k in LOOKUPS[op.op_type])
                 if index is value and table.shape and table.op is not None:
                     axis = op.inputs.get("axis")
                     size = table.shape[int(axis.val) if axis is not None else 0]
-                    rows += [] if is_symbolic(size) else [int(size)]
+                    rows += [] if is_symbolic(size) or size <= shift else [int(size) - shift]
             elif op.op_type in KEEPS_INDEX:
                 fresh = [v for v in op.outputs if v not in seen]
                 seen.update(fresh)
-                stack += fresh
+                stack += [(v, shift + _added(op)) for v in fresh]
     return min(rows, default=None)
+
+
+def _added(op: Operation) -> int:
+    """The most that a constant adds to an index; a guard that adds all rows is not met by one in range."""
+    given = [constant(v) for v in (op.x, op.y)] if op.op_type == "add" else []
+    return max((int(np.max(v)) for v in given if v is not None and np.size(v)), default=0)

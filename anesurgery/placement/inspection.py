@@ -33,6 +33,11 @@ class Estimate:
     or_else: tuple[tuple[float, float], ...] = ()
     """(ANE, CPU) of the classes that it may belong to as well: no case lies near enough to tell."""
 
+    def times(self, count: int) -> Estimate:
+        """Of so many runs."""
+        ane, cpu, gpu = (None if value is None else value * count for value in (self.ane, self.cpu, self.gpu))
+        return Estimate(ane, cpu, gpu, self.off, tuple((a * count, c * count) for a, c in self.or_else))
+
 
 @dataclass(frozen=True)
 class OpRow:

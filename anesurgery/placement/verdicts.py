@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from anesurgery.facts.fixed_values import fixed_ops
+from anesurgery.facts.loop_rounds import rounds
 from anesurgery.facts.work import Work, is_weight, work_of
 from anesurgery.mil import Block, Function, Operation, is_output
 from anesurgery.placement import cost, partition
@@ -58,11 +59,14 @@ class Findings:
 
 
 def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> list[Judged]:
-    """Every op in file order, constants left out, nested blocks included."""
+    """Every op in file order, constants left out, nested blocks included.
+
+    What an op of a loop computes and costs counts once for each round, where their number is known.
+    """
     legality, notes = Legality(target), Findings(rules, target)
     found: list[Judged] = []
 
-    def walk(block: Block, depth: int) -> None:
+    def walk(block: Block, depth: int, times: int) -> None:
         fixed = fixed_ops(block)
         for op in block.operations:
             if is_weight(op):
@@ -75,11 +79,13 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
                 name = op.outputs[0].name
                 findings += (FIXED.finding(f"%{name} is the same in every run", name),)
             work = work_of(op)
-            found.append(Judged(op, depth, legal, findings, work, cost.estimate(op, work, target)))
+            costs = cost.estimate(op, work, target)
+            found.append(Judged(op, depth, legal, findings, work.times(times), costs and costs.times(times)))
+            inner = times * (rounds(op) or 1) if op.op_type == "while_loop" else times
             for nested in op.blocks:
-                walk(nested, depth + 1)
+                walk(nested, depth + 1, inner)
 
-    walk(function, 0)
+    walk(function, 0, 1)
     return found
 
 

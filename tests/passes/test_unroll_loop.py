@@ -222,6 +222,72 @@ def test_a_scripted_loop_of_torch() -> None:
     assert_close(found, module(x).numpy(), rtol=1e-5)
 
 
+def collected(start: float = 0.0, mode: str = "add") -> Program:
+    """A recurrence that keeps its states in the rows of a tensor, as a converted GRU of torch does."""
+
+    @mb.program(input_specs=[mb.TensorSpec((3, 4), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        def body(i: Var, rows: Var) -> tuple[Var, Var]:
+            half = mb.cast(x=rows, dtype="fp16")
+            before = mb.gather(x=half, indices=i, axis=0)
+            state = mb.tanh(x=mb.add(x=before, y=mb.gather(x=x, indices=i, axis=0)))
+            following = one_more(i)
+            half = mb.scatter(data=half, indices=following, updates=state, axis=0, mode=mode)
+            return following, mb.cast(x=half, dtype="fp32")
+
+        first = np.full((4, 4), start, np.float32)
+        zero = np.zeros((1,), np.int32)
+        _, rows = mb.while_loop(_cond=less(np.int32(3)), _body=body, loop_vars=(zero, first))
+        return mb.slice_by_index(x=rows, begin=[1, 0], end=[4, 4])
+
+    return program
+
+
+@pytest.mark.parametrize(("start", "mode"), [(0.0, "add"), (0.0, "update"), (0.5, "update")])
+def test_rows_that_a_loop_collects_are_joined_once(start: float, mode: str) -> None:
+    program = collected(start, mode)
+    after, session = apply_pass(UnrollLoop(), program)
+    kinds = [op.op_type for op in walk_ops(after)]
+    assert is_straight(after)
+    assert (kinds.count("scatter"), kinds.count("concat"), kinds.count("cast")) == (0, 1, 1), kinds
+    assert session.changes[0].proof is not None
+    assert_same_numbers(program, after, rtol=1e-6)
+
+
+def test_rows_that_are_added_to_numbers_stay_scatters() -> None:
+    program = collected(0.5, "add")
+    after, _ = apply_pass(UnrollLoop(), program)
+    assert sum(op.op_type == "scatter" for op in walk_ops(after)) == 3
+    assert_same_numbers(program, after, rtol=1e-6)
+
+
+def test_a_row_of_the_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong rewrite: the first state is read in every round."""
+    monkeypatch.setattr("anesurgery.facts.inlining.place_of", lambda at, length: min(int(at[0]), 1))
+    with pytest.raises(ProofError, match="old and new differ"):
+        apply_pass(UnrollLoop(), collected(mode="update"))
+
+
+def test_a_gru_of_torch_is_straight_and_legal() -> None:
+    torch.manual_seed(0)
+    gru = torch.nn.GRU(4, 4, batch_first=True, bidirectional=True).eval()
+    x = torch.randn(1, 2, 4)
+    with quiet_host():
+        model = ct.convert(
+            torch.jit.trace(gru, x),  # type: ignore[no-untyped-call]
+            inputs=[ct.TensorType("x", x.shape)],
+            minimum_deployment_target=ct.target.iOS17,
+            skip_model_load=True,
+        )
+    before = ane.inspect(model, "M4/macOS 15")
+    surgery = ane.apply(model, ["unroll_loop"], quiet=True)
+    after = ane.inspect(surgery.program, "M4/macOS 15")
+    assert {row.op_type for row in before.ops if row.legal is False} >= {"while_loop", "scatter"}
+    assert not [row.op_type for row in after.ops if row.legal is False]
+    found = ane.run(surgery.program, {"x": x.numpy()}, precision="fp32")
+    assert_close(next(iter(found.values())), gru(x)[0].detach().numpy(), rtol=5e-3)
+
+
 @pytest.mark.parametrize("part", [1, 2])
 def test_real_models_have_no_loop_left(part: int, corpus: Path) -> None:
     surgery = ane.apply(corpus / f"dtln_aec_128_part{part}_fp16.mlpackage", "unroll_loop", quiet=True)

@@ -1,0 +1,68 @@
+"""How often a loop runs by its counter, against what straight code was made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.facts.inlining import Inliner
+from anesurgery.facts.loop_rounds import rounds
+from anesurgery.mil import Operation, Program, Var, mb, walk_ops
+
+
+def loop(start: int, more: Callable[[Var], Var], step: Callable[[Var], Var]) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((8, 8))])
+    def program(x: Var) -> Var:
+        def body(i: Var, h: Var) -> tuple[Var, Var]:
+            return step(i), mb.matmul(x=h, y=h)
+
+        test = lambda i, h: more(i)  # noqa: E731
+        return mb.while_loop(_cond=test, _body=body, loop_vars=(np.int32(start), x))[1]
+
+    return program
+
+
+def of(program: Program) -> Operation:
+    return next(op for op in walk_ops(program) if op.op_type == "while_loop")
+
+
+COUNTED = {
+    "up": (0, lambda i: mb.less(x=i, y=np.int32(5)), lambda i: mb.add(x=i, y=np.int32(2)), 3),
+    "closed": (1, lambda i: mb.less_equal(x=i, y=np.int32(5)), lambda i: mb.add(x=np.int32(2), y=i), 3),
+    "down": (4, lambda i: mb.greater(x=i, y=np.int32(0)), lambda i: mb.sub(x=i, y=np.int32(1)), 4),
+    "the bound first": (0, lambda i: mb.greater(x=np.int32(3), y=i), lambda i: mb.add(x=i, y=np.int32(1)), 3),
+    "never": (7, lambda i: mb.less(x=i, y=np.int32(5)), lambda i: mb.add(x=i, y=np.int32(1)), 0),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_counter_says_how_often(name: str) -> None:
+    start, more, step, wanted = COUNTED[name]
+    assert rounds(of(loop(start, more, step))) == wanted
+    walked = Inliner(None, 64, 2000)
+    walked.control(of(loop(start, more, step)))
+    assert 2000 - walked.left == wanted, "one product in each round"
+
+
+@pytest.mark.parametrize(
+    ("more", "step"),
+    [
+        (lambda i: mb.less(x=i, y=np.int32(5)), lambda i: mb.mul(x=i, y=np.int32(2))),
+        (lambda i: mb.less(x=i, y=np.int32(5)), lambda i: mb.sub(x=i, y=np.int32(1))),
+        (lambda i: mb.not_equal(x=i, y=np.int32(5)), lambda i: mb.add(x=i, y=np.int32(1))),
+    ],
+)
+def test_nothing_else_is_counted(more: Callable[[Var], Var], step: Callable[[Var], Var]) -> None:
+    assert rounds(of(loop(1, more, step))) is None
+
+
+def test_each_round_counts_in_an_inspection() -> None:
+    def inspected(last: int) -> ane.Inspection:
+        more = lambda i: mb.less(x=i, y=np.int32(last))  # noqa: E731
+        return ane.inspect(loop(0, more, lambda i: mb.add(x=i, y=np.int32(1))), "M4/macOS 15")
+
+    once, often = inspected(1), inspected(5)
+    assert sum(row.flop for row in often.ops) == 5 * sum(row.flop for row in once.ops) > 0

@@ -3,6 +3,7 @@
 An op stays where a value overflows 65504, where a guard against a division by zero (or a logarithm of zero)
 becomes zero, and where an integer above 2048 would be rounded. What reads such a value stays too, until an op
 makes a number that fits again. The unknown is taken to fit: give observed or promised ranges to say otherwise.
+An integer input that only masks scores is taken to hold 0 and 1.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from anesurgery.facts.attention import MASKING
 from anesurgery.facts.constants import LARGEST, MOST, Interval, of_constant
+from anesurgery.facts.integer_masks import fills_scores, masks_scores
 from anesurgery.facts.intervals import interval
 from anesurgery.facts.norms import squared
 from anesurgery.facts.reading import number, readers_after
@@ -216,7 +218,7 @@ def _is_fill(op: Operation, name: str, var: Var, ranges: Mapping[str, Interval])
     readers = list(readers_after(op.outputs[0], MASKING))
     if not readers or any(r.op_type != "softmax" for r in readers):
         return False
-    if op.op_type != "mul":
+    if op.op_type != "mul" or fills_scores(op):
         return True
     return max(map(abs, known(op.y if op.x is var else op.x, ranges))) <= 1
 
@@ -274,7 +276,7 @@ def _integer(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> 
         if np_dtype(op.x).kind not in "iu" or dtype_name(op.outputs[0]) != "fp32":
             return ""
         most = max(map(abs, known(op.x, ranges)))
-        if most <= INTEGERS:
+        if most <= INTEGERS or masks_scores(op.outputs[0]):
             return ""
         found.whole.update(op.outputs)
         how = "of unknown range" if most == math.inf else f"up to {most:g}"

@@ -142,6 +142,27 @@ def test_a_scale_factor_stays_fp32_beside_a_value_in_fp16() -> None:
     assert not apply_pass(ComputeFp16(), after)[1].changes
 
 
+@pytest.mark.parametrize("fill", [-1e4, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("shown", [False, True])
+def test_an_integer_that_only_masks_scores_is_taken_for_a_bit(fill: float, shown: bool) -> None:
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 4, 4)), mb.TensorSpec((1, 4), dtype=types.int32)],
+        opset_version=ct.target.iOS15,
+    )
+    def program(a: Var, mask: Var) -> Any:
+        kept = mb.cast(x=mb.expand_dims(x=mask, axes=[1]), dtype="fp32")
+        filled = mb.mul(x=mb.sub(x=np.float32(1), y=kept), y=np.float32(fill))
+        weights = mb.softmax(x=mb.add(x=a, y=filled))
+        return (weights, mb.add(x=kept, y=np.float32(1))) if shown else weights
+
+    after, session = apply_pass(ComputeFp16(), program)
+    kinds = types_made(after)
+    assert (kinds["sub"], kinds["softmax"]) == (("fp32", "fp16") if shown else ("fp16", "fp16")), kinds
+    assert any("holds integers of unknown range" in r for r in reasons(session)) == shown
+    values = {"a": np.ones((1, 4, 4), np.float32), "mask": np.array([[1, 1, 0, 0]], np.int32)}
+    assert_same_numbers(program, after, values, rtol=2e-3)
+
+
 def test_an_island_between_casts_disappears() -> None:
     def island(a: Var) -> Var:
         inner = mb.cast(x=mb.cast(x=a, dtype="fp16"), dtype="fp32")

@@ -79,7 +79,8 @@ class IndexCasts(Rewrite):
             return Refusal(f"the axis that %{m.indices.name} counts has a dynamic length", m.root)
         source = before_casts(m.indices, -int(length), int(length))
         if source is m.indices:
-            return Refusal(f"{np_dtype(source)} does not hold the {int(length)} indices of the axis", m.root)
+            span = f"from {-int(length)} to {int(length) - 1}"
+            return Refusal(f"{np_dtype(source)} does not hold the indices {span}", m.root)
         return m.bind(source=source, length=int(length)) if np_dtype(source) in TAKEN else None
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:

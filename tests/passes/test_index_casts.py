@@ -43,7 +43,7 @@ def test_all_casts_go(dtypes: tuple[str, ...]) -> None:
 
 
 def test_refuses_a_type_that_is_too_short() -> None:
-    assert_refuses(IndexCasts(), lookup(40000, "int16"), "int16 does not hold the 40000 indices of the axis")
+    assert_refuses(IndexCasts(), lookup(40000, "int16"), "int16 does not hold the indices from -40000 to 39999")
 
 
 class Anyway(IndexCasts):

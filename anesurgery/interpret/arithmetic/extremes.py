@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,12 +77,22 @@ def _extreme(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: boo
 
 
 def _max_pool(a: Bitwise, op: Operation, x: Any, ceil_mode: bool = False, **how: Any) -> Image:
-    """The largest element of each window; what lies outside is -inf, which never wins."""
+    """The largest element of each window, axis by axis; what lies outside is -inf, which never wins."""
     image = a.image(x)
     w = _windows_of(image, ceil_mode, how)
     if int(np.prod(w.kernel)) > MOST_MEMBERS:
         return a.uninterpreted(op, {"x": x, "ceil_mode": ceil_mode, **how})
-    return a.lattice.largest(_spread(image, w, w.used, a.lift(-np.inf)))
+    for axis in range(len(w.kernel)):
+        one = _along(w, axis)
+        image = a.lattice.largest(_spread(image, one, one.used, a.lift(-np.inf)))
+    return image
+
+
+def _along(w: Windows, axis: int) -> Windows:
+    """The windows of one axis, with those of one element on the others."""
+    kernel, strides = ([n if i == axis else 1 for i, n in enumerate(given)] for given in (w.kernel, w.strides))
+    used = [pad if i == axis else (0, 0) for i, pad in enumerate(w.used)]
+    return replace(w, kernel=kernel, strides=strides, used=used)
 
 
 def _windows_of(image: Image, ceil_mode: Any, how: dict[str, Any]) -> Windows:

@@ -181,12 +181,14 @@ def _canonical(sets: Sets) -> tuple[Sets, Tensor]:
 
 def _unique(members: Tensor) -> Tensor:
     """Sorted rows without repetitions, as narrow as they can be."""
-    ordered = members.sort(1).values
-    again = torch.zeros_like(ordered, dtype=torch.bool)
-    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    ordered = torch.where(again, NOBODY, ordered).sort(1).values
-    width = max(1, int((ordered != NOBODY).sum(1).max())) if len(ordered) else 1
-    return ordered[:, :width]
+    ordered = torch.from_numpy(np.sort(members.numpy(), axis=1))
+    first = ordered != NOBODY
+    first[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    width = max(1, int(first.sum(1).max())) if len(ordered) else 1
+    rows, places = first.nonzero(as_tuple=True)
+    found = torch.full((len(ordered), width), NOBODY)
+    found[rows, first.cumsum(1)[rows, places] - 1] = ordered[rows, places]
+    return found
 
 
 def _unpacked(names: Tensor) -> Image:

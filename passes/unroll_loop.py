@@ -37,7 +37,8 @@ After::
 
 The counter of a loop is computed beforehand, and with it whether a round runs; what does not change from
 round to round is written once. Of a `cond` by a dynamic condition, both branches are computed and one is
-selected. What is read of a list is a slice of what was written to it, or the value itself.
+selected. What is read of a list is a slice of what was written to it, or the value itself; so are the rows of a
+tensor that a loop fills by `scatter`, as a GRU of torch does, which are joined once at the end.
 
 Refuses when the number of rounds depends on an input, when it is above `max_rounds`, when more than `most_ops`
 ops would be written, when a nested op draws random numbers or updates a state, when a selected branch gives a

@@ -7,28 +7,25 @@ bounds it.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from anesurgery.checking.lengths import drawn_shape, length_of
 from anesurgery.facts.intervals import interval
 from anesurgery.facts.slices import reads
 from anesurgery.interpret.sampling import LOOKUPS, index_range
-from anesurgery.mil import Array, Operation, Var, constant, ct, is_symbolic, np_dtype, types
+from anesurgery.mil import Array, Operation, Var, constant, ct, np_dtype, types
 from anesurgery.ops import names
 
 Bounds = dict[Var, tuple[Any, Any]]
 """Value -> the least and the largest number of all its elements, or of each."""
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
-ROUNDS = ("normal", "special", "nonfinite", "ties", "large", "small", "largest")
+ROUNDS = ("normal", "special", "nonfinite", "ties", "near", "large", "small", "rows", "largest")
 """The kinds of rounds, the most telling first."""
 CALLED = {"nonfinite": "infinities and NaN", "ties": "ties", "large": "large numbers"}
 CALLED |= {"small": "small numbers", "largest": "the largest numbers"}
@@ -48,16 +45,14 @@ LARGEST = float(np.finfo(np.float32).max)
 """The largest number that is drawn: what the interpreter computes with."""
 BEYOND_FLOATS = (2**11, 2**11 + 1, *(2**24, 2**24 + 1) * 3)
 """Neighbouring integers that are one number in fp16 or in fp32; the latter more often."""
+SHARES = (0.1, 0.5)
+"""Shares of infinities and NaN: few, so that a row is left finite, or so many that two values meet in one."""
+MODERATE = (8.0, 1e4)
+"""Magnitudes of constants whose neighbours are drawn without larger numbers beside them."""
 FEW_PLACES = 8
 """Integers of a vector of up to this many elements may have a range each."""
 SMALL_CONSTANT = 64
 """Constants of up to this many elements are aimed at."""
-SYMBOL_LENGTH = 3
-"""Length that stands for a symbolic dimension while an edit is checked, at first."""
-APART_LENGTHS = (4, 2, 7, 5)
-"""Lengths of the symbolic dimensions after that, each with one of its own, in turn."""
-LONG = 17
-"""Length of all of them in the end: what holds up to a limit only is seen there."""
 ADDRESSES = names(
     """
     shape begin end stride size reps pad axis axes k one_hot_vector_size start step lengths init_length index
@@ -67,43 +62,6 @@ ADDRESSES = names(
 """Parameters whose numbers say where or how many: any large number there is an error, not a test."""
 IMPLIED: dict[str, tuple[float, ...]] = {"relu6": (6.0,), "softsign": (1.0,), "sigmoid_hard": (-2.5, 2.5)}
 """Constants that an op type has by itself."""
-
-
-Lengths = Mapping[Any, int]
-"""Symbolic dimension -> what it stands for; `SYMBOL_LENGTH` for any other."""
-_lengths: ContextVar[Lengths] = ContextVar("lengths", default=MappingProxyType({}))
-
-
-@contextmanager
-def with_lengths(lengths: Lengths) -> Iterator[None]:
-    """Let symbolic dimensions stand for other lengths, for a while."""
-    token = _lengths.set(lengths)
-    try:
-        yield
-    finally:
-        _lengths.reset(token)
-
-
-def other_lengths(inputs: Iterable[Var]) -> list[Lengths]:
-    """The lengths to try after the first ones: each dimension with a length of its own, and long ones."""
-    sizes = [d for var in inputs for d in var.shape or () if is_symbolic(d)]
-    symbols = list(dict.fromkeys(s for d in sizes for s in sorted(d.free_symbols, key=str)))
-    apart = dict(zip(symbols, itertools.cycle(APART_LENGTHS), strict=False))
-    return [apart, dict.fromkeys(symbols, LONG)] if symbols else []
-
-
-def length_of(dimension: Any) -> int:
-    """A dimension, or what a symbolic one stands for: 2 s + 1 follows from s."""
-    if not is_symbolic(dimension):
-        return int(dimension)
-    known = _lengths.get()
-    made = dimension.subs({s: known.get(s, SYMBOL_LENGTH) for s in dimension.free_symbols})
-    return max(1, int(made))
-
-
-def drawn_shape(var: Var) -> tuple[int, ...]:
-    """The shape of the values that stand for a var."""
-    return tuple(map(length_of, var.shape or ()))
 
 
 @dataclass(frozen=True)
@@ -141,8 +99,8 @@ class Drawing:
         if dtype.kind != "f":
             return self._bounded(var, self._integers(var, kind, rng), dtype)
         if math.prod(shape) <= 2 * PERIOD:
-            return self._bounded(var, self._floats(shape, dtype, kind, rng), dtype)
-        few = self._bounded(var, self._floats((PERIOD,), dtype, kind, rng), dtype)
+            return self._bounded(var, self.floats(shape, dtype, kind, rng), dtype)
+        few = self._bounded(var, self.floats((PERIOD,), dtype, kind, rng), dtype)
         return np.resize(few, shape)
 
     def _aimed(self, var: Var, given: Array, kind: str, rng: np.random.Generator) -> Array:
@@ -170,9 +128,10 @@ class Drawing:
                 found[i] = rng.choice(known)
         return found
 
-    def _floats(
+    def floats(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, rng: np.random.Generator
     ) -> Array:
+        """Floats of one kind of round."""
         largest = min(float(np.finfo(dtype).max), LARGEST, self.magnitude)
         if self.ordinary and largest > 1e5:
             largest = math.sqrt(largest)
@@ -185,12 +144,18 @@ class Drawing:
             return _uniform(rng, shape, -1, 1) * np.float32(largest)
         if kind == "ties":
             return rng.integers(-1, 2, shape, np.int8).astype(np.float32)
+        if kind == "rows":
+            return _flat_rows(rng, normal)
+        if kind == "near":
+            known = self._special(dtype, min(largest, rng.choice(MODERATE))).astype(np.float32)
+            scaled = normal * np.float32(10) ** _uniform(rng, shape, -4, 0)
+            return rng.choice(known, shape) + np.where(rng.random(shape) < 0.5, scaled, np.float32(0))
         if kind == "special":
             decades = _uniform(rng, shape, -4, min(4.0, math.log10(largest)))
             scaled = normal * np.exp(decades * np.float32(math.log(10)))
             return _some(rng, scaled, 0.5, self._special(dtype, largest))
         if kind == "nonfinite":
-            return _some(rng, normal, 0.1, np.array([np.inf, -np.inf, np.nan]))
+            return _some(rng, normal, rng.choice(SHARES), np.array([np.inf, -np.inf, np.nan]))
         return normal
 
     def _special(self, dtype: np.dtype[Any], largest: float) -> Array:
@@ -238,6 +203,17 @@ class Drawing:
             if not (-top <= values.min(initial=0) and values.max(initial=0) <= top):
                 values = np.where(np.isfinite(values), np.clip(values, -top, top), values)
             return values.astype(dtype)
+
+
+def _flat_rows(rng: np.random.Generator, values: Array) -> Array:
+    """Values some of whose rows are 0 and others constant: norms of nothing, and of what does not vary."""
+    if not values.ndim:
+        return values * 0
+    axes = int(rng.integers(values.ndim))
+    shape = (*values.shape[:axes], *(1,) * (values.ndim - axes))
+    kind = rng.integers(0, 3, shape) if math.prod(shape) > 1 else rng.integers(0, 2, shape)
+    first = values[(slice(None),) * axes + (slice(0, 1),) * (values.ndim - axes)]
+    return np.where(kind == 0, np.float32(0), np.where(kind == 1, first, values))
 
 
 def _uniform(rng: np.random.Generator, shape: tuple[int, ...], low: float, high: float) -> Array:

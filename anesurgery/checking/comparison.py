@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.adversarial import drawn_shape, other_lengths, with_lengths
+from anesurgery.checking.lengths import drawn_shape, other_lengths, with_lengths
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.checking.model_proofs import ModelProof
 from anesurgery.display import Drawn
@@ -48,6 +48,8 @@ class Comparison(Drawn):
     def ok(self) -> bool:
         """Does every output reach the gate by finite values, with nothing undefined on one side only?"""
         some = any(o.compared for o in self.outputs)
+        if self.proof is not None and self.proof.trial is not None and self.proof.trial.failure:
+            return False
         return some and all(o.psnr >= self.gate and not o.failure for o in self.outputs)
 
     @property
@@ -164,9 +166,11 @@ def _proved(
     last: bool,
 ) -> ModelProof:
     from anesurgery.checking.lockstep import prove_models
+    from anesurgery.checking.trials import tried
 
     old, new = (function_of(model.program, function) for model in (a, b))
-    return prove_models(old, new, inputs, contract=contract, gate=gate, seed=seed, last=last)
+    proof = prove_models(old, new, inputs, contract=contract, gate=gate, seed=seed, last=last)
+    return proof if last else proof.tried(tried(old, new, inputs, contract=contract, gate=gate, seed=seed))
 
 
 def _fixed(a: Loaded, b: Loaded, function: str | None) -> dict[str, tuple[int, ...]]:

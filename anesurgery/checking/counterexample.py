@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.grades import Promise
-from anesurgery.checking.numbers import BothSides, Numbers, measured
+from anesurgery.checking.numbers import BothSides, Numbers, Pairs, measured
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Array, Var
 
@@ -22,17 +22,23 @@ SIMPLE = (0.0, 1.0, -1.0, 2.0, -2.0)
 
 def shrunk(sides: BothSides, numbers: Numbers, promise: Promise) -> str:
     """A small counterexample made of a large one; empty when it does not hold any more."""
+    if not _broken(sides, numbers, promise):
+        return ""
+    numbers = made_smaller(numbers, lambda candidate: _broken(sides, candidate, promise))
+    return written(numbers, sides.run(numbers))
+
+
+def made_smaller(numbers: Numbers, broken: Callable[[Numbers], bool]) -> Numbers:
+    """Fewer and simpler numbers on which both sides still differ."""
     tries = iter(range(TRIES))
 
     def still(candidate: Numbers) -> bool:
-        return next(tries, None) is not None and _broken(sides, candidate, promise)
+        return next(tries, None) is not None and broken(candidate)
 
-    if not _broken(sides, numbers, promise):
-        return ""
     for var in numbers:
         numbers = _fewer(numbers, var, still)
         numbers = _simpler(numbers, var, still)
-    return _text(sides, numbers)
+    return numbers
 
 
 def _broken(sides: BothSides, numbers: Numbers, promise: Promise) -> bool:
@@ -85,9 +91,10 @@ def _simpler(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Nu
     return numbers
 
 
-def _text(sides: BothSides, numbers: Numbers) -> str:
+def written(numbers: Numbers, pairs: Pairs) -> str:
+    """Inputs as Python, with the first difference of the pairs (old value, new value)."""
     lines = [_assignment(var.name, values.numpy()) for var, values in numbers.items()]
-    for old, new in sides.run(numbers):
+    for old, new in pairs:
         if old.shape != new.shape:
             lines.append(f"# the shapes differ: old {tuple(old.shape)}, new {tuple(new.shape)}")
             break

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import ADDRESSES, Drawing, drawn_shape, weights
+from anesurgery.checking.adversarial import ADDRESSES, Drawing, weights
 from anesurgery.checking.grades import Promise
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.checking.numbers import (
     BothSides,
     Difference,

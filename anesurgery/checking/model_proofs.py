@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anesurgery.checking.grades import Grade
 from anesurgery.checking.proofs import words
+from anesurgery.checking.trials import Trial
 
 SHOWN = 8
 """Ops below proved that a report names."""
@@ -44,6 +45,12 @@ class ModelProof:
     seams: tuple[Seam, ...]
     """The ops at which the proof ends, in file order."""
     seed: int
+    trial: Trial | None = None
+    """What adversarial inputs showed."""
+
+    def tried(self, trial: Trial) -> ModelProof:
+        """The same with what adversarial inputs showed; nothing is proved where they tell both apart."""
+        return replace(self, trial=trial, grade=None if trial.failure else self.grade)
 
     @property
     def proved(self) -> bool:
@@ -54,6 +61,8 @@ class ModelProof:
     def words(self) -> str:
         """The grade, the bound, and how many ops reached which grade."""
         ops = ", ".join(f"{n} {what}" for what, n in self.counts.items() if n)
+        if self.trial is not None and self.trial.failure:
+            return f"not proved: {self.trial.failure} ({ops})"
         if self.grade is None:
             return f"not proved ({ops})"
         if self.grade < Grade.PROVED:
@@ -66,7 +75,8 @@ class ModelProof:
         ends = [f"the proof ends at {_count(len(self.seams))}:"] if self.seams else []
         more = len(self.seams) - SHOWN
         rest = [f"... and {more} more"] if more > 0 else []
-        return [self.words, *ends, *(f"  {s}" for s in self.seams[:SHOWN]), *rest]
+        shown = [] if self.trial is None else [self.trial.words, *self.trial.counterexample.splitlines()]
+        return [self.words, *shown, *ends, *(f"  {s}" for s in self.seams[:SHOWN]), *rest]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -78,6 +88,7 @@ class ModelProof:
             "ops": dict(self.counts),
             "seams": [vars(s) for s in self.seams],
             "seed": self.seed,
+            **({} if self.trial is None else {"trial": vars(self.trial)}),
         }
 
 

@@ -10,9 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import Drawing, drawn_shape, schedule, untried, weights
+from anesurgery.checking.adversarial import Drawing, schedule, untried, weights
 from anesurgery.checking.grades import REASSOCIATED, Promise
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError, Refused
+from anesurgery.facts.intervals import interval
 from anesurgery.facts.work import is_tensor
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
@@ -30,6 +32,8 @@ UNCOUNTED = CARRIERS | MOVING | PADDING | {"const"}
 """Ops that round nothing by themselves; what a cast rounds is counted apart."""
 HALF, WIDEST = 2, 8
 """Bytes of fp16, and of the widest floats."""
+WHOLE_HALVES = 2**11
+"""Up to where fp16 holds every integer."""
 FEW_NUMBERS = 1 << 14
 """Numbers read up to which each element is looked at by itself."""
 SLACK = 16.0
@@ -59,7 +63,7 @@ class BothSides:
     def __post_init__(self) -> None:
         # fp32 reads fp16 exactly and never rounds to it, so what fp16 loses shows only where it is computed in
         old, new = self.old_ops, self.new_ops
-        lost = any(map(narrows, old)) != any(map(narrows, new)) or _narrowest(new) < _narrowest(old)
+        lost = any(map(_to_half, old)) != any(map(_to_half, new)) or _narrowest(new) < _narrowest(old)
         self._precision = "fp16" if lost or (self.exact and _narrowest([*old, *new]) == HALF) else "fp32"
         self._old, self._new = self._both(self._precision)
 
@@ -90,6 +94,14 @@ class BothSides:
         olds, inner = found[: len(self.replaced)], found[len(self.replaced) :]
         news = new({**numbers, **dict(zip(self.carried, inner, strict=True))})
         return list(zip(olds, news, strict=True))
+
+
+def _to_half(op: Operation) -> bool:
+    """Does the op cast to a float that cannot hold all that it is given?"""
+    if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind not in "iu":
+        return narrows(op)
+    low, high = interval(op.inputs["x"])
+    return np_dtype(op.outputs[0]) == np.float16 and max(-low, high) > WHOLE_HALVES
 
 
 def _narrowest(ops: Sequence[Operation]) -> int:

@@ -12,9 +12,10 @@ import math
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import Drawing, drawn_shape, weights
+from anesurgery.checking.adversarial import Drawing, weights
 from anesurgery.checking.both import Site
 from anesurgery.checking.grades import Promise
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.checking.numbers import as_tensor, drawn_numbers
 from anesurgery.errors import InterpretError
 from anesurgery.facts.intervals import interval

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
-from anesurgery.checking.adversarial import drawn_shape, weights
+from anesurgery.checking.adversarial import address_bounds, weights
 from anesurgery.checking.both import Site
 from anesurgery.checking.excerpt import ROWS, Axes, constants_among, row_axes
 from anesurgery.checking.grades import Grade
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError
 from anesurgery.facts.intervals import interval
 from anesurgery.interpret import Evaluator
@@ -119,10 +120,19 @@ def _bit_for_bit(site: Site, arithmetic: Bitwise, ranged: bool) -> Proof | NoPro
 
 
 def _algebraic(site: Site, seed: int) -> Proof | NoProof:
-    return at_points(lambda arithmetic: _agree(site, arithmetic, arithmetic.seed), seed)
+    known = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
+
+    def span(var: Var) -> tuple[float, float]:
+        return known[var] if var in known else interval(var)
+
+    return at_points(lambda arithmetic: _agree(site, arithmetic, arithmetic.seed), seed, span)
 
 
-def at_points(agree: Callable[[Algebraic], int | NoProof], seed: int) -> Proof | NoProof:
+def at_points(
+    agree: Callable[[Algebraic], int | NoProof],
+    seed: int,
+    span: Callable[[Var], tuple[float, float]] = interval,
+) -> Proof | NoProof:
     """Points are added until the bound holds; each has to agree.
 
     The bound at a point: any two different arguments of random functions may meet, or two different results
@@ -131,12 +141,14 @@ def at_points(agree: Callable[[Algebraic], int | NoProof], seed: int) -> Proof |
     Args:
         agree: how many elements agree at a point, or why they do not. It may raise `Zero`.
         seed: of the points.
+        span: where an integer lies.
     """
     bound = 1.0
     for point in range(POINTS):
         found: int | NoProof = NoProof("something that is divided by is 0 at three points")
         for draw in range(3):
             arithmetic = Algebraic(seed + 1000 * point + draw)
+            arithmetic.span = span
             try:
                 found = agree(arithmetic)
                 break

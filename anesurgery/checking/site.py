@@ -12,21 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anesurgery.checking.adversarial import (
-    FEW_PLACES,
-    LONG,
-    Bounds,
-    Drawing,
-    Sampler,
-    address_bounds,
-    constants_of,
-    drawn_shape,
-    other_lengths,
-    with_lengths,
-)
+from anesurgery.checking.adversarial import FEW_PLACES, Bounds, Drawing, Sampler, address_bounds, constants_of
 from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
+from anesurgery.checking.lengths import LONG, drawn_shape, other_lengths, with_lengths
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.facts.intervals import interval
 from anesurgery.mil import Operation, Var, np_dtype, types
@@ -95,7 +85,7 @@ def _facts(site: Site, sample: Sampler) -> Hashable:
 def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | Refusal:
     """The weakest result over the lengths that symbolic dimensions stand for."""
     found = _at_lengths(site, sample, seed, promise)
-    for lengths in other_lengths(site.drawn):
+    for lengths in other_lengths(site.drawn, (*site.old_ops, *site.new_ops)):
         if isinstance(found, Refusal) or not found.within(promise.tolerance):
             break
         with with_lengths(lengths):

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.adversarial import SYMBOL_LENGTH
 from anesurgery.checking.grades import SiteCheck
+from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import check_site
 from anesurgery.errors import InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
 from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, types

@@ -47,7 +47,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.adversarial import drawn_shape
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Var
 from anesurgery.network_editing.chains import chain_to

@@ -51,8 +51,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.adversarial import drawn_shape
 from anesurgery.checking.grades import Tolerance
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Var
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site

@@ -11,8 +11,13 @@ from typing import Any
 
 import torch
 
+from anesurgery.interpret.arithmetic.symbolic import EXACT
 from anesurgery.interpret.table import Meaning
 from anesurgery.mil import Operation
+from anesurgery.ops import CARRIERS
+
+STEADY = EXACT | CARRIERS
+"""Ops that make no float by rounding."""
 
 
 class Double:
@@ -41,3 +46,20 @@ class Double:
             return value.double()
         up = torch.randint(0, 2, value.shape, generator=self.generator)
         return value.double() * (1 + self.off * (2 * up - 1))
+
+
+class Unsteady(Double):
+    """The arithmetic of fp64 in which the floats that an op makes by rounding are off; what it is given is not.
+
+    A tie among inputs stays a tie, and a bound that they meet is met.
+    """
+
+    def meaning(self, op: Operation, known: Meaning) -> Callable[..., Any]:
+        """The function, whose results are off."""
+        if known.moves or op.op_type in STEADY:
+            return Double().meaning(op, known)
+        return lambda **operands: self._wide(known.function(**{k: _double(v) for k, v in operands.items()}))
+
+
+def _double(value: Any) -> Any:
+    return Double()._wide(value)

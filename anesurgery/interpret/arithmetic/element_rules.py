@@ -5,13 +5,54 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from anesurgery.interpret.arithmetic.field import Image, add, divide
 from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.symbolic import Rule, narrows
-from anesurgery.mil import Operation, np_dtype
+from anesurgery.mil import Operation, np_dtype, operands
+from anesurgery.ops import MOVING, names
 
 MOST_FACTORS = 8
 """Whole exponents up to which a power is a product."""
+
+
+WHOLE = {2: 2.0**11, 4: 2.0**24, 8: 2.0**53}
+"""Bytes of a float -> up to where it holds every integer."""
+AROUND = names("add sub mul square pow reduce_sum reduce_prod reduce_sum_square cumsum matmul linear einsum")
+"""Ops whose integers may wrap around."""
+
+
+def _in_order(rule: Rule) -> Rule:
+    """A rule that rests on the order of numbers: not for integers that may have wrapped around."""
+
+    def ruled(a: Algebraic, op: Operation, **arguments: Any) -> Any:
+        if any(_wraps(a, v) for _, v in operands(op)):
+            return a.uninterpreted(op, arguments)
+        return rule(a, op, **arguments)
+
+    return ruled
+
+
+def _compared(rule: Rule) -> Rule:
+    """A comparison of integers that were rounded is that of the integers: rounding keeps the order."""
+
+    def ruled(a: Algebraic, op: Operation, x: Any, y: Any) -> Any:
+        limit = WHOLE.get(np_dtype(op.inputs["x"]).itemsize, 0.0) - 1
+        if np_dtype(op.inputs["x"]).kind == "f":
+            first = a.unrounded(x) if a.within(op.inputs["y"], limit) else x
+            x, y = first, a.unrounded(y) if a.within(op.inputs["x"], limit) else y
+        return rule(a, op, x=x, y=y)
+
+    return _in_order(ruled)
+
+
+def _wraps(a: Algebraic, var: Any) -> bool:
+    """May integers of a value have wrapped around?"""
+    if var.op is None or np_dtype(var).kind not in "iu" or a.within(var, np.iinfo(np_dtype(var)).max):
+        return False
+    moves = var.op.op_type in MOVING
+    return var.op.op_type in AROUND or (moves and any(_wraps(a, v) for _, v in operands(var.op)))
 
 
 def _add(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
@@ -175,8 +216,12 @@ def _cast(a: Algebraic, op: Operation, x: Any, dtype: str) -> Image:
     if new.kind == "b" and old.kind != "b":
         return a.minus(1, a.even("equal", a.image(x)))
     wider = new.itemsize >= old.itemsize and new.kind == old.kind
-    if wider or old.kind == "b" or (old.kind != "f" and new.kind == "f"):
+    if old.kind == "b" or (wider and not (new != old and _wraps(a, op.inputs["x"]))):
         return a.image(x)
+    if new.kind == "f" and old.kind in "iu" and a.within(op.inputs["x"], WHOLE[new.itemsize]):
+        return a.image(x)
+    if new.kind == "f" and old.kind in "iu":
+        return a.rounded(dtype, a.image(x))
     return a.function(("narrowed" if narrows(op) else "cast", dtype), x)
 
 
@@ -192,12 +237,12 @@ RULES: dict[str, Rule] = {
     "rsqrt": _rsqrt,
     "pow": _pow,
     "abs": _abs,
-    "relu": _relu,
-    "relu6": _relu6,
-    "maximum": _maximum,
-    "minimum": _minimum,
-    "clip": _clip,
-    "threshold": _threshold,
+    "relu": _in_order(_relu),
+    "relu6": _in_order(_relu6),
+    "maximum": _in_order(_maximum),
+    "minimum": _in_order(_minimum),
+    "clip": _in_order(_clip),
+    "threshold": _in_order(_threshold),
     "leaky_relu": _leaky_relu,
     "linear_activation": _linear_activation,
     "sigmoid_hard": _sigmoid_hard,
@@ -206,13 +251,14 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("cos", "cosh"), _even),
     "scaled_tanh": _scaled_tanh,
     "softsign": _softsign,
-    **dict.fromkeys(("tanh", "erf", "sin", "sinh", "tan", "atan", "asin", "atanh", "sign"), _odd),
-    "equal": _equal,
-    "not_equal": _not_equal,
-    "greater": _greater,
-    "less": _less,
-    "greater_equal": _greater_equal,
-    "less_equal": _less_equal,
+    **dict.fromkeys(("tanh", "erf", "sin", "sinh", "tan", "atan", "asin", "atanh"), _odd),
+    "sign": _in_order(_odd),
+    "equal": _compared(_equal),
+    "not_equal": _compared(_not_equal),
+    "greater": _compared(_greater),
+    "less": _compared(_less),
+    "greater_equal": _compared(_greater_equal),
+    "less_equal": _compared(_less_equal),
     "logical_not": _not,
     "logical_and": _mul,
     "logical_or": _or,

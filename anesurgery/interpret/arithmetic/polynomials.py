@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.field import HALF, Image, P, add, divide, multiply, negated
-from anesurgery.interpret.arithmetic.symbolic import Symbolic
+from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
 
 
 class Algebraic(Symbolic):
     """Numbers of the field; the rules are in `algebraic`."""
 
     name = "field"
+    span: Callable[[Any], tuple[float, float]] = staticmethod(lambda var: (-math.inf, math.inf))
+    """Where an integer lies, by whoever knows."""
+
+    def __init__(self, seed: int = 0, largest: int = LARGEST) -> None:
+        super().__init__(seed, largest)
+        self._whole: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        """Names of integers that were rounded, sorted, and the integers."""
+
+    def within(self, var: Any, limit: float) -> bool:
+        """Are all integers of a value known to be no larger than this?"""
+        low, high = self.span(var)
+        return -limit <= low and high <= limit
 
     def lift(self, value: Any) -> Image:
         """Numbers are themselves."""
         return Image([field.exact(value)] * field.LANES, 0)
+
+    def rounded(self, dtype: str, x: Image) -> Image:
+        """Integers as floats that may not hold them."""
+        made = self.function(("rounded", dtype), x)
+        order = field.packed(made).reshape(-1).sort()
+        self._whole.append((order.values, [v.reshape(-1)[order.indices] for v in x.lanes]))
+        return made
+
+    def unrounded(self, x: Any) -> Any:
+        """The integers that were rounded, where all elements are such; else the value itself."""
+        if not isinstance(x, Image) or not x.numel():
+            return x
+        names = field.packed(x)
+        for known, lanes in self._whole:
+            at = torch.searchsorted(known, names.reshape(-1)).clamp(max=len(known) - 1).reshape(names.shape)
+            if torch.equal(known[at], names):
+                return Image([v[at] for v in lanes], x.degree)
+        return x
 
     def even(self, name: Any, x: Image) -> Image:
         """A random function with f(-x) = f(x)."""

@@ -82,6 +82,8 @@ def _axes(x: Image, axes: Any) -> list[int]:
 def _reduced(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
     image = a.image(x)
     chosen, kind = _axes(image, axes), op.op_type.removeprefix("reduce_")
+    if kind == "mean" and np_dtype(op.inputs["x"]).kind != "f":
+        return a.uninterpreted(op, {"x": x, "axes": axes, "keep_dims": keep_dims})
     if kind in ("l2_norm", "sum_square"):
         image = multiply(image, image)
     elif kind == "l1_norm":

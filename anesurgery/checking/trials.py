@@ -1,0 +1,273 @@
+"""Try a whole model and its rewritten form on adversarial inputs, at several lengths.
+
+A proof speaks of real numbers, and numbers on one sample of no others: a clip whose bound the sample does not
+reach, a tie, an integer that wraps around, a length that no sample has. What is found here is an input of the
+model, so it counts whatever a proof says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.checking.adversarial import HUGE, MANY, Drawing, address_bounds, constants_of, weights
+from anesurgery.checking.counterexample import made_smaller, written
+from anesurgery.checking.lengths import Lengths, drawn_shape, other_lengths, with_lengths
+from anesurgery.checking.matching import closeness
+from anesurgery.checking.numbers import DRAWS, Numbers, as_tensor
+from anesurgery.errors import InterpretError
+from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs
+from anesurgery.interpret import Evaluator
+from anesurgery.interpret.arithmetic.double import Double, Unsteady
+from anesurgery.interpret.state import Box
+from anesurgery.mil import Array, Function, Operation, Var, is_symbolic, np_dtype, types, walk_ops
+
+ORDINARY = 1e4
+"""Magnitude of inputs up to which nothing may overflow that did not before."""
+MOST_OFF = 2.0
+"""How many times what errors of the gate do to the old side is still no difference."""
+ROUNDS = (
+    ("normal", math.inf),
+    ("near", 8.0),
+    ("near", math.inf),
+    ("ties", math.inf),
+    ("rows", math.inf),
+    ("small", math.inf),
+    ("large", math.inf),
+    ("special", ORDINARY),
+    ("special", math.inf),
+    ("largest", math.inf),
+)
+"""The kinds of rounds, and the largest magnitude in each."""
+AGAIN = 3
+"""How often they are repeated for a small model."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What adversarial inputs showed."""
+
+    values: int = 0
+    """Numbers of outputs that were compared."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of dynamic dimensions that were tried."""
+    failure: str = ""
+    """How both differ, in words."""
+    counterexample: str = ""
+    """Inputs on which they do, as Python."""
+    finite_only: bool = False
+    """Do they differ where an input is infinite or NaN?"""
+
+    @property
+    def words(self) -> str:
+        """What was tried, and what came out."""
+        lengths = f", at the lengths {', '.join(map(str, self.lengths))}" if self.lengths else ""
+        said = self.failure or f"adversarial inputs{lengths}: {self.values} numbers within the gate"
+        return said + ("; they differ on infinities or NaN" if self.finite_only else "")
+
+
+class _Both:
+    """Two functions, ready to run on the same inputs."""
+
+    def __init__(self, old: Function, new: Function, contract: Sequence[InterfaceChange], gate: float) -> None:
+        self.old, self.new, self.contract, self.gate = old, new, contract, gate
+        self.inputs = [v for v in old.inputs.values() if not types.is_state(v.sym_type)]
+        self._evaluators: dict[Any, Evaluator] = {}
+
+    def _run(self, function: Function, numbers: Mapping[str, Any], arithmetic: Any) -> dict[str, torch.Tensor]:
+        key = (function, str(arithmetic) if isinstance(arithmetic, str) else id(arithmetic))
+        if key not in self._evaluators:
+            self._evaluators[key] = Evaluator(function.operations, function.outputs, arithmetic)
+        boxes = {v: Box(as_tensor(np.zeros(_state_shape(v), np.float32))) for v in _states(function)}
+        given = {v: as_tensor(numbers[n]) for n, v in function.inputs.items() if v not in boxes}
+        for var, box in boxes.items():
+            box.value = as_tensor(numbers[var.name]) if var.name in numbers else box.value
+        found = self._evaluators[key]({**given, **boxes})  # type: ignore[dict-item]
+        made = {v.name: x for v, x in zip(function.outputs, found, strict=True)}
+        return made | {f"state {v.name}": box.value for v, box in boxes.items()}
+
+    def before(self, numbers: Numbers, arithmetic: Any = "fp32") -> dict[str, torch.Tensor]:
+        """The outputs of the first function."""
+        plain = {v.name: x.numpy() for v, x in numbers.items()}
+        made = self._run(self.old, plain, arithmetic)
+        if not self.contract:
+            return made
+        adapted = adapt_outputs(self.contract, {n: x.numpy() for n, x in made.items()}, plain)
+        return {n: as_tensor(x) for n, x in adapted.items()}
+
+    def after(self, numbers: Numbers, arithmetic: Any = "fp32") -> dict[str, torch.Tensor]:
+        """The outputs of the second."""
+        plain = adapt_inputs(self.contract, {v.name: x.numpy() for v, x in numbers.items()})
+        return self._run(self.new, plain, arithmetic)
+
+    def apart(self, numbers: Numbers) -> list[str]:
+        """The outputs that differ by more than the gate, and not since the old ones are unsteady there."""
+        old, new = self.before(numbers), self.after(numbers)
+        floats = [x for x in numbers.values() if x.is_floating_point() and x.numel()]
+        strict = all(float(x.abs().max()) <= ORDINARY for x in floats)
+        names = [n for n in old.keys() & new.keys() if self._far(old[n], new[n], strict)]
+        return names and self._not_rounding(numbers, names, old, new, strict)
+
+    def _far(self, old: torch.Tensor, new: torch.Tensor, strict: bool) -> bool:
+        if old.shape != new.shape:
+            return True
+        return closeness(*_defined(old, new, strict)) < self.gate
+
+    def _not_rounding(
+        self, numbers: Numbers, names: Sequence[str], old: Any, new: Any, strict: bool
+    ) -> list[str]:
+        """Those that differ in fp64 too, by more than errors of the gate in what the old side rounds do."""
+        share = 10 ** (-self.gate / 20)
+        finer, finer_new = self.before(numbers, Double()), self.after(numbers, Double())
+        moved = [self.before(numbers, Unsteady(share, seed)) for seed in range(DRAWS)]
+        found = []
+        for name in names:
+            a, b = _defined(old[name], new[name], strict)
+            if a.shape != b.shape or bool((torch.isfinite(a) & ~torch.isfinite(b)).any()):
+                found.append(name)
+                continue
+            if a.is_floating_point():
+                a, b = _defined(finer[name], finer_new[name], strict)
+            off = torch.stack([(m[name].double() - a.double()).abs() for m in moved]).amax(0).nan_to_num(0)
+            excused = (a.double() - b.double()).abs() <= MOST_OFF * off
+            if closeness(a, torch.where(excused, a, b)) < self.gate:
+                found.append(name)
+        return found
+
+
+def _defined(old: torch.Tensor, new: torch.Tensor, strict: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both values, equal where the old one means nothing."""
+    if old.shape != new.shape or not old.is_floating_point():
+        return old, new
+    undefined = torch.isnan(old) if strict else ~torch.isfinite(old) | ~torch.isfinite(new)
+    return old, torch.where(undefined, old, new.to(old.dtype))
+
+
+def tried(
+    old: Function,
+    new: Function,
+    sample: Mapping[str, Array],
+    *,
+    contract: Sequence[InterfaceChange] = (),
+    gate: float = 60.0,
+    seed: int = 0,
+) -> Trial:
+    """Run both functions on adversarial inputs.
+
+    Args:
+        old: the reference.
+        new: the candidate.
+        sample: inputs of `old`, by name: their shapes come first, and integers where no others can be drawn.
+        contract: declared interface changes.
+        gate: PSNR in dB up to which outputs count as equal.
+        seed: of the numbers.
+    """
+    both = _Both(old, new, contract, gate)
+    ops = [*walk_ops(old), *walk_ops(new)]
+    free = not contract and all(_alike(v, new.inputs.get(n)) for n, v in old.inputs.items())
+    compared, lengths = 0, list[int]()
+    for size in [_lengths(both.inputs, sample), *(other_lengths(both.inputs, ops) if free else [])]:
+        with with_lengths(size):
+            for numbers in _drawn(both, ops, sample, seed):
+                try:
+                    made = both.before(numbers)
+                except InterpretError:
+                    continue
+                if words := _failure(both, numbers, size):
+                    return Trial(compared, tuple(lengths), words, _example(both, numbers))
+                compared += sum(x.numel() for x in made.values())
+                lengths += [n for n in set(size.values()) if n not in lengths]
+    return Trial(compared, tuple(lengths), finite_only=_only_finite(both, seed))
+
+
+def _only_finite(both: _Both, seed: int) -> bool:
+    """Do both differ where an input is infinite or NaN?"""
+    rng = np.random.default_rng(seed)
+    bounds = address_bounds(both.inputs, list(walk_ops(both.old)))
+    for _ in range(AGAIN):
+        drawing = Drawing(lambda var, rng: None, (), bounds)
+        numbers = {v: as_tensor(drawing.draw(v, "nonfinite", rng)) for v in both.inputs}
+        try:
+            old, new = both.before(numbers), both.after(numbers)
+        except InterpretError:
+            return False
+        if any(closeness(old[n], new[n]) < both.gate for n in old.keys() & new.keys()):
+            return True
+    return False
+
+
+def _failure(both: _Both, numbers: Numbers, size: Lengths) -> str:
+    """How both differ on some inputs; empty where they do not."""
+    try:
+        names = both.apart(numbers)
+    except InterpretError as error:
+        alike = len(set(size.values())) == 1 or not size
+        return f"the second model cannot be run: {str(error).splitlines()[0]}" if alike else ""
+    return f"adversarial inputs give another {', '.join(names)}" if names else ""
+
+
+def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], seed: int) -> Iterator[Numbers]:
+    """Inputs, round by round; integers as in the sample where the old side takes no others."""
+    bounds = address_bounds(both.inputs, list(walk_ops(both.old)))
+    rng, size = np.random.default_rng(seed), sum(math.prod(drawn_shape(v)) for v in both.inputs) + weights(ops)
+    rounds = ROUNDS[:2] if size > HUGE else ROUNDS if size > MANY else ROUNDS * AGAIN
+    constants = constants_of(ops)
+    for kind, magnitude in rounds:
+        drawing = Drawing(lambda var, rng: None, constants, bounds, magnitude=magnitude)
+        numbers = {v: as_tensor(drawing.draw(v, kind, rng)) for v in both.inputs}
+        numbers |= {
+            v: as_tensor(drawing.floats(_state_shape(v), np.dtype(np.float16), kind, rng))
+            for v in _states(both.old)
+        }
+        if both.contract or not _runs(both, numbers):
+            fixed = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
+            same = all(tuple(x.shape) == drawn_shape(v) for v, x in fixed.items())
+            numbers |= fixed if same else {}
+        yield numbers
+
+
+def _runs(both: _Both, numbers: Numbers) -> bool:
+    try:
+        both.before(numbers)
+    except InterpretError:
+        return False
+    return True
+
+
+def _example(both: _Both, numbers: Numbers) -> str:
+    def still(candidate: Numbers) -> bool:
+        try:
+            return bool(both.apart(candidate))
+        except InterpretError:
+            return False
+
+    numbers = made_smaller(numbers, still)
+    try:
+        old, new = both.before(numbers), both.after(numbers)
+    except InterpretError:
+        return written(numbers, [])
+    return written(numbers, [(old[n], new[n]) for n in old.keys() & new.keys()])
+
+
+def _states(function: Function) -> list[Var]:
+    return [v for v in function.inputs.values() if types.is_state(v.sym_type)]
+
+
+def _state_shape(var: Var) -> tuple[int, ...]:
+    return tuple(int(d) for d in var.sym_type.wrapped_type().get_shape())
+
+
+def _alike(a: Var, b: Var | None) -> bool:
+    """Have two inputs dynamic dimensions at the same places?"""
+    return b is not None and [*map(is_symbolic, a.shape or ())] == [*map(is_symbolic, b.shape or ())]
+
+
+def _lengths(inputs: Sequence[Var], sample: Mapping[str, Array]) -> Lengths:
+    """The lengths that the sample has."""
+    pairs = ((d, n) for v in inputs for d, n in zip(v.shape or (), np.shape(sample[v.name]), strict=True))
+    return {d: n for d, n in pairs if is_symbolic(d) and d.is_Symbol}

@@ -149,7 +149,8 @@ class Drawing:
         if kind == "near":
             known = self._special(dtype, min(largest, rng.choice(MODERATE))).astype(np.float32)
             scaled = normal * np.float32(10) ** _uniform(rng, shape, -4, 0)
-            return rng.choice(known, shape) + np.where(rng.random(shape) < 0.5, scaled, np.float32(0))
+            chosen = rng.choice(known, shape)
+            return np.where(rng.random(shape) < 0.5, chosen + scaled, chosen)  # -0.0 stays what it is
         if kind == "special":
             decades = _uniform(rng, shape, -4, min(4.0, math.log10(largest)))
             scaled = normal * np.exp(decades * np.float32(math.log(10)))

@@ -7,6 +7,7 @@ model, so it counts whatever a proof says.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import HUGE, MANY, Drawing, address_bounds, constants_of, weights
+from anesurgery.checking.adversarial import Drawing, address_bounds, constants_of
 from anesurgery.checking.counterexample import made_smaller, written
 from anesurgery.checking.lengths import Lengths, drawn_shape, other_lengths, with_lengths
 from anesurgery.checking.matching import closeness
 from anesurgery.checking.numbers import DRAWS, Numbers, as_tensor
 from anesurgery.errors import InterpretError
+from anesurgery.facts.work import is_weight, work_of
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double, Unsteady
@@ -44,8 +46,12 @@ ROUNDS = (
     ("largest", math.inf),
 )
 """The kinds of rounds, and the largest magnitude in each."""
-AGAIN = 3
-"""How often they are repeated for a small model."""
+AGAIN, FEWEST = 3, 2
+"""How often they are repeated for a small model, and how many rounds a large one gets."""
+MOST_EFFORT, OVERHEAD = 1 << 31, 1 << 16
+"""Operations and bytes moved in all rounds, about; what an op costs however small it is."""
+
+Outputs = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class _Both:
         self.inputs = [v for v in old.inputs.values() if not types.is_state(v.sym_type)]
         self._evaluators: dict[Any, Evaluator] = {}
 
-    def _run(self, function: Function, numbers: Mapping[str, Any], arithmetic: Any) -> dict[str, torch.Tensor]:
+    def _run(self, function: Function, numbers: Mapping[str, Any], arithmetic: Any) -> Outputs:
         key = (function, str(arithmetic) if isinstance(arithmetic, str) else id(arithmetic))
         if key not in self._evaluators:
             self._evaluators[key] = Evaluator(function.operations, function.outputs, arithmetic)
@@ -91,7 +97,7 @@ class _Both:
         made = {v.name: x for v, x in zip(function.outputs, found, strict=True)}
         return made | {f"state {v.name}": box.value for v, box in boxes.items()}
 
-    def before(self, numbers: Numbers, arithmetic: Any = "fp32") -> dict[str, torch.Tensor]:
+    def before(self, numbers: Numbers, arithmetic: Any = "fp32") -> Outputs:
         """The outputs of the first function."""
         plain = {v.name: x.numpy() for v, x in numbers.items()}
         made = self._run(self.old, plain, arithmetic)
@@ -100,14 +106,21 @@ class _Both:
         adapted = adapt_outputs(self.contract, {n: x.numpy() for n, x in made.items()}, plain)
         return {n: as_tensor(x) for n, x in adapted.items()}
 
-    def after(self, numbers: Numbers, arithmetic: Any = "fp32") -> dict[str, torch.Tensor]:
+    def after(self, numbers: Numbers, arithmetic: Any = "fp32") -> Outputs:
         """The outputs of the second."""
         plain = adapt_inputs(self.contract, {v.name: x.numpy() for v, x in numbers.items()})
         return self._run(self.new, plain, arithmetic)
 
-    def apart(self, numbers: Numbers) -> list[str]:
+    def meaning(self, numbers: Numbers) -> Outputs | None:
+        """The outputs of the first function; None where it takes no such inputs."""
+        try:
+            return self.before(numbers)
+        except InterpretError:
+            return None
+
+    def apart(self, numbers: Numbers, old: Outputs) -> list[str]:
         """The outputs that differ by more than the gate, and not since the old ones are unsteady there."""
-        old, new = self.before(numbers), self.after(numbers)
+        new = self.after(numbers)
         floats = [x for x in numbers.values() if x.is_floating_point() and x.numel()]
         strict = all(float(x.abs().max()) <= ORDINARY for x in floats)
         names = [n for n in old.keys() & new.keys() if self._far(old[n], new[n], strict)]
@@ -174,11 +187,9 @@ def tried(
     for size in [_lengths(both.inputs, sample), *(other_lengths(both.inputs, ops) if free else [])]:
         with with_lengths(size):
             for numbers in _drawn(both, ops, sample, seed):
-                try:
-                    made = both.before(numbers)
-                except InterpretError:
+                if (made := both.meaning(numbers)) is None:
                     continue
-                if words := _failure(both, numbers, size):
+                if words := _failure(both, numbers, made, size):
                     return Trial(compared, tuple(lengths), words, _example(both, numbers))
                 compared += sum(x.numel() for x in made.values())
                 lengths += [n for n in set(size.values()) if n not in lengths]
@@ -188,9 +199,8 @@ def tried(
 def _only_finite(both: _Both, seed: int) -> bool:
     """Do both differ where an input is infinite or NaN?"""
     rng = np.random.default_rng(seed)
-    bounds = address_bounds(both.inputs, list(walk_ops(both.old)))
+    drawing = Drawing(lambda var, rng: None, (), address_bounds(both.inputs, list(walk_ops(both.old))))
     for _ in range(AGAIN):
-        drawing = Drawing(lambda var, rng: None, (), bounds)
         numbers = {v: as_tensor(drawing.draw(v, "nonfinite", rng)) for v in both.inputs}
         try:
             old, new = both.before(numbers), both.after(numbers)
@@ -201,10 +211,10 @@ def _only_finite(both: _Both, seed: int) -> bool:
     return False
 
 
-def _failure(both: _Both, numbers: Numbers, size: Lengths) -> str:
+def _failure(both: _Both, numbers: Numbers, old: Outputs, size: Lengths) -> str:
     """How both differ on some inputs; empty where they do not."""
     try:
-        names = both.apart(numbers)
+        names = both.apart(numbers, old)
     except InterpretError as error:
         alike = len(set(size.values())) == 1 or not size
         return f"the second model cannot be run: {str(error).splitlines()[0]}" if alike else ""
@@ -214,35 +224,25 @@ def _failure(both: _Both, numbers: Numbers, size: Lengths) -> str:
 def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], seed: int) -> Iterator[Numbers]:
     """Inputs, round by round; integers as in the sample where the old side takes no others."""
     bounds = address_bounds(both.inputs, list(walk_ops(both.old)))
-    rng, size = np.random.default_rng(seed), sum(math.prod(drawn_shape(v)) for v in both.inputs) + weights(ops)
-    rounds = ROUNDS[:2] if size > HUGE else ROUNDS if size > MANY else ROUNDS * AGAIN
-    constants = constants_of(ops)
-    for kind, magnitude in rounds:
+    rng, constants = np.random.default_rng(seed), constants_of(ops)
+    effort = sum(OVERHEAD + (work := work_of(op)).flop + work.moved for op in ops if not is_weight(op))
+    count = max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
+    whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
+    known = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
+    for kind, magnitude in itertools.islice(itertools.cycle(ROUNDS), count):
         drawing = Drawing(lambda var, rng: None, constants, bounds, magnitude=magnitude)
         numbers = {v: as_tensor(drawing.draw(v, kind, rng)) for v in both.inputs}
-        numbers |= {
-            v: as_tensor(drawing.floats(_state_shape(v), np.dtype(np.float16), kind, rng))
-            for v in _states(both.old)
-        }
-        if both.contract or not _runs(both, numbers):
-            fixed = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
-            same = all(tuple(x.shape) == drawn_shape(v) for v, x in fixed.items())
-            numbers |= fixed if same else {}
+        half = np.dtype(np.float16)
+        numbers |= {v: as_tensor(drawing.floats(_state_shape(v), half, kind, rng)) for v in _states(both.old)}
+        if known and whole and (both.contract or both.meaning(numbers) is None):
+            numbers |= whole
         yield numbers
-
-
-def _runs(both: _Both, numbers: Numbers) -> bool:
-    try:
-        both.before(numbers)
-    except InterpretError:
-        return False
-    return True
 
 
 def _example(both: _Both, numbers: Numbers) -> str:
     def still(candidate: Numbers) -> bool:
         try:
-            return bool(both.apart(candidate))
+            return bool(both.apart(candidate, both.before(candidate)))
         except InterpretError:
             return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from both_sides import checked
+from hostile_edges import EDGES
 from hostile_facts import FACTS, RIGHT
 from hostile_layouts import MISLAID
 from hostile_rewrites import HOSTILE
@@ -11,7 +12,7 @@ from wrong_rewrites import WRONG, Wrong
 
 from anesurgery.checking.grades import Grade, SiteCheck
 
-ALL = [*WRONG, *HOSTILE, *MISLAID, *FACTS]
+ALL = [*WRONG, *HOSTILE, *MISLAID, *FACTS, *EDGES]
 
 
 @pytest.mark.parametrize("wrong", ALL, ids=lambda w: w.name)

@@ -83,17 +83,18 @@ class _Both:
     def __init__(self, old: Function, new: Function, contract: Sequence[InterfaceChange], gate: float) -> None:
         self.old, self.new, self.contract, self.gate = old, new, contract, gate
         self.inputs = [v for v in old.inputs.values() if not types.is_state(v.sym_type)]
-        self._evaluators: dict[Any, Evaluator] = {}
+        self._plain: dict[Function, Evaluator] = {}
 
     def _run(self, function: Function, numbers: Mapping[str, Any], arithmetic: Any) -> Outputs:
-        key = (function, str(arithmetic) if isinstance(arithmetic, str) else id(arithmetic))
-        if key not in self._evaluators:
-            self._evaluators[key] = Evaluator(function.operations, function.outputs, arithmetic)
-        boxes = {v: Box(as_tensor(np.zeros(_state_shape(v), np.float32))) for v in _states(function)}
+        runner = self._plain.get(function) if arithmetic == "fp32" else None
+        runner = runner or Evaluator(function.operations, function.outputs, arithmetic)
+        self._plain |= {function: runner} if arithmetic == "fp32" else {}
+        boxes = {v: Box(torch.zeros(_state_shape(v))) for v in _states(function)}
         given = {v: as_tensor(numbers[n]) for n, v in function.inputs.items() if v not in boxes}
         for var, box in boxes.items():
-            box.value = as_tensor(numbers[var.name]) if var.name in numbers else box.value
-        found = self._evaluators[key]({**given, **boxes})  # type: ignore[dict-item]
+            if var.name in numbers:
+                box.value = as_tensor(numbers[var.name]).float().clone()  # it is written to
+        found = runner({**given, **boxes})  # type: ignore[dict-item]
         made = {v.name: x for v, x in zip(function.outputs, found, strict=True)}
         return made | {f"state {v.name}": box.value for v, box in boxes.items()}
 

@@ -151,14 +151,23 @@ class ScaledRegions:
     def apply(self) -> None:
         """Edit the function, op by op."""
         with self.function:
-            for name, var in self.function.inputs.items():
+            for var in self.function.inputs.values():
                 if var in self.wanted:
-                    self.refusals.append(Refusal(f"the input %{name} is part of a region"))
+                    self.enter(var, self.wanted[var])
             for op in list(self.function.operations):
                 read = [v for _, v in operands(op) if self.exponents.get(v)]
                 if read or any(v in self.wanted for v in op.outputs):
                     self.edit(op)
             self.function.set_outputs([self.as_output(v) for v in self.function.outputs])
+
+    def enter(self, var: Var, exponent: int) -> None:
+        """Let a region that an input is part of read a copy with the exponent of the region."""
+        if self.excess(var) > 0:
+            self.refusals.append(Refusal(f"the input %{var.name} exceeds the limit before it can be scaled"))
+        readers = consumers(var)
+        made = self.times(var, exponent, None, "scaled")
+        self.exponents[made] = exponent
+        self.replace(var, made, readers)
 
     def edit(self, op: Operation) -> None:
         """Scale the constants of an op, and bring its results to their exponents."""

@@ -105,6 +105,12 @@ def normed(x: Var) -> Var:
     return mb.layer_norm(x=mb.add(x=h, y=h), axes=[-1], epsilon=np.float16(1e-3), name="y")
 
 
+def entered(x: Var) -> Var:
+    """The input is part of the stream."""
+    h = mb.add(x=x, y=mb.linear(x=x, weight=numbers(4, 4, largest=30000)))
+    return mb.layer_norm(x=mb.add(x=x, y=h), axes=[-1], epsilon=np.float16(1e-3), name="y")
+
+
 def built(make: Callable[[Var], Var]) -> Program:
     @mb.program(input_specs=[mb.TensorSpec((3, 4), types.fp16)])
     def program(x: Var) -> Var:
@@ -116,7 +122,7 @@ def built(make: Callable[[Var], Var]) -> Program:
 X = {"x": np.random.default_rng(2).uniform(1, 4, (3, 4)).astype(np.float16)}
 
 
-@pytest.mark.parametrize("make", [scores, pair, logits, gated, normed])
+@pytest.mark.parametrize("make", [scores, pair, logits, gated, normed, entered])
 def test_each_kind_of_region(make: Callable[[Var], Var]) -> None:
     program = built(make)
     assert not compare_arrays("y", run(program, X)["y"], run(program, X, precision="ane")["y"]).psnr > 30

@@ -14,6 +14,7 @@ import anesurgery
 from anesurgery import placement, registry
 from anesurgery.commands.app import app
 from anesurgery.commands.written_options import written_options
+from anesurgery.mil import quiet_host
 from anesurgery.placement.evidence import Rule
 from anesurgery.placement.target import CHIPS, SOURCES
 from anesurgery.testing import apply_pass
@@ -111,8 +112,9 @@ def _options(name: str) -> str:
 
 def _pictures(name: str) -> str:
     """The program of the sketch, drawn before and after."""
-    example = importlib.import_module(f"anesurgery.passes.{name}").example()
-    after, _ = apply_pass(registry.make_pass(name), example)
+    with quiet_host():
+        example = importlib.import_module(f"anesurgery.passes.{name}").example()
+        after, _ = apply_pass(registry.make_pass(name), example)
     drawn = [
         f"<figure><figcaption>{when}</figcaption>{anesurgery.draw(program).svg}</figure>"
         for when, program in (("before", example), ("after", after))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,9 +184,19 @@ class Inspection(Drawn):
     @property
     def residency(self) -> dict[str, float]:
         """Share of the ANE: of the ops, and of the floating point operations."""
+        return self._shares(lambda row: row.preferred == "ane")
+
+    @property
+    def residency_at_most(self) -> dict[str, float]:
+        """The same if every op whose unit is not known ran on the ANE, where it may."""
+        return self._shares(
+            lambda row: row.preferred == "ane" or (row.preferred is None and row.legal is not False)
+        )
+
+    def _shares(self, counts: Callable[[OpRow], bool]) -> dict[str, float]:
         rows = self._rows()
         flop = sum(r.flop for r in rows)
-        mine = [r for r in rows if r.preferred == "ane"]
+        mine = [r for r in rows if counts(r)]
         return {
             "ops": len(mine) / len(rows) if rows else 0.0,
             "flop": sum(r.flop for r in mine) / flop if flop else 0.0,

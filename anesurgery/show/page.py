@@ -21,7 +21,7 @@ from anesurgery.facts.reading import in_words
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.show import summary
 from anesurgery.show.drawing import WIDTH, Drawing, Style, draw, style_of
-from anesurgery.show.summary import UNIT_WORDS, percent
+from anesurgery.show.summary import UNIT_WORDS
 
 BAR = 590
 """Cells of the device bar."""
@@ -188,10 +188,8 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
 def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
     """Share of the ANE: name, share, in words."""
     residency = inspection.residency
-    made = [("of ops on the ANE", residency["ops"], percent(residency["ops"]))]
-    if summary.has_flop(inspection):
-        made.append(("of flop on the ANE", residency["flop"], percent(residency["flop"])))
-    return made
+    kinds = ("ops", "flop") if summary.has_flop(inspection) else ("ops",)
+    return [(f"of {what} on the ANE", residency[what], summary.share_words(inspection, what)) for what in kinds]
 
 
 def bar(inspection: Inspection) -> list[Run]:

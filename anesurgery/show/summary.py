@@ -104,10 +104,8 @@ def own_findings(inspection: Inspection) -> list[Finding]:
 
 def runs(inspection: Inspection) -> list[tuple[str | None, int]]:
     """Unit and number of ops of each run of ops on one unit, in file order."""
-    made: list[tuple[str | None, int]] = []
-    for unit, group in itertools.groupby(all_rows(inspection), key=lambda row: row.preferred):
-        made.append((unit, len(list(group))))
-    return made
+    grouped = itertools.groupby(all_rows(inspection), key=lambda row: row.preferred)
+    return [(unit, len(list(group))) for unit, group in grouped]
 
 
 def cells(inspection: Inspection, width: int) -> list[str | None]:
@@ -116,10 +114,9 @@ def cells(inspection: Inspection, width: int) -> list[str | None]:
     Each run gets at least one cell, so that one op on the CPU among thousands is seen. Where there are more
     runs than cells, a cell has the unit of most of its ops.
     """
-    found = runs(inspection)
-    total = sum(n for _, n in found)
-    if not found:
+    if not (found := runs(inspection)):
         return []
+    total = sum(n for _, n in found)
     if len(found) <= width:
         shares = [(width - len(found)) * n / total for _, n in found]
         counts = [1 + int(s) for s in shares]
@@ -130,6 +127,12 @@ def cells(inspection: Inspection, width: int) -> list[str | None]:
     units = [u for u, n in found for _ in range(n)]
     edges = [k * total // width for k in range(width + 1)]
     return [Counter(units[a:b]).most_common(1)[0][0] for a, b in itertools.pairwise(edges)]
+
+
+def share_words(inspection: Inspection, what: str) -> str:
+    """The share of the ANE in "ops" or "flop": "80.0%", or "80.0% to 85.0%" where some have no unit."""
+    least, most = (percent(share[what]) for share in (inspection.residency, inspection.residency_at_most))
+    return least if least == most else f"{least} to {most}"
 
 
 def ordered_counts(inspection: Inspection) -> list[tuple[str | None, int]]:
@@ -318,8 +321,7 @@ def agreements(inspection: Inspection) -> list[Agreement]:
 
 def agreement_words(found: Sequence[Agreement]) -> str:
     """How many ops run where they were predicted to, in words."""
-    total = sum(len(a.rows) for a in found)
-    right = sum(len(a.rows) for a in found if a.agrees)
+    right, total = (sum(len(a.rows) for a in found if a.agrees or every) for every in (False, True))
     if not total:
         return "Core ML's plan names none of these ops."
     return f"{right:,} of {total:,} ops as predicted ({percent(right / total)})"

@@ -20,7 +20,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, plain
-from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS, percent
+from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
 
 BAR = WIDTH - 4
 """Cells of the device bar."""
@@ -60,12 +60,11 @@ def device_bar(inspection: Inspection, width: int = BAR) -> Text:
 
 def status_line(inspection: Inspection) -> Text:
     """Status and residency in a line; segments, switches, estimate and memory in the next."""
-    residency = inspection.residency
     counted = summary.has_flop(inspection)
-    flop = f"{percent(residency['flop'])} of flop" if counted else "flop not counted"
+    flop = f"{summary.share_words(inspection, 'flop')} of flop" if counted else "flop not counted"
     memory, cost = summary.memory_words(inspection), summary.cost(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
-    share = f" | on the ANE: {percent(residency['ops'])} of ops, {flop}"
+    share = f" | on the ANE: {summary.share_words(inspection, 'ops')} of ops, {flop}"
     more = [f"{summary.counted(segments, 'segment')}, {summary.counted(inspection.switches, 'switch')}"]
     more += [] if cost is None else [f"estimate {summary.microseconds(cost)}"]
     more += [memory] if memory else []

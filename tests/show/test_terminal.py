@@ -78,7 +78,7 @@ def test_a_report_says_what_matters_in_its_lines() -> None:
     assert lines[0] == "model on M1/macOS 14"
     assert lines[1] == "16 of 20 ops are known to prefer the Neural Engine."
     assert lines[3] == "█ ANE 16   ▃ CPU 3   ░ unknown 1"
-    assert lines[4] == "status 1 | on the ANE: 80.0% of ops, 80.0% of flop"
+    assert lines[4] == "status 1 | on the ANE: 80.0% to 85.0% of ops, 80.0% to 85.0% of flop"
     assert lines[5] == "4 segments, 3 switches | weights 118 MiB of 1 GiB, 1 chunk"
     table = lines[lines.index("ops that need attention") :]
     assert table[1].split("  ")[0] == "op type"

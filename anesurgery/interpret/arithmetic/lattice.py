@@ -94,9 +94,11 @@ class Lattice:
         apart = ((high != top[:, None]) & ~constant).any(1) | (is_min & (others > 1))
         least = torch.where(constant, low, -math.inf).amax(1)
         bottom = torch.where(constant, -math.inf, low).amax(1)
-        alone = torch.full_like(members, NOBODY)
-        alone[..., 0] = torch.where(constant, NOBODY, rows)
-        members = torch.where(apart[:, None, None], alone, members).reshape(count, -1)
+        if apart.any():
+            alone = torch.full_like(members, NOBODY)
+            alone[..., 0] = torch.where(constant, NOBODY, rows)
+            members = torch.where(apart[:, None, None], alone, members)
+        members = members.reshape(count, -1)
         top, bottom = torch.where(apart, math.inf, top), torch.where(apart, -math.inf, bottom)
         return Sets(_unique(members), torch.maximum(bottom, least), torch.maximum(top, least), is_min & ~apart)
 
@@ -181,14 +183,13 @@ def _canonical(sets: Sets) -> tuple[Sets, Tensor]:
 
 def _unique(members: Tensor) -> Tensor:
     """Sorted rows without repetitions, as narrow as they can be."""
-    ordered = torch.from_numpy(np.sort(members.numpy(), axis=1))
+    ordered = np.sort(members.numpy(), axis=1)  # several times as fast as torch, which finds the order too
     first = ordered != NOBODY
     first[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    width = max(1, int(first.sum(1).max())) if len(ordered) else 1
-    rows, places = first.nonzero(as_tuple=True)
-    found = torch.full((len(ordered), width), NOBODY)
-    found[rows, first.cumsum(1)[rows, places] - 1] = ordered[rows, places]
-    return found
+    counts = first.sum(1)
+    made = np.full((len(ordered), max(1, counts.max(initial=0))), NOBODY)
+    made[np.arange(made.shape[1]) < counts[:, None]] = ordered[first]
+    return torch.from_numpy(made)
 
 
 def _unpacked(names: Tensor) -> Image:

@@ -17,6 +17,8 @@ from anesurgery import frontend
 from anesurgery.interpret import run
 from anesurgery.mil import ct, quiet_host
 
+pytestmark = pytest.mark.first
+
 X = torch.tensor([[3.0, -1.0, 4.0, 1.0], [5.0, -9.0, 2.0, 6.0]])
 MASK = torch.tensor([[True, False], [True, True]])
 attend: Any = torch.nn.functional.scaled_dot_product_attention

@@ -12,6 +12,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.first
+
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 SAID = {
     "see_fix_prove": ["1 edit: 1 bit for bit", "skipped: square_to_mul: %a has rank 1 (at left)"],

@@ -13,6 +13,8 @@ from anesurgery.checking.grades import EXACT
 from anesurgery.errors import SurgeryError
 from anesurgery.surgery import Recipe
 
+pytestmark = pytest.mark.first
+
 FILES = {
     "blazeface_scaled": (34, 14),
     "mlc_edsr_f32b5": (4, 0),

@@ -8,6 +8,7 @@ some elements is the negative of the largest of their negatives. Every such op h
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -120,9 +121,10 @@ class Lattice:
         members[:, 0] = names
         low = torch.full((len(names),), -math.inf, dtype=torch.float64)
         found = Sets(members, low, -low, torch.zeros(len(names), dtype=torch.bool))
+        negatives = _negative(names) if self._made else names
         for made in self._made:
             _enter(found, names, made.names, made.sets)
-            _enter(found, _negative(names), made.names, _turned(made.sets))
+            _enter(found, negatives, made.names, made.sets, _turned)
         if self._constants:
             known = torch.tensor(sorted(self._constants))
             values = torch.tensor([self._constants[k] for k in known.tolist()], dtype=torch.float64)
@@ -143,25 +145,28 @@ class Lattice:
         return Image([torch.where(free, v, w) for v, w in zip(first.lanes, bounded.lanes, strict=True)])
 
     def _remember(self, names: Image, sets: Sets) -> None:
-        packed, order = torch.unique(field.packed(names), return_inverse=True)
-        first = torch.full((len(packed),), len(order)).scatter_reduce(
-            0, order, torch.arange(len(order)), "amin"
-        )
-        if sets.members[first].numel() <= KEPT:
+        packed, first = map(torch.from_numpy, np.unique(field.packed(names).numpy(), return_index=True))
+        if len(first) * sets.members.shape[1] <= KEPT:
             self._made.append(_Made(packed, Sets(*(v[first] for v in sets))))
         while sum(m.sets.members.numel() for m in self._made) > KEPT:
             self._made.pop(0)
 
 
-def _enter(found: Sets, names: Tensor, known: Tensor, sets: Sets) -> None:
-    """Enter what is known of some names; `known` is sorted."""
+def _enter(
+    found: Sets, names: Tensor, known: Tensor, sets: Sets, change: Callable[[Sets], Sets] | None = None
+) -> None:
+    """Enter what is known of some names, after a change of it; `known` is sorted."""
     at = torch.searchsorted(known, names).clamp(max=len(known) - 1)
     here = known[at] == names
-    rows = torch.full((int(here.sum()), found.members.shape[1]), NOBODY)
-    rows[:, : sets.members.shape[1]] = sets.members[at[here]]
+    if not here.any():
+        return
+    picked = Sets(*(v[at[here]] for v in sets))
+    picked = picked if change is None else change(picked)
+    rows = torch.full((len(picked.members), found.members.shape[1]), NOBODY)
+    rows[:, : picked.members.shape[1]] = picked.members
     found.members[here] = rows
-    for old, new in zip(found[1:], sets[1:], strict=True):
-        old[here] = new[at[here]]
+    for old, new in zip(found[1:], picked[1:], strict=True):
+        old[here] = new
 
 
 def _turned(sets: Sets) -> Sets:
@@ -175,6 +180,8 @@ def _canonical(sets: Sets) -> tuple[Sets, Tensor]:
     """One of a set and its negative, the same for both, and where it is the negative."""
     one = (sets.members != NOBODY).sum(1) == 1
     turned = sets.is_min | (one & field.signed(_unpacked(sets.members[:, 0]))[1])
+    if not turned.any():
+        return sets, turned
     other = _turned(sets)
     there = turned[:, None]
     parts = (torch.where(there if a.ndim > 1 else turned, b, a) for a, b in zip(sets, other, strict=True))

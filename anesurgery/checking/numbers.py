@@ -18,7 +18,7 @@ from anesurgery.facts.intervals import interval
 from anesurgery.facts.work import is_tensor
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
-from anesurgery.interpret.arithmetic.symbolic import narrows
+from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.mil import Array, Operation, Var, np_dtype
 from anesurgery.ops import CARRIERS, MOVING, PADDING
 

@@ -172,6 +172,23 @@ def test_an_integer_in_fp16_is_not_proved() -> None:
     assert found.proof.grade is Grade.NUMBERS
 
 
+def test_a_float_that_was_widened_is_narrowed_without_loss() -> None:
+    half = ((types.fp16, (4,)),)
+    turned = ((types.fp16, (2, 3)),)
+    there = compared(half, lambda x: cast(cast(x, "fp32"), "fp16"), lambda x: x)
+    around = compared(
+        turned,
+        lambda x: cast(mb.transpose(x=cast(x, "fp32"), perm=[1, 0]), "fp16"),
+        lambda x: mb.transpose(x=x, perm=[1, 0]),
+    )
+    summed = compared(
+        half, lambda x: cast(mb.add(x=cast(x, "fp32"), y=f(1)), "fp16"), lambda x: mb.add(x=x, y=np.float16(1))
+    )
+    for result, grade in ((there, Grade.BITS), (around, Grade.BITS), (summed, Grade.NUMBERS)):
+        assert result.proof is not None
+        assert result.proof.grade is grade
+
+
 def test_what_holds_for_finite_numbers_only_is_said_so() -> None:
     found = compared(X, lambda x: mb.sub(x=x, y=x), lambda x: mb.mul(x=x, y=f(0)))
     same = compared(X, lambda x: mb.mul(x=x, y=f(2)), lambda x: mb.add(x=x, y=x))

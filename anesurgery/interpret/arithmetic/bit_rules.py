@@ -10,8 +10,9 @@ import torch
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.lattice import Lattice
+from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.interpret.arithmetic.products import contraction
-from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic, narrows
+from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
 from anesurgery.interpret.table import Meaning, Unsupported, ints
 from anesurgery.mil import Operation, dtype_name, np_dtype

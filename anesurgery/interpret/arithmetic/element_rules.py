@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.interpret.arithmetic.field import Image, add, divide
+from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.interpret.arithmetic.polynomials import Algebraic
-from anesurgery.interpret.arithmetic.symbolic import Rule, narrows
+from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.mil import Operation, np_dtype, operands
 from anesurgery.ops import MOVING, names
 
@@ -216,7 +217,8 @@ def _cast(a: Algebraic, op: Operation, x: Any, dtype: str) -> Image:
     if new.kind == "b" and old.kind != "b":
         return a.minus(1, a.even("equal", a.image(x)))
     wider = new.itemsize >= old.itemsize and new.kind == old.kind
-    if old.kind == "b" or (wider and not (new != old and _wraps(a, op.inputs["x"]))):
+    held = old.kind == new.kind == "f" and not narrows(op)
+    if old.kind == "b" or held or (wider and not (new != old and _wraps(a, op.inputs["x"]))):
         return a.image(x)
     if new.kind == "f" and old.kind in "iu" and a.within(op.inputs["x"], WHOLE[new.itemsize]):
         return a.image(x)

@@ -17,9 +17,10 @@ import torch
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.cutting import BLOCK, cut_of
 from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
+from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.interpret.ops.elementwise import BINARY, UNARY
 from anesurgery.interpret.table import TABLE, Meaning, Unsupported, ints
-from anesurgery.mil import Operation, Var, np_dtype, static_shape
+from anesurgery.mil import Operation, Var, static_shape
 from anesurgery.ops import names
 
 Tensor = torch.Tensor
@@ -250,13 +251,6 @@ class Symbolic:
     def rounds_to(self, op: Operation) -> str:
         """The dtype to which an op rounds, where that matters in this arithmetic."""
         return ""
-
-
-def narrows(op: Operation) -> bool:
-    """Does the op cast floats to a dtype that holds fewer of them?"""
-    if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind != "f":
-        return False
-    return np_dtype(op.outputs[0]).itemsize < np_dtype(op.inputs["x"]).itemsize
 
 
 def _is_attribute(value: Any) -> bool:

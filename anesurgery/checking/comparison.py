@@ -112,7 +112,8 @@ def compare(
         member: of pipelines, the one model to compare, by name or number; the whole pipelines when absent.
         prove: also prove `b` against `a` op by op: bit for bit, over a prime field, and on numbers where
             neither shows it (docs/proofs.md). The result's `proof` has the grade and the first op that is not
-            proved. Chains and pipelines are proved as a whole.
+            proved. Chains and pipelines are proved as a whole; of several functions all that both models have
+            are, unless one is named.
 
     Raises:
         InterfaceError: the models give different outputs although nothing was declared.
@@ -168,9 +169,25 @@ def _proved(
     from anesurgery.checking.lockstep import prove_models
     from anesurgery.checking.trials import tried
 
-    old, new = (function_of(model.program, function) for model in (a, b))
-    proof = prove_models(old, new, inputs, contract=contract, gate=gate, seed=seed, last=last)
-    return proof if last else proof.tried(tried(old, new, inputs, contract=contract, gate=gate, seed=seed))
+    def proof_of(name: str | None, values: Mapping[str, Any]) -> ModelProof:
+        old, new = (function_of(model.program, name) for model in (a, b))
+        proof = prove_models(old, new, values, contract=contract, gate=gate, seed=seed, last=last)
+        return proof if last else proof.tried(tried(old, new, values, contract=contract, gate=gate, seed=seed))
+
+    proof = proof_of(function, inputs)
+    if function is not None or contract or last:
+        return proof
+    for name in _others(a, b):
+        shapes = _fixed(a, b, name)
+        values = sample_inputs(a.program, function=name, seed=seed, shapes=shapes)
+        proof = proof.beside(name, proof_of(name, values))
+    return proof
+
+
+def _others(a: Loaded, b: Loaded) -> list[str]:
+    """The functions that both models have, but the default one."""
+    default = function_of(a.program, None)
+    return [n for n, f in a.program.functions.items() if f is not default and n in b.program.functions]
 
 
 def _fixed(a: Loaded, b: Loaded, function: str | None) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,6 +52,20 @@ class ModelProof:
     def tried(self, trial: Trial) -> ModelProof:
         """The same with what adversarial inputs showed; nothing is proved where they tell both apart."""
         return replace(self, trial=trial, grade=None if trial.failure else self.grade)
+
+    def beside(self, name: str, other: ModelProof) -> ModelProof:
+        """The proof of several functions: the weakest, with what is said of another function by its name."""
+        grades = [p.grade for p in (self, other) if p.grade is not None]
+        failed = other.trial is not None and bool(other.trial.failure)
+        return replace(
+            self,
+            grade=min(grades) if len(grades) == 2 else None,
+            bound=self.bound + other.bound,
+            outputs={**self.outputs, **{f"{name}: {n}": words for n, words in other.outputs.items()}},
+            counts=Counter(self.counts) + Counter(other.counts),
+            seams=(*self.seams, *(replace(s, op=f"{name}: {s.op}") for s in other.seams)),
+            trial=other.trial if failed else self.trial,
+        )
 
     @property
     def proved(self) -> bool:

@@ -217,3 +217,21 @@ def test_states_are_drawn_too() -> None:
     assert found.trial is not None
     assert "state cache" in found.trial.failure
     assert compare(clipped(8), clipped(8), prove=True).ok
+
+
+def test_every_function_is_proved() -> None:
+    def several(factor: float) -> Program:
+        both = model(X, lambda x: mb.mul(x=x, y=f(2)))
+        both.add_function("other", model(X, lambda x: mb.mul(x=x, y=f(factor))).functions["main"])
+        return both
+
+    same, wrong = (compare(several(3), several(factor), prove=True) for factor in (3, 4))
+    assert same.proof is not None
+    assert same.proof.grade is Grade.BITS
+    assert set(same.proof.outputs) == {"y", "other: y"}
+    assert wrong.proof is not None
+    assert wrong.proof.grade is None
+    assert not wrong.ok
+    named = compare(several(3), several(4), prove=True, function="main").proof
+    assert named is not None
+    assert named.grade is Grade.BITS

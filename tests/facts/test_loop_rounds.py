@@ -47,16 +47,47 @@ def test_a_counter_says_how_often(name: str) -> None:
     assert 2000 - walked.left == wanted, "one product in each round"
 
 
+def test_other_arithmetic_of_single_numbers_counts_too() -> None:
+    more = lambda i: mb.logical_not(x=mb.equal(x=i, y=np.int32(16)))  # noqa: E731
+    assert rounds(of(loop(1, more, lambda i: mb.mul(x=i, y=np.int32(2))))) == 4
+
+
+def test_a_condition_that_a_round_hands_on_counts() -> None:
+    """As an upgraded network has it: the condition is a value of the loop, as a number."""
+
+    @mb.program(input_specs=[mb.TensorSpec((8, 8))])
+    def program(x: Var) -> Var:
+        def body(go: Var, i: Var, h: Var) -> tuple[Var, Var, Var]:
+            following = mb.add(x=i, y=np.float32(1))
+            more = mb.cast(x=mb.less(x=following, y=np.float32(3)), dtype="fp32")
+            return mb.abs(x=more), following, mb.relu(x=h)
+
+        test = lambda go, i, h: mb.greater(x=go, y=np.float32(1e-6))  # noqa: E731
+        return mb.while_loop(_cond=test, _body=body, loop_vars=(np.float32(2), np.float32(0), x))[2]
+
+    assert rounds(of(program)) == 3
+
+
 @pytest.mark.parametrize(
     ("more", "step"),
     [
-        (lambda i: mb.less(x=i, y=np.int32(5)), lambda i: mb.mul(x=i, y=np.int32(2))),
         (lambda i: mb.less(x=i, y=np.int32(5)), lambda i: mb.sub(x=i, y=np.int32(1))),
-        (lambda i: mb.not_equal(x=i, y=np.int32(5)), lambda i: mb.add(x=i, y=np.int32(1))),
+        (lambda i: mb.less(x=i, y=np.int32(5)), lambda i: mb.mod(x=i, y=np.int32(2))),
     ],
 )
-def test_nothing_else_is_counted(more: Callable[[Var], Var], step: Callable[[Var], Var]) -> None:
+def test_what_never_ends_or_is_unknown_is_not_counted(
+    more: Callable[[Var], Var], step: Callable[[Var], Var]
+) -> None:
     assert rounds(of(loop(1, more, step))) is None
+
+
+def test_what_an_input_decides_is_not_counted() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1,))])
+    def program(x: Var) -> Var:
+        less = lambda h: mb.squeeze(x=mb.less(x=h, y=np.float32(5)), axes=[0])  # noqa: E731
+        return mb.while_loop(_cond=less, _body=lambda h: (mb.add(x=h, y=np.float32(1)),), loop_vars=(x,))
+
+    assert rounds(of(program)) is None
 
 
 def test_each_round_counts_in_an_inspection() -> None:

@@ -128,7 +128,7 @@ def compare(
     try:
         first, second = _single(a, member), _single(b, member)
     except IsPipeline:
-        whole = _compare_pipelines(a, b, inputs, precision, gate, seed, last)
+        whole = _compare_pipelines(a, b, inputs, precision, contract, gate, seed, last)
         return replace(whole, proof=_prove_pipelines(a, b, inputs, gate, seed, last)) if prove else whole
     if inputs is None:
         shapes = _fixed(first, second, function) if call is None else {}
@@ -221,12 +221,25 @@ def _single(model: Any, member: str | int | None) -> Loaded:
 
 
 def _compare_pipelines(
-    a: Any, b: Any, inputs: Mapping[str, Array] | None, precision: str, gate: float, seed: int, last: bool
+    a: Any,
+    b: Any,
+    inputs: Mapping[str, Array] | None,
+    precision: str,
+    contract: Sequence[InterfaceChange],
+    gate: float,
+    seed: int,
+    last: bool,
 ) -> Comparison:
     """The comparison of what two pipelines, or a pipeline and a model, give in the end."""
-    first, second = (Predictor(model, precision=precision, fuse=False) for model in (a, b))
+    first, call = Predictor(a, precision=precision, fuse=False), call_of(contract)
     values = first.sample(seed) if inputs is None else inputs
-    return Comparison(_rows(first(values), second(values), last), precision, gate)
+    expected, given = adapt_outputs(contract, first(values), values), adapt_inputs(contract, values)
+    if call is not None:
+        found = dict(call(b, given, precision))
+    else:
+        found = Predictor(b, precision=precision, fuse=False)(given)
+    words = tuple(change.words for change in contract)
+    return Comparison(_rows(expected, found, last), precision, gate, None, words)
 
 
 def _prove_pipelines(

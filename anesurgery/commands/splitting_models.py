@@ -48,7 +48,7 @@ def split(
         raise SurgeryError("give either --parts N or --max-size 950MB or --at unsupported")
     shapes = dict(map(read_shape, shape or ()))
     load_engine(quiet)
-    from anesurgery.display import drawn
+    from anesurgery.show.chunk_table import chain_group, chain_json
     from anesurgery.splitting.split import split as cut
 
     with waiting("cutting", quiet):
@@ -63,7 +63,7 @@ def split(
             shapes=shapes,
         )
         path = chain.save(out, overwrite=overwrite)
-    show({"path": str(path), **drawn(chain, "json")}, chain, as_json, quiet)
+    show({"path": str(path), **chain_json(chain)}, chain_group(chain), as_json, quiet)
 
 
 def read_shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -190,6 +190,7 @@ def test_chunks_have_a_state_each_and_write_the_same(chunks: int | str, count: i
             assert [n for n, v in function.inputs.items() if types.is_state(v.sym_type)] == [state]
     assert compare(program, after, contract=session.contract, gate=120).ok
     saved = chain.save(tmp_path / "chain")
+    assert compare(program, saved, contract=session.contract, gate=120).ok
     tokens = np.random.default_rng(0).integers(0, 97, 24)
     rows = [Decoder(model).feed(tokens) for model in (program, chain, saved)]
     assert_agree(rows[0], rows[1])

@@ -331,6 +331,9 @@ def test_the_commands(package: Path, tmp_path: Path) -> None:
     said = json.loads(made.output)
     assert [chunk["weights"] > 2 * LAYER for chunk in said["chunks"]] == [True] * 3
     assert said["borders"][0] == [{"name": "layer_1", "type": "tensor<fp16, [1, 8, 64]>", "bytes": 1024}]
+    shown = call("split", package, "--parts", 2, "-o", tmp_path / "two").output
+    assert "2 chunks, 1.0 kB between them" in shown
+    assert "Chain(" not in shown
     assert call("merge", f"a={package}", f"b={package}", "-o", both).exit_code == 0
     assert call("extract", both, "b", "-o", one).exit_code == 0
     assert one.is_dir()

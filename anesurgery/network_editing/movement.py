@@ -178,7 +178,7 @@ def moving_row(network: Network, node: Node) -> list[Node]:
 def moving_after(network: Network, node: Node) -> list[Node]:
     """The moving layers after a layer of one output, each the only consumer of the one before."""
     row: list[Node] = []
-    while (last := _behind(network, row[-1] if row else node)) is not None:
+    while (last := _after(network, row[-1] if row else node)) is not None:
         row.append(last)
     return row
 
@@ -189,7 +189,7 @@ def _before(network: Network, node: Node) -> Node | None:
     return maker if maker is not None and _passes(network, blob, node) else None
 
 
-def _behind(network: Network, node: Node) -> Node | None:
+def _after(network: Network, node: Node) -> Node | None:
     blob = node.outputs[0]
     reader = next(iter(network.readers(blob)), None)
     moves = reader is not None and reader.kind in MOVERS and _passes(network, blob, reader)

@@ -136,7 +136,7 @@ def test_lstm_as_torch_has_it(direction: str) -> None:
         np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-6)
 
 
-def test_shapes_bound_at_run_time() -> None:
+def test_dynamic_shapes_are_bound_by_the_inputs() -> None:
     @mb.program(input_specs=[mb.TensorSpec((2, mb_symbol()))], opset_version=ct.target.iOS17)
     def program(x: Var) -> Any:
         three = np.float32(3)

@@ -207,7 +207,7 @@ def overwritten(over: list[Any]) -> Any:
     return make_network({"x": (1, 3, 2, 2)}, layers, ["y", "z"])
 
 
-def test_blobs_that_are_overwritten_are_left_alone() -> None:
+def test_blobs_that_are_overwritten_are_unchanged() -> None:
     value = np.full((1, 3, 2, 2), 7, np.float32)
     seven = make_layer("loadConstantND", [], ["seven"], shape=value.shape, data=weights(value))
     plain = ane.apply(overwritten([]), NAME, quiet=True)

@@ -144,7 +144,7 @@ FOUR = squeeze(0)
     ],
 )
 @pytest.mark.parametrize("before", [[], [relu()], [relu(), twice()]], ids=["input", "one", "two"])
-def test_layers_behind_old_ones_count_five_axes(steps: list[Step], before: list[Step]) -> None:
+def test_layers_after_old_ones_count_five_axes(steps: list[Step], before: list[Step]) -> None:
     _run(*before, *steps)
 
 
@@ -169,7 +169,7 @@ def test_layers_behind_old_ones_count_five_axes(steps: list[Step], before: list[
     ],
 )
 @pytest.mark.parametrize("between", [[], [relu()], [twice(), relu()]], ids=["none", "one", "two"])
-def test_layers_behind_a_squeeze_count_four_axes(steps: list[Step], between: list[Step]) -> None:
+def test_layers_after_a_squeeze_count_four_axes(steps: list[Step], between: list[Step]) -> None:
     _run(relu(), FOUR, *between, *steps)
 
 

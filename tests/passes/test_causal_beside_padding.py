@@ -91,7 +91,7 @@ def test_fused_attention_gets_the_tensor_as_its_mask(
     assert_same_numbers(program, after, inputs, rtol=1e-6)
 
 
-def test_fused_attention_without_a_causal_mask_is_left_alone() -> None:
+def test_fused_attention_without_a_causal_mask_is_unchanged() -> None:
     program = fused(lambda p: mb.cast(x=p, dtype="bool"))
     _, session = apply_pass(CausalMaskTensor(), program)
     assert not session.changes

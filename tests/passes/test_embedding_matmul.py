@@ -327,7 +327,7 @@ def test_refuses_symbolic_ids() -> None:
     assert_refuses(EmbeddingMatmul(), program, "the ids have the symbolic shape")
 
 
-def test_constant_ids_and_run_time_tables_are_not_its_business() -> None:
+def test_does_not_apply_to_constant_ids_and_dynamic_tables() -> None:
     @mb.program(input_specs=[mb.TensorSpec((5, 2)), mb.TensorSpec((3,), dtype=types.int32)])
     def program(x: Any, ids: Any) -> Any:
         return mb.gather(x=x, indices=ids, axis=0), mb.gather(x=x, indices=[0, 2], axis=0)

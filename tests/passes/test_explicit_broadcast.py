@@ -113,7 +113,7 @@ def test_by_default_nothing_is_repeated_and_scalars_stay() -> None:
     assert not [op for op in walk_ops(after) if op.op_type == "tile"]
 
 
-def test_equal_ranks_are_none_of_its_business() -> None:
+def test_does_not_apply_to_equal_ranks() -> None:
     program = program_of(lambda a, b: mb.add(x=a, y=b), (2, 3), (1, 3))
     _, session = apply_pass(ExplicitBroadcast(), program)
     assert not session.changes
@@ -141,7 +141,7 @@ def test_one_rank_copies_no_weight() -> None:
     assert np.shares_memory(aligned.val, given.val)
 
 
-def test_a_run_time_scalar() -> None:
+def test_a_dynamic_scalar() -> None:
     program = program_of(lambda a, b: mb.add(x=a, y=mb.reduce_max(x=b, keep_dims=False)), (2, 3), (5,))
     assert not apply_pass(ExplicitBroadcast(), program)[1].changes
     assert shapes(check(FULL, program)) == {(2, 3)}

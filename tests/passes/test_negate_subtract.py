@@ -58,7 +58,7 @@ def check(program: Program, precision: str = "fp32") -> Program:
 @pytest.mark.parametrize(
     ("x", "y"), [((2, 3), (2, 3)), ((2, 3), (3,)), ((2, 1), (1, 3)), ((4,), (2, 3, 4)), ((1,), (1, 1, 1, 1, 2))]
 )
-def test_values_of_the_run_time(x: Any, y: Any, dtype: Any, swap: bool) -> None:
+def test_dynamic_values(x: Any, y: Any, dtype: Any, swap: bool) -> None:
     after = check(difference(x, y, dtype, swap))
     kinds = {dtype_name(v) for op in walk_ops(after) for v in op.outputs}
     assert kinds == {types.builtin_to_string(dtype)}  # -1 has the dtype of the program

@@ -34,7 +34,7 @@ def test_a_residual_of_convolutions() -> None:
     assert len(kinds(after, "pad")) == 1
 
 
-def test_convolutions_behind_a_product_carry_its_padding() -> None:
+def test_convolutions_after_a_product_carry_its_padding() -> None:
     def body(x: Var) -> Any:
         return taken(conv(mb.relu(x=conv(hidden(x), 8)), 4))
 
@@ -60,7 +60,7 @@ def test_refuses_convolutions_that_do_not_pay(ends: int) -> None:
     ],
     ids=["strided", "padded", "same", "wide"],
 )
-def test_other_convolutions_are_none_of_its_business(form: dict[str, Any]) -> None:
+def test_does_not_apply_to_other_convolutions(form: dict[str, Any]) -> None:
     def body(x: Var) -> Any:
         return mb.conv(
             **{

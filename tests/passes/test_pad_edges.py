@@ -67,7 +67,7 @@ def test_each_edge_value_is_cut_once() -> None:
     check(program_of(body), 3)
 
 
-def test_a_value_of_the_run_time_of_the_same_length_is_an_edge() -> None:
+def test_a_dynamic_value_of_the_same_length_is_an_edge() -> None:
     check(program_of(lambda x, y: mb.add(x=hidden(x), y=y), (2, 8), (2, ODD)), 1)
 
 
@@ -98,7 +98,7 @@ def test_constants_that_broadcast(op: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 1), (1, 1), (3, 1, 1), (1,)])
 @pytest.mark.parametrize("op", ["add", "mul"])
-def test_values_of_the_run_time_that_broadcast(op: str, shape: tuple[int, ...]) -> None:
+def test_dynamic_values_that_broadcast(op: str, shape: tuple[int, ...]) -> None:
     def body(x: Var, y: Var) -> Any:
         return taken(mb.tanh(x=getattr(mb, op)(x=y, y=hidden(x))))
 

@@ -51,7 +51,7 @@ def test_a_gated_mlp_in_either_order(up_first: bool) -> None:
     check(program_of(body), 0)
 
 
-def test_a_partner_behind_other_carriers() -> None:
+def test_a_partner_after_other_carriers() -> None:
     def body(x: Var) -> Any:
         first, second = (hidden(x, seed=s) for s in (1, 2))
         other = mb.tanh(x=mb.mul(x=mb.sigmoid(x=second), y=np.float32(3)))
@@ -197,7 +197,7 @@ def test_scores_of_transposed_queries_are_an_edge() -> None:
     check(program_of(body, (ODD, 8), (5, 8)), 2)
 
 
-def test_run_time_products_alone_are_left() -> None:
+def test_products_of_dynamic_values_alone_are_unchanged() -> None:
     program = program_of(lambda x, y: mb.matmul(x=x, y=y), (5, 8), (8, ODD))
     after, session = apply_pass(STEP, program)
     assert not session.changes

@@ -198,7 +198,7 @@ def test_refuses(body: Body, reason: str) -> None:
     assert_refuses(Rerank(), program_of(body, alternating, others), reason)
 
 
-def test_refuses_a_slice_at_a_place_of_the_run_time() -> None:
+def test_refuses_a_slice_at_a_dynamic_place() -> None:
     def body(a: Var, b: Var) -> Any:
         begin = mb.cast(x=b, dtype="int32")
         cut = mb.slice_by_index(

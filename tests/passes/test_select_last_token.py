@@ -327,7 +327,7 @@ def test_refuses(program: Program, reason: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 6), (5, 6), (1, 2, 5, 6)])
-def test_one_position_or_another_rank_is_not_its_business(shape: tuple[int, ...]) -> None:
+def test_does_not_apply_to_one_position_or_another_rank(shape: tuple[int, ...]) -> None:
     _, session = apply_pass(SelectLastToken(), one_output(scored, shape))
     assert not session.changes
     assert not session.refusals

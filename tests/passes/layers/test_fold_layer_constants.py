@@ -127,7 +127,7 @@ def test_what_only_looks_so(spec: Any, words: str) -> None:
         alone("padding", constant={}, paddingAmounts={"borderAmounts": [{"endEdgeSize": 1}, {}]}),
     ],
 )
-def test_not_its_business(spec: Any) -> None:
+def test_does_not_apply(spec: Any) -> None:
     after, session = apply_pass(STEP, spec)
     assert after == spec
     assert not session.refusals

@@ -192,7 +192,7 @@ def test_signs_that_cancel_leave_nothing() -> None:
         [RELU, ("activation", {"leakyReLU": {"alpha": 0.5}})],
     ],
 )
-def test_not_its_business(links: list[Any], rank5: bool) -> None:
+def test_does_not_apply(links: list[Any], rank5: bool) -> None:
     spec = row(*links, rank5=rank5)
     after, session = apply_pass(STEP, spec)
     assert after == spec

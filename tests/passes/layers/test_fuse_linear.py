@@ -97,7 +97,7 @@ def test_rows_that_would_round_otherwise(links: list[Link], words: str) -> None:
 
 
 @pytest.mark.parametrize("links", [[times(2)], [times(2), ABS], [ABS, times(2)]])
-def test_not_its_business(links: list[Link]) -> None:
+def test_does_not_apply(links: list[Link]) -> None:
     spec = row(*links)
     found, session = apply_pass(STEP, spec)
     assert found == spec

@@ -115,7 +115,7 @@ def test_a_plain_layer_takes_its_constant() -> None:
     assert_refuses(STEP, with_constant("multiply", (7,), np.arange(7.0)), words)
 
 
-def test_plain_layers_of_computed_blobs_are_no_business_of_it() -> None:
+def test_does_not_apply_to_plain_layers_of_computed_blobs() -> None:
     spec = two("add", (1, 3, 4, 5), (1, 3, 4, 5))
     after, session = apply_pass(STEP, spec)
     assert after == spec

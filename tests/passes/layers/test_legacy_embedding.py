@@ -96,7 +96,7 @@ def test_vectors_that_others_read_stay_as_they_are() -> None:
     assert_refuses(STEP, spec, "5x4x1x1 to 5x1x1x4")
 
 
-def test_other_moving_layers_are_not_its_business() -> None:
+def test_does_not_apply_to_other_moving_layers() -> None:
     layers = [make_layer("transpose", ["x"], ["y"], axes=[0, 2, 1])]
     _, session = apply_pass(STEP, make_network({"x": (1, 2, 3)}, layers, ["y"]))
     assert not session.changes

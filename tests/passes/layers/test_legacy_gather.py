@@ -91,7 +91,7 @@ def test_a_scalar_index_takes_the_axis_away() -> None:
     assert_refuses(STEP, spec, "shape (), not [n]")
 
 
-def test_indices_of_the_run_time() -> None:
+def test_dynamic_indices() -> None:
     layers = [make_layer("gather", ["x", "i"], ["y"], axis=1)]
     spec = make_network({"x": (1, 6, 3, 4), "i": (2,)}, layers, ["y"])
     assert_refuses(STEP, spec, "'i' are dynamic")

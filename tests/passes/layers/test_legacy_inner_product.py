@@ -127,7 +127,7 @@ def test_a_product_of_two_blobs() -> None:
     assert_refuses(STEP, spec, "has 2 inputs, not 1")
 
 
-def test_reshapes_alone_are_not_its_business() -> None:
+def test_does_not_apply_to_reshapes_alone() -> None:
     _, session = apply_pass(STEP, tower((2, 6, 1, 1), [to(2, 6), to(2, 6, 1, 1)]))
     assert not session.changes
     assert not session.refusals

@@ -153,7 +153,7 @@ def test_rows_in_the_mapping_to_five_axes(shape: Shape, row: Row, expected: list
     assert written(row_of(shape, row, rank5=True)) == expected
 
 
-def test_a_sequence_that_may_be_longer_at_run_time_is_not_moved() -> None:
+def test_a_sequence_of_dynamic_length_is_not_moved() -> None:
     row = [("permute", {"axis": [1, 0, 2, 3]}), ("permute", {"axis": [0, 1, 3, 2]})]
     assert_refuses(STEP, row_of((1, 4, 6), row, rank5=True), "sequence or batch, whose size is dynamic")
 
@@ -189,7 +189,7 @@ def test_options_bound_what_is_written() -> None:
     assert_refuses(LegacyRearrange(blocks=(4,)), spec, "blocks of 2x2 pixels; `blocks` lists 4")
 
 
-def test_a_size_of_the_run_time_is_refused() -> None:
+def test_a_dynamic_size_is_refused() -> None:
     spec = row_of((1, 6, 1, 1), [("expandDims", {"axes": [0]}), ("squeeze", {"axes": [0]})])
     sizes = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
     for low, high in ((1, 4), (6, 6), (1, 1), (1, 1)):

@@ -38,7 +38,7 @@ def test_gates(x: Shape, z: Shape, rank5: bool) -> None:
         ((1, 3, 4, 5), (1, 1, 4, 5)),
     ],
 )
-def test_other_products_are_no_business_of_it(x: Shape, z: Shape) -> None:
+def test_does_not_apply_to_other_products(x: Shape, z: Shape) -> None:
     spec = two("multiply", x, z)
     after, session = apply_pass(STEP, spec)
     assert after == spec

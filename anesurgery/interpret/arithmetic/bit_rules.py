@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
+from anesurgery.interpret.arithmetic.field import Image, P, key, opaque, packed
 from anesurgery.interpret.arithmetic.lattice import Lattice
 from anesurgery.interpret.arithmetic.narrowing import narrows
-from anesurgery.interpret.arithmetic.products import contraction
+from anesurgery.interpret.arithmetic.products import Axes, axes_of
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
 from anesurgery.interpret.table import Meaning, Unsupported, ints
-from anesurgery.mil import Operation, dtype_name, np_dtype
+from anesurgery.mil import Array, Operation, dtype_name, np_dtype
 
 EXACT_POWERS = 14
 """Exponents of powers of two whose reciprocals every float dtype holds."""
 
-
+HALVES = 1 << 16
+"""Numbers that fp16 has."""
 POLES = {"real_div": "y", "floor_div": "y", "mod": "y", "inverse": "x", "rsqrt": "x", "pow": "x"}
 """Op type -> the operand whose zeros lead to infinities of their sign."""
 
@@ -55,10 +59,7 @@ class Bitwise(Symbolic):
         if array.dtype.kind in "iub":
             made = opaque(key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
         else:
-            wide = array.astype(np.float64)
-            bits = torch.from_numpy(np.asarray(np.abs(wide)).view(np.int64).reshape(wide.shape).copy())
-            sign = torch.from_numpy(np.asarray(np.signbit(wide)))
-            made = field.with_sign(opaque(key("float"), bits), sign)
+            made = _floats(array)
         self.lattice.know(made, array)
         return made
 
@@ -74,6 +75,44 @@ class Bitwise(Symbolic):
     def places(self, count: int) -> Image:
         """A factor for each place in a sum."""
         return field.positions(count, key(self.seed, "term"))
+
+    def factors(self, x: Image, axes: Sequence[int]) -> Image:
+        """One element for all those along some axes, in their order; the axes keep the length 1.
+
+        That of their negatives is its negative.
+        """
+        shape = [1] * x.ndim
+        for axis in axes:
+            shape[axis] = x.shape[axis]
+        places = self.places(math.prod(shape)).lanes
+        return Image(
+            [(v * p.reshape(shape)).sum(list(axes), True) % P for v, p in zip(x.lanes, places, strict=True)]
+        )
+
+    def contracted(self, op: Operation, x: Image, y: Image) -> Image:
+        """A sum of products, from its two lists of factors; which of them is first does not matter."""
+        (left, s), (right, t) = field.signed(x), field.signed(y)
+        return field.with_sign(_sorted(self, ("sum", self.rounds_to(op)), left, right), s ^ t)
+
+
+def _floats(array: Array) -> Image:
+    """The names of floats; many that fp16 holds are looked up."""
+    if array.size > HALVES:
+        given = torch.from_numpy(np.ascontiguousarray(array))
+        half = given.half()
+        if torch.equal(half.to(given.dtype), given):
+            at = half.view(torch.int16).int() & (HALVES - 1)
+            return _halves().map(lambda v: v[at])
+    wide = array.astype(np.float64)
+    bits = torch.from_numpy(np.asarray(np.abs(wide)).view(np.int64).reshape(wide.shape).copy())
+    sign = torch.from_numpy(np.asarray(np.signbit(wide)))
+    return field.with_sign(opaque(key("float"), bits), sign)
+
+
+@functools.cache
+def _halves() -> Image:
+    """The names of all numbers of fp16, by their bits."""
+    return _floats(np.arange(HALVES, dtype=np.uint16).view(np.float16))
 
 
 def _add(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
@@ -196,13 +235,12 @@ def _matmul(
         raise Unsupported("a matmul of vectors")
     left = left.map(lambda v: v.transpose(-1, -2)) if transpose_x else left
     right = right.map(lambda v: v.transpose(-1, -2)) if transpose_y else right
-    return a.ordered(op, field.product(field.multiply(left, a.places(left.shape[-1])), right))
+    return a.contracted(op, a.factors(left, [-1]), a.factors(right, [-2]))
 
 
 def _linear(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
-    w = a.image(weight)
-    w = field.multiply(w, a.places(w.shape[-1])).map(lambda v: v.transpose(-1, -2))
-    made = a.ordered(op, field.product(a.image(x), w))
+    rows = a.factors(a.image(weight), [-1]).map(lambda v: v.reshape(-1))
+    made = a.contracted(op, a.factors(a.image(x), [-1]), rows)
     return made if _absent(bias) else added(a, op, made, a.image(bias))
 
 
@@ -218,12 +256,14 @@ def _conv(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **ho
     pads = padding(
         how.get("pad_type", "valid"), how.get("pad"), list(image.shape[2:]), list(w.shape[2:]), steps, spread
     )
-    zero = a.lift(0.0)
+    zero, groups = a.lift(0.0), int(how.get("groups") or 1)
     lanes = [pad_axes(v, pads, float(z)) for v, z in zip(image.lanes, zero.lanes, strict=True)]
-    w = field.multiply(w, a.places(terms).map(lambda v: v.reshape(w.shape[1:])))
+    kernel = a.places(terms).map(lambda v: v.reshape(1, *w.shape[1:]).expand(groups, *w.shape[1:]))
     how = {**how, "pad_type": "valid", "pad": None}
-    made = field.bilinear(Image(lanes), w, lambda v, u: conv(v, u, **how), terms)
-    return _with_bias(a, op, a.ordered(op, made), bias)
+    windows = field.bilinear(Image(lanes), kernel, lambda v, u: conv(v, u, **how), terms)
+    rows = a.factors(w, list(range(1, w.ndim))).map(lambda v: v.reshape(1, groups, -1, *(1,) * n))
+    made = a.contracted(op, windows.map(lambda v: v.unsqueeze(2)), rows)
+    return _with_bias(a, op, made.map(lambda v: v.flatten(1, 2)), bias)
 
 
 def _with_bias(a: Bitwise, op: Operation, made: Image, bias: Any) -> Image:
@@ -243,20 +283,29 @@ def _conv_transpose(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = 
 
 
 def _einsum(a: Bitwise, op: Operation, values: list[Any], equation: Any) -> Image:
-    return a.ordered(op, contraction([a.image(v) for v in values], str(equation), a.places))
+    axes = axes_of(str(equation))
+    sides = [_letters(a, a.image(v), have, axes) for v, have in zip(values, axes[:2], strict=True)]
+    return a.contracted(op, *sides)
+
+
+def _letters(a: Bitwise, x: Image, have: str, axes: Axes) -> Image:
+    """The factors along the inner axes; the other axes are those of the result, some of length 1."""
+    outer = [c for c in axes.made if c in have]
+    order = [have.index(c) for c in (*outer, *axes.inner)]
+    rows = x.map(
+        lambda v: v.permute(order).flatten(len(outer)) if axes.inner else v.permute(order).unsqueeze(-1)
+    )
+    shape = [rows.shape[outer.index(c)] if c in outer else 1 for c in axes.made]
+    return a.factors(rows, [-1]).map(lambda v: v.reshape(shape))
 
 
 def _reduce_sum(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
-    return _summed(a, op, a.image(x), axes, keep_dims)
-
-
-def _summed(a: Bitwise, op: Operation, x: Image, axes: Any, keep: bool) -> Image:
-    chosen = list(range(x.ndim)) if axes is None else [i % x.ndim for i in ints(axes)]
-    shape = [n if i in chosen else 1 for i, n in enumerate(x.shape)]
-    places = a.places(int(np.prod(shape))).map(lambda v: v.reshape(shape))
-    one = a.lift(1.0)
-    terms = field.multiply(field.multiply(x, places), one)
-    return a.ordered(op, field.summed(terms, chosen, bool(keep)))
+    image = a.image(x)
+    chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
+    rows = a.factors(image, chosen)
+    ones = a.factors(a.lift(np.ones(math.prod(image.shape[i] for i in chosen))), [0])
+    made = a.contracted(op, rows, ones)
+    return made if keep_dims else made.map(lambda v: v.squeeze(tuple(chosen)))
 
 
 def _row(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:

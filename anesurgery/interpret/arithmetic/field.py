@@ -26,6 +26,8 @@ LANES = 3
 LONGEST = 8192
 """Products that may be added up in float64 without rounding."""
 HALF = (P + 1) // 2
+PIECE = 21
+"""Bits of a hash of 64 that make one residue."""
 CACHED = 1 << 15
 """Elements that are scrambled at a time: they stay in the cache of a core."""
 GOLDEN, FIRST, SECOND = (
@@ -84,14 +86,18 @@ def key(*parts: Any) -> int:
 
 def mix(h: Tensor) -> Tensor:
     """Scramble 64 bits."""
-    h = h.clone(memory_format=torch.contiguous_format)
+    return _mixed(h.clone(memory_format=torch.contiguous_format))
+
+
+def _mixed(h: Tensor) -> Tensor:
+    """The same in place."""
     for part in torch.split(h.view(-1), CACHED):
         _mix(part, torch.empty_like(part))
     return h
 
 
 def _mix(h: Tensor, scratch: Tensor) -> None:
-    """Scramble 64 bits in place."""
+    """Scramble as many as stay in the cache."""
     for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
         torch.bitwise_right_shift(h, shift, out=scratch)
         h ^= scratch.bitwise_and_((1 << (64 - shift)) - 1)
@@ -108,15 +114,13 @@ def opaque(name: int, *arguments: Tensor) -> Image:
     """A random function of packed arguments: different ones give unrelated results."""
     h = torch.tensor(name, dtype=torch.int64)
     for argument in arguments:
-        h = mix((h ^ argument).add_(GOLDEN))
+        h = _mixed((h ^ argument).add_(GOLDEN).contiguous())
     lanes = [torch.empty_like(h) for _ in range(LANES)]
     parts = zip(*(torch.split(tensor.view(-1), CACHED) for tensor in (h, *lanes)), strict=True)
     for part, *made in parts:
-        scratch = torch.empty_like(part)
-        for i, lane in enumerate(made, 1):
-            torch.add(part, GOLDEN * i, out=lane)
-            _mix(lane, scratch)
-            lane.bitwise_and_((1 << 62) - 1).remainder_(P)
+        for i, lane in enumerate(made):
+            torch.bitwise_right_shift(part, PIECE * i, out=lane)
+            lane.bitwise_and_((1 << PIECE) - 1).mul_(P).bitwise_right_shift_(PIECE)
     return Image(lanes)
 
 
@@ -173,12 +177,12 @@ def negated(x: Image) -> Image:
 def signed(x: Image) -> tuple[Image, Tensor]:
     """One of x and -x, the same for both, and where it is -x."""
     turned = x.lanes[0] >= HALF
-    return Image([torch.where(turned, (P - v) % P, v) for v in x.lanes], x.degree, x.fraction), turned
+    return with_sign(x, turned), turned
 
 
 def with_sign(x: Image, turned: Tensor) -> Image:
     """-x where told."""
-    return Image([torch.where(turned, (P - v) % P, v) for v in x.lanes], x.degree, x.fraction)
+    return Image([torch.where(turned & (v != 0), P - v, v) for v in x.lanes], x.degree, x.fraction)
 
 
 def pairwise(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], degree: float) -> Image:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -12,28 +12,38 @@ from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.interpret.table import Unsupported
 
 
-def contraction(values: list[Image], equation: str, places: Callable[[int], Image] | None = None) -> Image:
-    """Sum of products over named axes of two tensors.
+class Axes(NamedTuple):
+    """The axes of two operands and of what is made of them, a letter each."""
 
-    Args:
-        values: the two tensors.
-        equation: ``ab,bc->ac``.
-        places: gives a factor for each place of the sum; none by default.
+    first: str
+    second: str
+    made: str
+    inner: str
+    """Those that are summed over, in the order of the first operand."""
+
+
+def axes_of(equation: str) -> Axes:
+    """The axes that ``ab,bc->ac`` names.
 
     Raises:
         Unsupported: another form of an equation.
     """
-    left, arrow, out = equation.replace(" ", "").partition("->")
+    left, arrow, made = equation.replace(" ", "").partition("->")
     parts = left.split(",")
-    if not arrow or len(parts) != 2 or "." in equation or any(len(set(p)) < len(p) for p in parts):
+    if not arrow or len(parts) != 2 or "." in equation or any(len(set(p)) < len(p) for p in (*parts, made)):
         raise Unsupported(f"einsum {equation!r}")
-    x, y = values
-    size = dict(zip("".join(parts), (*x.shape, *y.shape), strict=True))
-    inner = [c for c in parts[0] if c in parts[1] and c not in out]
-    if any(c not in out and c not in inner for c in size):
+    inner = "".join(c for c in parts[0] if c in parts[1] and c not in made)
+    if set(made) | set(inner) != set(left) - {","}:
         raise Unsupported(f"einsum {equation!r}")
-    terms = math.prod(size[c] for c in inner)
-    if places is not None:
-        shape = [size[c] if c in inner else 1 for c in parts[0]]
-        x = field.multiply(x, places(terms).map(lambda v: v.reshape(shape)))
+    return Axes(*parts, made, inner)
+
+
+def contraction(values: list[Image], equation: str) -> Image:
+    """Sum of products over named axes of two tensors.
+
+    Raises:
+        Unsupported: another form of an equation.
+    """
+    axes, (x, y) = axes_of(equation), values
+    terms = math.prod(x.shape[axes.first.index(c)] for c in axes.inner)
     return field.bilinear(x, y, lambda v, w: torch.einsum(equation, v, w), terms)

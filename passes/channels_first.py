@@ -33,7 +33,7 @@ model is rewritten; views and transpositions of heads are nothing, since heads t
 channels; a product of attention sums over channels or tokens where they stand, and the scores keep their form;
 fused attention is taken apart. Halves of each head that are exchanged (rotary positions) are a convolution in
 groups, of ones and zeros; dynamic values are taken to be finite there. What remains of transpositions stands at
-the ends. A long region is rebuilt in parts of 80 ops, each checked.
+the ends. A long region is rebuilt in parts of a layer or so, each proved.
 
 Refuses when a region has more transpositions at its ends than products and transpositions inside, when a shape
 is dynamic, when there is one token only, and when a compressed weight cannot be reordered in its form.

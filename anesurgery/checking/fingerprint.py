@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,19 @@ INLINE = 1 << 22
 
 
 def fingerprint(
-    replaced: Sequence[tuple[Var, Var]], old: Sequence[Operation], new: Sequence[Operation]
+    replaced: Sequence[tuple[Var, Var]],
+    old: Sequence[Operation],
+    new: Sequence[Operation],
+    weights: Mapping[Var, int] | None = None,
 ) -> Hashable:
-    """Equal for edits whose proofs are the same computation (names do not matter)."""
+    """Equal for edits whose proofs are the same computation (names do not matter).
+
+    Args:
+        replaced: pairs (old value, new value).
+        old: the ops of the old side.
+        new: those of the new side.
+        weights: constants that may hold anything, each with the number of its content.
+    """
     numbers: dict[Var, int] = {}
 
     def known(var: Any) -> Hashable:
@@ -26,6 +36,8 @@ def fingerprint(
             return tuple(known(v) for v in var)
         if not isinstance(var, Var):
             return repr(var)
+        if weights is not None and var in weights:
+            return ("any", weights[var], type_text(var))
         value = constant(var)
         if value is not None:
             array = np.asarray(value)

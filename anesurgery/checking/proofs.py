@@ -19,6 +19,7 @@ from anesurgery.checking.both import Site
 from anesurgery.checking.excerpt import ROWS, Axes, constants_among, row_axes
 from anesurgery.checking.grades import Grade
 from anesurgery.checking.lengths import drawn_shape
+from anesurgery.checking.stand_ins import StandIns
 from anesurgery.errors import InterpretError
 from anesurgery.facts.intervals import interval
 from anesurgery.interpret import Evaluator
@@ -38,6 +39,8 @@ CLIPPING = names("clip relu relu6 threshold maximum minimum")
 """Ops that change nothing where the range of what they read is narrow."""
 POINTS = 3
 """Points of `LANES` residues each, at most."""
+MOST_WEIGHTS = 1 << 26
+"""Elements of a constant that are looked at bit for bit; over the field, products with them take too long."""
 LARGE = 1 << 16
 """Elements read from outside above which a few rows are looked at first."""
 
@@ -81,16 +84,32 @@ def prove(site: Site, seed: int = 0, *, finite: bool = False) -> Proof | NoProof
     for var in site.drawn:
         if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
             return NoProof(f"%{var.name} is not a tensor")
-    if (size := weights([*site.old_ops, *site.new_ops])) > LARGEST:
+    size = weights([*site.old_ops, *site.new_ops])
+    if size > MOST_WEIGHTS:
         return NoProof(f"{size} weights are too many")
+    found = prove_bits(site, list(_ways(site, seed, finite)), seed)
+    if found or size <= LARGEST:
+        return found or _algebraic(site, seed)
+    return NoProof(f"not equal bit for bit, and {size} weights are too many for the field")
+
+
+def prove_for_any_weights(site: Site, seed: int, stand_ins: StandIns, *, finite: bool) -> Proof | NoProof:
+    """A proof bit for bit that rests on nothing but the ops, or why there is none."""
+    ways = [arithmetic for arithmetic, ranged in _ways(site, seed, finite) if not ranged]
+    for arithmetic in ways:
+        arithmetic.stand_ins = stand_ins.values
+    return prove_bits(site, [(arithmetic, False) for arithmetic in ways], seed)
+
+
+def prove_bits(site: Site, ways: Sequence[tuple[Bitwise, bool]], seed: int) -> Proof | NoProof:
+    """The first proof bit for bit that an arithmetic gives; each comes with whether it knows ranges."""
     found: Proof | NoProof = NoProof("")
-    ways = list(_ways(site, seed, finite))
     plain = [arithmetic for arithmetic, ranged in ways if not ranged]
     if _apart(site, plain[-1], seed):  # then by the stricter ones too
         ways = ways[len(plain) :]
     for arithmetic, ranged in ways:
         found = found or _bit_for_bit(site, arithmetic, ranged)
-    return found or _algebraic(site, seed)
+    return found
 
 
 def _ways(site: Site, seed: int, finite: bool) -> Iterator[tuple[Bitwise, bool]]:

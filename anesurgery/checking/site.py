@@ -23,6 +23,7 @@ from anesurgery.mil import Operation, Var, np_dtype, types
 
 if TYPE_CHECKING:
     from anesurgery.checking.numbers import BothSides
+    from anesurgery.checking.proofs import Proof
 
 __all__ = ["EXACT", "LARGEST_SITE", "REASSOCIATED", "Tolerance", "check_site"]
 
@@ -62,6 +63,9 @@ def check_site(
     if len(site.old_ops) > LARGEST_SITE:
         return Refusal(f"depends on {len(site.old_ops)} ops")
     known = {} if known is None else known
+    found = _for_any_weights(site, seed, promise, known)
+    if isinstance(found, SiteCheck):
+        return found
     key = (fingerprint(replaced, site.old_ops, site.new_ops), _facts(site, sample))
     if key not in known:
         try:
@@ -69,6 +73,29 @@ def check_site(
         except Refused as reason:
             return Refusal(str(reason))
     return known[key]
+
+
+def _for_any_weights(
+    site: Site, seed: int, promise: Promise, known: dict[Hashable, SiteCheck | Refusal]
+) -> SiteCheck | Refusal:
+    """The proof of the same edit with any weights, or why there is none."""
+    from anesurgery.checking.proofs import NoProof, prove_for_any_weights
+    from anesurgery.checking.stand_ins import StandIns
+
+    stand_ins = StandIns(site.old_ops, site.new_ops, seed)
+    if not stand_ins or other_lengths(site.drawn, (*site.old_ops, *site.new_ops)):
+        return Refusal("no weights of static shapes")
+    key = fingerprint(site.replaced, site.old_ops, site.new_ops, stand_ins.numbers)
+    if key not in known:
+        proof = prove_for_any_weights(site, seed, stand_ins, finite=not promise.tolerates_nonfinite)
+        known[key] = Refusal(proof.reason) if isinstance(proof, NoProof) else _of_bits(proof, seed)
+    return known[key]
+
+
+def _of_bits(proof: Proof, seed: int) -> SiteCheck:
+    """What a proof bit for bit says."""
+    found = SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed, proof.finite_only)
+    return dataclasses.replace(found, ranged=proof.ranged)
 
 
 def _facts(site: Site, sample: Sampler) -> Hashable:
@@ -161,8 +188,7 @@ def _at_lengths(site: Site, sample: Sampler, seed: int, promise: Promise) -> Sit
         )
         proof = prove(site, seed, finite=not promise.tolerates_nonfinite)
         if isinstance(proof, Proof) and proof.grade is Grade.BITS:
-            found = SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed, proof.finite_only)
-            return dataclasses.replace(found, ranged=proof.ranged)
+            return _of_bits(proof, seed)
         found = _on_numbers(site, sides, sample, seed, promise)
     except Unsupported as reason:
         return Refusal(str(reason))

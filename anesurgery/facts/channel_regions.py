@@ -35,8 +35,8 @@ from anesurgery.mil import (
     static_shape,
 )
 
-LARGEST = 80
-"""Ops of a region that are rebuilt, and checked, in one edit."""
+LARGEST = 24
+"""Ops of a region that are rebuilt, and checked, in one edit: a layer or two."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,24 @@ class Region:
         others = [op for op in before if op not in inner]
         if single is not None and all(op.op_type in FREE for op in others):
             return Region({op: self.steps[op] for op in [*before, single]}, self.layouts)
-        cost = accumulate(op.op_type not in FREE for op in others)
-        taken = [op for op, n in zip(others, cost, strict=True) if n <= count]
-        return Region({op: self.steps[op] for op in taken}, self.layouts)
+        return Region({op: self.steps[op] for op in self._up_to(others, count)}, self.layouts)
+
+    def _up_to(self, ops: Sequence[Operation], count: int) -> Sequence[Operation]:
+        """The first of some ops, cut where few values go on, so that layers which are alike are cut alike."""
+        cost = list(accumulate(op.op_type not in FREE for op in ops))
+        if not ops or cost[-1] <= count:
+            return ops
+        last = {v: i for i, op in enumerate(self.steps) for v in self.read(op)}
+        place = {op: i for i, op in enumerate(self.steps)}
+        going: set[Var] = set()
+        best: tuple[int, int] | None = None
+        for i, op in enumerate(ops):
+            going |= set(self.made(op))
+            going = {v for v in going if last.get(v, -1) > place[op]}
+            if count // 2 <= cost[i] <= count and (best is None or len(going) < best[0]):
+                best = len(going), i
+        assert best is not None
+        return ops[: best[1] + 1]
 
 
 @dataclass

@@ -46,7 +46,9 @@ class Bitwise(Symbolic):
 
     def fresh(self) -> Bitwise:
         """Another one of the same kind, which knows nothing yet."""
-        return Bitwise(self.seed, self.largest, finite=self.finite, one_zero=self.one_zero)
+        made = Bitwise(self.seed, self.largest, finite=self.finite, one_zero=self.one_zero)
+        made.stand_ins = self.stand_ins
+        return made
 
     def _run(self, op: Operation, known: Meaning, arguments: dict[str, Any]) -> Any:
         if self.one_zero and op.op_type in POLES and isinstance(arguments.get(POLES[op.op_type]), Image):

@@ -10,7 +10,7 @@ import torch
 from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.mil import Operation
 
-BLOCK = 1 << 21
+BLOCK = 1 << 19
 """Weights that are looked at at a time, where an op can be cut along its outputs."""
 
 CUTS: dict[str, tuple[Mapping[str, int], int]] = {

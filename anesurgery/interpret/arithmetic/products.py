@@ -35,7 +35,7 @@ def axes_of(equation: str) -> Axes:
     inner = "".join(c for c in parts[0] if c in parts[1] and c not in made)
     if set(made) | set(inner) != set(left) - {","}:
         raise Unsupported(f"einsum {equation!r}")
-    return Axes(*parts, made, inner)
+    return Axes(parts[0], parts[1], made, inner)
 
 
 def contraction(values: list[Image], equation: str) -> Image:

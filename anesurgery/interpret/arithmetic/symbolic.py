@@ -84,13 +84,17 @@ class Symbolic:
         """The largest degree of an argument of a random function."""
         self.cut: dict[Var, tuple[int, int]] = {}
         """Constants of which only the first elements along an axis are read: the axis, and how many."""
+        self.stand_ins: Mapping[Var, Tensor] = {}
+        """Constants that may hold anything, each with the numbers that stand for it."""
 
     def __str__(self) -> str:
         return self.name
 
     def fresh(self) -> Symbolic:
         """Another one of the same kind."""
-        return type(self)(self.seed, self.largest)
+        made = type(self)(self.seed, self.largest)
+        made.stand_ins = self.stand_ins
+        return made
 
     def lift(self, value: Any) -> Image:
         """The image of constant numbers."""
@@ -122,9 +126,12 @@ class Symbolic:
 
     def meaning(self, op: Operation, known: Meaning) -> Rule:
         """The function that computes an op in this arithmetic."""
-        cut = {k: self.cut[v] for k, v in op.inputs.items() if isinstance(v, Var) and v in self.cut}
+        given = {k: v for k, v in op.inputs.items() if isinstance(v, Var)}
+        cut = {k: self.cut[v] for k, v in given.items() if v in self.cut}
+        others = {k: self.stand_ins[v] for k, v in given.items() if v in self.stand_ins}
 
         def run(**arguments: Any) -> Any:
+            arguments |= others
             arguments |= {k: arguments[k].narrow(axis, 0, n) for k, (axis, n) in cut.items()}
             made = self._run(op, known, arguments)
             for value in made if isinstance(made, (list, tuple)) else [made]:

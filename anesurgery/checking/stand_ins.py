@@ -1,0 +1,86 @@
+"""Let drawn numbers stand for the weights of an edit, so that what is proved of it holds for any weights.
+
+Weights of one content get one list of numbers, on either side and in whatever shape. A proof bit for bit on
+them uses nothing that is special about the weights, so that it need not be repeated for the next layer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.checking.adversarial import SMALL_CONSTANT
+from anesurgery.facts.slices import reads
+from anesurgery.mil import Operation, Var, constant, np_dtype
+
+ELEMENTS = ("add", "sub", "mul")
+"""Ops whose constants are weights where they are vectors; tables and masks are reordered, so that they are not
+the same list on both sides."""
+READERS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("weight", "bias"),
+    "conv": ("weight", "bias"),
+    "matmul": ("x", "y"),
+    "layer_norm": ("gamma", "beta"),
+    **dict.fromkeys(ELEMENTS, ("x", "y")),
+}
+"""Op type -> the parameters that may be any numbers: the op computes with them and decides nothing by them."""
+MOST = 1 << 25
+"""Weights of one edit for which numbers are drawn."""
+
+
+class StandIns:
+    """The weights of an edit, numbered by what they hold."""
+
+    def __init__(self, old: Sequence[Operation], new: Sequence[Operation], seed: int) -> None:
+        self._seed = seed
+        self.numbers: dict[Var, int] = {}
+        """Weight -> the number of its content."""
+        known: dict[Any, int] = {}
+        for var in _weights([*old, *new]):
+            array = np.ascontiguousarray(constant(var))
+            if not (array == array.reshape(-1)[0]).all():
+                content = array.dtype.str, hashlib.blake2b(array.data, digest_size=16).digest()
+                self.numbers[var] = known.setdefault(content, len(known))
+
+    def __bool__(self) -> bool:
+        return 0 < sum(int(np.size(constant(v))) for v in self.numbers) <= MOST
+
+    @cached_property
+    def values(self) -> dict[Var, torch.Tensor]:
+        """What stands for each weight."""
+        drawn: dict[int, torch.Tensor] = {}
+        for var, number in self.numbers.items():
+            if number not in drawn:
+                generator = torch.Generator().manual_seed(self._seed + 7919 * (number + 1))
+                size = int(np.size(constant(var)))
+                drawn[number] = torch.rand(size, dtype=torch.float64, generator=generator)
+        return {v: drawn[number].reshape(np.shape(constant(v))) for v, number in self.numbers.items()}
+
+
+def _weights(ops: Sequence[Operation]) -> list[Var]:
+    """The larger constants that are floats and are read as weights only."""
+    found: dict[Var, bool] = {}
+    for op in ops:
+        anything = {op.inputs.get(name) for name in READERS.get(op.op_type, ())}
+        if op.op_type in ELEMENTS:
+            anything = {v for v in anything if v is not None and _is_vector(v)}
+        computes = any(v.op is None or v.op.op_type != "const" for v in reads(op))
+        for var in reads(op):
+            found[var] = found.get(var, True) and computes and var in anything
+    return [v for v, plain in found.items() if plain and _is_large(v)]
+
+
+def _is_vector(var: Var) -> bool:
+    value = constant(var)
+    return value is not None and np.size(value) == max(np.shape(value), default=0)
+
+
+def _is_large(var: Var) -> bool:
+    if var.op is None or var.op.op_type != "const" or np_dtype(var).kind != "f":
+        return False
+    return int(np.size(constant(var))) > SMALL_CONSTANT

@@ -35,6 +35,9 @@ def register() -> None:
     known = _TORCH_OPS_REGISTRY.name_to_func_mapping
     for name, convert in CONVERSIONS.items():
         known.setdefault(name, convert)
+    for name, same in ALIASES.items():
+        if same in known:
+            known.setdefault(name, known[same])
     for name, wrap in WRAPPERS.items():
         if known[name].__module__ != __name__:
             known[name] = wrap(known[name])
@@ -247,6 +250,59 @@ def python_op(context: Any, node: Any) -> None:
         context.add(mb.identity(x=value, name=name))
 
 
+def histogram(context: Any, node: Any) -> None:
+    """`torch.histc(x, bins, min, max)`: how many elements lie in each of some equal parts of a range."""
+    x, bins = _inputs(context, node)[0], int(_known(_argument(context, node, 1, "bins", 100)))
+    low, high = (float(_known(_argument(context, node, i, k, 0))) for i, k in ((2, "min"), (3, "max")))
+    if not low < high or is_symbolic(np.prod(x.shape)):
+        raise NotImplementedError(f"{node.name}: histc of {x.shape} from {low:g} to {high:g}")
+    values = mb.cast(x=mb.reshape(x=x, shape=[1, -1]), dtype="fp32")
+    at = mb.mul(x=mb.sub(x=values, y=np.float32(low)), y=np.float32(bins / (high - low)))
+    at = mb.select(cond=mb.equal(x=values, y=np.float32(high)), a=np.float32(bins - 1), b=mb.floor(x=at))
+    hits = mb.cast(x=mb.equal(x=at, y=np.arange(bins, dtype=np.float32)[:, None]), dtype="fp32")
+    context.add(mb.cast(x=mb.reduce_sum(x=hits, axes=[1]), dtype=_dtype(x), name=node.name))
+
+
+def grouped_product(context: Any, node: Any) -> None:
+    """`torch.nn.functional.grouped_mm(x, w, offs=ends)`: rows up to each end times the matrix of their group.
+
+    Every row is multiplied by every matrix, and the right product is chosen: all experts of a mixture compute.
+    """
+    x, weight = _promoted(_inputs(context, node)[:2])
+    ends = _argument(context, node, 2, "offs")
+    if x.rank != 2 or weight.rank != 3 or not isinstance(ends, Var):
+        raise NotImplementedError(f"{node.name}: grouped_mm of shapes {x.shape} and {weight.shape}")
+    groups, rows = int(weight.shape[0]), int(x.shape[0])
+    places = np.arange(rows, dtype=np.int32)[None]
+    before = mb.cast(x=mb.less_equal(x=mb.expand_dims(x=ends, axes=[1]), y=places), dtype="int32")
+    group = mb.reduce_sum(x=before, axes=[0])
+    products = mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=weight)
+    own = mb.equal(x=mb.expand_dims(x=group, axes=[0]), y=np.arange(groups, dtype=np.int32)[:, None])
+    zero = types.nptype_from_builtin(x.dtype)(0)
+    chosen = mb.select(cond=mb.expand_dims(x=own, axes=[2]), a=products, b=zero)
+    context.add(mb.reduce_sum(x=chosen, axes=[0], name=node.name))
+
+
+def lerp(context: Any, node: Any) -> None:
+    """`torch.lerp(a, b, weight)`."""
+    a, b, weight = _promoted(_inputs(context, node)[:3])
+    context.add(mb.add(x=a, y=mb.mul(x=weight, y=mb.sub(x=b, y=a)), name=node.name))
+
+
+def _with_scaled(op_type: str) -> Convert:
+    """The converter of `a + value * (b op c)`."""
+
+    def convert(context: Any, node: Any) -> None:
+        a, b, c = _promoted(_inputs(context, node)[:3])
+        made = getattr(mb, op_type)(x=b, y=c)
+        value = float(_known(_argument(context, node, 3, "value", 1)))
+        if value != 1:
+            made = mb.mul(x=made, y=types.nptype_from_builtin(made.dtype)(value))
+        context.add(mb.add(x=a, y=made, name=node.name))
+
+    return convert
+
+
 def matrix_transpose(context: Any, node: Any) -> None:
     """`x.mT`: the last two axes change places."""
     x = _inputs(context, node)[0]
@@ -286,8 +342,37 @@ CONVERSIONS: dict[str, Convert] = {
     ),
     "pythonop": python_op,
     "mt": matrix_transpose,
+    "histc": histogram,
+    **dict.fromkeys(("grouped_mm", "_grouped_mm", "grouped_mm_fallback"), grouped_product),
+    "lerp": lerp,
+    "addcmul": _with_scaled("mul"),
+    "addcdiv": _with_scaled("real_div"),
 }
 """Torch operation, as the front end names it -> converter; one that coremltools has of its own is kept."""
+
+ALIASES = {
+    "multiply": "mul",
+    "subtract": "sub",
+    "divide": "div",
+    "negative": "neg",
+    "absolute": "abs",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "concatenate": "cat",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctan": "atan",
+    "special_expit": "sigmoid",
+    "special_erf": "erf",
+    "special_softmax": "softmax",
+    "special_log_softmax": "log_softmax",
+}
+"""Other names that torch gives to what coremltools converts -> its name there."""
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": _with_grouped_heads,

@@ -37,8 +37,8 @@ After::
     }
 
 `channels_first`, then `split_heads`; with `block`, `tile_queries` after them. The recipes of families take it
-on request, `layout="channels_first"`, and undo it as a whole where something is lost by it. It is proved over a
-whole region at once: on GPT-2 124M the recipe takes about ten times as long with it.
+on request, `layout="channels_first"`, and undo it as a whole where something is lost by it. It is proved a
+layer at a time; layers that differ in their weights only are proved once.
 
 Refuses when `channels_first` and `split_heads` do.
 

@@ -48,6 +48,16 @@ class Sinus(torch.autograd.Function):
 
 
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "multiply": lambda x: torch.multiply(x, 2.5),
+    "subtract": lambda x: torch.subtract(x, x.flip(0)),
+    "divide": lambda x: torch.divide(x, 4.0),
+    "less_equal": lambda x: torch.less_equal(x, 2.0).float(),
+    "swapaxes": lambda x: torch.swapaxes(x, 0, 1),
+    "histc": lambda x: torch.histc(x, bins=4, min=-1, max=5),
+    "histc_ends": lambda x: torch.histc(x.clamp(0, 3).floor(), bins=4, min=0, max=3),
+    "lerp": lambda x: torch.lerp(x, x.flip(0), 0.25),
+    "addcmul": lambda x: torch.addcmul(x, x, x.flip(0), value=0.5),
+    "addcdiv": lambda x: torch.addcdiv(x, x, x.abs() + 1),
     "diff": torch.diff,
     "diff_dim": lambda x: torch.diff(x, dim=0),
     "diff_middle": lambda x: torch.diff(x.reshape(2, 2, 2), dim=-2),
@@ -127,6 +137,19 @@ def test_each_conversion_agrees_with_torch(name: str, how: str) -> None:
     assert_close(found, expected, rtol=1e-6)
 
 
+def test_a_mixture_of_experts_in_groups() -> None:
+    """By trace only: torch exports it for bf16 alone."""
+
+    def grouped(x: torch.Tensor) -> torch.Tensor:
+        experts = torch.cat([x, -x, 2 * x, x + 1, x - 1, x * x]).reshape(3, 4, 4)
+        ends = (x[0, :3] > 0).int().cumsum(0).int()
+        made: torch.Tensor = torch.nn.functional.grouped_mm(x, experts, offs=ends)
+        return made
+
+    (found,) = run(converted_module(Module(grouped), "trace"), {"x": X.numpy()}).values()
+    assert_close(found, grouped(X).numpy(), rtol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["iOS15", "iOS16", "iOS18"])
 @pytest.mark.parametrize("how", ["trace", "export"])
@@ -151,7 +174,9 @@ before = dict(known)
 assert "diff" not in before, "registered on import"
 frontend.register()
 once = dict(known)
-assert {k for k in once if once[k] is not before.get(k)} == {*frontend.CONVERSIONS, *frontend.WRAPPERS}
+assert {k for k in once if once[k] is not before.get(k)} == {
+    *frontend.CONVERSIONS, *frontend.WRAPPERS, *frontend.ALIASES
+}
 frontend.register()
 assert once == known
 """

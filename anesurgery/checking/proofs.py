@@ -81,9 +81,8 @@ def prove(site: Site, seed: int = 0, *, finite: bool = False) -> Proof | NoProof
         seed: of the points.
         finite: does the pass declare that it holds for finite numbers only?
     """
-    for var in site.drawn:
-        if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
-            return NoProof(f"%{var.name} is not a tensor")
+    if (reason := _no_tensors(site)) is not None:
+        return reason
     size = weights([*site.old_ops, *site.new_ops])
     if size > MOST_WEIGHTS:
         return NoProof(f"{size} weights are too many")
@@ -95,10 +94,20 @@ def prove(site: Site, seed: int = 0, *, finite: bool = False) -> Proof | NoProof
 
 def prove_for_any_weights(site: Site, seed: int, stand_ins: StandIns, *, finite: bool) -> Proof | NoProof:
     """A proof bit for bit that rests on nothing but the ops, or why there is none."""
+    if (reason := _no_tensors(site)) is not None:
+        return reason
     ways = [arithmetic for arithmetic, ranged in _ways(site, seed, finite) if not ranged]
     for arithmetic in ways:
         arithmetic.stand_ins = stand_ins.values
     return prove_bits(site, [(arithmetic, False) for arithmetic in ways], seed)
+
+
+def _no_tensors(site: Site) -> NoProof | None:
+    """What both sides read, if some of it has no elements."""
+    for var in site.drawn:
+        if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
+            return NoProof(f"%{var.name} is not a tensor")
+    return None
 
 
 def prove_bits(site: Site, ways: Sequence[tuple[Bitwise, bool]], seed: int) -> Proof | NoProof:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -81,7 +81,8 @@ def test_layers_that_are_alike_are_proved_once(proved: list[Any]) -> None:
 
 
 def test_another_weight_in_the_second_layer_is_found(proved: list[Any]) -> None:
-    good, others = matrix(), iter([plain, np.negative])
+    good = matrix()
+    others: Iterator[Callable[[Array], Array]] = iter([plain, np.negative])
     with pytest.raises(ProofError, match="differ"):
         apply_pass(AsConvolution(lambda w: next(others)(w)), layers(good, matrix()))
     assert proved[0]

@@ -51,11 +51,7 @@ EXACT = names(
 )
 """Ops that compute without rounding, so that constants stay constants."""
 
-UNLIKE = names(
-    """
-    random_normal random_uniform random_bernoulli random_categorical classify
-    """
-)
+UNLIKE = names("random_normal random_uniform random_bernoulli random_categorical classify")
 """Ops that are not functions of what they read, or make no tensors."""
 
 BY_ROW = {
@@ -85,7 +81,7 @@ class Symbolic:
         self.cut: dict[Var, tuple[int, int]] = {}
         """Constants of which only the first elements along an axis are read: the axis, and how many."""
         self.stand_ins: Mapping[Var, Tensor] = {}
-        """Constants that may hold anything, each with the numbers that stand for it."""
+        """Constants that may hold anything -> the numbers that stand for each."""
 
     def __str__(self) -> str:
         return self.name
@@ -126,9 +122,9 @@ class Symbolic:
 
     def meaning(self, op: Operation, known: Meaning) -> Rule:
         """The function that computes an op in this arithmetic."""
-        given = {k: v for k, v in op.inputs.items() if isinstance(v, Var)}
-        cut = {k: self.cut[v] for k, v in given.items() if v in self.cut}
-        others = {k: self.stand_ins[v] for k, v in given.items() if v in self.stand_ins}
+        given = [(k, v) for k, v in op.inputs.items() if isinstance(v, Var)]
+        cut = {k: self.cut[v] for k, v in given if v in self.cut}
+        others = {k: self.stand_ins[v] for k, v in given if v in self.stand_ins}
 
         def run(**arguments: Any) -> Any:
             arguments |= others

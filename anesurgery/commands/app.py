@@ -170,7 +170,8 @@ def apply(
         quiet=quiet or as_json,
     )
     if target_path is not None and not dry_run:
-        surgery.save(target_path, overwrite=overwrite)
+        with waiting("saving", quiet or as_json):
+            surgery.save(target_path, overwrite=overwrite)
     show(surgery.to_json(), surgeries.surgery_group(surgery), as_json, quiet)
 
 

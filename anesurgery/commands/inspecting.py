@@ -144,7 +144,8 @@ def _repair(
     auto = find_recipe("auto").with_options(compute_units=units)
     chosen = find_recipe("neuralnetwork_ane") if _of_layers(model) else auto
     surgery = apply(model, chosen, target=target, quiet=quiet)
-    surgery.save(package, overwrite=overwrite)
+    with waiting("saving", quiet):
+        surgery.save(package, overwrite=overwrite)
     for change in () if quiet else surgery.contract:
         print(printable(f"interface: {change.words}"), file=sys.stderr)
 

@@ -88,7 +88,7 @@ extra["ops"] = sum(not op.op_type.startswith("const") for op in walk_ops(ane.loa
 
 OURS = {
     "split by a limit": SPLIT.format(options="max_bytes={limit!r}"),
-    "split in two": SPLIT.format(options="2"),
+    "split in {parts}": SPLIT.format(options="{parts}"),
     "merge": MERGE,
     "inspect": INSPECT,
     "gpt2_ane": RECIPE,
@@ -115,6 +115,13 @@ def row(name: str, body: str, source: Path, folder: Path, runs: int, goal: float
     return [name, spread(seconds), met, spread(peaks, 0), json.dumps(more)]
 
 
+def filled(text: str, given: dict[str, str]) -> str:
+    """A text with its blanks filled in."""
+    for blank, words in given.items():
+        text = text.replace(blank, words)
+    return text
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -123,7 +130,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--limit", default="700 MB")
     parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--only", help="rows whose name has this")
+    parser.add_argument("--parts", type=int, default=2)
+    parser.add_argument("--only", nargs="+", help="rows whose names have one of these")
     parser.add_argument("--peers", action="store_true", help="coremltools' own tools too: 9 GB of memory")
     parser.add_argument("--folder", type=Path, help="where there is room; a temporary folder by default")
     chosen = parser.parse_args()
@@ -137,10 +145,11 @@ def main() -> None:
         ops = measure(OPS, source, folder)["ops"]
         goal = COPIES * copy + ops / OPS_A_SECOND
         table.add_row("cp -r", f"{copy:.2f}", "", "", f"{ops} ops")
-        variants = {name: body.replace("{limit!r}", repr(chosen.limit)) for name, body in OURS.items()}
-        for variant, body in (variants | (PEERS if chosen.peers else {})).items():
-            if (chosen.only or "") in variant:
-                timed = goal if variant in OURS else None
+        given = {"{limit!r}": repr(chosen.limit), "{parts}": str(chosen.parts)}
+        ours = {filled(name, given): filled(body, given) for name, body in OURS.items()}
+        for variant, body in (ours | (PEERS if chosen.peers else {})).items():
+            if any(word in variant for word in chosen.only or [""]):
+                timed = goal if variant in ours else None
                 table.add_row(*row(variant, body, source, folder, chosen.runs, timed))
     Console(width=160).print(f"{chosen.layers} layers of width {chosen.width}, {size / 1e6:.0f} MB", table)
 

@@ -167,10 +167,11 @@ class Plan:
         var = step.op.inputs[name]
         if (kept := self.kept.get(var)) is not None:
             return kept
-        if self.ready_bytes > self.room:
-            return stored if step.op.op_type == "linear" and self.arithmetic == "fp32" else stored.float()
+        if self.ready_bytes > self.room and step.op.op_type == "linear" and self.arithmetic == "fp32":
+            return stored
+        # the same for a whole model and for its chunks, of which only these find room: sums in one order
         made = dtypes.turned(stored) if step.op.op_type == "linear" else stored.float()
-        if self.runs > 1:
+        if self.runs > 1 and self.ready_bytes <= self.room:
             self.kept[var] = made
             dtypes.forget(var.val)
         return made
@@ -190,6 +191,9 @@ class Plan:
         if listener is not None:
             listener.before(step.op, arguments)
         made = self._compute(step, arguments, env, listener)
+        if self.runs == 1 or self.ready_bytes > self.room:  # else they are kept from the second run on
+            for name in step.stored:
+                dtypes.forget(step.op.inputs[name].val)
         for (var, dtype, rounding), value in zip(step.outs, made, strict=True):
             env[var] = dtypes.finish(value, dtype, rounding)
         if listener is not None:

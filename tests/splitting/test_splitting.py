@@ -25,6 +25,7 @@ from anesurgery.files.description import new_spec
 from anesurgery.files.package import Loaded
 from anesurgery.files.weights import WeightWriter
 from anesurgery.interpret import Predictor
+from anesurgery.interpret.arithmetic import precision as arithmetic
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 
 WIDTH, LAYERS = 64, 6
@@ -372,6 +373,20 @@ def test_chunks_of_even_estimate_are_more_even_than_those_of_even_bytes() -> Non
     assert ane.compare(loaded, chains[1], precision="fp16").psnr == np.inf
     first = chains[1].placed[0]
     assert f"{first.ops:.0%} of ops" in str(chains[1])
+
+
+def test_chunks_equal_a_whole_whose_weights_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are kept as fp32 and weights that are not are multiplied in one order."""
+    wide, narrow = 6400, 1600
+    weights = [RNG.standard_normal(shape).astype(np.float16) / 60 for shape in ((wide, narrow), (narrow, wide))]
+
+    @mb.program(input_specs=[mb.TensorSpec((64, narrow), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.relu(x=mb.linear(x=mb.linear(x=x, weight=weights[0]), weight=weights[1]), name="y")
+
+    loaded = ane.load(program)
+    monkeypatch.setattr(arithmetic, "KEPT", 5 * wide * narrow)  # of one, and not of two
+    assert ane.compare(loaded, ane.split(loaded, 2), precision="fp16").psnr == np.inf
 
 
 def test_values_that_are_no_tensors_stay_in_one_chunk() -> None:

@@ -36,6 +36,8 @@ MANY = 1 << 20
 """Numbers in a round above which a site gets few rounds."""
 PERIOD = 262_139
 """Floats of a large value after which they come again: a prime, so that rows and columns differ."""
+SEVERAL, IN_SMALL = 1 << 14, ("near", "rows")
+"""Numbers in a round above which a site does without some kinds."""
 HUGE = 1 << 24
 """Numbers read, weights among them, above which a site gets one round, or two if it reads floats."""
 NUMBERS = 4096
@@ -323,6 +325,8 @@ def schedule(numbers: int, nonfinite: bool, weight: int = 0, floats: bool = True
         return kinds[:2] if floats else ["special"]
     if numbers > MANY:
         return kinds[:FEW]
+    if numbers > SEVERAL:
+        return [kind for kind in kinds if kind not in IN_SMALL]
     again = max(1, min(REPEATS, -(-NUMBERS // max(numbers * len(kinds), 1))))
     return kinds * again
 

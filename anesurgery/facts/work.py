@@ -166,12 +166,20 @@ def _attention(op: Operation) -> int:
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
+def _recurrent(op: Operation) -> int:
+    """2 * steps * rows * the numbers of every matrix, in both directions."""
+    steps, rows = shape_of(op.x)[:2]
+    matrices = [v for name, v in op.inputs.items() if name.startswith("weight") and v is not None]
+    return 2 * steps * rows * sum(map(elements, matrices))
+
+
 FLOP: dict[str, Callable[[Operation], int]] = {
     "conv": _conv,
     "conv_transpose": _conv_transpose,
     "einsum": _einsum,
     "linear": _linear,
     "matmul": _matmul,
+    **dict.fromkeys(("gru", "lstm", "rnn"), _recurrent),
     "scaled_dot_product_attention": _attention,
 }
 """The ops that compute sums of products."""

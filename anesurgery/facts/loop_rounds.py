@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Operation, Var, constant, np_dtype, static_shape
+from anesurgery.mil import Operation, Var, constant, np_dtype, static_shape, types
 
 MOST = 4096
 """Rounds that are counted."""
@@ -51,7 +51,7 @@ def _number(var: Var, known: dict[Var, Any]) -> Any:
     """A single number, computed of those that are known; None where that is not possible."""
     if var in known:
         return known[var]
-    shape = static_shape(var)
+    shape = None if types.is_list(var.sym_type) else static_shape(var)
     if shape is None or math.prod(shape) != 1:
         return None
     value, op = constant(var), var.op

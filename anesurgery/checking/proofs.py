@@ -39,7 +39,7 @@ CLIPPING = names("clip relu relu6 threshold maximum minimum")
 """Ops that change nothing where the range of what they read is narrow."""
 POINTS = 3
 """Points of `LANES` residues each, at most."""
-MOST_WEIGHTS = 1 << 26
+MOST_WEIGHTS = 1 << 24
 """Elements of a constant that are looked at bit for bit; over the field, products with them take too long."""
 LARGE = 1 << 16
 """Elements read from outside above which a few rows are looked at first."""

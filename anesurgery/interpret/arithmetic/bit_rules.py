@@ -93,8 +93,21 @@ class Bitwise(Symbolic):
 
     def contracted(self, op: Operation, x: Image, y: Image) -> Image:
         """A sum of products, from its two lists of factors; which of them is first does not matter."""
+        made = math.prod(np.broadcast_shapes(x.shape, y.shape))
+        if made > self.largest:
+            raise Unsupported(f"{made} elements")
         (left, s), (right, t) = field.signed(x), field.signed(y)
         return field.with_sign(_sorted(self, ("sum", self.rounds_to(op)), left, right), s ^ t)
+
+
+def _as_long(terms: int, others: int) -> None:
+    """Two lists of factors must be as long as each other: their hashes would hide it.
+
+    Raises:
+        Unsupported: they are not.
+    """
+    if terms != others:
+        raise Unsupported(f"a sum of {terms} times {others} factors")
 
 
 def _floats(array: Array) -> Image:
@@ -237,12 +250,15 @@ def _matmul(
         raise Unsupported("a matmul of vectors")
     left = left.map(lambda v: v.transpose(-1, -2)) if transpose_x else left
     right = right.map(lambda v: v.transpose(-1, -2)) if transpose_y else right
+    _as_long(left.shape[-1], right.shape[-2])
     return a.contracted(op, a.factors(left, [-1]), a.factors(right, [-2]))
 
 
 def _linear(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
-    rows = a.factors(a.image(weight), [-1]).map(lambda v: v.reshape(-1))
-    made = a.contracted(op, a.factors(a.image(x), [-1]), rows)
+    image, w = a.image(x), a.image(weight)
+    _as_long(image.shape[-1], w.shape[-1])
+    rows = a.factors(w, [-1]).map(lambda v: v.reshape(-1))
+    made = a.contracted(op, a.factors(image, [-1]), rows)
     return made if _absent(bias) else added(a, op, made, a.image(bias))
 
 
@@ -285,8 +301,10 @@ def _conv_transpose(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = 
 
 
 def _einsum(a: Bitwise, op: Operation, values: list[Any], equation: Any) -> Image:
-    axes = axes_of(str(equation))
-    sides = [_letters(a, a.image(v), have, axes) for v, have in zip(values, axes[:2], strict=True)]
+    axes, (x, y) = axes_of(str(equation)), map(a.image, values)
+    for letter in set(axes.first) & set(axes.second):
+        _as_long(x.shape[axes.first.index(letter)], y.shape[axes.second.index(letter)])
+    sides = [_letters(a, v, have, axes) for v, have in zip((x, y), axes[:2], strict=True)]
     return a.contracted(op, *sides)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ def read(path: Path) -> dict[str, Array]:
             return dict(file)
     except Exception as error:  # zipfile, zlib, struct and numpy each have their own for a damaged file
         words = error.strerror if isinstance(error, OSError) and error.strerror else error
-        if path.is_file() and path.stat().st_size and not zipfile.is_zipfile(path):
+        if os.path.isfile(path) and path.stat().st_size and not zipfile.is_zipfile(path):  # no path raises here
             words = "it is no archive of arrays, which np.savez writes"
         raise SurgeryError(f"{path} cannot be read as an .npz file: {words or 'it is empty'}") from error
 

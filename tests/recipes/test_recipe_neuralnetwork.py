@@ -24,6 +24,8 @@ FILES = {
     "sinet_portrait_seg": (9, 0),
 }
 """Name -> layers that the rules keep off the ANE, before and after."""
+LONG = {"mlc_edsr_f32b5", "pose_cpm"}
+"""Those whose edits take half a minute to prove."""
 
 
 def exact_steps() -> Recipe:
@@ -44,7 +46,7 @@ def kept_off(done: ane.Surgery) -> tuple[int, int]:
     return before, after
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in FILES])
 def test_real_networks(corpus: Path, tmp_path: Path, name: str) -> None:
     path = corpus / f"{name}.mlmodel"
     content = path.read_bytes()

@@ -41,14 +41,17 @@ class StandIns:
         self.numbers: dict[Var, int] = {}
         """Weight -> the number of its content."""
         known: dict[Any, int] = {}
-        for var in _weights([*old, *new]):
+        found = _weights([*old, *new])
+        if sum(int(np.size(constant(v))) for v in found) > MOST:
+            return  # before they are read
+        for var in found:
             array = np.ascontiguousarray(constant(var))
             if not (array == array.reshape(-1)[0]).all():
                 content = array.dtype.str, hashlib.blake2b(array.data, digest_size=16).digest()
                 self.numbers[var] = known.setdefault(content, len(known))
 
     def __bool__(self) -> bool:
-        return 0 < sum(int(np.size(constant(v))) for v in self.numbers) <= MOST
+        return bool(self.numbers)
 
     @cached_property
     def values(self) -> dict[Var, torch.Tensor]:

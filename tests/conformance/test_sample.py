@@ -16,7 +16,7 @@ pytestmark = pytest.mark.first
 
 @pytest.fixture(scope="module")
 def suites(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    options = ["--sample", "12", "--every", "12", "--both-sources", "--passes", "all", "--passes-every", "8"]
+    options = ["--sample", "12", "--every", "12", "--both-sources", "--passes", "all", "--passes-every", "12"]
     return run.run_suites(["torch", "ops", "passes"], tmp_path_factory.mktemp("conformance"), options)
 
 

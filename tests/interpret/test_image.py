@@ -45,7 +45,7 @@ def compare(
     expected = expected_outputs if isinstance(expected_outputs, list) else [expected_outputs]
     found = run(program, input_values)
     for var, wanted in zip(outputs, expected, strict=True):
-        close(found[var.name], wanted, atol=1e-3 * max(1.0, float(np.abs(wanted).max())))
+        close(found[var.name], wanted, rtol=1e-3)
     return SimpleNamespace(_mil_program=program)
 
 

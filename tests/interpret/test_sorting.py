@@ -103,7 +103,7 @@ def test_running_sums(exclusive: bool, reverse: bool) -> None:
         sums = np.concatenate([0 * sums[:1].clip(0, 0), sums[:-1]]) if exclusive else sums
         expected = np.moveaxis(sums[::-1] if reverse else sums, 0, axis)
         (found,) = computed("cumsum", {"x": x}, axis=axis, exclusive=exclusive, reverse=reverse)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        assert_close(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from statement import convolutions
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
@@ -98,21 +99,6 @@ def package(size: int) -> Program:
     """A program with so many bytes of weights, which nobody reads from memory."""
     rows = size // (2 * 8192)
     return program(lambda x: mb.linear(x=x, weight=np.zeros((rows, 8192), np.float16)), (1, 8192))
-
-
-def convolutions(shape: Any) -> Program:
-    """Eight convolutions whose image may vary, as a converted model."""
-    import torch
-
-    layers = [torch.nn.Conv2d(3 if i == 0 else 16, 16, 3, padding=1) for i in range(8)]
-    traced: Any = torch.jit.trace(torch.nn.Sequential(*layers).eval(), torch.zeros(1, 3, 256, 256))  # type: ignore[no-untyped-call]
-    model = ct.convert(
-        traced,
-        inputs=[ct.TensorType("x", shape=shape)],
-        skip_model_load=True,
-        minimum_deployment_target=ct.target.iOS16,
-    )
-    return cast(Program, model._mil_program)
 
 
 def enumerated_rows() -> Program:
@@ -221,10 +207,10 @@ CASES: dict[str, Case] = {
         True,
     ),
     "N114": (decoding, ("M4/macOS 26", "CPU_AND_NE"), units("linear"), "ane"),
-    "N118": (lambda: convolutions(RANGE), ("iPhone/iOS 17", "CPU_AND_NE"), units("conv"), "ane"),
-    "N118 list": (lambda: convolutions(LIST), ("iPhone/iOS 17", "CPU_AND_NE"), units("conv"), "ane"),
-    "N119": (lambda: convolutions(RANGE), ("Mac/macOS 15", "CPU_AND_NE"), units("conv"), "ane"),
-    "N119 list": (lambda: convolutions(LIST), ("Mac/macOS 15", "CPU_AND_NE"), units("conv"), "ane"),
+    "N118": (lambda: convolutions(RANGE)(), ("iPhone/iOS 17", "CPU_AND_NE"), units("conv"), "ane"),
+    "N118 list": (lambda: convolutions(LIST)(), ("iPhone/iOS 17", "CPU_AND_NE"), units("conv"), "ane"),
+    "N119": (lambda: convolutions(RANGE)(), ("Mac/macOS 15", "CPU_AND_NE"), units("conv"), "ane"),
+    "N119 list": (lambda: convolutions(LIST)(), ("Mac/macOS 15", "CPU_AND_NE"), units("conv"), "ane"),
     "N125": (lambda: lookup(151669, types.int32), ("Mac/macOS 26", "CPU_AND_NE"), units("linear"), "cpu"),
 }
 """Report -> program, target and compute units, what is read from the inspection, and what the report says."""

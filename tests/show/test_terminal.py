@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
+import report_models
+from report_models import M1
 
-from anesurgery.placement import Estimate, Finding, Grade, Inspection, Memory, OpRow, Segment, Target
+from anesurgery.placement import Estimate, Inspection, Memory, OpRow, Segment, Target
 from anesurgery.show import summary, terminal
 from anesurgery.show.console import as_text
 
-M1 = Target.parse("M1/macOS 14")
-
-
-def finding(rule: str = "dtype-int32", **changes: Any) -> Finding:
-    values: dict[str, Any] = {
-        "kind": "legality",
-        "message": "casts to int32",
-        "because": "int32 stays on the CPU",
-        "source": "a table of ops; more of it",
-        "grade": Grade.MEASURED,
-        "scope": "M4",
-    }
-    return Finding(rule, **(values | changes))
-
-
-def row(index: int, op_type: str, unit: str | None, legal: bool | None = True, **changes: Any) -> OpRow:
-    values: dict[str, Any] = {
-        "name": f"{op_type}_{index}",
-        "shape": "1x64x8x8",
-        "dtype": "fp16",
-        "segment": 0,
-        "flop": 100,
-        "estimate": Estimate(1.0, 2.0),
-    } | changes
-    return OpRow(index=index, op_type=op_type, legal=legal, preferred=unit, **values)
+finding = partial(report_models.finding, source="a table of ops; more of it")
+row = partial(report_models.row, flop=100, estimate=Estimate(1.0, 2.0))
 
 
 def inspection(rows: list[OpRow], **changes: Any) -> Inspection:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from closeness import assert_close
 
 from anesurgery.interpret import evaluate
 from anesurgery.mil import Array, Var, ct, mb
@@ -36,9 +37,8 @@ def call(op_type: str, opset: Any = IOS16, **inputs: Any) -> Array:
     return found
 
 
-def close(found: Array, expected: Any, atol: float = 2e-5) -> None:
-    assert found.shape == tuple(expected.shape)
-    np.testing.assert_allclose(found, np.asarray(expected), rtol=0, atol=atol)
+def close(found: Array, expected: Any, rtol: float = 5e-6) -> None:
+    assert_close(found, expected, rtol)
 
 
 def place(mode: str, size: float, n: int, i: int) -> float:

@@ -36,6 +36,19 @@ from statement import (
 
 from anesurgery.mil import mb, types
 
+RESAMPLE = of(
+    lambda x, c: mb.resample(
+        x=x,
+        coordinates=c,
+        sampling_mode="bilinear",
+        padding_mode="constant",
+        padding_value=np.float16(0),
+        coordinates_mode="unnormalized",
+        align_corners=True,
+    ),
+    (1, 4, 16, 16),
+    (1, 4, 4, 2),
+)
 TYPES = [
     Statement("dtype-fp32-compute", of(op("relu"), dtype=types.fp32), ANY, legal, False),
     Statement(
@@ -178,44 +191,8 @@ OPS = [
         legal,
         False,
     ),
-    Statement(
-        "resample on M1",
-        of(
-            lambda x, c: mb.resample(
-                x=x,
-                coordinates=c,
-                sampling_mode="bilinear",
-                padding_mode="constant",
-                padding_value=np.float16(0),
-                coordinates_mode="unnormalized",
-                align_corners=True,
-            ),
-            (1, 4, 16, 16),
-            (1, 4, 4, 2),
-        ),
-        "M1",
-        legal,
-        False,
-    ),
-    Statement(
-        "resample on M4",
-        of(
-            lambda x, c: mb.resample(
-                x=x,
-                coordinates=c,
-                sampling_mode="bilinear",
-                padding_mode="constant",
-                padding_value=np.float16(0),
-                coordinates_mode="unnormalized",
-                align_corners=True,
-            ),
-            (1, 4, 16, 16),
-            (1, 4, 4, 2),
-        ),
-        M4,
-        legal,
-        True,
-    ),
+    Statement("resample on M1", RESAMPLE, "M1", legal, False),
+    Statement("resample on M4", RESAMPLE, M4, legal, True),
     Statement(
         "quantize, dequantize",
         of(

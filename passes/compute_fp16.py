@@ -32,7 +32,8 @@ After::
 Inputs and outputs keep their types, with casts at the ends; constants are stored as fp16. Each op is judged
 by its constants, by intervals that hold for every input, and by `ranges`, what is known of values by name:
 promised, as `{"mask": (0, 1)}`, or observed, `{r.name: (r.minimum, r.maximum) for r in ane.ranges(m).rows}`.
-Epsilons of norms below 1e-7 become 1e-7; finite fills of masks beyond fp16 become -3e4. Nested blocks stay.
+Epsilons of norms below 1e-7 become 1e-7; finite fills of masks beyond fp16 become -3e4. An integer that does
+nothing but mask scores is taken to hold 0 and 1; the notes of the surgery name it. Nested blocks stay.
 
 Refuses when an op has a constant or a result above 65504, when a guard such as x + 1e-12 becomes zero (then
 also the squares that it guards, the division, and all sums whose logarithm is taken), when it may hold
@@ -89,6 +90,7 @@ class ComputeFp16(Pass):
         for function in program.functions.values():
             verdicts = judge(mil.walk_ops(function), ranges)
             session.refusals += [(self.name, Refusal(why, op)) for op, why in verdicts.stays.items()]
+            session.notes += [words for words in verdicts.taken.values() if words not in session.notes]
             _Conversion(session, function, verdicts).convert()
 
 

@@ -69,6 +69,8 @@ class Verdicts:
     """Op -> why it stays fp32."""
     fills: dict[Var, str] = field(default_factory=dict)
     """Constants of masks that are limited to `FILL`."""
+    taken: dict[Operation, str] = field(default_factory=dict)
+    """Casts to floats that rest on what integers are taken to hold, in words."""
     guards: set[Operation] = field(default_factory=set)
     """Ops whose epsilon is zero in fp16."""
     huge: set[Var] = field(default_factory=set)
@@ -276,7 +278,10 @@ def _integer(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> 
         if np_dtype(op.x).kind not in "iu" or dtype_name(op.outputs[0]) != "fp32":
             return ""
         most = max(map(abs, known(op.x, ranges)))
-        if most <= INTEGERS or masks_scores(op.outputs[0]):
+        if most <= INTEGERS:
+            return ""
+        if masks_scores(op.outputs[0]):
+            found.taken[op] = f"%{op.x.name} only masks scores, so it is taken to hold 0 and 1"
             return ""
         found.whole.update(op.outputs)
         how = "of unknown range" if most == math.inf else f"up to {most:g}"

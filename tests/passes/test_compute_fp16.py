@@ -159,6 +159,7 @@ def test_an_integer_that_only_masks_scores_is_taken_for_a_bit(fill: float, shown
     kinds = types_made(after)
     assert (kinds["sub"], kinds["softmax"]) == (("fp32", "fp16") if shown else ("fp16", "fp16")), kinds
     assert any("holds integers of unknown range" in r for r in reasons(session)) == shown
+    assert any("is taken to hold 0 and 1" in words for words in session.notes) != shown
     values = {"a": np.ones((1, 4, 4), np.float32), "mask": np.array([[1, 1, 0, 0]], np.int32)}
     assert_same_numbers(program, after, values, rtol=2e-3)
 

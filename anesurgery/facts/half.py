@@ -3,6 +3,7 @@
 An op stays where a value overflows 65504, where a guard against a division by zero (or a logarithm of zero)
 becomes zero, and where an integer above 2048 would be rounded. What reads such a value stays too, until an op
 makes a number that fits again. The unknown is taken to fit: give observed or promised ranges to say otherwise.
+But inputs that are only moved before they are cast to integers hold whole numbers, such as ids of tokens.
 An integer input that only masks scores is taken to hold 0 and 1.
 """
 
@@ -89,7 +90,21 @@ def judge(ops: Iterable[Operation], ranges: Mapping[str, Interval]) -> Verdicts:
             found.stays[op] = reason
         if op in found.guards:
             found.stays = _before_guard(op) | found.stays
+        if op.op_type == "cast" and np_dtype(op.outputs[0]).kind in "iu":
+            found.stays = _before_integers(op, ranges) | found.stays
     return found
+
+
+def _before_integers(cast: Operation, ranges: Mapping[str, Interval]) -> dict[Operation, str]:
+    """The ops that do no more than move the whole numbers of an input, which a cast then takes as integers."""
+    held, at = list[Operation](), cast.x
+    while at.op is not None and at.op.op_type in CARRIERS and isinstance(at.op.inputs.get("x"), Var):
+        held.append(at.op)
+        at = at.op.x
+    if at.op is not None or max(map(abs, known(at, ranges))) <= INTEGERS:
+        return {}
+    reason = f"%{at.name} gives the integers of {cast.name}; fp16 counts to {INTEGERS:g}"
+    return dict.fromkeys(held, reason)
 
 
 def _before_guard(op: Operation) -> dict[Operation, str]:

@@ -15,11 +15,12 @@ from anesurgery.checking.ranges import ranges
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, locate, read_spec, to_mlmodel
 from anesurgery.loading import clone, load
-from anesurgery.mil import ct, exclusive
+from anesurgery.mil import ct, exclusive, walk_ops
 from anesurgery.neuralnetwork.context import Custom
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.pipelines import upgrade_pipeline
 from anesurgery.neuralnetwork.sequence_length import with_sequence
+from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 
@@ -93,7 +94,8 @@ def _pipeline(
 
 
 def in_precision(loaded: Loaded, precision: str | None) -> Loaded:
-    """An imported network in fp32, or in fp16 but for some ops; its notes say which."""
+    """An imported network in fp32, or in fp16 but for some ops; its notes say which. What nobody reads goes."""
+    remove_dead(list(walk_ops(loaded.program)))
     if precision == "fp32":
         return loaded
     if precision == "fp16":

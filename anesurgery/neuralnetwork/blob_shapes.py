@@ -6,6 +6,7 @@ What an edit adds is built on top, so that old and new values exist side by side
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,8 @@ class Blobs:
         """Why a blob is unknown."""
         self.errors: list[LoadError] = []
         """Of the layers that cannot be built, custom ones excepted: their code is not in the file."""
+        self.ends: list[tuple[str, int]] = []
+        """The first output of each layer, and the number of ops up to its last."""
         inputs = {f.name: ports.placeholder(f) for f in description.input}
         self.function = Function(inputs, opset_version=OPSET)  # type: ignore[call-arg]
         # leaving a function walks all its ops for what must not be replaced: nothing is replaced here
@@ -56,6 +59,16 @@ class Blobs:
                 self.ctx.env[feature.name] = ports.read(self.ctx, network, feature, var)
             for layer in network.layers if layers is None else layers:
                 self._try(layer)
+                self.ends.append((next(iter(layer.output), layer.name), len(self.function.operations)))
+
+    @cached_property
+    def ops(self) -> dict[str, list[Operation]]:
+        """The ops of each layer, by the name of its first output."""
+        every, found, start = list(self.function.operations), dict[str, list[Operation]](), 0
+        for name, end in self.ends:
+            found.setdefault(name, []).extend(every[start:end])
+            start = end
+        return found
 
     def _try(self, layer: Any) -> None:
         unknown = next((b for b in layer.input if b in self.missing), None)

@@ -13,6 +13,8 @@ from itertools import starmap
 from typing import Any
 
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError
+from anesurgery.facts.work import work_of
+from anesurgery.mil import walk_ops
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
@@ -59,7 +61,9 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
 
     Returns:
         Rows in file order, those of nested networks after the layer that holds them; constants of the first
-        kind are left out. `dtype` is "", `flop` and `bytes` are 0, `memory` is None: the file does not say.
+        kind are left out. `flop` is that of the ops of an ML Program for the layer, nested ones included
+        (0 for all where a layer cannot be built); `dtype` is "", `bytes` is 0, `memory` is None: the file
+        does not say.
         Where no ML Program can be made of a sound network, a note says why.
 
     Raises:
@@ -67,8 +71,10 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     """
     network = getattr(spec, spec.WhichOneof("Type"))
     layers = [found for found in starmap(_Layer, walk_layers(network)) if found.kind != "loadConstant"]
-    shapes = _shapes(spec, layers)
+    blobs = _blobs(spec)
+    shapes = _shapes(spec, layers, blobs)
     rows = [_row(index, layer, target, shapes) for index, layer in enumerate(layers)]
+    rows = [replace(r, flop=_flop(blobs, one)) for r, one in zip(rows, layers, strict=True)]
     numbers, segments = _segments(layers, rows, shapes, {f.name for f in spec.description.output})
     rows = [replace(row, segment=number) for row, number in zip(rows, numbers, strict=True)]
     return Inspection(
@@ -111,9 +117,26 @@ def _unit(legal: bool | None, target: Target) -> str | None:
     return "cpu" if target.compute_units == "CPU_AND_NE" else None
 
 
-def _shapes(spec: Any, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
+def _blobs(spec: Any) -> Blobs | None:
+    """What is known of the blobs from the layers; None where an input cannot be read."""
+    try:
+        return Blobs(network_of(spec), spec.description)
+    except SurgeryError:
+        return None
+
+
+def _flop(blobs: Blobs | None, layer: _Layer) -> int:
+    """Of the ops that are built for a layer; 0 for one inside another, and where some layer cannot be built."""
+    if blobs is None or blobs.missing or layer.depth:
+        return 0
+    ops = blobs.ops.get(next(iter(layer.spec.output), layer.spec.name), ())
+    nested = (inner for op in ops for block in op.blocks for inner in walk_ops(block))
+    return sum(work_of(op).flop for op in (*ops, *nested))
+
+
+def _shapes(spec: Any, layers: Sequence[_Layer], blobs: Blobs | None) -> dict[str, tuple[int, ...]]:
     """Shapes by name of value: inferred, of the interface, and what converters wrote into the layers."""
-    known = _inferred(spec, layers)
+    known = {} if blobs is None else _inferred(blobs, layers)
     for layer in layers:
         named = [*zip(layer.spec.input, layer.spec.inputTensor, strict=False)]
         named += [*zip(layer.spec.output, layer.spec.outputTensor, strict=False)]
@@ -126,12 +149,8 @@ def _shapes(spec: Any, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
     return known
 
 
-def _inferred(spec: Any, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
+def _inferred(blobs: Blobs, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
     """The shapes that are known from the layers, (channel, height, width) where arrays have rank 5."""
-    try:
-        blobs = Blobs(network_of(spec), spec.description)
-    except SurgeryError:
-        return {}
     found: dict[str, tuple[int, ...]] = {}
     for name in {n for layer in layers for n in [*layer.spec.input, *layer.spec.output]}:
         shape = blobs.shape(name)

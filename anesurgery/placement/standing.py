@@ -9,7 +9,7 @@ estimate. A share that rises because there is more on the ANE is no gain by itse
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anesurgery.facts.reading import in_words
 from anesurgery.files.package import Loaded
@@ -17,6 +17,7 @@ from anesurgery.loading import load
 from anesurgery.mil import Program
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
+from anesurgery.placement.networks import CONSTANTS
 from anesurgery.placement.partition import SWITCH
 from anesurgery.placement.target import Target
 
@@ -43,6 +44,7 @@ class Standing:
         illegal: the same of those that are not.
         illegal_flop: of the latter.
         off_bytes: that ops read and write which do not prefer the ANE.
+        legal_flop: of the ops that are legal on the ANE.
     """
 
     ops: int
@@ -57,6 +59,13 @@ class Standing:
     illegal: frozenset[tuple[int, str]]
     illegal_flop: int = 0
     off_bytes: int = 0
+    legal_flop: int = 0
+
+    @classmethod
+    def of_layers(cls, found: Inspection) -> Standing:
+        """From the inspection of a network, or of a pipeline of some; constants compute nothing."""
+        parts = [replace(p, ops=tuple(r for r in p.ops if r.op_type not in CONSTANTS)) for p in _parts(found)]
+        return cls.of(parts)
 
     @classmethod
     def of(cls, inspections: Sequence[Inspection]) -> Standing:
@@ -76,6 +85,7 @@ class Standing:
             frozenset((i, row.name) for i, row in rows if row.legal is False),
             sum(row.flop for _, row in rows if row.legal is False),
             sum(row.bytes for _, row in rows if row.preferred != "ane"),
+            sum(row.flop for _, row in rows if row.legal),
         )
 
     @property
@@ -94,7 +104,43 @@ class Standing:
     @property
     def legal_share(self) -> float:
         """Of the ops, those that the ANE can run, whether or not Core ML would choose it."""
-        return len(self.legal) / self.ops if self.ops else 1.0
+        return self.can_run["ops"]
+
+    @property
+    def can_run(self) -> dict[str, float]:
+        """Of the flop and of the ops, what the ANE can run, whether or not Core ML would choose it.
+
+        The measure by which a neural network (`of_layers`) and the ML Program made of it (`of_upgraded`) are
+        compared: a network has no cost model, so nobody can say what Core ML would choose there.
+        """
+        return {
+            "flop": self.legal_flop / self.flop if self.flop else 1.0,
+            "ops": len(self.legal) / self.ops if self.ops else 1.0,
+        }
+
+    @classmethod
+    def of_upgraded(cls, model: Loaded | Program, target: Target) -> Standing:
+        """To compare with layers: casts of inputs and outputs do not count, since no layer says them either."""
+        loaded = load(model)
+        ends = {
+            (i, op.outputs[0].name)
+            for i, function in enumerate(loaded.program.functions.values())
+            for op in function.operations
+            if op.op_type == "cast" and (op.x.op is None or op.outputs[0] in function.outputs)
+        }
+        return cls.of(
+            [
+                replace(part, ops=tuple(row for row in part.ops if (i, row.name) not in ends))
+                for i, part in enumerate(placed(loaded, target))
+            ]
+        )
+
+    def can_run_less(self, layers: Standing) -> str:
+        """Which share that can run on the ANE is lower than that of the layers before, in words; "" for none."""
+        for what, share in layers.can_run.items():
+            if (now := self.can_run[what]) < share and getattr(layers, what):
+                return f"the share of the {what} that the ANE can run would fall {_percents(share, now)}"
+        return ""
 
     @property
     def barred(self) -> tuple[int, int]:
@@ -176,6 +222,11 @@ class Standing:
         ops = f"{self.on_ops} of {self.ops} ops ({shares['ops']:.1%})"
         where = f"{ops} and {shares['flop']:.1%} of the flop on the ANE"
         return f"{where}, {self.switches} {times}, estimate {in_time(self.estimate)}"
+
+
+def _parts(found: Inspection) -> list[Inspection]:
+    """A report, and those of the parts of a pipeline."""
+    return [found, *(one for part in found.parts.values() for one in _parts(part))]
 
 
 def stand(program: Program, target: Target) -> tuple[Standing, list[Inspection]]:

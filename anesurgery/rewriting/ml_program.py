@@ -115,21 +115,17 @@ class MLProgram(Subject):
         return self.source is not None and self.source.suffix == ".mlmodel" and self.loaded.weights is None
 
     def worse_than_layers(self, target: str) -> str:
-        """The share that can run on the ANE, against that of the layers by the rules of their format."""
+        """The share that can run on the ANE (`Standing.can_run`), where it is less than that of the layers."""
         if not self.was_network:
             return ""
         layers = inspect_other(self.source, Target.parse(target), inspect_program)
-        rows = layers.ops if layers is not None else ()
-        share, now = (
-            sum(row.legal is True for row in rows) / max(len(rows), 1),
-            self.standing(target).legal_share,
-        )
-        if now >= share:
+        if layers is None:
             return ""
-        return (
-            f"the ANE could run {share:.1%} of the layers of this neural network, and {now:.1%} of the ops of "
-            "the ML Program that these steps make of it in fp32: apply them to what anesurgery.upgrade gives, "
-            "or neuralnetwork_ane to its layers"
+        upgraded = Standing.of_upgraded(self.loaded, Target.parse(target))
+        less = upgraded.can_run_less(Standing.of_layers(layers))
+        return less and (
+            f"{less} in the fp32 ML Program that these steps make of this neural network: apply them to what "
+            "anesurgery.upgrade gives, or neuralnetwork_ane to its layers"
         )
 
     def compare(

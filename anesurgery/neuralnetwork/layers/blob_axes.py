@@ -27,6 +27,15 @@ def of_rank(x: Var, rank: int) -> Var:
     return x
 
 
+def squeezed(x: Var, axes: Sequence[int]) -> Var:
+    """A value without axes of size 1; where the layer before put just these there, what it put them into."""
+    wanted = sorted(a % x.rank for a in axes)
+    added = producer(x, "expand_dims")
+    if added is not None and sorted(a % x.rank for a in added.axes.val) == wanted:
+        return cast(Var, added.x)
+    return cast(Var, mb.squeeze(x=x, axes=wanted))
+
+
 def within(ctx: Context, axis: int, rank: int, what: str = "axis") -> int:
     """An axis as it is stated, from the first or from the end.
 

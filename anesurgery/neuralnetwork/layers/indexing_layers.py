@@ -13,7 +13,7 @@ import numpy as np
 
 from anesurgery.mil import Array, Var, mb, producer
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.blob_axes import Numbers, joined, lengths, sizes, whole, within
+from anesurgery.neuralnetwork.layers.blob_axes import Numbers, joined, lengths, sizes, squeezed, whole, within
 from anesurgery.neuralnetwork.layers.layer_table import Build, layer_nd
 from anesurgery.neuralnetwork.spec import DAMAGED
 
@@ -121,7 +121,7 @@ def embedding_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     table = ctx.weights(params.weights, (size, count)).T
     if params.hasBias:
         table = table + ctx.weights(params.bias, (size,), "bias")
-    indices = mb.squeeze(x=whole(ctx, x), axes=[-1]) if x.rank > 1 else whole(ctx, x)
+    indices = whole(ctx, squeezed(x, [-1]) if x.rank > 1 else x)
     made: Var = mb.gather(x=np.ascontiguousarray(table), indices=indices, axis=0)
     return made if x.rank > 1 else mb.squeeze(x=made, axes=[0])
 

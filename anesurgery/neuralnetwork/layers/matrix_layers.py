@@ -7,7 +7,7 @@ from typing import Any
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.blob_axes import whole
+from anesurgery.neuralnetwork.layers.blob_axes import squeezed, whole
 from anesurgery.neuralnetwork.layers.layer_table import layer
 
 CHANNEL_LAST = 1
@@ -79,7 +79,7 @@ def embedding(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     if params.hasBias:
         table = table + ctx.weights(params.bias, [params.outputChannels], "bias")
     last = [x.rank - 3, x.rank - 2, x.rank - 1]
-    found = mb.gather(x=table, indices=mb.squeeze(x=whole(ctx, x), axes=last), axis=0)
+    found = mb.gather(x=table, indices=whole(ctx, squeezed(x, last)), axis=0)
     return mb.expand_dims(x=found, axes=last[1:])
 
 

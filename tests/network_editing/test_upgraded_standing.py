@@ -1,0 +1,102 @@
+"""What the old format's rules let run on the ANE can run there after an upgrade, by the same measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.interpret import run
+from anesurgery.loading import load
+from anesurgery.mil import dtype_name, walk_ops
+from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.passes.compute_fp16 import ComputeFp16
+from anesurgery.placement.networks import inspect_network
+from anesurgery.placement.standing import Standing
+from anesurgery.placement.target import Target
+from anesurgery.testing import apply_pass
+
+TARGETS = ("M1/macOS 14", "M4/macOS 15")
+ROWS = 5000
+
+
+def table() -> np.ndarray[Any, Any]:
+    """Rows that tell their number in two digits, which fp16 holds."""
+    return np.stack([np.arange(ROWS) // 100, np.arange(ROWS) % 100], 1).astype(np.float32)
+
+
+def lookup() -> Any:
+    """Ids (1, 3) -> expand_dims -> embeddingND -> a product with a matrix."""
+    weights = {"floatValue": table().T.reshape(-1)}
+    square = {"floatValue": np.eye(2).reshape(-1)}
+    layers = [
+        make_layer("expandDims", ["ids"], ["wide"], axes=[-1]),
+        make_layer("embeddingND", ["wide"], ["rows"], vocabSize=ROWS, embeddingSize=2, weights=weights),
+        make_layer(
+            "batchedMatmul",
+            ["rows"],
+            ["y"],
+            weightMatrixFirstDimension=2,
+            weightMatrixSecondDimension=2,
+            weights=square,
+        ),
+    ]
+    return make_network({"ids": (1, 3)}, layers, ["y"])
+
+
+def saved(spec: Any, folder: Path) -> Path:
+    path = folder / "network.mlmodel"
+    path.write_bytes(spec.SerializeToString())
+    return path
+
+
+def test_ids_that_come_as_floats_stay_exact(tmp_path: Path) -> None:
+    """The wrong version: ids above 2048 that pass through fp16 look up another row."""
+    program = load(ane.upgrade(saved(lookup(), tmp_path), precision="fp16")).program
+    assert [op.op_type for op in walk_ops(program) if op.op_type != "const"][:2] == ["cast", "gather"]
+    ids = np.array([[2049, 4999, 7]], np.float32)
+    (y,) = run(program, {"ids": ids}, precision="fp16").values()
+    assert (np.asarray(y) == table()[ids.astype(int)]).all()
+
+
+@pytest.mark.parametrize(("ranges", "moves"), [(None, "fp32"), ({"ids": (0, 1000)}, "fp16")])
+def test_moves_of_whole_numbers_stay_fp32_unless_they_are_known_to_be_small(ranges: Any, moves: str) -> None:
+    from anesurgery.mil import mb
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 3))])
+    def program(ids: Any) -> Any:
+        wide = mb.expand_dims(x=ids, axes=[2], name="wide")
+        return mb.gather(x=table(), indices=mb.cast(x=wide, dtype="int32"), axis=0, name="rows")
+
+    after, session = apply_pass(ComputeFp16(ranges=ranges), program)
+    (wide,) = [op for op in walk_ops(after) if op.op_type == "expand_dims"]
+    assert dtype_name(wide.outputs[0]) == moves
+    said = [str(refusal.reason) for _, refusal in session.refusals]
+    assert any("%ids gives the integers of" in words for words in said) is (moves == "fp32")
+
+
+def test_the_flop_of_layers_are_those_of_their_ops(tmp_path: Path) -> None:
+    found = inspect_network(lookup(), Target.parse("M4/macOS 15"), "m")
+    assert [row.flop for row in found.ops] == [0, 0, 2 * 3 * 2 * 2]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["mlt_es2en_char_decoder16", "mlt_gesture_classifier"])
+def test_an_upgrade_keeps_what_can_run_on_the_ane(name: str, target: str, corpus: Path) -> None:
+    layers = Standing.of_layers(ane.inspect(corpus / f"{name}.mlmodel", target=target))
+    upgraded = Standing.of_upgraded(load(ane.upgrade(corpus / f"{name}.mlmodel")), Target.parse(target))
+    assert upgraded.ops > 1
+    assert upgraded.can_run_less(layers) == ""
+
+
+def test_a_program_in_fp32_can_run_less(tmp_path: Path) -> None:
+    """The wrong version: the same layers as fp32 ops."""
+    layers = [make_layer("unary", ["x"], ["y"], type="EXP")]
+    path = saved(make_network({"x": (1, 2, 4, 4)}, layers, ["y"]), tmp_path)
+    before, aim = Standing.of_layers(ane.inspect(path, "M4/macOS 15")), Target.parse("M4/macOS 15")
+    slow, fast = (Standing.of_upgraded(load(ane.upgrade(path, precision=p)), aim) for p in ("fp32", "fp16"))
+    assert slow.can_run_less(before) == "the share of the ops that the ANE can run would fall 100.0% -> 0.0%"
+    assert fast.can_run_less(before) == ""

@@ -23,7 +23,12 @@ same axis of another input, else 1 where it is the first one (the batch), else `
 anew from the inputs on, and `fold_constants` computes the arithmetic of shapes. The inputs and outputs that
 change are declared.
 
-Refuses when no shape is dynamic, for images, and when control flow or lists hang on the shape.
+`sizes` makes several functions of the one that there is, which share every weight: of lengths
+(`sizes=[64, 128]`, functions `length_64` and `length_128`), or of shapes by name
+(`sizes={"short": {"ids": [1, 64]}, "long": {"ids": [1, 512]}}`). The first is the default.
+
+Refuses when no shape is dynamic, for images, when control flow or lists depend on the shape, and several
+sizes below iOS 18 or of a model that has several functions already.
 
 Why it helps: the arithmetic of shapes is int32, which stays on the CPU (measured, M4, macOS 27.0.1, by
 751K/Apple-Neural-Engine-Microarchitecture-Study-M6); passes that need lengths (`unroll_recurrent`, masks,
@@ -40,26 +45,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal, UnknownName
+from anesurgery.errors import InterfaceError, PassError, Refusal, UnknownName
 from anesurgery.facts.reading import shape_in_words
-from anesurgery.files.interface_change import InterfaceChange
-from anesurgery.mil import (
-    Function,
-    Operation,
-    Program,
-    Var,
-    any_symbolic,
-    ct,
-    dtype_name,
-    is_symbolic,
-    mb,
-    np_dtype,
-    types,
-    walk_ops,
-)
-from anesurgery.ops import LISTS
+from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery.interpret import run as compute
+from anesurgery.mil import Function, Program, Var, ct, mb, types
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.copying import copied
+from anesurgery.rewriting.fixed_shapes import Shapes, barred, dynamic_inputs
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
@@ -67,22 +61,46 @@ LENGTH = 128
 """What a dynamic size becomes where nothing else is known."""
 UNCHECKED = "the interface changes; compare whole models at the new shapes"
 
+InputShapes = Mapping[str, Sequence[int]]
+
 
 @dataclass(frozen=True)
 class FixShapes(Pass):
-    """Inputs of dynamic shape get a static one."""
+    """Inputs of dynamic shape get a static one, or one in each of several functions."""
 
     name: ClassVar[str] = "fix_shapes"
     precedes: ClassVar[tuple[str, ...]] = ("*",)
-    shapes: Mapping[str, Sequence[int]] | None = None
+    shapes: InputShapes | None = None
     """Input -> its shape; of inputs that are left out, each axis by the rule above."""
     length: int = LENGTH
     """Of dynamic axes of which nothing else is known, but the first."""
+    sizes: Mapping[str, InputShapes] | Sequence[int] | None = None
+    """Several functions: their lengths, or function -> shapes of inputs."""
+
+    def __post_init__(self) -> None:
+        if self.sizes is not None and (self.shapes or not self.sizes):
+            raise PassError(f"{self.name}: give shapes (one function) or sizes (several), at least one")
+        if not isinstance(self.sizes, Mapping | list | tuple | None) or not all(
+            map(_is_size, self.sizes or ())
+        ):
+            raise PassError(
+                f"{self.name}: sizes={self.sizes!r}; give lengths, as [64, 128], or the shapes of the inputs "
+                'for each function, as {"short": {"ids": [1, 64]}}'
+            )
 
     @classmethod
     def variants(cls, target: Target) -> tuple[Pass, ...]:
         """None: the caller must choose the shapes."""
         return ()
+
+    @property
+    def wanted(self) -> dict[str, Shapes]:
+        """By function that is made; of one that stays, by the empty name."""
+        if self.sizes is None:
+            return {"": Shapes(self.shapes or {}, self.length)}
+        if isinstance(self.sizes, Mapping):
+            return {name: Shapes(given, self.length) for name, given in self.sizes.items()}
+        return {f"length_{n}": Shapes({}, n) for n in self.sizes}
 
     def requires(self, program: Program) -> Refusal | None:
         """There is something to fix, and only inputs that exist are given a shape.
@@ -90,128 +108,105 @@ class FixShapes(Pass):
         Raises:
             UnknownName: an input that does not exist.
         """
-        inputs = {name: var for f in program.functions.values() for name, var in f.inputs.items()}
-        for name in self.shapes or {}:
+        inputs = {name for f in program.functions.values() for name in f.inputs}
+        for name in (name for shapes in self.wanted.values() for name in shapes.given):
             if name not in inputs:
                 raise UnknownName("input", name, inputs)
-        dynamic = any(any_symbolic(var.shape or ()) for var in inputs.values())
-        return None if dynamic else Refusal("no input has a dynamic shape")
+        if not any(dynamic_inputs(f) for f in program.functions.values()):
+            return Refusal("no input has a dynamic shape")
+        if self.sizes is None:
+            return None
+        if len(program.functions) > 1:
+            return Refusal(f"it has the functions {', '.join(program.functions)}; several sizes need one")
+        if any(f.opset_version < ct.target.iOS18 for f in program.functions.values()):
+            return Refusal(
+                "several functions came with iOS 18; convert with minimum_deployment_target=iOS18, or give "
+                "one shape"
+            )
+        return None
 
     def run(self, program: Program, session: Session) -> None:
         """Fix the inputs of each function, infer all types anew, and fold."""
         edits = len(session.changes)
-        for function in program.functions.values():
-            refusal = _barred(function, session)
-            if refusal is None:
-                refusal = self.tried(function, session)
+        for name, function in list(program.functions.items()):
+            refusal = barred(function, session.images)
+            if refusal is None and self.sizes is not None:
+                self.several(program, name, session)
+            elif refusal is None:
+                refusal = self.fixed(function, session)
             if refusal is not None:
                 session.refusals.append((self.name, refusal))
         if len(session.changes) > edits:
             FoldConstants().run(program, session)
 
-    def tried(self, function: Function, session: Session) -> Refusal | None:
+    def fixed(self, function: Function, session: Session) -> Refusal | None:
         """Fix the shapes; where none were given and the likely ones do not fit, leave the function as it was.
 
         Raises:
             PassError: a shape that was given does not fit.
         """
-        values = [*function.inputs.values(), *(v for op in walk_ops(function) for v in op.outputs)]
-        held = [(v, v.sym_type, getattr(v, "_sym_val", None)) for v in values]
-        changes, contract = len(session.changes), len(session.contract)
+        before = {v: shape_in_words(v.shape) for v in (*function.inputs.values(), *function.outputs)}
+        dynamic = dynamic_inputs(function)
         try:
-            with function:  # some ops build others to infer their shapes
-                self.fix(function, session)
+            self.wanted[""].fix(function)
         except PassError as error:
             if self.shapes or self.length != LENGTH:
                 raise
-            for var, kind, value in held:
-                _set_type(var, kind)
-                setattr(var, "_sym_val", value)  # noqa: B010
-            del session.changes[changes:], session.contract[contract:]
             return Refusal(f"{error}; give the shapes (shapes=, length=)")
-        return None
-
-    def fix(self, function: Function, session: Session) -> None:
-        """Give the inputs of a function their shapes.
-
-        Raises:
-            PassError: a shape does not fit the input, another input or an op.
-        """
-        before = {v: shape_in_words(v.shape) for v in (*function.inputs.values(), *function.outputs)}
-        sizes = self.sizes(function)
-        for var in function.inputs.values():
-            if any_symbolic(var.shape or ()):
-                fixed = [sizes[d] if is_symbolic(d) else int(d) for d in var.shape]
-                _set_type(var, types.tensor(var.dtype, fixed))
-                words = f"give {var.name} as {shape_in_words(fixed)}, which was {before[var]}"
-                session.contract.append(InterfaceChange(words, (var.name,)))
-                session.changes.append(Change(self.name, var.name, (), (), words, None, UNCHECKED))
-        for op in function.operations:
-            if op.op_type != "const":
-                _infer(op)
+        for var in dynamic:
+            words = f"give {var.name} as {shape_in_words(var.shape)}, which was {before[var]}"
+            session.contract.append(InterfaceChange(words, (var.name,)))
+            session.changes.append(Change(self.name, var.name, (), (), words, None, UNCHECKED))
         for var in function.outputs:
             if (now := shape_in_words(var.shape)) != before[var]:
-                session.contract.append(
-                    InterfaceChange(f"{var.name} is {now}, it was {before[var]}", (var.name,))
-                )
+                words = f"{var.name} is {now}, it was {before[var]}"
+                session.contract.append(InterfaceChange(words, (var.name,)))
+        return None
 
-    def sizes(self, function: Function) -> dict[Any, int]:
-        """What each dynamic size of the inputs becomes.
+    def several(self, program: Program, name: str, session: Session) -> None:
+        """A function for each size in place of the one; they share the arrays of their constants.
 
         Raises:
-            PassError: a shape that is given does not fit.
+            PassError: a shape does not fit.
         """
-        found: dict[Any, int] = {}
-        for name, var in function.inputs.items():
-            given = (self.shapes or {}).get(name)
-            if given is None:
-                continue
-            if len(given) != len(var.shape):
-                raise PassError(f"{self.name}: {name} has {len(var.shape)} axes, the shape given {len(given)}")
-            for size, wanted in zip(var.shape, given, strict=True):
-                known = found.setdefault(size, int(wanted)) if is_symbolic(size) else int(size)
-                if known != wanted or wanted < 1:
-                    words = f"{shape_in_words(var.shape)}, not {shape_in_words(given)}"
-                    raise PassError(f"{self.name}: the shape of {name} is {words}")
-        given_sizes = [(a, int(n)) for given in (self.shapes or {}).values() for a, n in enumerate(given)]
-        likely = {0: 1, **dict(reversed(given_sizes))}
-        for var in function.inputs.values():
-            for axis, size in enumerate(var.shape or ()):
-                if is_symbolic(size):
-                    found.setdefault(size, likely.get(axis, self.length))
-        return found
+        made: dict[str, Function] = {}
+        for word, shapes in self.wanted.items():
+            made[word] = copied(program).functions[name]
+            shapes.fix(made[word])
+        old = program.functions.pop(name)
+        for word, function in made.items():
+            program.add_function(word, function)
+        forms = {w: _form(f) for w, f in made.items()}
+        words = f"call {' or '.join(f'{w} ({form})' for w, form in forms.items())}; {name} took any shape"
+        names = (name, *made, *old.inputs, *(v.name for v in old.outputs))
+        session.contract.append(InterfaceChange(words, names, call=_call))
+        session.changes.append(Change(self.name, name, (), tuple(made), words, None, UNCHECKED))
 
 
-def _barred(function: Function, session: Session) -> Refusal | None:
-    """Why the shapes of a function cannot be fixed."""
-    for op in function.operations:
-        if op.blocks or op.op_type in LISTS:
-            return Refusal(f"{op.op_type} hangs on the shapes; unroll it first", op)
-    dynamic = [name for name, var in function.inputs.items() if any_symbolic(var.shape or ())]
-    images = [name for name in dynamic if name in session.images]
-    return Refusal(f"%{images[0]} is an image of dynamic size; fix it when converting") if images else None
+def _is_size(one: object) -> bool:
+    """A name, where shapes are given by name, or a positive length."""
+    return isinstance(one, str) or (type(one) is int and one > 0)
 
 
-def _set_type(var: Var, sym_type: Any) -> None:
-    """The type of a value, which coremltools sets once."""
-    setattr(var, "_sym_type", sym_type)  # noqa: B010 - the stub has no private members
+def _form(function: Function) -> str:
+    """The shapes of the inputs in words."""
+    return ", ".join(f"{n} {shape_in_words(v.shape)}" for n, v in function.inputs.items())
 
 
-def _infer(op: Operation) -> None:
-    """The types and values of the results, from those of the operands.
+def _call(model: Any, values: Values, precision: str) -> Values:
+    """Call the function whose inputs have the shapes of the values.
 
     Raises:
-        PassError: the shapes do not fit.
+        InterfaceError: there is none.
     """
-    held = [np_dtype(v) if types.is_tensor(v.sym_type) else None for v in op.outputs]
-    try:
-        op.type_value_inference(overwrite_output=True)
-    except Exception as error:
-        words = f"the shapes do not fit {op.op_type} {op.name}: {error}"
-        raise PassError(f"fix_shapes: {words}") from error
-    for var, kind in zip(op.outputs, held, strict=True):
-        if kind is not None and types.is_tensor(var.sym_type) and np_dtype(var) != kind:
-            raise PassError(f"fix_shapes: %{var.name} would become {dtype_name(var)}")
+    shapes = {name: np.shape(value) for name, value in values.items()}
+    for word, function in model.functions.items():
+        given = {n: tuple(v.shape) for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
+        if all(shape == shapes.get(n) for n, shape in given.items()):
+            found: Values = compute(model, values, precision=precision, function=word)
+            return found
+    forms = "; ".join(map(_form, model.functions.values()))
+    raise InterfaceError(f"no function takes inputs of these shapes; give one of: {forms}")
 
 
 def example() -> Program:

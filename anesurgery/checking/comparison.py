@@ -131,7 +131,7 @@ def compare(
         whole = _compare_pipelines(a, b, inputs, precision, contract, gate, seed, last)
         return replace(whole, proof=_prove_pipelines(a, b, inputs, gate, seed, last)) if prove else whole
     if inputs is None:
-        shapes = _fixed(first, second, function) if call is None else {}
+        shapes = _fixed(first, second, function if call is None else None)
         if call is None and not contract:
             shapes = _apart(first, second, function, seed) or shapes
         inputs = sample_inputs(first.program, function=function, seed=seed, shapes=shapes)

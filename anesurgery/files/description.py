@@ -31,7 +31,7 @@ def new_spec(program: Program, version: int) -> Any:
         copy.functions[name].input_types = function.input_types
         copy.functions[name].output_types = function.output_types
     if copy.default_function_name not in copy.functions:
-        copy.default_function_name = next(iter(copy.functions))
+        copy.default_function_name = next(iter(program.functions))  # a copy sorts them
     copy.export_as_multifunction = len(copy.functions) > 1
     silent = contextlib.redirect_stderr(io.StringIO())  # its progress bars
     with temporary_files(), quiet_host(), silent, protobuf.without_weights():

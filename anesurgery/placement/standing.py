@@ -136,7 +136,7 @@ class Standing:
         )
 
     def can_run_less(self, layers: Standing) -> str:
-        """Which share that can run on the ANE is lower than that of the layers before, in words; "" for none."""
+        """Which share that can run on the ANE is lower than that of the layers, in words; "" for none."""
         for what, share in layers.can_run.items():
             if (now := self.can_run[what]) < share and getattr(layers, what):
                 return f"the share of the {what} that the ANE can run would fall {_percents(share, now)}"

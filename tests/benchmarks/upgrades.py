@@ -1,4 +1,4 @@
-"""Every neural network of the corpus, or those named: what of it can run on the ANE before and after an upgrade.
+"""What of each neural network of the corpus, or of those named, can run on the ANE before and after an upgrade.
 
 The measure is the same on both sides, `Standing.can_run`: the share of the ops and of the flop that the ANE can
 run, of the layers by the rules of the old format, of the program by those for ML Programs. (What Core ML would

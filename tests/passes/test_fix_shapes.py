@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import anesurgery as ane
-from anesurgery.errors import PassError, UnknownName
+from anesurgery.errors import InterfaceError, PassError, UnknownName
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes.fix_shapes import FixShapes
@@ -150,3 +150,61 @@ def test_likely_shapes_that_do_not_fit_leave_the_model_as_it_was() -> None:
     assert session.contract == []
     with pytest.raises(PassError, match="do not fit add y"):
         FixShapes(shapes={"x": (1, 7, 4)}).run(program, Session())
+
+
+def several(build: Any = rolled, opset: Any = ct.target.iOS18) -> Program:
+    from coremltools.converters.mil.mil import get_new_symbol
+
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float16)
+    length = get_new_symbol()
+    specs = [mb.TensorSpec((1, length, 64), dtype=types.fp16), mb.TensorSpec((1, length, 1), dtype=types.fp16)]
+
+    @mb.program(input_specs=specs, opset_version=opset)
+    def program(x: Var, mask: Var) -> Any:
+        return mb.mul(x=mb.linear(x=build(x), weight=weight), y=mask, name="out")
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names"),
+    [
+        ([4, 9], {"length_4": 4, "length_9": 9}),
+        ({"short": {"x": [1, 4, 64]}, "long": {"x": [1, 9, 64]}}, {"short": 4, "long": 9}),
+    ],
+)
+def test_several_sizes_are_functions_that_share_weights(sizes: Any, names: Any, tmp_path: Path) -> None:
+    surgery = ane.apply(several(), FixShapes(sizes=sizes), prove="both", quiet=True)
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+    path = surgery.save(tmp_path / "several.mlpackage")
+    loaded = load(path)
+    assert {n: f.inputs["mask"].shape[1] for n, f in loaded.program.functions.items()} == names
+    described = {f.name: list(f.input[0].type.multiArrayType.shape) for f in loaded.spec.description.functions}
+    assert described == {name: [1, n, 64] for name, n in names.items()}
+    assert loaded.spec.description.defaultFunctionName == next(iter(names))
+    assert (path / "Data" / "com.apple.CoreML" / "weights" / "weight.bin").stat().st_size < 1.5 * 2 * 64 * 64
+    assert "shape" not in kinds(loaded.program)
+    for n in names.values():
+        values = {"x": np.ones((1, n, 64), np.float16), "mask": np.ones((1, n, 1), np.float16)}
+        assert ane.compare(several(), loaded, values, contract=surgery.contract).ok
+    with pytest.raises(
+        InterfaceError, match="no function takes inputs of these shapes; give one of: .*x 1x4x64"
+    ):
+        ane.compare(several(), loaded, {k: v[:, :3] for k, v in values.items()}, contract=surgery.contract)
+
+
+def test_several_sizes_refuse_with_words() -> None:
+    assert_refuses(FixShapes(sizes=[4]), several(opset=ct.target.iOS17), "several functions came with iOS 18")
+    two, _ = apply_pass(FixShapes(sizes=[4, 9]), several())
+    assert_refuses(FixShapes(sizes=[4]), two, "no input has a dynamic shape")
+    with pytest.raises(PassError, match="give shapes .one function. or sizes .several."):
+        FixShapes(sizes=[4], shapes={"x": (1, 4, 64)})
+    for wrong in (4, [0], [2.5]):
+        with pytest.raises(PassError, match=r"give lengths, as \[64, 128\], or the shapes"):
+            FixShapes(sizes=wrong)  # type: ignore[arg-type]
+    program = several(lambda x: mb.add(x=x, y=np.ones((1, 4, 64), np.float16)))
+    before = ane.to_text(program)
+    with pytest.raises(PassError, match="do not fit add"):
+        FixShapes(sizes=[4, 9]).run(program, Session())
+    assert ane.to_text(program) == before

@@ -1,0 +1,122 @@
+"""Give the dynamic inputs of a function static shapes, and infer all other types anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.reading import shape_in_words
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Var,
+    any_symbolic,
+    dtype_name,
+    is_symbolic,
+    np_dtype,
+    types,
+    walk_ops,
+)
+from anesurgery.ops import LISTS
+
+PASS = "fix_shapes"
+"""Who reports what does not fit."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What is known of the shapes that are wanted.
+
+    Attributes:
+        given: input -> its shape.
+        length: of dynamic axes of which nothing else is known, but the first.
+    """
+
+    given: Mapping[str, Sequence[int]]
+    length: int
+
+    def sizes(self, function: Function) -> dict[Any, int]:
+        """What each dynamic size of the inputs becomes.
+
+        Raises:
+            PassError: a shape that is given does not fit.
+        """
+        found: dict[Any, int] = {}
+        for name, var in function.inputs.items():
+            given = self.given.get(name)
+            if given is None:
+                continue
+            if len(given) != len(var.shape):
+                raise PassError(f"{PASS}: {name} has {len(var.shape)} axes, the shape given {len(given)}")
+            for size, wanted in zip(var.shape, given, strict=True):
+                known = found.setdefault(size, int(wanted)) if is_symbolic(size) else int(size)
+                if known != wanted or wanted < 1:
+                    words = f"{shape_in_words(var.shape)}, not {shape_in_words(given)}"
+                    raise PassError(f"{PASS}: the shape of {name} is {words}")
+        given_sizes = [(a, int(n)) for given in self.given.values() for a, n in enumerate(given)]
+        likely = {0: 1, **dict(reversed(given_sizes))}
+        for var in function.inputs.values():
+            for axis, size in enumerate(var.shape or ()):
+                if is_symbolic(size):
+                    found.setdefault(size, likely.get(axis, self.length))
+        return found
+
+    def fix(self, function: Function) -> None:
+        """Give the inputs of a function their shapes; where one does not fit, the function stays as it was.
+
+        Raises:
+            PassError: a shape does not fit the input, another input or an op.
+        """
+        values = [*function.inputs.values(), *(v for op in walk_ops(function) for v in op.outputs)]
+        held = [(v, v.sym_type, getattr(v, "_sym_val", None)) for v in values]
+        sizes = self.sizes(function)
+        try:
+            with function:  # some ops build others to infer their shapes
+                for var in dynamic_inputs(function):
+                    _set_type(var, types.tensor(var.dtype, [sizes.get(d, d) for d in var.shape]))
+                for op in function.operations:
+                    if op.op_type != "const":
+                        _infer(op)
+        except PassError:
+            for var, kind, value in held:
+                _set_type(var, kind)
+                setattr(var, "_sym_val", value)  # noqa: B010
+            raise
+
+
+def dynamic_inputs(function: Function) -> list[Var]:
+    """The inputs of dynamic shape."""
+    return [var for var in function.inputs.values() if any_symbolic(var.shape or ())]
+
+
+def barred(function: Function, images: frozenset[str]) -> Refusal | None:
+    """Why the shapes of a function cannot be fixed."""
+    for op in function.operations:
+        if op.blocks or op.op_type in LISTS:
+            return Refusal(f"{op.op_type} depends on the shapes; unroll it first", op)
+    pictures = [var.name for var in dynamic_inputs(function) if var.name in images]
+    return Refusal(f"%{pictures[0]} is an image of dynamic size; fix it when converting") if pictures else None
+
+
+def _set_type(var: Var, sym_type: Any) -> None:
+    """The type of a value, which coremltools sets once."""
+    setattr(var, "_sym_type", sym_type)  # noqa: B010 - the stub has no private members
+
+
+def _infer(op: Operation) -> None:
+    """The types and values of the results, from those of the operands.
+
+    Raises:
+        PassError: the shapes do not fit.
+    """
+    held = [np_dtype(v) if types.is_tensor(v.sym_type) else None for v in op.outputs]
+    try:
+        op.type_value_inference(overwrite_output=True)
+    except Exception as error:
+        words = f"the shapes do not fit {op.op_type} {op.name}: {error}"
+        raise PassError(f"{PASS}: {words}") from error
+    for var, kind in zip(op.outputs, held, strict=True):
+        if kind is not None and types.is_tensor(var.sym_type) and np_dtype(var) != kind:
+            raise PassError(f"{PASS}: %{var.name} would become {dtype_name(var)}")

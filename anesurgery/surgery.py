@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,11 +28,12 @@ from anesurgery.rewriting.gate import passing, standing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
+from anesurgery.rewriting.recoding import KEEP, check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.required import check_assumed, check_grades, check_interface, check_requirement
 from anesurgery.rewriting.session import Report, Session, refusal_lines
-from anesurgery.rewriting.subject import Graph, Subject
+from anesurgery.rewriting.subject import Graph, Subject, kept_off
 
-OPTIONS = ("member", "assume", "target", "prove", "require", "inputs", "quiet", "seed")
+OPTIONS = ("member", "assume", "target", "prove", "require", "compressed", "inputs", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
 
 
@@ -92,6 +94,7 @@ def apply(
     assume: Mapping[str, tuple[int, int]] | None = None,
     prove: str | None = "sites",
     require: str | None = None,
+    compressed: str = "keep",
     inputs: Mapping[str, Array] | None = None,
     quiet: bool = False,
     seed: int = 0,
@@ -104,12 +107,12 @@ def apply(
         target: chip and OS ("M1/macOS 14"): steps of a recipe take the options that suit it, and one that
             loses something there is undone and reported; every chip by default.
         member: of a pipeline, the one model to edit, by name or number; each by default.
-        assume: the least and the largest value of integer inputs, as {"input_ids": (0, 50256)}, on which passes
-            may rely (`token_id_guard`); the notes repeat it.
-        prove: "sites" compares both sides of every edit and gives the best grade that it reaches: bit for bit,
-            proved, exhaustive, or checked on numbers; "model" compares whole models in the arithmetic as stored
-            (fp16), "both", or None.
+        assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}, that passes may rely on.
+        prove: "sites" compares both sides of every edit and gives the best grade that it reaches; "model"
+            compares whole models in the arithmetic as stored (fp16); "both", or None.
         require: the grade that every edit must reach: "checked", "exhaustive", "proved" or "bits".
+        compressed: "keep" refuses edits that compute with the values of compressed weights, "decode" stores
+            plain numbers, "reencode" encodes them in the form they had; the notes state the error.
         inputs: for the comparison of whole models; sampled by default.
         quiet: no progress bar (it vanishes by itself when the output is not a terminal).
         seed: of all random numbers.
@@ -125,17 +128,18 @@ def apply(
     if prove not in PROOFS:
         raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
     check_requirement(require, prove)
+    check_choice(compressed)
     recipe = _recipe(passes)
     steps = in_order(tuple(steps_of(passes if recipe is None else recipe.aimed_at(target))))
     started = time.perf_counter()
     given = subject_of(steps).read(model).only(member)
-    stays = prove in ("model", "both") or given.must_stay
+    stays = prove in ("model", "both") or given.must_stay or compressed != KEEP
     original, edited = (given, given.clone()) if stays else (None, given)
     stands = None if recipe is None else standing(given, target)
     start = _Start(original, given.interface, given.op_counts, given.inspect(target), stands)
     check_assumed(assume or {}, edited.chosen)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
-    session.images, session.wired = start.interface.images, edited.wired
+    session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
     session.timings["load"] = time.perf_counter() - started
     misfits = [] if recipe is None else [r for g in edited.chosen if (r := recipe.applies_to(g)) is not None]
     if misfits and recipe is not None and recipe.strict:
@@ -153,9 +157,11 @@ def apply(
     check_interface(start.interface, edited.interface, session)
     surgery = _surgery(start, edited, steps, session)
     check_grades(surgery.changes, require)
-    if original is not None and prove in ("model", "both"):
+    lossy = is_lossy(session.recoded)
+    if original is not None and (lossy or prove in ("model", "both")):
+        gate = -math.inf if lossy else 60.0 if recipe is None else recipe.psnr
         with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=quiet or None, leave=False):
-            _prove_model(original, surgery, inputs, 60.0 if recipe is None else recipe.psnr, seed)
+            _prove_model(original, surgery, inputs, gate, seed)
     return surgery
 
 
@@ -218,6 +224,7 @@ def _gated(
 def _surgery(start: _Start, edited: Subject, steps: Sequence[Pass], session: Session) -> Surgery:
     """What was done, with what the caller should know of it."""
     inspected = (start.inspected, edited.inspect(session.target))
+    recoded = recoding_notes(session.recoded, session.compressed)
     used = {change.pass_name for change in session.changes}
     parts = [part for step in steps for part in step.parts()]
     caveats = [f"{part.name}: {part.caveat}" for part in parts if part.caveat and part.name in used]
@@ -229,16 +236,8 @@ def _surgery(start: _Start, edited: Subject, steps: Sequence[Pass], session: Ses
         before=start.op_counts,
         after=edited.op_counts,
         inspected=inspected,
-        notes=[*edited.notes(start.model or edited), *_kept_off(*inspected), *session.notes, *caveats],
+        notes=[*edited.notes(start.model or edited), *kept_off(*inspected), *session.notes, *recoded, *caveats],
     )
-
-
-def _kept_off(before: Sequence[Inspection], after: Sequence[Inspection]) -> Iterator[str]:
-    """How many layers the rules of the format forbid, where they were inspected."""
-    rows = [[row for part in found for row in part.ops] for found in (before, after)]
-    if any(rows):
-        words = [f"{sum(row.legal is False for row in some)} of {len(some)}" for some in rows]
-        yield f"layers that the rules of the format keep off the ANE: {' -> '.join(words)}"
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -262,14 +261,14 @@ def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session:
 def _prove_model(
     original: Subject, surgery: Surgery, inputs: Mapping[str, Array] | None, gate: float, seed: int
 ) -> None:
-    """Compare the models as a whole; the worst comparison is the proof.
+    """Compare the models as a whole; the worst comparison is the proof. A gate of minus infinity only measures.
 
     Raises:
         ProofError: the outputs differ by more than promised.
     """
     started = time.perf_counter()
     used = {change.pass_name for change in surgery.changes}
-    exact = all(
+    exact = gate > -math.inf and all(
         part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used
     )
     results = surgery.subject.compare(
@@ -280,6 +279,8 @@ def _prove_model(
     for result in (r for r in compared if not r.ok):
         raise ProofError(f"the outputs are not shown to agree: {result.verdict}")
     surgery.proof = min(compared, key=lambda r: r.psnr, default=None)
+    if gate == -math.inf and surgery.proof is not None:
+        surgery.notes.append(f"outputs with the weights stored anew: {surgery.proof.psnr:.1f} dB")
     surgery.timings["prove model"] = time.perf_counter() - started
 
 

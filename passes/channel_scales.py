@@ -42,9 +42,11 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.compressed_weights import decoded
 from anesurgery.facts.reading import in_words, weight
-from anesurgery.interpret.ops.constexpr import affine, decompress, lut_to_dense
-from anesurgery.mil import Array, Operation, Program, Var, constant, ct, mb, operands, producer, types
+from anesurgery.facts.reencoding import stored_bytes
+from anesurgery.interpret.ops.constexpr import affine, lut_to_dense
+from anesurgery.mil import Array, Operation, Program, Var, constant, ct, mb, producer, types
 from anesurgery.ops import PRODUCTS
 from anesurgery.placement.memory import dense
 from anesurgery.placement.rules.block_scales import AFFINE, block_scales, output_axis
@@ -105,7 +107,7 @@ class ChannelScales(Rewrite):
         op, stored = m.root, weight(m.root)
         if stored is None or stored.op is None or not block_scales(op, Target()):
             return None
-        numbers, name = _numbers_of(stored), f"%{stored.name}"
+        numbers, name = decoded(stored), f"%{stored.name}"
         axis = output_axis(op, numbers.ndim)
         if not np.isfinite(numbers).all():
             return Refusal(f"{name} holds {numbers[~np.isfinite(numbers)][0]}", op)
@@ -113,7 +115,7 @@ class ChannelScales(Rewrite):
         if (encode := _regrouped(stored.op, axis)) is not None:
             return found.bind(encode=encode, words=f"{name}: its scales are kept, one for each channel")
         if self.form == "plain":
-            words = f"{name}: {in_words(_bytes(stored))} become {in_words(numbers.nbytes)}, exactly"
+            words = f"{name}: {in_words(stored_bytes(stored))} become {in_words(numbers.nbytes)}, exactly"
             return found.bind(encode=lambda mb: mb.const(val=numbers), words=words)
         if self.form == "palette" and stored.op.op_type == AFFINE:
             return Refusal(f"{name} is of the form of iOS 16; palettes of this form need iOS 18 (macOS 15)", op)
@@ -136,23 +138,6 @@ class ChannelScales(Rewrite):
         kept = {k: v for k, v in m.root.inputs.items() if v is not None and k != name}
         result: Var = getattr(mb, m.root.op_type)(**kept, **{name: made})
         return result
-
-
-def _numbers_of(var: Var) -> Array:
-    """The numbers of a stored weight."""
-    if (value := constant(var)) is not None:
-        return np.asarray(value)
-    assert var.op is not None
-    known = {v: _numbers_of(v) for _, v in operands(var.op) if producer(v, "const") is None}
-    return dict(zip(var.op.outputs, decompress(var.op, known), strict=True))[var]
-
-
-def _bytes(var: Var) -> int:
-    """Of what is stored for a weight, in its bits."""
-    if var.op is None or var.op.op_type == "const":
-        kind = var.dtype
-        return int(np.size(var.val)) * int(getattr(kind, "get_bitwidth", lambda: 16)()) // 8
-    return sum(_bytes(v) for _, v in operands(var.op))
 
 
 def _regrouped(maker: Operation, axis: int) -> Encode | None:

@@ -18,8 +18,11 @@ After::
 Each output channel of the weight is multiplied by gamma / sqrt(variance + epsilon), computed in fp64; the bias
 takes up the rest.
 
-Refuses when a weight or a parameter is compressed or dynamic, when a scale is infinite or NaN, and when the
-weights are fp16, which would be rounded once more (`allow_rounding=True` accepts that; compare whole models).
+A compressed weight is decoded, and encoded again, where `apply` is told so (`compressed="reencode"`).
+
+Refuses when a parameter is compressed or dynamic, when a weight is dynamic, or compressed and to stay so, when
+a scale is infinite or NaN, and when the weights are fp16, which would be rounded once more
+(`allow_rounding=True` accepts that; compare whole models).
 
 Why it helps: one op less, which reads and writes the tensor; batch_norm itself is legal on the ANE (measured
 through Core ML, M4, macOS 27), and what this gains was not measured.
@@ -36,7 +39,9 @@ import numpy as np
 
 from anesurgery.checking.site import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
+from anesurgery.facts.compressed_weights import decoded, is_compressed
 from anesurgery.facts.reading import number
+from anesurgery.facts.work import is_stored
 from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, producer
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
@@ -67,10 +72,10 @@ class FoldBatchNorm(Rewrite):
         parameters = {n: op.inputs.get(n) for n in ("mean", "variance", "gamma", "beta")}
         read = {"weight": m.weight, "bias": m.conv.inputs.get("bias"), **parameters}
         for name, value in read.items():
-            if value is not None and producer(value, "const") is None:
+            if value is not None and not (is_stored(value) if name == "weight" else producer(value, "const")):
                 made_by = "an input" if value.op is None else value.op.op_type
                 return Refusal(f"{name} is made by {made_by}", op)
-        if np_dtype(m.weight) == np.float16 and not self.allow_rounding:
+        if np_dtype(m.weight) == np.float16 and not self.allow_rounding and not is_compressed(m.weight):
             return Refusal(f"%{m.weight.name} is fp16; its products would be rounded again", op)
         spread = _wide(op.variance) + (number(op.inputs.get("epsilon")) or EPSILON)
         gamma = np.ones_like(spread) if op.inputs.get("gamma") is None else _wide(op.gamma)
@@ -83,12 +88,14 @@ class FoldBatchNorm(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The convolution with scaled weights and another bias."""
         op, dtype = m.root, np_dtype(m.weight)
-        weight, old = _wide(m.weight), m.conv.inputs.get("bias")
+        old = m.conv.inputs.get("bias")
         beta = 0.0 if op.inputs.get("beta") is None else _wide(op.beta)
         bias = ((0.0 if old is None else _wide(old)) - _wide(op.mean)) * m.scale + beta
-        scaled = weight * m.scale.reshape(-1, *[1] * (weight.ndim - 1))
+        across = m.scale.reshape(-1, *[1] * (m.weight.rank - 1))
+        key, name = ("scaled", m.weight, m.scale.tobytes()), f"{m.weight.name}_scaled"
+        weight = mb.stored_like(m.weight, lambda: decoded(m.weight).astype(np.float64) * across, key, name)
         kept = {k: v for k, v in m.conv.inputs.items() if v is not None and k not in ("weight", "bias")}
-        made: Var = mb.conv(**kept, weight=scaled.astype(dtype), bias=bias.astype(dtype))
+        made: Var = mb.conv(**kept, weight=weight, bias=bias.astype(dtype))
         return made
 
 

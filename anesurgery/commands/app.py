@@ -135,6 +135,9 @@ def apply(
     require: Annotated[
         str | None, typer.Option(help="Grade that each edit must reach: checked, exhaustive, proved, bits.")
     ] = None,
+    compressed: Annotated[
+        str, typer.Option(help="Compressed weights that passes compute with: keep (refuse), decode, reencode.")
+    ] = "keep",
     option: Annotated[
         list[str] | None,
         typer.Option("--set", help="Of a step: multiple=32, embedding_matmul.mode=input; STEP=false."),
@@ -167,6 +170,7 @@ def apply(
         assume=dict(map(_range, assume or [])),
         prove=None if prove == "none" else prove,
         require=require,
+        compressed=compressed,
         quiet=quiet or as_json,
     )
     if target_path is not None and not dry_run:

@@ -19,9 +19,10 @@ import numpy as np
 
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.compressed_weights import decoded, is_compressed
+from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.files.mil_types import ELEMENTS, shape_of
 from anesurgery.files.progress import advance, work
-from anesurgery.mil import Array, Var, exclusive, operands, quiet_host, types
+from anesurgery.mil import Array, Var, exclusive, operands, quiet_host
 from anesurgery.splitting.carving import Stretch, carve
 from anesurgery.splitting.graph import Graph
 
@@ -158,22 +159,6 @@ def op_name(weight: Var) -> str:
     """The name by which coremltools is told of a weight: of its op, which may not be that of its value."""
     assert weight.op is not None
     return weight.op.name
-
-
-def stored_bytes(weight: Var) -> int:
-    """Bytes of a weight as a package holds it: of all that a compressed one is decoded from."""
-    if not is_compressed(weight):
-        return _bytes_of(weight)
-    assert weight.op is not None
-    return sum(stored_bytes(v) for _, v in operands(weight.op))
-
-
-def _bytes_of(var: Var) -> int:
-    value = np.asarray(var.val)
-    if value.dtype.kind in "US":
-        return 0
-    bits = int(var.dtype.get_bitwidth()) if types.is_int(var.dtype) else 8 * value.itemsize
-    return -(-value.size * bits // 8)
 
 
 def fits(mode: Mode, version: int) -> bool:

@@ -25,7 +25,11 @@ class Named:
 
     def __getattr__(self, name: str) -> Any:
         made = getattr(self._mb, name)
-        return made if name in ("block", "before", "shared", "shared_value") else partial(made, name=self._name)
+        return (
+            made
+            if name in ("block", "before", "shared", "shared_value", "stored_like")
+            else partial(made, name=self._name)
+        )
 
 
 def upstream(var: Var, layout: Layout) -> Iterator[tuple[Var, Layout]]:

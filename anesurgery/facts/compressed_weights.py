@@ -93,12 +93,15 @@ def edit_weight(mb: Maker, weight: Var, edit: Edit, name: str) -> Var:
     key = ("edited", weight, edit.key)
     if not is_compressed(weight):
         return mb.shared(key, lambda: edit.apply(np.asarray(weight.val)), name)
-    made: Var = mb.shared_value(key, [weight], lambda maker: _build(maker, edited(weight, edit), name))
+    try:
+        made: Var = mb.shared_value(key, [weight], lambda maker: build(maker, edited(weight, edit), name))
+    except Refused as reason:
+        made = mb.stored_like(weight, lambda: edit.apply(decoded(weight)), key, name, edit, str(reason))
     return made
 
 
-def _build(mb: Maker, part: Part, name: str) -> Var:
-    """The ops of an edited weight."""
+def build(mb: Maker, part: Part, name: str) -> Var:
+    """The ops that decode an edited weight."""
     made: dict[Form, tuple[Var, ...]] = {}
 
     def of(part: Any, name: str) -> Any:
@@ -110,6 +113,8 @@ def _build(mb: Maker, part: Part, name: str) -> Var:
             made[part.form] = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         return made[part.form][part.number]
 
+    if not isinstance(part, Result):
+        return mb.const(val=part, name=name)
     found: Var = of(part, name)
     return found
 

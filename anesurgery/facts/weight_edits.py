@@ -42,6 +42,24 @@ class Edit:
         lengths = tuple(int(n) for n in shape)
         return cls(lengths, tuple(Axis((i,), np.arange(n)) for i, n in enumerate(lengths)))
 
+    @classmethod
+    def reshaped(cls, old: Sequence[int], new: Sequence[int]) -> Edit | None:
+        """The edit that gives a weight another shape; None where an axis would be split."""
+        axes, at = list[Axis](), 0
+        for length in new:
+            first, size = at, 1
+            while size < length and at < len(old):
+                size, at = size * old[at], at + 1
+            if size != length:
+                return None
+            axes.append(Axis(tuple(range(first, at)), np.arange(size)))
+        full = next((i for i in reversed(range(len(axes))) if axes[i].sources), None)
+        if at < len(old):  # axes of length 1 at the end go to one that has others
+            if full is None:
+                return None
+            axes[full] = Axis((*axes[full].sources, *range(at, len(old))), axes[full].index)
+        return cls(tuple(map(int, old)), tuple(axes))
+
     @property
     def result(self) -> tuple[int, ...]:
         """The shape after the edit."""
@@ -51,6 +69,14 @@ class Edit:
     def key(self) -> Hashable:
         """Equal for equal edits."""
         return self.shape, tuple((axis.sources, axis.index.tobytes()) for axis in self.axes)
+
+    @property
+    def keeps(self) -> bool:
+        """Does it change nothing?"""
+        places = enumerate(zip(self.axes, self.shape, strict=False))
+        return len(self.axes) == len(self.shape) and all(
+            a.sources == (i,) and np.array_equal(a.index, np.arange(n)) for i, (a, n) in places
+        )
 
     @property
     def pads(self) -> bool:

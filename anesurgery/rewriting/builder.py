@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from anesurgery import mil
-from anesurgery.errors import PassError
+from anesurgery.errors import PassError, Refused
+from anesurgery.facts.compressed_weights import build, is_compressed
+from anesurgery.facts.reencoding import encoded, numbers_of
+from anesurgery.facts.weight_edits import Edit
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Array, Function, Operation, Var, operands
+from anesurgery.rewriting.recoding import DECODE, KEEP, Recoded
 from anesurgery.rewriting.session import Session
 
 
@@ -90,6 +95,49 @@ class Builder:
             self._session.shared_ops[full_key] = maker.made
         self.made += [op for op in self._session.shared_ops[full_key] if op not in self.made]
         return known
+
+    def stored_like(
+        self,
+        weight: Var,
+        numbers: Callable[[], Array],
+        key: tuple[Any, ...],
+        name: str,
+        edit: Edit | None = None,
+        reason: str = "",
+    ) -> Var:
+        """Computed numbers in the place of a stored weight; of a compressed one, as `apply` is told.
+
+        Args:
+            weight: the one that the numbers were computed from.
+            numbers: computes them, called for a new key only.
+            key: all that they depend on.
+            name: the wish for a name.
+            edit: which axes they have, where these are not those of the weight.
+            reason: why the weight cannot stay as it is stored.
+
+        Raises:
+            Refused: compressed weights stay as they are, or its form cannot hold the numbers.
+        """
+        kind, how = mil.np_dtype(weight), self._session.compressed
+        if not is_compressed(weight):
+            return self.shared(key, lambda: numbers().astype(kind, copy=False), name)
+        if how == KEEP:
+            words = reason or f"%{weight.name} is compressed, and its values would change"
+            raise Refused(f'{words}; compressed="reencode", or "decode", allows it')
+
+        def make(maker: Builder) -> Var:
+            found = numbers()
+            part = found.astype(kind) if how == DECODE else encoded(weight, found, edit)
+            made = build(maker, part, name)
+            self._session.recoded[made] = Recoded.of(weight, made, found, numbers_of(part))
+            return made
+
+        return self.shared_value(key, [weight], make)
+
+    def rounded(self) -> bool:
+        """Is a compressed weight among what was made, with other numbers than were computed?"""
+        known = self._session.recoded
+        return any(known[v].psnr < math.inf for op in self.made for v in op.outputs if v in known)
 
     def input(self, name: str) -> Var | None:
         """The function's input of that name."""

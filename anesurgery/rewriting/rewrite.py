@@ -38,6 +38,7 @@ from anesurgery.rewriting.driver import Built, Place, alike, operate
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, match
 from anesurgery.rewriting.pattern import op as op_patterns
+from anesurgery.rewriting.recoding import ROUNDED
 from anesurgery.rewriting.session import Change, Session
 from anesurgery.text import operand_text, type_text
 
@@ -164,7 +165,8 @@ class _OpPlace(Place):
         self.match, self.before = m, self.session.marked(self.function)
         pairs = self.pairs(m, self.step.rewrite(self.builder, m))
         self.refuse_loops(pairs, self.builder.made)
-        return Built(pairs, self.builder.made, m.ops, self.step.uncompared(m))
+        uncompared = self.refusal(ROUNDED) if self.builder.rounded() else self.step.uncompared(m)
+        return Built(pairs, self.builder.made, m.ops, uncompared)
 
     def refusal(self, reason: str) -> Refusal:
         """A refusal at the op."""

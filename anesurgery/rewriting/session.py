@@ -17,6 +17,7 @@ from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.files.writing import check_place
 from anesurgery.interpret.sampling import generator
 from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_ops
+from anesurgery.rewriting.recoding import KEEP, Recoded
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,10 @@ class Session(Report):
     spec: Any = None
     """The specification that describes the inputs of the graph that is edited."""
     seed: int = 0
+    compressed: str = KEEP
+    """How compressed weights are stored whose values a pass computes with."""
+    recoded: dict[Var, Recoded] = field(default_factory=dict)
+    """The new weights in the place of such ones."""
     assume: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Input -> the least and the largest value that the caller will give."""
     ran: list[str] = field(default_factory=list)
@@ -117,6 +122,7 @@ class Session(Report):
             spec=self.spec,
             seed=self.seed,
             assume=self.assume,
+            compressed=self.compressed,
             checks=self.checks,
         )
 

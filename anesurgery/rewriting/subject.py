@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -202,3 +202,11 @@ class Subject(ABC):
 def counted(kinds: Iterable[str]) -> dict[str, int]:
     """How often each kind occurs, the most frequent first."""
     return dict(sorted(Counter(kinds).items(), key=lambda item: (-item[1], item[0])))
+
+
+def kept_off(before: Sequence[Inspection], after: Sequence[Inspection]) -> Iterator[str]:
+    """How many layers the rules of the format forbid, where they were inspected."""
+    rows = [[row for part in found for row in part.ops] for found in (before, after)]
+    if any(rows):
+        words = [f"{sum(row.legal is False for row in some)} of {len(some)}" for some in rows]
+        yield f"layers that the rules of the format keep off the ANE: {' -> '.join(words)}"

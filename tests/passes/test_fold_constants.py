@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import anesurgery as ane
 from anesurgery.facts.fixed_values import fixed_ops
+from anesurgery.files import sub_byte
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.fold_constants import FoldConstants
@@ -110,6 +112,59 @@ def test_compressed_weights_stay_compressed() -> None:
 
     program = built(compressed)
     assert not apply_pass(FoldConstants(), program)[1].changes
+
+
+VIEWS: dict[str, Callable[[Var], Var]] = {
+    "transposed": lambda w: mb.transpose(x=w, perm=[1, 0]),
+    "merged": lambda w: mb.reshape(x=w, shape=[48]),
+    "as a kernel": lambda w: mb.expand_dims(x=mb.transpose(x=w, perm=[1, 0]), axes=[2]),
+    "cut": lambda w: mb.slice_by_index(x=w, begin=[2, 0], end=[8, 6], stride=[2, 1]),
+    "one row": lambda w: mb.slice_by_index(x=w, begin=[3, 0], end=[4, 6], squeeze_mask=[True, False]),
+}
+
+
+def with_palette(opset: Any, make: Callable[[Var], Var]) -> Program:
+    """What is made of a stored palette, added to an input."""
+    indices = np.arange(48, dtype=np.uint8) % 16
+    table = np.linspace(-1, 1, 16).astype(np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((1,), dtype=types.fp16)], opset_version=opset)
+    def program(x: Var) -> Var:
+        if opset == ct.target.iOS16:
+            packed, shape = sub_byte.pack(indices.reshape(8, 6), 4), np.array([8, 6], np.uint32)
+            w = mb.constexpr_lut_to_dense(indices=packed, lut=table, shape=shape)
+        else:
+            lut = np.stack([table, table[::-1]]).reshape(2, 1, 16, 1)
+            w = mb.constexpr_lut_to_dense(indices=indices.reshape(8, 6).astype(types.np_uint4_dtype), lut=lut)
+        return mb.add(x=mb.reshape(x=x, shape=[1]), y=make(w), name="y")
+
+    return program
+
+
+@pytest.mark.parametrize("opset", [ct.target.iOS16, ct.target.iOS18], ids=["iOS16", "iOS18"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_of_a_compressed_weight_is_folded_in_its_form(view: str, opset: Any) -> None:
+    program = with_palette(opset, VIEWS[view])
+    after, session = apply_pass(FoldConstants(), program)
+    assert session.changes
+    kinds = [op.op_type for op in walk_ops(after) if not op.op_type.startswith("const")]
+    assert kinds == ["reshape", "add"]
+    assert sum(op.op_type == "constexpr_lut_to_dense" for op in walk_ops(after)) == 1
+    assert_same_numbers(program, after, rtol=0)
+
+
+def test_an_axis_of_a_compressed_weight_is_not_split() -> None:
+    program = with_palette(ct.target.iOS18, lambda w: mb.reshape(x=w, shape=[2, 4, 6]))
+    assert not apply_pass(FoldConstants(), program)[1].changes
+
+
+def test_a_product_of_a_compressed_weight_is_folded_where_that_is_allowed() -> None:
+    program = with_palette(ct.target.iOS18, lambda w: mb.mul(x=w, y=np.float16(0.5)))
+    assert_refuses(FoldConstants(), program, 'compressed="reencode", or "decode", allows it')
+    found = ane.apply(program, "fold_constants", compressed="reencode", quiet=True)
+    assert [n for n in found.notes if "without error" in n]  # a power of two, in a table
+    assert sum(op.op_type == "constexpr_lut_to_dense" for op in walk_ops(found.program)) == 1
+    assert_same_numbers(program, found.program, rtol=0)
 
 
 def test_an_op_that_the_interpreter_does_not_know_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

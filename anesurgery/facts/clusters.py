@@ -1,0 +1,79 @@
+"""The few values, or vectors, that stand for many with the least squared error: k-means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from anesurgery.mil import Array
+
+ROUNDS = 25
+"""Steps in which the values move to the means of their members."""
+MOST_ROWS = 1 << 16
+"""Vectors that are looked at to find the values."""
+
+
+def clustered(groups: Sequence[Array], entries: int, tables: Array | None = None) -> tuple[Array, list[Array]]:
+    """A table of values for each group of rows, and the entry next to each row.
+
+    Args:
+        groups: [rows, width] each.
+        entries: of a table.
+        tables: [groups, entries, width]: given, they are only looked up.
+
+    Returns:
+        The tables, and for each group the entries of its rows.
+    """
+    found = [_table(rows, entries) for rows in groups] if tables is None else list(tables)
+    return np.stack(found), [_nearest(rows, table) for rows, table in zip(groups, found, strict=True)]
+
+
+def _table(rows: Array, entries: int) -> Array:
+    """The values of one group; entries that none needs are 0."""
+    known, counts = np.unique(rows, return_counts=True, axis=0 if rows.shape[1] > 1 else None)
+    known = known.reshape(-1, rows.shape[1])
+    made = np.zeros((entries, rows.shape[1]))
+    if len(known) <= entries:
+        made[: len(known)] = known
+        return made
+    if rows.shape[1] > 1 and len(known) > MOST_ROWS:
+        some = np.random.default_rng(0).choice(len(known), MOST_ROWS, replace=False)
+        known, counts = known[some], counts[some]
+    values = _spread_out(known, counts, entries)
+    for _ in range(ROUNDS):
+        nearest = _nearest(known, values)
+        total = np.bincount(nearest, counts, entries)
+        sums = [np.bincount(nearest, counts * column, entries) for column in known.T]
+        moved = np.where(total[:, None] > 0, np.stack(sums, 1) / np.maximum(total, 1)[:, None], values)
+        if np.array_equal(moved, values):
+            break
+        values = moved
+    return values
+
+
+def _spread_out(known: Array, counts: Array, entries: int) -> Array:
+    """Values to begin with: each one drawn far from those before it (k-means++)."""
+    rng = np.random.default_rng(0)
+    chosen = [int(rng.choice(len(known), p=counts / counts.sum()))]
+    far = ((known - known[chosen[0]]) ** 2).sum(1)
+    for _ in range(entries - 1):
+        weight = far * counts
+        chosen.append(int(np.searchsorted(np.cumsum(weight), rng.random() * weight.sum(), side="right")))
+        chosen[-1] = min(chosen[-1], len(known) - 1)
+        far = np.minimum(far, ((known - known[chosen[-1]]) ** 2).sum(1))
+    return known[chosen].astype(np.float64)
+
+
+def _nearest(rows: Array, table: Array) -> Array:
+    """The entry next to each row."""
+    if table.shape[1] == 1:
+        order = np.argsort(table[:, 0], kind="stable")
+        values = table[order, 0]
+        return order[np.searchsorted((values[1:] + values[:-1]) / 2, rows[:, 0])]
+    found = np.empty(len(rows), np.intp)
+    squares = (table**2).sum(1)
+    for at in range(0, len(rows), MOST_ROWS):
+        some = rows[at : at + MOST_ROWS]
+        found[at : at + MOST_ROWS] = (squares - 2 * some @ table.T).argmin(1)
+    return found

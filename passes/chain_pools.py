@@ -40,6 +40,7 @@ from typing import Any, ClassVar
 from anesurgery.checking.site import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.reading import flag, ints
+from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Operation, Program, Var, constant, mb, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
@@ -77,7 +78,7 @@ class ChainPools(Rewrite):
             return Refusal("the lengths are rounded up (ceil_mode)", op)
         if static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
-        pads = _pads(op, window, strides)
+        pads = window_pads(op)
         if any(pads) and flag(op, "exclude_padding_from_average"):
             return Refusal("padded edges do not count in the averages (exclude_padding_from_average)", op)
         axes: list[Links] = []
@@ -119,23 +120,6 @@ class ChainPools(Rewrite):
                 pool |= {"pad_type": "custom", "pad": m.pads}
             made = getattr(mb, m.root.op_type)(x=made, **pool)
         return made
-
-
-def _pads(op: Operation, window: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """How many elements are padded before and after each axis."""
-    kind = str(constant(op.pad_type))
-    if kind == "custom":
-        return ints(op, "pad") or [0] * (2 * len(window))
-    if kind == "valid":
-        return [0] * (2 * len(window))
-    found = []
-    for size, stride, length, made in zip(
-        window, strides, op.x.shape[2:], op.outputs[0].shape[2:], strict=True
-    ):
-        total = max((int(made) - 1) * stride + size - int(length), 0)
-        less = total // 2
-        found += [total - less, less] if kind == "same_lower" else [less, total - less]
-    return found
 
 
 def _factors(size: int, most: int) -> list[int]:

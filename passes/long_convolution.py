@@ -44,6 +44,7 @@ import numpy as np
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.reading import ints, number
+from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Array, Operation, Program, Var, constant, mb, producer, static_shape
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
@@ -149,7 +150,7 @@ class LongConvolution(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Frames to channels, the small convolution, channels to neighbours."""
         op, fold, place = m.root, m.fold, m.fold.axis - 2
-        pads, results = _pads(op), int(op.outputs[0].shape[fold.axis])
+        pads, results = window_pads(op), int(op.outputs[0].shape[fold.axis])
         rows = math.ceil(results / fold.phases)
         x = _framed(mb, m.x, fold.axis, fold.frame, rows + fold.taps - 1, pads[2 * place])
         old = np.asarray(constant(m.weight))
@@ -165,24 +166,6 @@ class LongConvolution(Rewrite):
         groups = int(number(op.inputs.get("groups")) or 1)
         small = mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
         return _unfolded(mb, small, fold.axis, fold.phases, results)
-
-
-def _pads(op: Operation) -> list[int]:
-    """Zeros before and after each spatial axis."""
-    kind, spatial = str(constant(op.inputs.get("pad_type")) or "valid"), len(op.x.shape) - 2
-    if kind == "custom":
-        return ints(op, "pad") or [0] * 2 * spatial
-    if kind == "valid":
-        return [0] * 2 * spatial
-    found = []
-    strides, dilations = (ints(op, n) or [1] * spatial for n in ("strides", "dilations"))
-    for i in range(spatial):
-        reach = dilations[i] * (int(op.weight.shape[2 + i]) - 1) + 1
-        length, made = int(op.x.shape[2 + i]), int(op.outputs[0].shape[2 + i])
-        total = max((made - 1) * strides[i] + reach - length, 0)
-        less, more = total // 2, total - total // 2
-        found += [more, less] if kind == "same_lower" else [less, more]
-    return found
 
 
 def _framed(mb: Builder, x: Var, axis: int, frame: int, count: int, left: int) -> Var:

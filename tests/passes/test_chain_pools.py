@@ -67,8 +67,8 @@ def test_the_first_pool_sees_the_edges(name: str) -> None:
 
 def test_edges_that_are_forgotten_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the edges are on the other side."""
-    right = chain_pools._pads
-    monkeypatch.setattr(chain_pools, "_pads", lambda *given: right(*given)[::-1])
+    right = chain_pools.window_pads
+    monkeypatch.setattr(chain_pools, "window_pads", lambda *given: right(*given)[::-1])
     with pytest.raises((ProofError, ane.SurgeryError)):
         apply_pass(ChainPools(), PADDED["averages"])
 

@@ -1,0 +1,37 @@
+"""Convolutions that are dilated by moving pixels to images of their own: `dilated_convolution` writes them so."""
+
+from __future__ import annotations
+
+from anesurgery.facts.reading import ints, readers_after, shape_in_words
+from anesurgery.mil import Operation
+from anesurgery.ops import POINTWISE, names
+from anesurgery.placement.evidence import Grade, Rule
+from anesurgery.placement.rules.slow import LARGE_DILATION
+from anesurgery.placement.target import Target
+
+BETWEEN = POINTWISE | {"conv", "batch_norm"}
+"""What may stand between the two ends."""
+
+
+def dealt(op: Operation, target: Target) -> str:
+    """The blocks of a space_to_batch that is undone after convolutions."""
+    between = readers_after(op.outputs[0], BETWEEN)
+    if not any(reader.op_type == "batch_to_space" for reader in between):
+        return ""
+    if max(ints(op, "block_shape")) >= LARGE_DILATION:
+        return ""  # a dilation as large as that is slow itself
+    return f"blocks of {shape_in_words(ints(op, 'block_shape'))} become images, and are put together again"
+
+
+RULES = (
+    Rule(
+        "space-to-batch",
+        names("space_to_batch"),
+        "a dilated convolution does the same without moving each pixel twice",
+        "by the definition of the ops; what it gains in time was not measured",
+        test=dealt,
+        kind="speed",
+        grade=Grade.GUESS,
+        remedy="dilated_convolution",
+    ),
+)

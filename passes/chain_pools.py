@@ -16,43 +16,48 @@ After::
     }
 
 A window that steps by its own length is cut into windows of windows: 40 is 5 windows of 8. Other maxima are a
-chain of pools with stride 1, and the stride last: the largest of 11 neighbours is that of 4 windows of 8.
+chain of pools with stride 1, and the stride last: the largest of 11 neighbours is that of 4 windows of 8. Other
+averages are sums of shifted averages of parts of the window, axis by axis; a window that covers an axis is a
+mean. Where edges do not count, in full or in part, the averages are scaled by constants. The root of a sum of
+squares (l2_pool) is made of their average.
 
-Padded edges are those of the first pool.
-
-Refuses when the op rounds lengths up or has a symbolic length, when edges are padded by more than the first
-pool is wide or do not count in an average, when averages overlap (their elements would not count alike), and
-when the length of an average has a prime factor above `most`.
+Refuses when the op has a symbolic length, and when a window lies outside of what it pads.
 
 Why it helps: max_pool is taken up to 8 wide, or 32 (measured through Core ML on M4, macOS 27), average pools
 up to 29 on M1 and 31 from M2 on (tables of the compiler). Maxima are proved bit-exact; averages are the same
-sums in another order, checked at each site in fp32.
+sums in another order: proved, and checked at each site in fp32.
 
 Grade: proved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
+
+import numpy as np
 
 from anesurgery.checking.site import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.reading import flag, ints
-from anesurgery.facts.window_pads import window_pads
-from anesurgery.mil import Operation, Program, Var, constant, mb, static_shape
+from anesurgery.facts.window_pads import WindowAxis, window_axes, window_pads
+from anesurgery.mil import Array, Program, Var, mb, np_dtype, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 
+LONGEST = 29
+"""The longest window of averages that every chip takes."""
 Links = list[tuple[int, int]]
 """(window, stride) of one axis, pool by pool."""
 
 
 @dataclass(frozen=True)
 class ChainPools(Rewrite):
-    """max_pool and avg_pool with large windows become several."""
+    """max_pool, avg_pool and l2_pool with large windows become several."""
 
     name: ClassVar[str] = "chain_pools"
     tolerance: ClassVar[Tolerance] = REASSOCIATED
@@ -64,62 +69,148 @@ class ChainPools(Rewrite):
             raise PassError(f"{self.name}: most={self.most!r}; it must be an integer above 1")
 
     def pattern(self, op: Ops) -> OpPattern:
-        """Every pool of maxima or averages."""
-        return op.any("max_pool", "avg_pool")(x=var("x"))
+        """Every pool."""
+        return op.any("max_pool", "avg_pool", "l2_pool")(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal | None:
-        """Windows that can be cut, on every axis."""
-        op, window = m.root, ints(m.root, "kernel_sizes")
-        strides = ints(op, "strides") or [1] * len(window)
-        limit = self.most if op.op_type == "max_pool" else max(self.most, 29)
-        if max(window, default=0) <= limit:
+        """A large window over known lengths."""
+        op = m.root
+        limit = self.most if op.op_type == "max_pool" else max(self.most, LONGEST)
+        if max(ints(op, "kernel_sizes"), default=0) <= limit:
             return None
-        if flag(op, "ceil_mode"):
-            return Refusal("the lengths are rounded up (ceil_mode)", op)
         if static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
-        pads = window_pads(op)
-        if any(pads) and flag(op, "exclude_padding_from_average"):
-            return Refusal("padded edges do not count in the averages (exclude_padding_from_average)", op)
-        axes: list[Links] = []
-        for size, stride in zip(window, strides, strict=True):
-            links = self.links(size, stride, op.op_type == "max_pool")
-            if isinstance(links, Refusal):
-                return links
-            axes.append(links)
-        for i, links in enumerate(axes):
-            if max(pads[2 * i : 2 * i + 2]) >= max(links[0][0], 2):
-                return Refusal(f"the edges are padded by {pads}, more than a pool of the chain is wide", op)
-        return m.bind(axes=axes, pads=pads)
-
-    def links(self, size: int, stride: int, largest: bool) -> Links | Refusal:
-        """The chain of one axis, or why there is none."""
-        if size <= self.most:
-            return [(size, stride)]
-        if stride == size and (factors := _factors(size, self.most)):
-            return [(factor, factor) for factor in factors]
-        if largest:
-            steps, rest = divmod(size - 1, self.most - 1)
-            chain = [(self.most, 1)] * steps + ([(rest + 1, 1)] if rest else [])
-            return [*chain[:-1], (chain[-1][0], stride)]
-        if stride != size:
-            return Refusal(f"averages of {size} elements, {stride} apart, overlap")
-        return Refusal(f"the window {size} has a prime factor above {self.most}")
+        axes = window_axes(op)
+        if any(min(axis.counted(exclude=True)) < 1 for axis in axes):
+            return Refusal(f"a window of {ints(op, 'kernel_sizes')} lies in the padding {window_pads(op)}", op)
+        return m.bind(axes=axes)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The largest, the mean, or the root of the sum of squares."""
+        if m.root.op_type == "max_pool":
+            return self.largest(mb, m.x, m.axes)
+        if m.root.op_type == "avg_pool":
+            return self.averages(mb, m.x, m.axes, flag(m.root, "exclude_padding_from_average"))
+        mean = self.averages(mb, mb.square(x=m.x), m.axes, None)
+        window = math.prod(axis.size for axis in m.axes)
+        return cast(Var, mb.sqrt(x=mb.mul(x=mean, y=np_dtype(m.x).type(window))))
+
+    def largest(self, mb: Builder, x: Var, axes: Sequence[WindowAxis]) -> Var:
         """Pool after pool; axes with shorter chains end with windows of one element."""
-        made: Var = m.x
-        for i in range(max(map(len, m.axes))):
-            links = [axis[i] if i < len(axis) else (1, 1) for axis in m.axes]
-            pool: dict[str, Any] = {
-                "kernel_sizes": [k for k, _ in links],
-                "strides": [s for _, s in links],
-                "pad_type": "valid",
-            }
-            if any(m.pads) and not i:  # the first pool sees the edges
-                pool |= {"pad_type": "custom", "pad": m.pads}
-            made = getattr(mb, m.root.op_type)(x=made, **pool)
-        return made
+        chains: list[Links] = []
+        for axis in axes:
+            factors = _factors(axis.size, self.most) if axis.stride == axis.size > self.most else []
+            apart = bool(factors) and max(axis.before, axis.after) < factors[0]
+            chains.append(_pairs(factors) if apart else _steps(axis, self.most))
+        return _chain(mb.max_pool, x, chains, [_edges(a, c) for a, c in zip(axes, chains, strict=True)])
+
+    def averages(self, mb: Builder, x: Var, axes: Sequence[WindowAxis], exclude: bool | None) -> Var:
+        """The mean of each window; `exclude` None: what lies outside counts as 0."""
+        limit = max(self.most, LONGEST)
+        chains = [_averaged(axis, self.most, limit) for axis in axes]
+        early = [
+            not chain or max(axis.before, axis.after) >= chain[0][0]
+            for axis, chain in zip(axes, chains, strict=True)
+        ]
+        x = _padded(mb, x, [axis for axis, now in zip(axes, early, strict=True) if now])
+        if any(chains):
+            pads = [[(0, 0) if now else axis.around] for axis, now in zip(axes, early, strict=True)]
+            x = _chain(mb.avg_pool, x, chains, pads)
+        rest = [axis for axis, chain in zip(axes, chains, strict=True) if not chain]
+        if whole := [axis.at for axis in rest if axis.whole]:
+            x = mb.reduce_mean(x=x, axes=whole, keep_dims=True)
+        for axis in rest:
+            x = x if axis.whole else _in_parts(mb, x, axis, limit)
+        counts = np.ones((1,) * x.rank)
+        for axis in axes if exclude is not None else ():
+            counts = counts * axis.counted(bool(exclude)).reshape(
+                [-1 if a == axis.at else 1 for a in range(x.rank)]
+            )
+        return _counting(mb, x, counts, math.prod(axis.size for axis in axes)) if exclude is not None else x
+
+
+def _averaged(axis: WindowAxis, most: int, limit: int) -> Links:
+    """The chain of averages along an axis; empty where the window is cut otherwise."""
+    if axis.size <= limit:
+        return [(axis.size, axis.stride)]
+    apart = axis.stride == axis.size
+    return _pairs(_factors(axis.size, most) or _factors(axis.size, limit)) if apart else []
+
+
+def _pairs(factors: Sequence[int]) -> Links:
+    """Windows that do not overlap."""
+    return [(factor, factor) for factor in factors]
+
+
+def _steps(axis: WindowAxis, most: int) -> Links:
+    """Windows that overlap, of which the last one steps."""
+    steps, rest = divmod(axis.size - 1, most - 1)
+    chain = [most] * steps + ([rest + 1] if rest or not steps else [])
+    return [*((window, 1) for window in chain[:-1]), (chain[-1], axis.stride)]
+
+
+def _edges(axis: WindowAxis, links: Links) -> Links:
+    """What each pool pads: the first ones as much as leaves one element in each window."""
+    found, (before, after) = [], axis.around
+    for window, _ in links:
+        pair = min(before, window - 1), min(after, window - 1)
+        found.append(pair)
+        before, after = before - pair[0], after - pair[1]
+    return found
+
+
+def _chain(pool: Callable[..., Var], x: Var, chains: Sequence[Links], pads: Sequence[Links]) -> Var:
+    """Pool after pool, each with its part of the padding."""
+    for i in range(max(map(len, chains))):
+        links = [chain[i] if i < len(chain) else (1, 1) for chain in chains]
+        edges = [n for pairs in pads for n in (pairs[i] if i < len(pairs) else (0, 0))]
+        given: dict[str, Any] = {"kernel_sizes": [k for k, _ in links], "strides": [s for _, s in links]}
+        given |= {"pad_type": "custom", "pad": edges} if any(edges) else {"pad_type": "valid"}
+        x = pool(x=x, **given)
+    return x
+
+
+def _padded(mb: Builder, x: Var, axes: Sequence[WindowAxis]) -> Var:
+    """Zeros at both ends of some axes."""
+    pad = [0] * 2 * x.rank
+    for axis in axes:
+        pad[2 * axis.at : 2 * axis.at + 2] = axis.around
+    return mb.pad(x=x, pad=pad) if any(pad) else x
+
+
+def _counting(mb: Builder, x: Var, counts: Array, size: int) -> Var:
+    """Averages of windows of which `counts` elements count; both factors are numbers that a float holds."""
+    if (counts == size).all():
+        return x
+    kind, unit = np_dtype(x), 2 ** math.ceil(math.log2(size))
+    return cast(Var, mb.real_div(x=mb.mul(x=x, y=kind.type(size / unit)), y=(counts / unit).astype(kind)))
+
+
+def _in_parts(mb: Builder, x: Var, axis: WindowAxis, limit: int) -> Var:
+    """Averages of parts of the window, shifted, weighted with their lengths, and added."""
+    parts = math.ceil(axis.size / limit)
+    size = axis.size // parts if axis.size % parts == 0 else 2 ** int(math.log2(limit))
+    step, kind = math.gcd(axis.stride, size), np_dtype(x).type
+    lengths = [size] * (axis.size // size) + ([axis.size % size] if axis.size % size else [])
+    terms: list[Var] = []
+    pooled: dict[int, Var] = {}
+    for place, length in enumerate(lengths):
+        if length not in pooled:
+            window, by = ([n if a == axis.at else 1 for a in range(2, x.rank)] for n in (length, step))
+            average = mb.avg_pool(x=x, kernel_sizes=window, strides=by, pad_type="valid")
+            average = average if length == size else mb.mul(x=average, y=kind(length / size))
+            pooled[length] = mb.real_div(x=average, y=kind(axis.size / size))
+        terms.append(_every(mb, pooled[length], axis, place * size // step, axis.stride // step))
+    return cast(Var, functools.reduce(lambda a, b: mb.add(x=a, y=b), terms))
+
+
+def _every(mb: Builder, x: Var, axis: WindowAxis, begin: int, step: int) -> Var:
+    """As many elements as there are windows, from `begin` on."""
+    whole = [a != axis.at for a in range(x.rank)]
+    first, last = ([0 if keep else n for keep in whole] for n in (begin, begin + (axis.count - 1) * step + 1))
+    steps = [1 if keep else step for keep in whole]
+    made: Var = mb.slice_by_index(x=x, begin=first, end=last, stride=steps, begin_mask=whole, end_mask=whole)
+    return made
 
 
 def _factors(size: int, most: int) -> list[int]:

@@ -45,7 +45,7 @@ from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.reading import ints, number
 from anesurgery.facts.window_pads import window_pads
-from anesurgery.mil import Array, Operation, Program, Var, constant, mb, producer, static_shape
+from anesurgery.mil import Array, Program, Var, constant, mb, producer, static_shape
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass

@@ -19,6 +19,7 @@ from anesurgery.checking.both import Site
 from anesurgery.checking.excerpt import ROWS, Axes, constants_among, row_axes
 from anesurgery.checking.grades import Grade
 from anesurgery.checking.lengths import drawn_shape
+from anesurgery.checking.planes import alike
 from anesurgery.checking.stand_ins import StandIns
 from anesurgery.errors import InterpretError
 from anesurgery.facts.intervals import interval
@@ -206,7 +207,9 @@ def _agree(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False)
     except InterpretError as error:
         return NoProof(str(error).splitlines()[0])
     arithmetic.degree = max([arithmetic.degree, *(x.degree for pair in pairs for x in pair)])
-    return sum(a.numel() for a, _ in pairs) if all(a.same(b) for a, b in pairs) else APART
+    if not all(a.same(b) for a, b in pairs):
+        return APART
+    return sum(math.prod(drawn_shape(new)) for _, new in site.replaced)
 
 
 def _apart(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False) -> bool:
@@ -223,11 +226,13 @@ def _apart(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False)
 def _pairs(
     site: Site, arithmetic: Symbolic, seed: int, axes: Axes, ranged: bool = False
 ) -> list[tuple[Image, Image]]:
-    """The old and the new values, `ROWS` rows of them along the given axes."""
+    """The old and the new values, `ROWS` rows of them along the given axes; one plane, where all are alike."""
     generator = torch.Generator().manual_seed(seed + 1)
     shapes = {v: list(drawn_shape(v)) for v in site.drawn}
     for v in shapes.keys() & axes.keys():
         shapes[v][axes[v]] = ROWS
+    if not axes and alike(site):
+        shapes = {v: [1, 1, *shape[2:]] for v, shape in shapes.items()}
     images: dict[Var, Image] = {v: field.random(shapes[v], generator) for v in site.drawn}
     if isinstance(arithmetic, Bitwise) and ranged:
         for v, ends in ((v, _range_of(v)) for v in images):

@@ -1,9 +1,48 @@
-"""How many elements a convolution or a pool pads before and after each spatial axis, whatever its padding is called."""
+"""Where the windows of a convolution or a pool of static shape lie, and what they pad."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+
 from anesurgery.facts.reading import ints
-from anesurgery.mil import Operation, constant
+from anesurgery.mil import Array, Operation, constant
+
+
+@dataclass(frozen=True)
+class WindowAxis:
+    """The windows along one axis."""
+
+    at: int
+    size: int
+    stride: int
+    length: int
+    count: int
+    before: int
+    padded: int
+    """What is padded after it, of which each element counts."""
+
+    @property
+    def around(self) -> tuple[int, int]:
+        """What is read before the beginning and beyond the end."""
+        return self.before, max(self.after, 0)
+
+    @property
+    def after(self) -> int:
+        """What is read beyond the end; negative where the last elements are not read."""
+        return (self.count - 1) * self.stride + self.size - self.length - self.before
+
+    @property
+    def whole(self) -> bool:
+        """Does one window cover everything?"""
+        return self.count == 1 and self.after >= 0
+
+    def counted(self, exclude: bool) -> Array:
+        """For each window, how many of its elements count."""
+        first, last = (0, self.length) if exclude else (-self.before, self.length + self.padded)
+        begin = np.arange(self.count) * self.stride - self.before
+        return np.minimum(begin + self.size, last) - np.maximum(begin, first)
 
 
 def window_pads(op: Operation) -> list[int]:
@@ -23,3 +62,14 @@ def window_pads(op: Operation) -> list[int]:
         less, more = total // 2, total - total // 2
         found += [more, less] if kind == "same_lower" else [less, more]
     return found
+
+
+def window_axes(op: Operation) -> list[WindowAxis]:
+    """The windows along each axis."""
+    window, pads = ints(op, "kernel_sizes"), window_pads(op)
+    strides = ints(op, "strides") or [1] * len(window)
+    shapes = list(zip(op.x.shape[2:], op.outputs[0].shape[2:], strict=True))
+    return [
+        WindowAxis(2 + i, size, strides[i], int(shapes[i][0]), int(shapes[i][1]), *pads[2 * i : 2 * i + 2])
+        for i, size in enumerate(window)
+    ]

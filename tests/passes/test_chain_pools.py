@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import anesurgery as ane
+from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
+from anesurgery.facts.window_pads import WindowAxis
 from anesurgery.mil import Program, Var, mb, walk_ops
 from anesurgery.passes import chain_pools
 from anesurgery.passes.chain_pools import ChainPools
@@ -51,8 +53,45 @@ PADDED: dict[str, Program] = {
     "same": pool("max_pool", (1, 2, 44, 43), [9, 9], [9, 9], pad_type="same"),
     "same, overlapping": pool("max_pool", (1, 2, 40, 41), [13, 9], [2, 1], pad_type="same"),
     "custom": pool("max_pool", (1, 2, 40, 41), [13, 3], [1, 2], pad_type="custom", pad=[6, 5, 1, 0]),
+    "wide edges": pool("max_pool", (1, 2, 40, 40), [16, 9], [1, 9], pad_type="custom", pad=[9, 15, 8, 8]),
+    "rounded up": pool("max_pool", (1, 2, 40, 40), [9, 9], [4, 4], ceil_mode=True),
     "averages": pool("avg_pool", (1, 2, 78, 75), [40, 40], [40, 40], pad_type="custom", pad=[1, 1, 2, 3]),
 }
+
+AVERAGES: dict[str, Program] = {
+    "overlapping": pool("avg_pool", (1, 2, 80, 80), [40, 40], [20, 20]),
+    "of an odd part": pool("avg_pool", (2, 2, 70, 9), [37, 3], [2, 3], pad_type="same"),
+    "prime": pool("avg_pool", (1, 2, 80, 37), [37, 37], [37, 37]),
+    "of everything": pool("avg_pool", (1, 2, 37, 41), [37, 41], [1, 1]),
+    "in one dimension": pool("avg_pool", (1, 2, 90), [60], [1]),
+    "edges that do not count": pool(
+        "avg_pool", (1, 2, 60, 60), [31, 40], [5, 40], pad_type="same", exclude_padding_from_average=True
+    ),
+    "rounded up": pool(
+        "avg_pool", (1, 2, 70, 70), [40, 3], [9, 2], pad_type="custom", pad=[5, 5, 1, 1], ceil_mode=True
+    ),
+    "squares": pool("l2_pool", (1, 2, 70, 33), [40, 31], [10, 1], pad_type="same"),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages_of_any_window_are_proved(name: str) -> None:
+    after, session = apply_pass(ChainPools(), AVERAGES[name])
+    windows = [max(op.kernel_sizes.val) for op in walk_ops(after) if "pool" in op.op_type]
+    assert max(windows, default=0) <= 29, session.refusals
+    assert "l2_pool" not in {op.op_type for op in walk_ops(after)}
+    proof = session.changes[0].proof
+    assert proof is not None
+    assert proof.grade == Grade.PROVED, proof.no_proof
+    assert_same_numbers(AVERAGES[name], after, rtol=1e-5)
+
+
+def test_many_channels_are_proved_as_one() -> None:
+    program = pool("max_pool", (1, 512, 40, 40), [13, 13], [1, 1], pad_type="same")
+    _, session = apply_pass(ChainPools(), program)
+    proof = session.changes[0].proof
+    assert proof is not None
+    assert proof.grade == Grade.BITS, proof.no_proof
 
 
 @pytest.mark.parametrize("name", PADDED)
@@ -65,11 +104,12 @@ def test_the_first_pool_sees_the_edges(name: str) -> None:
     assert_same_numbers(PADDED[name], after, rtol=1e-5 if name == "averages" else 0.0)
 
 
-def test_edges_that_are_forgotten_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edges_on_the_wrong_side_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the edges are on the other side."""
-    right = chain_pools.window_pads
-    monkeypatch.setattr(chain_pools, "window_pads", lambda *given: right(*given)[::-1])
-    with pytest.raises((ProofError, ane.SurgeryError)):
+    right = WindowAxis.around
+    swapped = property(lambda axis: right.fget(axis)[::-1])  # type: ignore[attr-defined]
+    monkeypatch.setattr(WindowAxis, "around", swapped)
+    with pytest.raises(ane.SurgeryError, match="chain_pools"):
         apply_pass(ChainPools(), PADDED["averages"])
 
 
@@ -80,38 +120,31 @@ def test_small_windows_are_no_match() -> None:
         assert not session.refusals
 
 
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (pool("avg_pool", (1, 2, 80, 80), [40, 40], [20, 20]), "averages of 40 elements, 20 apart, overlap"),
-        (pool("avg_pool", (1, 2, 37, 37), [37, 37], [37, 37]), "the window 37 has a prime factor above 8"),
-        (
-            pool("max_pool", (1, 2, 40, 40), [16, 16], [1, 1], pad_type="custom", pad=[9, 0, 0, 0]),
-            "the edges are padded by [9, 0, 0, 0], more than",
-        ),
-        (
-            pool(
-                "avg_pool",
-                (1, 2, 80, 80),
-                [40, 40],
-                [40, 40],
-                pad_type="custom",
-                pad=[1, 1, 1, 1],
-                exclude_padding_from_average=True,
-            ),
-            "padded edges do not count",
-        ),
-        (pool("max_pool", (1, 2, 40, 40), [9, 9], [4, 4], ceil_mode=True), "rounded up (ceil_mode)"),
-    ],
-    ids=["overlap", "prime", "wide edges", "edges", "ceil"],
-)
-def test_refusals_name_the_value(program: Program, reason: str) -> None:
-    assert_refuses(ChainPools(), program, reason)
+def test_refusals_name_the_value() -> None:
+    program = pool("max_pool", (1, 2, 40, 40), [16, 16], [1, 1], pad_type="custom", pad=[16, 0, 0, 0])
+    assert_refuses(ChainPools(), program, "a window of [16, 16] lies in the padding [16, 0, 0, 0]")
+
+
+def test_parts_that_are_shifted_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: every part of a window begins one element early."""
+    right = chain_pools._every
+    monkeypatch.setattr(
+        chain_pools, "_every", lambda mb, x, axis, at, by: right(mb, x, axis, max(at - 1, 0), by)
+    )
+    with pytest.raises(ane.SurgeryError, match="chain_pools"):
+        apply_pass(ChainPools(), AVERAGES["of an odd part"])
+
+
+def test_edges_that_count_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: edges count, although the op says that they do not."""
+    monkeypatch.setattr(chain_pools, "_counting", lambda mb, x, counts, size: x)
+    with pytest.raises(ane.SurgeryError, match="chain_pools"):
+        apply_pass(ChainPools(), AVERAGES["edges that do not count"])
 
 
 def test_a_chain_that_sees_one_element_less_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the first window is one too short and the last one too long by another amount."""
-    monkeypatch.setattr(ChainPools, "links", lambda *_: [(7, 1), (6, 2)])
+    monkeypatch.setattr(chain_pools, "_steps", lambda *_: [(7, 1), (6, 2)])
     with pytest.raises((ProofError, ane.SurgeryError)):
         apply_pass(ChainPools(), pool("max_pool", (1, 2, 30, 30), [11, 11], [2, 2]))
 

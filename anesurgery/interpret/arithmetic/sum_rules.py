@@ -15,7 +15,7 @@ from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.products import contraction
 from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.interpret.ops.conv import conv, conv_transpose
-from anesurgery.interpret.ops.pooling import avg_pool
+from anesurgery.interpret.ops.pooling import AVERAGE, pad_axes, windows
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, np_dtype
 
@@ -190,29 +190,39 @@ def _attention(a: Algebraic, op: Operation, query: Any, key: Any, value: Any, at
 
 
 def _avg_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
-    """Means are sums over counts: the counts come from pooling ones."""
-    image = a.image(x)
-    if how.get("ceil_mode"):
-        raise Unsupported("windows that may reach beyond the padding")
-    ones = torch.ones((1, 1, *image.shape[2:]), dtype=torch.float64)
-    share = avg_pool(ones, **how)
-    inside = avg_pool(ones, **{**how, "exclude_padding_from_average": True})
-    size = math.prod(ints(how["kernel_sizes"]))
-    if not bool((inside == 1).all()):
-        raise Unsupported("a window that lies outside")
-    counts = _counts(share, size, bool(how.get("exclude_padding_from_average")))
+    """Means are sums over counts."""
+    total, counts = _window_sums(a.image(x), op, how)
     inverse = torch.tensor([pow(int(c), P - 2, P) for c in counts.reshape(-1)]).reshape(counts.shape)
-    lanes = [
-        torch.round(avg_pool(v.double(), **how) * counts).to(torch.int64) % P * inverse % P for v in image.lanes
-    ]
-    return Image(lanes, image.degree * (size if image.fraction else 1), image.fraction)
+    return total.map(lambda v: v * inverse % P)
 
 
-def _counts(share: torch.Tensor, size: int, exclude: bool) -> torch.Tensor:
-    """A multiple of what each window's sum was divided by."""
-    if exclude and size > 16:
-        raise Unsupported("a large window without its padding")
-    return torch.full_like(share, math.lcm(*range(1, size + 1)) if exclude else size)
+def _l2_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
+    image = a.image(x)
+    return a.root(_window_sums(multiply(image, image), op, how)[0])
+
+
+def _window_sums(image: Image, op: Operation, how: dict[str, Any]) -> tuple[Image, torch.Tensor]:
+    """The sum of each window, and how many elements of it count."""
+    given = (how.get(k) for k in ("strides", "pad_type", "pad", "ceil_mode"))
+    strides, pad_type, pad, ceil_mode = given
+    w = windows(image.lanes[0], how["kernel_sizes"], strides, pad_type or "valid", pad, bool(ceil_mode))
+    average, size = AVERAGE[len(w.kernel)], math.prod(w.kernel)
+
+    def sums(v: torch.Tensor) -> torch.Tensor:
+        return torch.round(average(v.double(), w.kernel, w.strides) * size).to(torch.int64)
+
+    ones = torch.ones((1, 1, *image.shape[2:]), dtype=torch.float64)
+    rest = [(0, used - asked) for (_, used), (_, asked) in zip(w.used, w.asked, strict=True)]
+    inside = sums(pad_axes(ones, w.used))
+    counts = (
+        inside
+        if how.get("exclude_padding_from_average")
+        else sums(pad_axes(pad_axes(ones, w.asked, 1.0), rest))
+    )
+    if bool((inside == 0).any()):
+        raise Unsupported("a window that lies outside")
+    lanes = [sums(pad_axes(v, w.used)) % P for v in image.lanes]
+    return Image(lanes, image.degree * (size if image.fraction else 1), image.fraction), counts
 
 
 RULES: dict[str, Rule] = {
@@ -244,4 +254,5 @@ RULES: dict[str, Rule] = {
     "l2_norm": _l2_norm,
     "scaled_dot_product_attention": _attention,
     "avg_pool": _avg_pool,
+    "l2_pool": _l2_pool,
 }

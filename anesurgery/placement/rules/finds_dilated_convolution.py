@@ -1,4 +1,4 @@
-"""Convolutions that are dilated by moving pixels to images of their own: `dilated_convolution` writes them so."""
+"""Convolutions between space_to_batch and batch_to_space: `dilated_convolution` takes the two away."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def _in_parts(mb: Builder, x: Var, axis: WindowAxis, limit: int) -> Var:
             average = average if length == size else mb.mul(x=average, y=kind(length / size))
             pooled[length] = mb.real_div(x=average, y=kind(axis.size / size))
         terms.append(_every(mb, pooled[length], axis, place * size // step, axis.stride // step))
-    return cast(Var, functools.reduce(lambda a, b: mb.add(x=a, y=b), terms))
+    return functools.reduce(lambda a, b: mb.add(x=a, y=b), terms)
 
 
 def _every(mb: Builder, x: Var, axis: WindowAxis, begin: int, step: int) -> Var:

@@ -43,6 +43,7 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.axis_phases import framed, unfolded
 from anesurgery.facts.reading import ints, number
 from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Array, Program, Var, constant, mb, producer, static_shape
@@ -152,7 +153,7 @@ class LongConvolution(Rewrite):
         op, fold, place = m.root, m.fold, m.fold.axis - 2
         pads, results = window_pads(op), int(op.outputs[0].shape[fold.axis])
         rows = math.ceil(results / fold.phases)
-        x = _framed(mb, m.x, fold.axis, fold.frame, rows + fold.taps - 1, pads[2 * place])
+        x = framed(mb, m.x, fold.axis, fold.frame, rows + fold.taps - 1, pads[2 * place])
         old = np.asarray(constant(m.weight))
         weight = mb.shared((m.weight, str(fold)), lambda: fold.weight(old), f"{m.weight.name}_folded")
         bias = constant(op.inputs.get("bias"))
@@ -165,39 +166,7 @@ class LongConvolution(Rewrite):
         pads[2 * place : 2 * place + 2] = [0, 0]
         groups = int(number(op.inputs.get("groups")) or 1)
         small = mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
-        return _unfolded(mb, small, fold.axis, fold.phases, results)
-
-
-def _framed(mb: Builder, x: Var, axis: int, frame: int, count: int, left: int) -> Var:
-    """The axis in `count` frames, `left` zeros first; the elements of a frame are channels."""
-    shape = [int(d) for d in x.shape]
-    right = frame * count - left - shape[axis]
-    if right < 0:
-        shape[axis] += right
-        x, right = mb.slice_by_size(x=x, begin=[0] * x.rank, size=shape), 0
-    if left or right:
-        pad = [0] * 2 * x.rank
-        pad[2 * axis : 2 * axis + 2] = [left, right]
-        x = mb.pad(x=x, pad=pad)
-    before, after = shape[:axis], shape[axis + 1 :]
-    x = mb.reshape(x=x, shape=[*before, count, frame, *after])
-    x = mb.transpose(x=x, perm=[0, 1, axis + 1, *(a for a in range(2, x.rank) if a != axis + 1)])
-    made: Var = mb.reshape(x=x, shape=[before[0], before[1] * frame, *before[2:], count, *after])
-    return made
-
-
-def _unfolded(mb: Builder, x: Var, axis: int, phases: int, results: int) -> Var:
-    """The phases among the channels become neighbours on the axis; `results` of them stay."""
-    b, channels, *spatial = (int(d) for d in x.shape)
-    if phases > 1:
-        x = mb.reshape(x=x, shape=[b, channels // phases, phases, *spatial])
-        x = mb.transpose(x=x, perm=[0, 1, *range(3, axis + 2), 2, *range(axis + 2, x.rank)])
-        spatial[axis - 2] *= phases
-        x = mb.reshape(x=x, shape=[b, channels // phases, *spatial])
-    if spatial[axis - 2] != results:
-        spatial[axis - 2] = results
-        x = mb.slice_by_size(x=x, begin=[0] * x.rank, size=[b, channels // phases, *spatial])
-    return x
+        return unfolded(mb, small, fold.axis, fold.phases, results)
 
 
 def example() -> Program:

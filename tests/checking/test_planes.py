@@ -31,6 +31,7 @@ def looked_at(program: Program) -> tuple[bool, bool]:
     """Is one plane enough, and is the edit proved?"""
     main = program.functions["main"]
     (old, new), ops = main.outputs, [op for op in main.operations if op.op_type != "const"]
+    assert old.op is not None
     site = site_of([(old, new)], ops[ops.index(old.op) + 1 :], [old.op])
     return alike(site), isinstance(prove(site), Proof)
 

@@ -14,8 +14,8 @@ from anesurgery.interpret.arithmetic.field import Image, P, add, divide, multipl
 from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.products import contraction
 from anesurgery.interpret.arithmetic.symbolic import Rule
-from anesurgery.interpret.ops.conv import conv, conv_transpose
-from anesurgery.interpret.ops.pooling import AVERAGE, pad_axes, windows
+from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes
+from anesurgery.interpret.ops.pooling import AVERAGE, windows
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, np_dtype
 

@@ -73,7 +73,8 @@ context and the mask, as targets need on which two states may fail.
 
 `cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
 back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
-by default. `fixed` makes other inputs constants first, as `{"attention_mask": 1}`. Call `prefill` and
+by default. `fixed` makes other inputs constants first, as `{"attention_mask": 1}`; inputs with a row for each
+position, as cosines and sines, stay inputs, with the rows of one call. Call `prefill` and
 `decode` in any order, or let `anesurgery.generate` do it. A model that will be cut by `anesurgery.split` gets
 a state for each chunk: `chunks=4`, or by weights, `chunks="950 MB"`, or "target" for its limit.
 
@@ -91,7 +92,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -99,10 +100,11 @@ from anesurgery import mil
 from anesurgery.errors import PassError, Refusal
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.interpret.decoding import replay
-from anesurgery.mil import Function, Program, Var, static_shape, types
+from anesurgery.mil import Function, Program, Var, types
 from anesurgery.mil import mb as host
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.cached_function import Caching, cached_functions, token_axis
+from anesurgery.rewriting.cached_function import Caching, cached_functions
+from anesurgery.rewriting.decoder_inputs import inputs_of, rows_in_words, token_axis, unclear
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 from anesurgery.splitting.plan import chunk_numbers
@@ -119,7 +121,7 @@ class AddCache(Pass):
     essential: ClassVar[bool] = True
     follows: ClassVar[tuple[str, ...]] = (
         *("fold_constants", "gather_to_moves", "token_id_guard", "causal_mask_tensor"),
-        *("split_head", "compute_fp16"),
+        *("split_head", "compute_fp16", "rotary_tables", "embedding_matmul"),
     )
     context: int | None = None
     """The most tokens that are kept; all that the model reads by default."""
@@ -129,8 +131,8 @@ class AddCache(Pass):
     """Where keys and values are kept: "state" or "io"."""
     windows: str | None = None
     """How sliding windows are kept: "ring" or "mask"; rings by default, where the target takes their states."""
-    fixed: Mapping[str, float] | None = None
-    """Inputs that become constants, with the value of all their elements."""
+    fixed: Mapping[str, Any] | None = None
+    """Inputs that become constants, with the value of all their elements, or an array."""
     chunks: int | str = 1
     """Into how many chunks it will be cut; or the most weights of one, as "950 MB"; or "target"."""
     required: bool = False
@@ -171,9 +173,10 @@ class AddCache(Pass):
     def made(self, program: Program, session: Session) -> Refusal | None:
         """The two functions in place of one, or why not."""
         ((name, function),) = program.functions.items()
-        tokens = self.tokens_of(function)
-        if isinstance(tokens, Refusal):
-            return tokens
+        choices = inputs_of(function, self.fixed or {})
+        if isinstance(choices, Refusal):
+            return choices
+        tokens = function.inputs[next(iter(choices[0]))]
         longest = int(tokens.shape[token_axis(tokens)])
         context = self.context or longest
         if context > longest:
@@ -182,15 +185,17 @@ class AddCache(Pass):
             )
         calls = {"prefill": min(self.prefill, context), "decode": 1}
         chunk_of = chunk_numbers(program, self.limit(session))
-        how = Caching(tokens.name, context, self.cache == "state", self.windows, self.fixed or {}, chunk_of)
-        made = cached_functions(session, program, calls, how)
+        for chosen in choices:
+            how = Caching(chosen, context, self.cache == "state", self.windows, self.fixed or {}, chunk_of)
+            if not isinstance(made := cached_functions(session, program, calls, how), Refusal):
+                break
         if isinstance(made, Refusal):
-            return made
+            return made if len(chosen) == 1 else unclear(chosen, f" ({made})")
         before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
         for word, copy in made.items():
             program.add_function(word, copy)
-        session.contract.append(self.change(name, function, tokens, made))
+        session.contract.append(self.change(name, function, chosen, made))
         session.changes.append(Change(self.name, name, tuple(before), tuple(made), "", None, UNCHECKED))
         if (parts := max(chunk_of.values(), default=0) + 1) > 1:
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
@@ -200,30 +205,18 @@ class AddCache(Pass):
         """The number of chunks, or the most weights of one, also where the target says it."""
         return str(Target.parse(session.target).least("program")[0]) if self.chunks == "target" else self.chunks
 
-    def tokens_of(self, function: Function) -> Var | Refusal:
-        """The input that holds the tokens."""
-        inputs = {n: v for n, v in function.inputs.items() if n not in (self.fixed or {})}
-        if len(inputs) != 1:
-            names = ", ".join(f"%{n}" for n in inputs)
-            return Refusal(
-                f"which input holds the tokens? There are {names}; make the others constants by `fixed`"
-            )
-        (tokens,) = inputs.values()
-        if (shape := static_shape(tokens)) is None:
-            return Refusal(f"%{tokens.name} has the symbolic shape {tuple(tokens.shape)}")
-        if len(shape) > 1 and shape[0] != 1:
-            return Refusal(f"%{tokens.name} holds a batch of {shape[0]}")
-        return Refusal(f"%{tokens.name} holds one token") if shape[token_axis(tokens)] < 2 else tokens
-
-    def change(self, name: str, old: Function, tokens: Var, made: Mapping[str, Function]) -> InterfaceChange:
+    def change(
+        self, name: str, old: Function, chosen: Mapping[str, int], made: Mapping[str, Function]
+    ) -> InterfaceChange:
         """What callers must do otherwise."""
         names = {name, *made, *old.inputs, *(v.name for v in old.outputs)}
         names |= {n for f in made.values() for n in (*f.inputs, *(v.name for v in f.outputs))}
-        length = made["prefill"].inputs[tokens.name].shape[token_axis(tokens)]
+        tokens, axis = next(iter(chosen.items()))
+        length = made["prefill"].inputs[tokens].shape[axis]
         kept = "the state" if self.cache == "state" else "the inputs cache_..., given back as cache_..._out,"
         words = (
-            f"call prefill ({length} tokens) or decode (1 token) with {tokens.name} and position, "
-            f"the number of tokens before; {kept} keeps what was read"
+            f"call prefill ({length} tokens) or decode (1 token) with {tokens}{rows_in_words(chosen)} "
+            f"and position, the number of tokens before; {kept} keeps what was read"
         )
         context = self.context
 

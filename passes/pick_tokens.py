@@ -41,7 +41,7 @@ from anesurgery import mil
 from anesurgery.errors import PassError, Refusal, UnknownName
 from anesurgery.facts.slices import slice_back
 from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.interpret.decoding import TOKENS, TOP_TOKENS, TOP_VALUES
+from anesurgery.interpret.decoder_calls import TOKENS, TOP_TOKENS, TOP_VALUES
 from anesurgery.mil import Function, Program, Var, np_dtype, static_shape, types
 from anesurgery.mil import mb as host
 from anesurgery.ops import RANDOM

@@ -35,9 +35,10 @@ After::
 Each row of a cosine or sine that is made from one integer position is computed for all `positions` when the
 model is rewritten, in fp32. `form` says how a row is found: "one_hot", by a product with the one-hot row of the
 position; "gather", by a lookup; "inputs", by the caller, to whom the table is left beside the package;
-"constants", not at all: positions are taken to be 0, 1, 2 and so on. Parts of the last axis that are put
-together in another order, with signs, as rotary positions need them, become a product with a matrix of ones, up
-to `widest` numbers.
+"constants", not at all: positions are taken to be 0, 1, 2 and so on. Tables that are constants already, as in
+decoders that read all tokens at once, become inputs `cos` and `sin` in the form "inputs". Parts of the last
+axis that are put together in another order, with signs, as rotary positions need them, become a product with a
+matrix of ones, up to `widest` numbers.
 
 Refuses when it is not known how many positions there are, when rows are made of several positions, when shapes
 are dynamic, when there are more positions than one product holds, and, for "inputs" and "constants", when the
@@ -64,10 +65,10 @@ from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.channel_steps import axis_of, shape_of
 from anesurgery.facts.intervals import interval
 from anesurgery.facts.one_hot import EXACT_IDS, one_hot_pieces
-from anesurgery.facts.rotary import OfPositions, exchange, of_positions
+from anesurgery.facts.rotary import OfPositions, angle_table, exchange, of_positions
 from anesurgery.facts.views import seen_as
 from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.mil import Array, Function, Program, Var, ct, mb, np_dtype, types
+from anesurgery.mil import Array, Function, Program, Var, constant, ct, mb, np_dtype, static_shape, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
@@ -102,13 +103,15 @@ class RotaryTables(Rewrite):
             raise PassError(f"{self.name}: positions={self.positions}; it may be up to {MOST}")
 
     def pattern(self, op: Ops) -> OpPattern:
-        """Cosines, sines, and concats."""
-        return op.any("cos", "sin", "concat")()
+        """Cosines, sines, and concats; products, which may read a table."""
+        return op.any("cos", "sin", "concat", *(("mul",) if self.form == "inputs" else ()))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Rows of positions, or parts that are exchanged."""
         if m.root.op_type == "concat":
             return self.check_exchange(m)
+        if m.root.op_type == "mul":
+            return self.check_table(m)
         found = of_positions(m.root.outputs[0])
         if not isinstance(found, OfPositions):
             return None if found is None else Refusal(found.reason, m.root)
@@ -138,8 +141,19 @@ class RotaryTables(Rewrite):
             return None
         return m.bind(source=source, matrix=matrix)
 
+    def check_table(self, m: Match) -> Match | None:
+        """A product with cosines or sines that are constants."""
+        for other, var in ((m.root.x, m.root.y), (m.root.y, m.root.x)):
+            value = constant(var)
+            found = None if value is None or constant(other) is not None else angle_table(value)
+            if found is not None:
+                return m.bind(other=other, value=value, axis=found[0], word=found[1])
+        return None
+
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
         """Positions of the table; in order for "constants", and the same for the rows that are an input."""
+        if m.root.op_type == "mul":
+            return m.value if var is not m.other and static_shape(var) == m.value.shape else None
         if m.root.op_type == "concat" or (var is not m.rows.positions and self.form != "inputs"):
             return None
         shape = shape_of(m.rows.positions)
@@ -160,6 +174,8 @@ class RotaryTables(Rewrite):
         if m.root.op_type == "concat":
             kind = np_dtype(m.source).type
             made = mb.matmul(x=m.source, y=m.matrix.T.astype(kind))
+        elif m.root.op_type == "mul":
+            made = mb.mul(x=m.other, y=table_as_input(mb, m))
         elif self.form == "inputs":
             made = self.as_input(mb, m)
         elif self.form == "constants":
@@ -219,6 +235,15 @@ class RotaryTables(Rewrite):
             rest = lambda values: {k: v for k, v in values.items() if k != old}  # noqa: E731
             mb.declare(InterfaceChange(words, (old,), inputs=rest))
             mb.drop_input(old)
+
+
+def table_as_input(mb: Builder, m: Match) -> Var:
+    """Declare a constant table as an input; all products that read an equal one share it."""
+    name = mb.leave_beside(m.word, np.moveaxis(m.value, m.axis, 0).reshape(m.value.shape[m.axis], -1))
+    value = m.value.astype(mb.input_dtype(m.value.dtype))
+    words = f"give {name}: the rows of <package>.{name}.npy at the positions of the tokens ({value.dtype})"
+    change = InterfaceChange(words, (name,), inputs=lambda values: {**values, name: value})
+    return mb.add_float_input(value.shape, m.value.dtype, change)
 
 
 def example() -> Program:

@@ -30,6 +30,11 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import VIEWS
 
+LEAST_ROWS = 4
+"""From so many positions on a table is recognised."""
+ROUNDING = 4e-3
+"""What fp16 and the fp32 of large angles leave of a sum that is 0."""
+
 
 @dataclass(frozen=True)
 class OfPositions:
@@ -142,6 +147,25 @@ def _rows(op: Operation, axis: int) -> dict[Var, int] | None:
     if op.op_type == "matmul" and constant(op.x) is not None and axis == op.outputs[0].rank - 1:
         return {op.y: op.y.rank - (2 if flag(op, "transpose_y") else 1)}
     return rows_read(op, axis)
+
+
+def angle_table(value: Array) -> tuple[int, str] | None:
+    """The axis of the positions of a table of cosines or sines, and which they are.
+
+    Both follow `row[p + 1] + row[p - 1] = 2 c row[p]`, with the cosine of the step as c, in each column.
+    """
+    if value.dtype.kind != "f" or not np.isfinite(value).all():
+        return None
+    for axis in (a for a, size in enumerate(value.shape) if size >= LEAST_ROWS):
+        rows = np.moveaxis(value.astype(np.float64), axis, 0).reshape(value.shape[axis], -1)
+        middle, around = rows[1:-1], rows[2:] + rows[:-2]
+        squares = (middle**2).sum(0)
+        step = np.divide((middle * around).sum(0), 2 * squares, out=np.ones_like(squares), where=squares > 0)
+        rest = np.abs(around - 2 * step * middle).max()
+        turns = rest <= ROUNDING * np.abs(rows).max() and np.abs(step).max() <= 1 + ROUNDING
+        if turns and rows.std(0).max() > ROUNDING:
+            return axis, "cos" if np.abs(rows[0]).max() > ROUNDING else "sin"
+    return None
 
 
 def part_of(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:

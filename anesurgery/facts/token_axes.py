@@ -56,9 +56,14 @@ class Tokens:
         return next(axis for axis, label in self.axes[var].items() if label == NEW)
 
 
-def follow(block: Block, tokens: Var, axis: int) -> Tokens | Refusal:
-    """Where the tokens go, or which op mixes them in a way that a cache cannot follow."""
-    found = Tokens({tokens: {axis: NEW}})
+def follow(block: Block, inputs: Mapping[Var, int]) -> Tokens | Refusal:
+    """Where the tokens go, or which op mixes them in a way that a cache cannot follow.
+
+    Args:
+        block: the block.
+        inputs: the inputs that hold something for each token, and on which axis.
+    """
+    found = Tokens({var: {axis: NEW} for var, axis in inputs.items()})
     for op in block.operations:
         if not any(v in found.axes for _, v in operands(op)):
             continue

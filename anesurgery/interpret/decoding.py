@@ -2,7 +2,8 @@
 
 Two interfaces are understood. A *stateless* model reads a fixed number of tokens at once. A *cached* one, as
 `add_cache` makes it, has functions that read a few tokens each at a `position`, and keeps the rest in states,
-or in inputs `cache_0`, ... that come back as outputs `cache_0_out`, ...
+or in inputs `cache_0`, ... that come back as outputs `cache_0_out`, ... Embeddings, cosines and sines that are
+inputs are looked up in tables (`decoder_calls`).
 """
 
 from __future__ import annotations
@@ -19,19 +20,16 @@ from tqdm import tqdm
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic.precision import spare
+from anesurgery.interpret.decoder_calls import Call, Tables, calls_of, tables_of
 from anesurgery.interpret.predictor import Predictor
-from anesurgery.interpret.sampling import index_range
 from anesurgery.interpret.state import POSITION, reached
-from anesurgery.mil import Array, np_dtype, static_shape, types
-
-BACK = "_out"
-"""The ending of outputs that are inputs of the next call."""
-
-TOKENS, TOP_TOKENS, TOP_VALUES = "tokens", "top_tokens", "top_values"
-"""Outputs in place of logits: the likeliest token of each row; or the likeliest few, with their logits."""
+from anesurgery.mil import Array, np_dtype, static_shape
 
 AT_THE_END = 16
 """How many tokens `replay` gives one by one."""
+
+LOOKS_AHEAD = 1e-3
+"""The change of logits, of the largest, from which on a model sees tokens that come later."""
 
 
 @dataclass(frozen=True)
@@ -106,52 +104,6 @@ class Writing:
         )
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One function of a decoder."""
-
-    predictor: Predictor
-    tokens: str
-    axis: int
-    length: int
-    shape: tuple[int, ...]
-    dtype: Any
-    back: Mapping[str, str]
-    """Input -> the output that it takes in the next call."""
-    cached: bool
-    output: str
-    """The logits, or tokens in place of them."""
-    vocabulary: int = sys.maxsize
-    """How many tokens there are, as far as a table says it."""
-    words: int = 0
-    """Where the output holds tokens: how many there are."""
-    values: str = ""
-    """Where the output holds tokens: their logits; none where only the likeliest is given."""
-
-    def logits(self, made: Mapping[str, Any]) -> Array:
-        """The logits that a call gave, one row for each token; of tokens that it did not give, -inf."""
-        found = np.asarray(made[self.output])
-        if not self.words:
-            return found.reshape(-1, found.shape[-1])
-        tokens = found.reshape(-1, found.shape[-1] if self.values else 1)
-        values = np.asarray(made[self.values]).reshape(tokens.shape) if self.values else np.zeros(tokens.shape)
-        rows = np.full((len(tokens), self.words), -np.inf, np.float32)
-        np.put_along_axis(rows, tokens, values.astype(np.float32), -1)
-        return rows
-
-    def given(self, rows: Array) -> dict[str, Array]:
-        """The outputs with a batch axis, from rows of logits."""
-        if not self.words:
-            return {self.output: rows[None]}
-        if not self.values:
-            return {self.output: np.argmax(rows, -1).astype(np.int32)[None]}
-        order = np.argsort(-rows, axis=-1, kind="stable")[:, : int(np.isfinite(rows[0]).sum())]
-        return {
-            self.output: order.astype(np.int32)[None],
-            self.values: np.take_along_axis(rows, order, -1)[None],
-        }
-
-
 class Decoder:
     """A decoder that knows what it has read.
 
@@ -160,20 +112,27 @@ class Decoder:
         precision: the arithmetic of the interpreter.
         device: "cpu", or "cuda" where torch has one.
         output: the logits; the widest output by default.
+        tables: of inputs that hold embeddings, or a row for each position: the rows of all tokens or positions.
+            By default `<package>.<input>.npy`, beside the package.
 
     Raises:
-        InterpretError: its inputs are not those of a decoder.
+        InterpretError: its inputs are not those of a decoder, or a table is missing.
     """
 
     def __init__(
-        self, model: Any, *, precision: str = "fp32", device: str = "cpu", output: str | None = None
+        self,
+        model: Any,
+        *,
+        precision: str = "fp32",
+        device: str = "cpu",
+        output: str | None = None,
+        tables: Tables | None = None,
     ) -> None:
         whole = Predictor(model, precision=precision, device=device)
-        names = list(whole.parts[0].program.functions)
-        made = (Predictor(whole, precision=precision, function=n, device=device) for n in names)
-        self._calls = sorted((_call(predictor, output) for predictor in made), key=lambda call: call.length)
-        if not all(call.cached for call in self._calls) and len(self._calls) > 1:
-            raise InterpretError("several functions, but no input 'position': this is no decoder of add_cache")
+        self._calls = calls_of(whole, precision, device, output)
+        self._tables = tables_of(model, self._calls[-1], tables or {})
+        self._calls = [call.with_words(self.vocabulary) for call in self._calls]
+        self._causal = self._calls[0].cached  # a stateless model has yet to show that it is
         for executable in self._calls[0].predictor.executables if self._calls[0].cached else ():
             executable.plan.room = spare()  # one run for each token
         self.context = self._context()
@@ -181,15 +140,16 @@ class Decoder:
 
     def _context(self) -> int:
         """The most tokens that it can read."""
+        rows = min((len(self._tables[r.name]) for r in self._calls[0].rows), default=sys.maxsize)
         if not self._calls[0].cached:
-            return self._calls[0].length
+            return min(self._calls[0].length, rows)
         found = [e.function.inputs for call in self._calls for e in call.predictor.executables]
         if not any(n.startswith("cache_") for inputs in found for n in inputs):
             raise InterpretError(
                 "it has an input 'position', but no state and no input that begins with 'cache_'"
             )
         positions = [inputs[POSITION] for inputs in found if POSITION in inputs]
-        return min((rows for p in positions for rows, _ in reached(p)), default=sys.maxsize)
+        return min([rows, *(count for p in positions for count, _ in reached(p))])
 
     def reset(self) -> None:
         """Forget all that was read."""
@@ -198,6 +158,12 @@ class Decoder:
         self._held: dict[str, Array] = {}
         shape = [0 if a == first.axis else d for a, d in enumerate(first.shape)]
         self._read: Array = np.zeros(shape, first.dtype)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are, as far as a table says it."""
+        call = self._calls[0]
+        return call.vocabulary if call.embedded is None else len(self._tables[call.tokens])
 
     @property
     def position(self) -> int:
@@ -243,7 +209,7 @@ class Decoder:
             raise InterpretError(f"tokens are one row, and not an array of shape {given.shape}")
         if given.size and not whole:
             raise InterpretError(f"tokens are whole numbers, and not {tokens!r:.60}")
-        words = self._calls[0].vocabulary
+        words = self.vocabulary
         wrong = given[(given < 0) | (given >= words)] if given.size else given
         if wrong.size:
             most = f"to {words - 1}" if words < sys.maxsize else "on"
@@ -258,6 +224,8 @@ class Decoder:
         call = next(c for c in self._calls if c.length >= count)
         start = max(0, before + count - call.length) if call.cached else 0
         logits = self._run(call, start)
+        if not self._causal and self.position < call.length and len(logits) == call.length:
+            self._check_causal(call, logits[: self.position])
         if logits.shape[0] == call.length:
             return list(logits[before - start : before - start + count])
         if start + call.length != self.position:
@@ -267,11 +235,35 @@ class Decoder:
             )
         return list(logits)
 
-    def _run(self, call: _Call, start: int) -> Array:
-        """One call on the tokens from `start` on, filled up with zeros: (rows, words)."""
-        taken = self._read.take(range(start, min(start + call.length, self.position)), axis=call.axis)
+    def _check_causal(self, call: Call, logits: Array) -> None:
+        """See that tokens that come later change nothing, with others in their place than zeros.
+
+        Raises:
+            InterpretError: they do.
+        """
+        other = self._run(call, 0, fill=self.vocabulary - 1 if self.vocabulary < sys.maxsize else 1)
+        finite = np.isfinite(logits)
+        largest = float(np.abs(logits[finite]).max(initial=0))
+        change = float(np.abs(other[: len(logits)] - logits, where=finite, out=np.zeros_like(logits)).max())
+        if change > LOOKS_AHEAD * largest:
+            raise InterpretError(
+                f"the model is no causal decoder: with other tokens after these their logits change by "
+                f"{change:.3g}, and the largest is {largest:.3g}"
+            )
+        self._causal = True
+
+    def _run(self, call: Call, start: int, fill: int = 0) -> Array:
+        """One call on the tokens from `start` on, filled up with others: (rows, words)."""
+        stop = min(start + call.length, self.position)
+        taken = self._read.take(range(start, stop), axis=call.axis)
         pads = [(0, call.length - n if a == call.axis else 0) for a, n in enumerate(taken.shape)]
-        values: dict[str, Any] = {call.tokens: np.pad(taken, pads), **self._held}
+        tokens = np.pad(taken, pads, constant_values=fill)
+        values: dict[str, Any] = {call.tokens: tokens, **self._held}
+        if call.embedded is not None:
+            values[call.tokens] = call.embedded.taken(self._tables[call.tokens], tokens.ravel())
+        for rows in call.rows:
+            table = self._tables[rows.name]
+            values[rows.name] = rows.taken(table, np.arange(start, min(start + call.length, len(table))))
         if call.cached:
             values[POSITION] = np.array([start], np.int32)
             for name in call.back:
@@ -281,52 +273,13 @@ class Decoder:
         return call.logits(made)
 
     @staticmethod
-    def _empty(call: _Call, name: str) -> Array:
+    def _empty(call: Call, name: str) -> Array:
         var = call.predictor.ports[0][name]
         return np.zeros(static_shape(var) or (), np_dtype(var))
 
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _call(predictor: Predictor, output: str | None) -> _Call:
-    """What a function reads and gives.
-
-    Raises:
-        InterpretError: this is not the interface of a decoder.
-    """
-    given, outputs = predictor.ports
-    inputs = {n: v for n, v in given.items() if not types.is_state(v.sym_type)}
-    back = {n: f"{n}{BACK}" for n in inputs if f"{n}{BACK}" in outputs}
-    tokens = [n for n in inputs if n != POSITION and n not in back]
-    if len(tokens) != 1:
-        names = ", ".join(inputs) or "none"
-        raise InterpretError(
-            f"which input holds the tokens? Inputs: {names}; a decoder has one besides its cache"
-        )
-    shape = static_shape(inputs[tokens[0]])
-    logits = [v for n, v in outputs.items() if n not in back.values() and (output is None or n == output)]
-    if shape is None or not shape or not logits or any(static_shape(v) is None for v in logits):
-        raise InterpretError("a decoder has tokens of a static shape and logits as an output")
-    best = max(logits, key=lambda v: int(v.shape[-1]))
-    best = outputs.get(TOKENS, outputs.get(TOP_TOKENS, best)) if output is None else best
-    axis = min(1, len(shape) - 1)
-    picked, known = np_dtype(best).kind == "i", index_range(inputs[tokens[0]]) or 0
-    return _Call(
-        predictor,
-        tokens[0],
-        axis,
-        shape[axis],
-        shape,
-        np_dtype(inputs[tokens[0]]),
-        back,
-        POSITION in inputs,
-        best.name,
-        known or sys.maxsize,
-        known if picked else 0,
-        TOP_VALUES if best.name == TOP_TOKENS else "",
-    )
 
 
 def generate(
@@ -339,6 +292,7 @@ def generate(
     seed: int = 0,
     precision: str = "fp32",
     device: str = "cpu",
+    tables: Tables | None = None,
     quiet: bool = False,
 ) -> Writing:
     """Let a decoder write after a prompt, on the interpreter.
@@ -353,6 +307,7 @@ def generate(
         seed: of the sampler.
         precision: the arithmetic: "fp32", "fp16" or "ane".
         device: "cpu", or "cuda" where torch has one.
+        tables: of inputs that hold embeddings, or a row for each position; those beside the package by default.
         quiet: no progress bar (it vanishes by itself when the output is no terminal).
 
     Raises:
@@ -363,7 +318,9 @@ def generate(
     choose, rng = Sampler() if sampler is None else sampler, np.random.default_rng(seed)
     if not callable(choose):
         raise InterpretError(f"sampler={sampler!r}; it must be a Sampler, or take logits and a generator")
-    decoder = model if isinstance(model, Decoder) else Decoder(model, precision=precision, device=device)
+    decoder = model
+    if not isinstance(model, Decoder):
+        decoder = Decoder(model, precision=precision, device=device, tables=tables)
     prompt = tuple(decoder._whole(prompt_ids).ravel().tolist())
     if decoder.position + len(prompt) + steps - 1 > decoder.context:
         raise InterpretError(
@@ -388,9 +345,11 @@ def replay(model: Any, values: Mapping[str, Array], precision: str) -> dict[str,
 
     They are given in calls of `prefill`, the last ones by `decode`.
     """
-    decoder = Decoder(model, precision=precision)
+    decoder = Decoder(model, precision=precision, tables=values)
     call = decoder._calls[0]
     tokens = np.asarray(values[call.tokens])
+    if call.embedded is not None:
+        tokens = np.arange(decoder.vocabulary)[None]
     count = min(decoder.context, tokens.shape[call.axis])
     cut = max(1, count - AT_THE_END)
     rows = [decoder.feed(tokens.take(range(cut), axis=call.axis))]

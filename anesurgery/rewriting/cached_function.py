@@ -20,11 +20,12 @@ from anesurgery.facts.caches import Kept, Tables
 from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened, tables
 from anesurgery.files.protobuf import copy_program
-from anesurgery.mil import Function, Operation, Program, Var, dtype_name, np_dtype, operands, types
+from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.decoder_inputs import fixed_value
 from anesurgery.rewriting.session import Session
 
 Shape = tuple[int, int, int, str, int]
@@ -40,15 +41,15 @@ MASKS = (
 class Caching:
     """What the functions that share a cache agree about."""
 
-    tokens: str
-    """The input that holds them."""
+    tokens: Mapping[str, int]
+    """The inputs that hold them, or a row for each position -> the axis of the tokens."""
     context: int
     as_state: bool
     """Is what is kept in states, or in inputs and outputs?"""
     windows: str | None = None
     """How sliding windows are kept: "ring" or "mask"; None: as the target takes it."""
-    fixed: Mapping[str, float] = field(default_factory=dict)
-    """Inputs that become constants."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Inputs that become constants -> a number, or an array that fits."""
     chunk_of: Mapping[str, int] = field(default_factory=dict)
     """Value -> the chunk that makes it, once the model is cut; what is kept for two chunks is kept apart."""
 
@@ -78,11 +79,6 @@ def cached_functions(
     return made
 
 
-def token_axis(tokens: Var) -> int:
-    """The axis of the input that holds the tokens: the first, or the one after the batch."""
-    return min(1, tokens.rank - 1)
-
-
 @dataclass
 class CachedFunction:
     """One function, for one number of tokens in a call."""
@@ -110,15 +106,16 @@ class CachedFunction:
         """Edit the function; the refusal says why not, and then it is not to be used."""
         with self.function:
             self.fix_inputs(self.how.fixed)
-            tokens = self.function.inputs[self.how.tokens]
-            found = follow(self.function, tokens, token_axis(tokens))
+            inputs = {self.function.inputs[name]: axis for name, axis in self.how.tokens.items()}
+            found = follow(self.function, inputs)
             if isinstance(found, Refusal):
                 return found
             self.tokens: Tokens = found
             ops = [op for op in self.function.operations if any(v in found.axes for _, v in operands(op))]
             self.kept = {key: caches.kept_for(v, found) for key, v in found.looked_at.items()}
             self.rings = self.made_rings()
-            self.shorten_input(tokens)
+            for var, axis in inputs.items():
+                self.shorten_input(var, axis)
             self.position = self.add_input("position", (1,), types.int32)
             self.tables = Tables(
                 self.before(self.function.operations[0]), self.position, self.length, self.how.context
@@ -148,13 +145,13 @@ class CachedFunction:
             self.function, self.session.fresh_name(self.function, name), shape, dtype, state=state
         )
 
-    def fix_inputs(self, fixed: Mapping[str, float]) -> None:
+    def fix_inputs(self, fixed: Mapping[str, Any]) -> None:
         """Inputs that the caller makes constants."""
         for name, number in fixed.items():
             if name not in self.function.inputs:
                 raise UnknownName("input", name, self.function.inputs)
             old = self.function.inputs[name]
-            value = np.full(mil.static_shape(old) or (), number, np_dtype(old))
+            value = fixed_value(old, number)
             made = self.before(self.function.operations[0]).const(val=value, name=f"{name}_fixed")
             self.substitute(old, made)
             mil.remove_input(self.function, name)
@@ -165,11 +162,10 @@ class CachedFunction:
             anchor_op=old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
         )
 
-    def shorten_input(self, tokens: Var) -> None:
-        """The tokens of one call in place of all."""
-        shape = [self.length if a == token_axis(tokens) else int(d) for a, d in enumerate(tokens.shape)]
-        dtype = tokens.dtype
-        new = mil.add_input(self.function, tokens.name, shape, dtype)
+    def shorten_input(self, tokens: Var, axis: int) -> None:
+        """The tokens, or the rows, of one call in place of all."""
+        shape = [self.length if a == axis else int(d) for a, d in enumerate(tokens.shape)]
+        new = mil.add_input(self.function, tokens.name, shape, tokens.dtype)
         self.tokens.axes[new] = self.tokens.axes[tokens]
         self.substitute(tokens, new)
 

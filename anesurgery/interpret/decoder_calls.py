@@ -1,0 +1,241 @@
+"""What each function of a decoder reads and gives: tokens, rows of tables, a cache, logits.
+
+*Tokens* are the only input besides `position`, or the one of integers. A model whose embeddings the caller
+looks up reads their rows in place of tokens, as the input `..._embeds`. Every other input holds one row for
+each position, as cosines and sines do. The tables of such inputs are given by the caller, or lie beside the
+package, where passes leave them: `<package>.<name>.npy`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anesurgery.errors import InterpretError
+from anesurgery.interpret.predictor import Predictor
+from anesurgery.interpret.sampling import index_range
+from anesurgery.interpret.state import POSITION
+from anesurgery.mil import Array, Var, np_dtype, static_shape, types
+
+BACK = "_out"
+"""The ending of outputs that are inputs of the next call."""
+
+EMBEDDED = "_embeds"
+"""The ending of inputs that hold the embeddings of tokens."""
+
+TOKENS, TOP_TOKENS, TOP_VALUES = "tokens", "top_tokens", "top_values"
+"""Outputs in place of logits: the likeliest token of each row; or the likeliest few, with their logits."""
+
+Tables = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An input that holds a row of a table for each token."""
+
+    name: str
+    shape: tuple[int, ...]
+    axis: int
+    """Of the tokens."""
+    dtype: Any
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The shape of one row."""
+        return tuple(d for a, d in enumerate(self.shape) if a != self.axis)
+
+    def table(self, given: Any) -> Array:
+        """A table with its rows on the first axis, from one that has them there, or has the axes of the input.
+
+        Raises:
+            InterpretError: its rows have another size.
+        """
+        array = np.asarray(given)
+        others = tuple(d for a, d in enumerate(array.shape) if a != self.axis)
+        if array.ndim == len(self.shape) and others == self.others:
+            return np.moveaxis(array, self.axis, 0).reshape(array.shape[self.axis], *self.others)
+        if not array.ndim or not len(array) or array[0].size != np.prod(self.others, dtype=int):
+            raise InterpretError(
+                f"the table of {self.name} has the shape {array.shape}; "
+                f"the input takes rows of {' x '.join(map(str, self.others))}"
+            )
+        return array.reshape(len(array), *self.others)
+
+    def taken(self, table: Array, places: Array) -> Array:
+        """The value of the input: a row for each place, and zeros for the tokens after them."""
+        rows = np.zeros((self.shape[self.axis], *self.others), self.dtype)
+        rows[: len(places)] = table[places].reshape(-1, *self.others)
+        return np.moveaxis(rows, 0, self.axis)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One function of a decoder."""
+
+    predictor: Predictor
+    tokens: str
+    axis: int
+    length: int
+    shape: tuple[int, ...]
+    dtype: Any
+    back: Mapping[str, str]
+    """Input -> the output that it takes in the next call."""
+    cached: bool
+    output: str
+    """The logits, or tokens in place of them."""
+    vocabulary: int = sys.maxsize
+    """How many tokens there are, as far as a table says it."""
+    words: int = 0
+    """Where the output holds tokens: how many there are."""
+    values: str = ""
+    """Where the output holds tokens: their logits; none where only the likeliest is given."""
+    embedded: Rows | None = None
+    """The rows that it reads in place of tokens."""
+    rows: tuple[Rows, ...] = ()
+    """Inputs with a row for each position."""
+
+    @property
+    def looked_up(self) -> tuple[Rows, ...]:
+        """All inputs that need a table."""
+        return self.rows if self.embedded is None else (self.embedded, *self.rows)
+
+    def with_words(self, vocabulary: int) -> Call:
+        """The same, where a table says how many tokens there are."""
+        return replace(self, words=vocabulary) if self.words == sys.maxsize else self
+
+    def logits(self, made: Mapping[str, Any]) -> Array:
+        """The logits that a call gave, one row for each token; of tokens that it did not give, -inf."""
+        found = np.asarray(made[self.output])
+        if not self.words:
+            return found.reshape(-1, found.shape[-1])
+        tokens = found.reshape(-1, found.shape[-1] if self.values else 1)
+        values = np.asarray(made[self.values]).reshape(tokens.shape) if self.values else np.zeros(tokens.shape)
+        rows = np.full((len(tokens), self.words), -np.inf, np.float32)
+        np.put_along_axis(rows, tokens, values.astype(np.float32), -1)
+        return rows
+
+    def given(self, rows: Array) -> dict[str, Array]:
+        """The outputs with a batch axis, from rows of logits."""
+        if not self.words:
+            return {self.output: rows[None]}
+        if not self.values:
+            return {self.output: np.argmax(rows, -1).astype(np.int32)[None]}
+        order = np.argsort(-rows, axis=-1, kind="stable")[:, : int(np.isfinite(rows[0]).sum())]
+        return {
+            self.output: order.astype(np.int32)[None],
+            self.values: np.take_along_axis(rows, order, -1)[None],
+        }
+
+
+def calls_of(whole: Predictor, precision: str, device: str, output: str | None) -> list[Call]:
+    """The functions of a decoder, the shortest call first.
+
+    Raises:
+        InterpretError: this is not the interface of a decoder.
+    """
+    names = list(whole.parts[0].program.functions)
+    made = (Predictor(whole, precision=precision, function=n, device=device) for n in names)
+    found = sorted((call_of(predictor, output) for predictor in made), key=lambda call: call.length)
+    if not all(call.cached for call in found) and len(found) > 1:
+        raise InterpretError("several functions, but no input 'position': this is no decoder of add_cache")
+    return found
+
+
+def call_of(predictor: Predictor, output: str | None) -> Call:
+    """What a function reads and gives.
+
+    Raises:
+        InterpretError: this is not the interface of a decoder.
+    """
+    given, outputs = predictor.ports
+    inputs = {n: v for n, v in given.items() if not types.is_state(v.sym_type)}
+    back = {n: f"{n}{BACK}" for n in inputs if f"{n}{BACK}" in outputs}
+    free = {n: v for n, v in inputs.items() if n != POSITION and n not in back}
+    name = token_input(free)
+    if name is None:
+        names = ", ".join(free) or "none"
+        raise InterpretError(
+            f"which input holds the tokens? Inputs: {names}; besides its cache, a decoder has one of integers"
+        )
+    tokens = free[name]
+    shape = static_shape(tokens)
+    logits = [v for n, v in outputs.items() if n not in back.values() and (output is None or n == output)]
+    if shape is None or not shape or not logits or any(static_shape(v) is None for v in logits):
+        raise InterpretError("a decoder has tokens of a static shape and logits as an output")
+    best = max(logits, key=lambda v: int(v.shape[-1]))
+    best = outputs.get(TOKENS, outputs.get(TOP_TOKENS, best)) if output is None else best
+    axis = min(1, len(shape) - 1)
+    embedded = tokens.name.endswith(EMBEDDED) and len(shape) > 1
+    picked, known = np_dtype(best).kind == "i", index_range(tokens) or 0
+    return Call(
+        predictor,
+        tokens.name,
+        axis,
+        shape[axis],
+        (1, shape[axis]) if embedded else shape,
+        np.int64 if embedded else np_dtype(tokens),
+        back,
+        POSITION in inputs,
+        best.name,
+        known or sys.maxsize,
+        (known or sys.maxsize) if picked else 0,
+        TOP_VALUES if best.name == TOP_TOKENS else "",
+        Rows(tokens.name, shape, axis, np_dtype(tokens)) if embedded else None,
+        tuple(_rows(v, shape[axis]) for v in free.values() if v is not tokens),
+    )
+
+
+def token_input(inputs: Mapping[str, Var]) -> str | None:
+    """The input that holds the tokens: the only one, the one of integers, or the one of embeddings."""
+    whole = [n for n, v in inputs.items() if np_dtype(v).kind in "iu"]
+    embedded = [n for n in inputs if n.endswith(EMBEDDED)]
+    choices = (list(inputs), whole, [] if whole else embedded)
+    return next((found[0] for found in choices if len(found) == 1), None)
+
+
+def _rows(var: Var, length: int) -> Rows:
+    """The rows that an input holds, on the last axis but one where several axes are as long.
+
+    Raises:
+        InterpretError: it has none of that length.
+    """
+    shape = static_shape(var) or ()
+    axes = [a for a, d in enumerate(shape) if d == length]
+    if not axes or np_dtype(var).kind != "f":
+        raise InterpretError(
+            f"the input {var.name} holds neither tokens nor a row for each of {length} tokens; "
+            "make it a constant first"
+        )
+    usual = len(shape) - 2
+    return Rows(var.name, shape, usual if usual in axes else axes[0], np_dtype(var))
+
+
+def tables_of(model: Any, call: Call, given: Tables) -> dict[str, Array]:
+    """The tables of the inputs that need one, as the caller gives them or as they lie beside the package.
+
+    Raises:
+        InterpretError: one is missing, or has rows of another size.
+    """
+    places = [Path(model)] if isinstance(model, (str, os.PathLike)) else []
+    found = {}
+    for rows in call.looked_up:
+        beside = [place.with_name(f"{place.stem}.{rows.name}.npy") for place in places]
+        stored = next((path for path in beside if path.is_file()), None)
+        if rows.name in given:
+            found[rows.name] = rows.table(given[rows.name])
+        elif stored is not None:
+            found[rows.name] = rows.table(np.load(stored, mmap_mode="r"))
+        else:
+            where = f"; there is no {beside[0].name}" if beside else ""
+            raise InterpretError(
+                f"the input {rows.name} needs a table with a row for each "
+                f"{'token' if rows is call.embedded else 'position'}: give it as "
+                f"tables={{{rows.name!r}: ...}}{where}"
+            )
+    return found

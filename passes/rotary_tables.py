@@ -65,13 +65,14 @@ from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.channel_steps import axis_of, shape_of
 from anesurgery.facts.intervals import interval
 from anesurgery.facts.one_hot import EXACT_IDS, one_hot_pieces
-from anesurgery.facts.rotary import OfPositions, angle_table, exchange, of_positions
+from anesurgery.facts.rotary import OfPositions, exchange, of_positions, turned_by
 from anesurgery.facts.views import seen_as
 from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.mil import Array, Function, Program, Var, constant, ct, mb, np_dtype, static_shape, types
+from anesurgery.mil import Array, Function, Program, Var, ct, mb, np_dtype, static_shape, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.row_inputs import table_as_input
 
 FORMS = ("one_hot", "gather", "inputs", "constants")
 MOST = 16384
@@ -111,7 +112,8 @@ class RotaryTables(Rewrite):
         if m.root.op_type == "concat":
             return self.check_exchange(m)
         if m.root.op_type == "mul":
-            return self.check_table(m)
+            turn = turned_by(m.root)
+            return None if turn is None else m.bind(turn=turn)
         found = of_positions(m.root.outputs[0])
         if not isinstance(found, OfPositions):
             return None if found is None else Refusal(found.reason, m.root)
@@ -141,19 +143,11 @@ class RotaryTables(Rewrite):
             return None
         return m.bind(source=source, matrix=matrix)
 
-    def check_table(self, m: Match) -> Match | None:
-        """A product with cosines or sines that are constants."""
-        for other, var in ((m.root.x, m.root.y), (m.root.y, m.root.x)):
-            value = constant(var)
-            found = None if value is None or constant(other) is not None else angle_table(value)
-            if found is not None:
-                return m.bind(other=other, value=value, axis=found[0], word=found[1])
-        return None
-
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
         """Positions of the table; in order for "constants", and the same for the rows that are an input."""
         if m.root.op_type == "mul":
-            return m.value if var is not m.other and static_shape(var) == m.value.shape else None
+            fits = var is not m.turn.other and static_shape(var) == m.turn.table.shape
+            return m.turn.table if fits else None
         if m.root.op_type == "concat" or (var is not m.rows.positions and self.form != "inputs"):
             return None
         shape = shape_of(m.rows.positions)
@@ -175,7 +169,7 @@ class RotaryTables(Rewrite):
             kind = np_dtype(m.source).type
             made = mb.matmul(x=m.source, y=m.matrix.T.astype(kind))
         elif m.root.op_type == "mul":
-            made = mb.mul(x=m.other, y=table_as_input(mb, m))
+            made = mb.mul(x=m.turn.other, y=table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis))
         elif self.form == "inputs":
             made = self.as_input(mb, m)
         elif self.form == "constants":
@@ -235,15 +229,6 @@ class RotaryTables(Rewrite):
             rest = lambda values: {k: v for k, v in values.items() if k != old}  # noqa: E731
             mb.declare(InterfaceChange(words, (old,), inputs=rest))
             mb.drop_input(old)
-
-
-def table_as_input(mb: Builder, m: Match) -> Var:
-    """Declare a constant table as an input; all products that read an equal one share it."""
-    name = mb.leave_beside(m.word, np.moveaxis(m.value, m.axis, 0).reshape(m.value.shape[m.axis], -1))
-    value = m.value.astype(mb.input_dtype(m.value.dtype))
-    words = f"give {name}: the rows of <package>.{name}.npy at the positions of the tokens ({value.dtype})"
-    change = InterfaceChange(words, (name,), inputs=lambda values: {**values, name: value})
-    return mb.add_float_input(value.shape, m.value.dtype, change)
 
 
 def example() -> Program:

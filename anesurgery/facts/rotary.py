@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -149,23 +149,49 @@ def _rows(op: Operation, axis: int) -> dict[Var, int] | None:
     return rows_read(op, axis)
 
 
-def angle_table(value: Array) -> tuple[int, str] | None:
-    """The axis of the positions of a table of cosines or sines, and which they are.
+@dataclass(frozen=True)
+class Turn:
+    """A product with a constant table of cosines or sines, a row for each position."""
 
-    Both follow `row[p + 1] + row[p - 1] = 2 c row[p]`, with the cosine of the step as c, in each column.
-    """
-    if value.dtype.kind != "f" or not np.isfinite(value).all():
-        return None
-    for axis in (a for a, size in enumerate(value.shape) if size >= LEAST_ROWS):
-        rows = np.moveaxis(value.astype(np.float64), axis, 0).reshape(value.shape[axis], -1)
-        middle, around = rows[1:-1], rows[2:] + rows[:-2]
-        squares = (middle**2).sum(0)
-        step = np.divide((middle * around).sum(0), 2 * squares, out=np.ones_like(squares), where=squares > 0)
-        rest = np.abs(around - 2 * step * middle).max()
-        turns = rest <= ROUNDING * np.abs(rows).max() and np.abs(step).max() <= 1 + ROUNDING
-        if turns and rows.std(0).max() > ROUNDING:
-            return axis, "cos" if np.abs(rows[0]).max() > ROUNDING else "sin"
+    other: Var
+    table: Array
+    axis: int
+    """Of the positions."""
+    word: str
+    """Either "cos" or "sin"."""
+
+    @property
+    def rows(self) -> Array:
+        """The table with a flat row for each position."""
+        return np.moveaxis(self.table, self.axis, 0).reshape(self.table.shape[self.axis], -1)
+
+
+def turned_by(op: Operation) -> Turn | None:
+    """The constant cosines or sines that a product reads."""
+    for other, var in ((op.x, op.y), (op.y, op.x)):
+        table = np.asarray(constant(var))
+        if table.dtype.kind != "f" or constant(other) is not None or not np.isfinite(table).all():
+            continue
+        for axis in (a for a, size in enumerate(table.shape) if size >= LEAST_ROWS):
+            turn = Turn(other, table, axis, "")
+            if word := _angles(turn.rows.astype(np.float64)):
+                return replace(turn, word=word)
     return None
+
+
+def _angles(rows: Array) -> str:
+    """Are rows the cosines or the sines of positions times speeds, times a factor? Empty where they are not.
+
+    Both follow `row[p + 1] + row[p - 1] = 2 c row[p]`, with the cosine of the speed as c, in each column.
+    """
+    middle, around = rows[1:-1], rows[2:] + rows[:-2]
+    squares = (middle**2).sum(0)
+    step = np.divide((middle * around).sum(0), 2 * squares, out=np.ones_like(squares), where=squares > 0)
+    rest = np.abs(around - 2 * step * middle).max()
+    follows = rest <= ROUNDING * np.abs(rows).max() and np.abs(step).max() <= 1 + ROUNDING
+    if not follows or rows.std(0).max() <= ROUNDING:
+        return ""
+    return "cos" if np.abs(rows[0]).max() > ROUNDING else "sin"
 
 
 def part_of(var: Var, axis: int) -> tuple[Var, AxisSlice, float] | None:

@@ -28,10 +28,7 @@ STEPS: dict[str, tuple[Any, ...]] = {
     "embeddings": (EmbeddingMatmul(mode="input"),),
     "embeddings, rows and a cache": (EmbeddingMatmul(mode="input"), ROWS, AddCache(prefill=5)),
 }
-SHAPES = {
-    "usual": Small(),
-    "as many tokens as numbers of a head": Small(tokens=24, width=24, layers=1, heads=2),
-}
+SHAPES = {"usual": Small(), "as many tokens as numbers of a head": Small(tokens=24, width=24, layers=1)}
 
 
 @pytest.mark.parametrize("shape", SHAPES)

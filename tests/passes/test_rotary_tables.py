@@ -177,3 +177,29 @@ def test_rows_that_do_not_come_first() -> None:
     after, session = apply_pass(RotaryTables(positions=40), program)
     assert session.changes
     assert_same_numbers(program, after, {"places": inputs()["places"][0]}, rtol=1e-5)
+
+
+TURNS = np.outer(np.arange(TOKENS), SPEEDS)[None]
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        (np.cos(TURNS), "cos"),
+        (1.2 * np.sin(TURNS), "sin"),
+        (np.sin(TURNS).swapaxes(1, 2), "sin"),
+        (np.random.default_rng(0).standard_normal(TURNS.shape), None),  # wrong: anything
+        (np.ones(TURNS.shape), None),  # wrong: the same for all positions
+        (np.cos(TURNS) ** 3, None),  # wrong: the cosines of no speed
+    ],
+)
+def test_which_constants_are_tables(table: Array, name: str | None) -> None:
+    table = table.astype(np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec(table.shape)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.mul(x=x, y=table)
+
+    after, session = apply_pass(RotaryTables(form="inputs"), program)
+    assert list(session.artifacts) == ([] if name is None else [name])
+    assert len(after.functions["main"].inputs) == (1 if name is None else 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -168,6 +168,7 @@ class CachedFunction:
         new = mil.add_input(self.function, tokens.name, shape, tokens.dtype)
         self.tokens.axes[new] = self.tokens.axes[tokens]
         self.substitute(tokens, new)
+        self.kept = {key: replace(k, value=new) if k.value is tokens else k for key, k in self.kept.items()}
 
     def add_stores(self) -> None:
         """A state or an input for each shape of what is kept."""

@@ -100,6 +100,16 @@ def given_rows(make: Callable[[Var, Var], Var], second: Any = None) -> Program:
     return program
 
 
+def test_embeddings_may_be_what_is_kept() -> None:
+    program = given_rows(lambda x, more: x)
+    steps = [EmbeddingMatmul(mode="input"), AddCache(prefill=3, cache="io", fixed={"more": 0})]
+    surgery = ane.apply(program, steps, quiet=True)
+    ids = np.arange(8, dtype=np.int32)[None]
+    (expected,) = ane.run(program, {"ids": ids, "more": np.zeros((1, 8, 4), np.float32)}).values()
+    found = Decoder(surgery.program, tables=surgery.artifacts).feed(ids)
+    assert compare_arrays("y", expected[0], found).psnr >= 90
+
+
 def test_an_input_that_sees_other_positions_is_refused() -> None:
     program = given_rows(lambda x, more: mb.add(x=x, y=mb.reduce_mean(x=more, axes=[1], keep_dims=True)))
     assert_refuses(AddCache(), program, "There are %ids, %more; make the others constants by `fixed`")

@@ -42,7 +42,9 @@ from anesurgery.errors import Refusal
 from anesurgery.facts.axis_phases import unfolded
 from anesurgery.facts.reading import ints, number
 from anesurgery.mil import Array, Operation, Program, Var, constant, mb, producer, static_shape
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 
@@ -106,6 +108,13 @@ class SubpixelConvolution(Rewrite):
     tolerance: ClassVar[Tolerance] = REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False
     """Taps that were not there multiply by 0 what may be infinite."""
+    longer_than: int = 0
+    """Only where the result is longer than this on an axis, and the input is not."""
+
+    @classmethod
+    def variants(cls, target: Target) -> tuple[Pass, ...]:
+        """Where only the result is longer than the target takes."""
+        return (cls(longer_than=int(target.least("axis")[0])),)
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every transposed convolution."""
@@ -122,6 +131,9 @@ class SubpixelConvolution(Rewrite):
             made_by = "an input" if m.weight.op is None else m.weight.op.op_type
             return Refusal(f"its weight is made by {made_by}", op)
         phases = _phases(op)
+        lengths = [[p.length for p in phases], [p.made for p in phases]]
+        if self.longer_than and not max(lengths[0]) <= self.longer_than < max(lengths[1]):
+            return None
         if any(min(p.width, p.rows + p.width - 1) < 1 for p in phases):
             return Refusal("it makes nothing", op)
         numbers = math.prod(shape[:2]) * math.prod(p.stride * p.width for p in phases)

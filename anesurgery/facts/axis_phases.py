@@ -27,8 +27,11 @@ def unfolded(mb: Maker, x: Var, axis: int, phases: int, results: int) -> Var:
     """The phases among the channels become neighbours on the axis; `results` of them stay."""
     b, channels, *spatial = (int(d) for d in x.shape)
     if phases > 1:
-        x = mb.reshape(x=x, shape=[b, channels // phases, phases, *spatial])
-        x = mb.transpose(x=x, perm=[0, 1, *range(3, axis + 2), 2, *range(axis + 2, x.rank)])
+        if channels == phases:
+            x = mb.transpose(x=x, perm=[0, *range(2, axis + 1), 1, *range(axis + 1, x.rank)])
+        else:
+            x = mb.reshape(x=x, shape=[b, channels // phases, phases, *spatial])
+            x = mb.transpose(x=x, perm=[0, 1, *range(3, axis + 2), 2, *range(axis + 2, x.rank)])
         spatial[axis - 2] *= phases
         x = mb.reshape(x=x, shape=[b, channels // phases, *spatial])
     if spatial[axis - 2] != results:

@@ -47,6 +47,8 @@ class Builder:
         def build(**inputs: Any) -> Any:
             wish = inputs.pop("name", None) or f"{self._root.name}_{self._pass_name}_{op_type}"
             name = self._session.fresh_name(self._function, wish)
+            if op_type == "pad":  # whose default, an fp32 zero, does not load beside other types
+                inputs.setdefault("constant_val", mil.np_dtype(inputs["x"]).type(0))
             made = make(before_op=self._before, name=name, **inputs)
             self._record(made[0] if isinstance(made, (tuple, list)) else made)
             return made

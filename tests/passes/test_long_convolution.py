@@ -122,3 +122,16 @@ def test_real_models_have_no_wide_kernel_left(name: str, wide: int, corpus: Path
     assert not any(rule.startswith("conv-kernel") and rule != "conv-kernel-slow" for rule in rules)
     comparison = ane.compare(corpus / name, surgery.program, precision="fp32")
     assert comparison.psnr > 105, "the logarithm in basic_pitch makes rounding visible"
+
+
+def test_a_padded_fp16_program_loads_again() -> None:
+    """coremltools' builder pads with an fp32 zero, which its reader refuses beside fp16."""
+    rng = np.random.default_rng(0)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 60), types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.conv(x=x, weight=rng.standard_normal((2, 1, 32)).astype(np.float16), pad_type="same")
+
+    after, _ = apply_pass(LongConvolution(), program)
+    assert "pad" in {op.op_type for op in walk_ops(after)}
+    assert not apply_pass(LongConvolution(), after)[1].changes

@@ -1,0 +1,106 @@
+"""Transposes that go into the weight or the reduction after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes import absorb_transpose
+from anesurgery.passes.absorb_transpose import AbsorbTranspose
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+Body = Callable[[Var], Any]
+LAST = [0, 2, 3, 1]
+
+
+def numbers(*shape: int) -> Any:
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+def program_of(body: Body, shape: tuple[int, ...] = (1, 2, 3, 4)) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        return body(x)
+
+    return program
+
+
+def flat(x: Var, *shape: int, perm: Any = LAST) -> Var:
+    return mb.reshape(x=mb.transpose(x=x, perm=perm), shape=shape)
+
+
+CASES: dict[str, Program] = {
+    "linear": program_of(lambda x: mb.linear(x=flat(x, 1, 24), weight=numbers(5, 24), bias=numbers(5))),
+    "several images": program_of(lambda x: mb.linear(x=flat(x, 3, 24), weight=numbers(5, 24)), (3, 2, 3, 4)),
+    "matmul": program_of(lambda x: mb.matmul(x=flat(x, 1, 24), y=numbers(24, 5))),
+    "matmul, transposed": program_of(lambda x: mb.matmul(x=flat(x, 1, 24), y=numbers(5, 24), transpose_y=True)),
+    "rows": program_of(lambda x: mb.linear(x=flat(x, 2, 12, perm=[0, 1, 3, 2]), weight=numbers(5, 12))),
+    "pointwise between": program_of(
+        lambda x: mb.linear(
+            x=mb.reshape(x=mb.relu(x=mb.transpose(x=x, perm=[0, 3, 1, 2])), shape=[1, 24]),
+            weight=numbers(5, 24),
+        )
+    ),
+    "mean": program_of(lambda x: mb.reduce_mean(x=mb.transpose(x=x, perm=LAST), axes=[1, 2])),
+    "sum of the channels": program_of(lambda x: mb.reduce_sum(x=mb.transpose(x=x, perm=LAST), axes=[-1])),
+    "all": program_of(lambda x: mb.reduce_max(x=mb.transpose(x=x, perm=LAST))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_transpose_goes(name: str) -> None:
+    after, session = apply_pass(AbsorbTranspose(), CASES[name])
+    assert "transpose" not in {op.op_type for op in walk_ops(after)}, session.refusals
+    assert session.changes[0].proof is not None
+    assert_same_numbers(CASES[name], after, rtol=1e-5)
+
+
+def test_compressed_weights_stay_compressed() -> None:
+    indices = np.random.default_rng(0).integers(0, 4, (5, 24)).astype(types.np_uint2_dtype)
+    table = np.array([-1, 0, 0.5, 2], np.float32).reshape(1, 1, 4, 1)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 3, 4))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.linear(x=flat(x, 1, 24), weight=mb.constexpr_lut_to_dense(indices=indices, lut=table))
+
+    after, session = apply_pass(AbsorbTranspose(), program)
+    assert session.changes
+    assert "constexpr_lut_to_dense" in {op.op_type for op in walk_ops(after)}
+
+
+REFUSALS: dict[str, Program] = {
+    "rows of 12 are flattened across the axes [0, 2, 3, 1]": program_of(
+        lambda x: mb.linear(x=flat(x, 2, 12), weight=numbers(5, 12))
+    ),
+    "its weight is dynamic": program_of(lambda x: mb.matmul(x=flat(x, 1, 24), y=flat(x, 24, 1))),
+    "the reduction leaves the axes in the order [0, 3, 2, 1]": program_of(
+        lambda x: mb.reduce_mean(x=mb.transpose(x=x, perm=[0, 3, 2, 1]), axes=[1])
+    ),
+    "is read elsewhere": program_of(
+        lambda x: (mb.linear(x=(last := flat(x, 1, 24)), weight=numbers(5, 24)), mb.relu(x=last))
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_refusals_name_the_value(reason: str) -> None:
+    assert_refuses(AbsorbTranspose(), REFUSALS[reason], reason)
+
+
+def test_columns_in_the_inverse_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: the columns go where they should come from."""
+    right = absorb_transpose._columns
+    monkeypatch.setattr(absorb_transpose, "_columns", lambda *given: np.argsort(right(*given)))
+    with pytest.raises(ane.SurgeryError, match="absorb_transpose"):
+        apply_pass(AbsorbTranspose(), CASES["linear"])
+
+
+def test_inspect_names_the_pass() -> None:
+    for name in ("linear", "mean"):
+        found = ane.inspect(CASES[name], target="M1/macOS 14").all_findings
+        assert ("transpose-absorbed", "absorb_transpose") in {(f.rule, f.remedy) for f in found}

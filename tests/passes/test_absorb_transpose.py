@@ -95,7 +95,7 @@ def test_refusals_name_the_value(reason: str) -> None:
 def test_columns_in_the_inverse_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the columns go where they should come from."""
     right = absorb_transpose._columns
-    monkeypatch.setattr(absorb_transpose, "_columns", lambda *given: np.argsort(right(*given)))
+    monkeypatch.setattr(absorb_transpose, "_columns", lambda *given: np.argsort(np.asarray(right(*given))))
     with pytest.raises(ane.SurgeryError, match="absorb_transpose"):
         apply_pass(AbsorbTranspose(), CASES["linear"])
 

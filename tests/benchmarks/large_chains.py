@@ -90,6 +90,15 @@ def line(found: dict[str, Any]) -> str:
     return f"| {found['name']} | {found['size']:.0f} | {chunks} | {found['passing']} | {found['equal']} |"
 
 
+def write(page: Path, rows: dict[str, str]) -> None:
+    """Put rows into the table of a page; those of other models stay."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    old, _, after = rest.partition(END)
+    known = {name: row for row in old.splitlines() for name in SHAPES if row.startswith(f"| {name} |")} | rows
+    table = "\n".join([HEAD, *(known[name] for name in SHAPES if name in known)])
+    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -104,12 +113,10 @@ def main() -> None:
         print(json.dumps(row(chosen.one, chosen.limit, chosen.folder, chosen.toy)))
         return
     names = [name for name in SHAPES if chosen.only in name]
-    text = "\n".join([HEAD, *(line(measured(n, chosen.limit, chosen.folder, chosen.toy)) for n in names)])
-    Console(width=200).print(text, markup=False)
+    rows = {n: line(measured(n, chosen.limit, chosen.folder, chosen.toy)) for n in names}
+    Console(width=200).print("\n".join([HEAD, *rows.values()]), markup=False)
     if chosen.page is not None:
-        before, _, rest = chosen.page.read_text(encoding="utf-8").partition(BEGIN)
-        _, _, after = rest.partition(END)
-        chosen.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        write(chosen.page, rows)
 
 
 if __name__ == "__main__":

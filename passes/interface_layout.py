@@ -51,7 +51,6 @@ from anesurgery.mil import (
     is_output,
     mb,
     producer,
-    quiet_host,
     static_shape,
     types,
     walk_ops,
@@ -60,7 +59,7 @@ from anesurgery.ops import POINTWISE
 from anesurgery.passes.interface_fp16 import UNCHECKED
 from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.dead_code import remove_dead
-from anesurgery.rewriting.host import PASS_REGISTRY
+from anesurgery.rewriting.host import run_host_pass
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
@@ -190,9 +189,8 @@ def _turned(function: Function, name: str, order: Sequence[int]) -> None:
 
 
 def _reduced(program: Program) -> None:
-    """The pass of coremltools: transposes that cancel each other go."""
-    with quiet_host():
-        PASS_REGISTRY["common::reduce_transposes"](program)
+    """Without the transposes that cancel each other."""
+    run_host_pass("common::reduce_transposes", program)
 
 
 def _left(program: Program) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 import warnings
@@ -106,7 +107,8 @@ def measure(row: Architecture, known: Row) -> Row:
     for how in ("trace", "export"):
         if ways.get(how, {"error": ""})["error"] is not None:
             ways[how] = conversion(row, module, how, expected)
-    made: Row = {"recipe": row.recipe, "convert": ways, "fp16": None, "targets": known.get("targets", {})}
+    made: Row = {"recipe": row.recipe, "commit": commit(), "convert": ways}
+    made |= {"fp16": None, "targets": known.get("targets", {})}
     good = next((how for how, figures in ways.items() if figures["error"] is None), None)
     if good is not None:
         given = Given.of(row, load(converted(row, module, good, "FLOAT16")), expected)
@@ -134,14 +136,20 @@ class Given:
         return cls(row, loaded, expected, *found)
 
 
+def commit() -> str:
+    """The commit that is measured; `+` where files differ from it."""
+    described = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(described, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+
+
 def attempt(work: Callable[[], Row], failed: Row) -> Row:
-    """The figures, with the seconds that they took, or what went wrong."""
-    started = time.perf_counter()
+    """The figures, with the seconds of the processor that they took, or what went wrong."""
+    started = time.process_time()
     try:
         found = work() | {"error": None}
     except Exception as error:
         found = failed | {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-    return found | {"seconds": time.perf_counter() - started}
+    return found | {"seconds": time.process_time() - started}
 
 
 def conversion(row: Architecture, module: torch.nn.Module, how: str, expected: Array) -> Row:

@@ -35,7 +35,7 @@ converted with `frontend.register()`, with `rerank` among the passes of the conv
 * **ops, flop**: share in percent that `inspect` expects on the Neural Engine, before and after. It estimates
   Core ML's choice; no device was measured. The models are tiny, so that one op is about a percent.
 * **off**: what stays off the Neural Engine of the second target after the method, by type.
-* **s**: seconds that the method took, without proofs.
+* **s**: seconds of the processor that the method took, without proofs.
 * **-**: not measured.
 
 The method is the recipe of the family; where there is none, `auto`. The shares of a third target, A15 with
@@ -59,6 +59,8 @@ def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
     on = [f"{sum(t in row.get('targets', {}) for row in figures.values())} on {t}" for t in targets]
     count = f"of {len(ARCHITECTURES)} architectures, {len(figures)} are measured"
     yield f"* {count}: {', '.join(on)}; `make matrix` does the rest"
+    commits = Counter(row.get("commit") or "unknown" for row in figures.values())
+    yield f"* measured at {', '.join(f'{name} ({count})' for name, count in commits.most_common())}"
     for how in ("trace", "export"):
         good = [n for n, w in ways.items() if how in w and w[how]["error"] is None]
         yield f"* by {how}, {len(good)} of {len(figures)} convert; not {in_words(set(figures) - set(good))}"

@@ -47,6 +47,21 @@ class Sinus(torch.autograd.Function):
         return gradients
 
 
+def written(x: torch.Tensor, view: Callable[..., Any], value: Callable[..., Any]) -> torch.Tensor:
+    """A copy of x, with a new value in one view of it."""
+    y = x * 2
+    part = view(y)
+    part.copy_(value(part)) if isinstance(value(part), torch.Tensor) else part.fill_(value(part))
+    return y + 1
+
+
+def in_place(x: torch.Tensor, write: Callable[..., Any]) -> torch.Tensor:
+    """A copy of x, changed by other in-place ops than a copy."""
+    y = x * 2
+    write(y)
+    return y + 1
+
+
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "multiply": lambda x: torch.multiply(x, 2.5),
     "subtract": lambda x: torch.subtract(x, x.flip(0)),
@@ -107,6 +122,16 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "arange_of_floats": lambda x: torch.arange(2, dtype=torch.float32)[None] @ x,
     "outer": lambda x: torch.outer(torch.cumsum(x[0].int(), 0), x[0]),
     "mT": lambda x: x.mT @ x,
+    "bfloat16": lambda x: (x.bfloat16() * torch.ones(1, dtype=torch.bfloat16)).float() * 2,
+    "assign_last": lambda x: written(x, lambda y: y[..., 1], lambda v: 5 * v),
+    "assign_second": lambda x: written(x, lambda y: y.select(1, 1), lambda v: v + 7),
+    "assign_number": lambda x: written(x, lambda y: y[..., 2], lambda v: 4.0),
+    "assign_part": lambda x: written(x, lambda y: y[..., 1:3], lambda v: v.flip(0)),
+    "assign_nested": lambda x: written(x.reshape(2, 2, 2), lambda y: y[1][..., 0], lambda v: v - 1),
+    "assign_in_order": lambda x: written(x, lambda y: y[1, 1:3], lambda v: v + 1),
+    "add_in_place": lambda x: in_place(x, lambda y: y[1].add_(3)),
+    "add_in_place_twice": lambda x: in_place(x, lambda y: (y[..., 0].mul_(3), y[:, 1:3].add_(x[:, :2]))),
+    "clamp_in_place": lambda x: in_place(x, lambda y: y[..., 1:].clamp_(min=0)),
     "gqa_equal_heads": lambda x: attend(heads(x)[1], *heads(x)[1:], enable_gqa=True),
 }
 

@@ -1,0 +1,56 @@
+"""Teach coremltools' torch front end the operations that today's transformers emit and it lacks.
+
+::
+
+    from anesurgery import frontend
+
+    frontend.register()
+    ct.convert(torch.jit.trace(model, example), ...)
+
+Nothing is registered on import. Each conversion says which part of torch's operation it covers, and raises for
+the rest. (Found with coremltools 9.0, torch 2.13 and transformers 5.23, by trace and by torch.export.)
+
+Refused by torch itself: a cache or a `ModelOutput` as the output of a trace (return the logits).
+bfloat16 within a model is computed as float32, which MIL has.
+Of rows that a mask hides entirely, coremltools' fused attention gives a mean where torch gives zeros.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from anesurgery.frontend import assigning
+from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
+from anesurgery.mil import quiet_host
+
+__all__ = ["ALIASES", "CONVERSIONS", "WRAPPERS", "register"]
+
+
+def register() -> None:
+    """Register the conversions; doing it again changes nothing."""
+    with quiet_host():
+        from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+    known = _TORCH_OPS_REGISTRY.name_to_func_mapping
+    for name, convert in CONVERSIONS.items():
+        known.setdefault(name, convert)
+    for name, same in ALIASES.items():
+        if same in known:
+            known.setdefault(name, known[same])
+    for name, wrap in WRAPPERS.items():
+        if not known[name].__module__.startswith(__name__):
+            known[name] = wrap(known[name])
+    assigning.register()
+    _compute_bfloat16_as_float32()
+
+
+def _compute_bfloat16_as_float32() -> None:
+    """MIL has no bfloat16: values keep the precision that torch would round away."""
+    from coremltools.converters.mil.frontend.torch import utils
+
+    number = 15  # torch's of bfloat16
+    utils.TORCH_DTYPE_TO_NUM.setdefault(torch.bfloat16, utils.TORCH_DTYPE_TO_NUM[torch.float32])
+    utils.NUM_TO_TORCH_DTYPE.setdefault(number, torch.float32)
+    utils.NUM_TO_NUMPY_DTYPE.setdefault(number, np.float32)
+    utils.NUM_TO_DTYPE_STRING.setdefault(number, "fp32")

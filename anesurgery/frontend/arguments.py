@@ -1,0 +1,52 @@
+"""What a torch operation is given, as coremltools' front end holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from anesurgery.mil import Var, types
+
+Convert = Callable[[Any, Any], None]
+
+
+def inputs_of(context: Any, node: Any) -> list[Any]:
+    """The positional arguments, as variables where they are."""
+    from coremltools.converters.mil.frontend.torch.ops import _get_inputs
+
+    found: list[Any] = _get_inputs(context, node)
+    return found
+
+
+def keyword(context: Any, node: Any, name: str) -> Any:
+    """An argument given by name, or None."""
+    from coremltools.converters.mil.frontend.torch.ops import _get_kwinputs
+
+    return (_get_kwinputs(context, node, name) or [None])[0]
+
+
+def known_value(value: Any) -> Any:
+    """The plain value of an argument that is known at conversion, or the argument itself."""
+    return value.val if isinstance(value, Var) else value
+
+
+def argument(context: Any, node: Any, position: int, name: str, default: Any = None) -> Any:
+    """An argument of a torch operation, given by position or by name."""
+    given = inputs_of(context, node)
+    if position < len(given) and given[position] is not None:
+        return given[position]
+    named = keyword(context, node, name)
+    return default if named is None else named
+
+
+def promoted(values: list[Any]) -> list[Var]:
+    """Values in the dtype that holds them all."""
+    from coremltools.converters.mil.frontend.torch.ops import promote_input_dtypes
+
+    found: list[Var] = promote_input_dtypes(values)
+    return found
+
+
+def dtype_of(x: Var) -> str:
+    """The dtype as MIL writes it."""
+    return str(types.builtin_to_string(x.dtype))

@@ -1,0 +1,239 @@
+"""The conversions, and the table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted
+from anesurgery.frontend.experts import grouped_product, histogram
+from anesurgery.frontend.resampling import resampled
+from anesurgery.mil import Var, is_symbolic, mb, types
+
+
+def diff(context: Any, node: Any) -> None:
+    """`torch.diff(x, n=1, dim=-1, prepend=None, append=None)` for n = 1; of booleans it is "not equal"."""
+    n = known_value(argument(context, node, 1, "n", 1))
+    if n != 1:
+        raise NotImplementedError(f"{node.name}: diff of order n={n}; only n=1 is covered")
+    x = inputs_of(context, node)[0]
+    axis = int(known_value(argument(context, node, 2, "dim", -1))) % x.rank
+    ends = [argument(context, node, 3, "prepend"), argument(context, node, 4, "append")]
+    parts = promoted([v for v in (ends[0], x, ends[1]) if v is not None])
+    x = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
+    later, earlier = _without(x, axis, first=True), _without(x, axis, first=False)
+    if types.is_bool(x.dtype):
+        whole = [mb.cast(x=v, dtype="int32") for v in (later, earlier)]
+        context.add(mb.not_equal(x=whole[0], y=whole[1], name=node.name))
+    else:
+        context.add(mb.sub(x=later, y=earlier, name=node.name))
+
+
+def _without(x: Var, axis: int, *, first: bool) -> Var:
+    """What is left without the first, or without the last element of an axis."""
+    begin, end = [0] * x.rank, [0] * x.rank
+    begin[axis], end[axis] = (1, 0) if first else (0, -1)
+    end_mask = [not (i == axis and not first) for i in range(x.rank)]
+    return mb.slice_by_index(x=x, begin=begin, end=end, end_mask=end_mask)
+
+
+def new_ones(context: Any, node: Any) -> None:
+    """`x.new_ones(size, dtype=None)`; the dtype is that of x unless another is given."""
+    from coremltools.converters.mil.frontend.torch.ops import NUM_TO_DTYPE_STRING
+
+    x, size = inputs_of(context, node)[:2]
+    code = known_value(argument(context, node, 2, "dtype"))
+    dtype = NUM_TO_DTYPE_STRING[int(code)] if code is not None else dtype_of(x)
+    if isinstance(size, Var) and size.shape == (0,):
+        filled = mb.const(val=np.float32(1))
+    else:
+        filled = mb.fill(shape=_shape(size), value=1.0)
+    context.add(mb.cast(x=filled, dtype=dtype, name=node.name))
+
+
+def _shape(size: Any) -> Any:
+    if isinstance(size, (list, tuple)):
+        if any(isinstance(d, Var) and d.val is None for d in size):
+            return mb.concat(values=list(size), axis=0)
+        return np.array([int(known_value(d)) for d in size], np.int32)
+    return size
+
+
+def where_scalar(context: Any, node: Any) -> None:
+    """`torch.where(condition, a, b)` where a or b is a plain number: promoted and broadcast as tensors are."""
+    from coremltools.converters.mil.frontend.torch.ops import where
+
+    where(context, node)
+
+
+def alias(context: Any, node: Any) -> None:
+    """A value under another name."""
+    context.add(mb.identity(x=inputs_of(context, node)[0], name=node.name))
+
+
+def _logical(op_type: str) -> Convert:
+    """The converter of `a & b` and its siblings, for booleans."""
+
+    def convert(context: Any, node: Any) -> None:
+        given = inputs_of(context, node)[:2]
+        sides = [v if isinstance(v, Var) else mb.const(val=v) for v in given]
+        if any(not types.is_bool(v.dtype) for v in sides):
+            raise NotImplementedError(f"{node.name}: {node.kind} of integers; only booleans are covered")
+        context.add(getattr(mb, op_type)(x=sides[0], y=sides[1], name=node.name))
+
+    return convert
+
+
+def _with_grouped_heads(host: Convert) -> Convert:
+    """Attention with fewer key than query heads (`enable_gqa=True`): the key and value heads are repeated."""
+
+    def scaled_dot_product_attention(context: Any, node: Any) -> None:
+        if bool(known_value(argument(context, node, 7, "enable_gqa", False))):
+            query = inputs_of(context, node)[0]
+            for position in (1, 2):
+                _repeat_heads(context, node, position, int(query.shape[-3]))
+        host(context, node)
+
+    return scaled_dot_product_attention
+
+
+def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
+    x = inputs_of(context, node)[position]
+    groups = int(x.shape[-3])
+    if groups == heads:
+        return
+    shape = [-1 if is_symbolic(size) else int(size) for size in x.shape]
+    if x.rank not in (3, 4) or heads % groups or shape.count(-1) > 1:
+        raise NotImplementedError(
+            f"{node.name}: enable_gqa with {heads} query heads over keys or values of shape {x.shape}"
+        )
+    axis = x.rank - 3  # of the heads; each is followed by its copies
+    reps = [heads // groups if i == axis + 1 else 1 for i in range(x.rank + 1)]
+    wide = mb.tile(x=mb.expand_dims(x=x, axes=[axis + 1]), reps=reps)
+    name = f"{node.name}_heads_{position}"
+    shape[axis] = heads
+    context.add(mb.reshape(x=wide, shape=shape, name=name))
+    inputs = list(node.inputs)
+    inputs[position] = name
+    node.inputs = inputs
+
+
+def python_op(context: Any, node: Any) -> None:
+    """A `torch.autograd.Function` of a trace: what its `forward` computes."""
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRBlock
+    from coremltools.converters.mil.frontend.torch.ops import convert_block
+
+    graph = node.attr.get("Subgraph")
+    if graph is None:
+        raise NotImplementedError(f"{node.name}: this torch does not record what a python function computes")
+    block = InternalTorchIRBlock.from_torchscript_block(block=graph, parent=node)
+    for part in (block, *block.nodes):  # the same function is called in several places
+        part.inputs = [f"{node.name}_{name}" for name in part.inputs]
+        part.outputs = [f"{node.name}_{name}" for name in part.outputs]
+    for part in block.nodes:
+        part.name = f"{node.name}_{part.name}"
+    for name, value in zip(node.outputs, convert_block(context, block, inputs_of(context, node)), strict=True):
+        context.add(mb.identity(x=value, name=name))
+
+
+def lerp(context: Any, node: Any) -> None:
+    """`torch.lerp(a, b, weight)`."""
+    a, b, weight = promoted(inputs_of(context, node)[:3])
+    context.add(mb.add(x=a, y=mb.mul(x=weight, y=mb.sub(x=b, y=a)), name=node.name))
+
+
+def _with_scaled(op_type: str) -> Convert:
+    """The converter of `a + value * (b op c)`."""
+
+    def convert(context: Any, node: Any) -> None:
+        a, b, c = promoted(inputs_of(context, node)[:3])
+        made = getattr(mb, op_type)(x=b, y=c)
+        value = float(known_value(argument(context, node, 3, "value", 1)))
+        if value != 1:
+            made = mb.mul(x=made, y=types.nptype_from_builtin(made.dtype)(value))
+        context.add(mb.add(x=a, y=made, name=node.name))
+
+    return convert
+
+
+def matrix_transpose(context: Any, node: Any) -> None:
+    """`x.mT`: the last two axes change places."""
+    x = inputs_of(context, node)[0]
+    perm = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
+    context.add(mb.transpose(x=x, perm=perm, name=node.name))
+
+
+def _promoting(host: Convert) -> Convert:
+    """A product whose operands coremltools has given two dtypes: `arange` of floats becomes integers there."""
+
+    def convert(context: Any, node: Any) -> None:
+        given = inputs_of(context, node)
+        if len({v.dtype for v in given[:2] if isinstance(v, Var)}) > 1:
+            inputs = list(node.inputs)
+            for i, var in enumerate(promoted(given[:2])):
+                inputs[i] = f"{node.name}_operand_{i}"
+                context.add(mb.identity(x=var, name=inputs[i]))
+            node.inputs = inputs
+        host(context, node)
+
+    return convert
+
+
+SMOOTH = resampled("_upsample_bilinear2d_aa")
+
+CONVERSIONS: dict[str, Convert] = {
+    "diff": diff,
+    "new_ones": new_ones,
+    "where.scalarother": where_scalar,
+    "alias": alias,
+    **dict.fromkeys(("__and__", "iand"), _logical("logical_and")),
+    **dict.fromkeys(("or", "__or__", "ior", "bitwise_or"), _logical("logical_or")),
+    **dict.fromkeys(("xor", "__xor__", "ixor", "bitwise_xor"), _logical("logical_xor")),
+    **dict.fromkeys(("upsample_bicubic2d", "upsample_bicubic2d.vec"), resampled("upsample_bicubic2d")),
+    **dict.fromkeys(
+        ("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa.vec"), resampled("_upsample_bicubic2d_aa")
+    ),
+    "pythonop": python_op,
+    "mt": matrix_transpose,
+    "histc": histogram,
+    **dict.fromkeys(("grouped_mm", "_grouped_mm", "grouped_mm_fallback"), grouped_product),
+    "lerp": lerp,
+    "addcmul": _with_scaled("mul"),
+    "addcdiv": _with_scaled("real_div"),
+}
+"""Torch operation, as the front end names it -> converter; one that coremltools has of its own is kept."""
+
+ALIASES = {
+    "multiply": "mul",
+    "subtract": "sub",
+    "divide": "div",
+    "negative": "neg",
+    "absolute": "abs",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "concatenate": "cat",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctan": "atan",
+    "special_expit": "sigmoid",
+    "special_erf": "erf",
+    "special_softmax": "softmax",
+    "special_log_softmax": "log_softmax",
+}
+"""Other names that torch gives to what coremltools converts -> its name there."""
+
+WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+    "scaled_dot_product_attention": _with_grouped_heads,
+    **dict.fromkeys(("matmul", "bmm", "mm", "outer"), _promoting),
+    "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
+    "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
+    "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
+}
+"""Operations that coremltools converts in part -> what replaces its own converter, given that one."""

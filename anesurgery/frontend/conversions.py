@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted
+from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
+from anesurgery.frontend.complex_numbers import multiplying, polar, view_as_complex
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.resampling import resampled
 from anesurgery.mil import Var, is_symbolic, mb, types
@@ -39,18 +40,33 @@ def _without(x: Var, axis: int, *, first: bool) -> Var:
     return mb.slice_by_index(x=x, begin=begin, end=end, end_mask=end_mask)
 
 
-def new_ones(context: Any, node: Any) -> None:
-    """`x.new_ones(size, dtype=None)`; the dtype is that of x unless another is given."""
-    from coremltools.converters.mil.frontend.torch.ops import NUM_TO_DTYPE_STRING
+def _filled(value: float, *, like: bool) -> Convert:
+    """The converter of `x.new_ones(size, dtype=None)`, which is like x, and of `torch.zeros(size, dtype=None)`."""
 
-    x, size = inputs_of(context, node)[:2]
-    code = known_value(argument(context, node, 2, "dtype"))
-    dtype = NUM_TO_DTYPE_STRING[int(code)] if code is not None else dtype_of(x)
-    if isinstance(size, Var) and size.shape == (0,):
-        filled = mb.const(val=np.float32(1))
-    else:
-        filled = mb.fill(shape=_shape(size), value=1.0)
-    context.add(mb.cast(x=filled, dtype=dtype, name=node.name))
+    def convert(context: Any, node: Any) -> None:
+        from coremltools.converters.mil.frontend.torch.ops import NUM_TO_DTYPE_STRING
+
+        given = inputs_of(context, node)
+        size = given[int(like)]
+        code = known_value(argument(context, node, 1 + like, "dtype"))
+        dtype = NUM_TO_DTYPE_STRING[int(code)] if code is not None else dtype_of(given[0]) if like else "fp32"
+        if isinstance(size, Var) and size.shape == (0,):
+            filled = mb.const(val=np.float32(value))
+        else:
+            filled = mb.fill(shape=_shape(size), value=value)
+        context.add(mb.cast(x=filled, dtype=dtype, name=node.name))
+
+    return convert
+
+
+def _with_dtype(host: Convert) -> Convert:
+    """`torch.zeros(size, dtype=...)`: torch.export names the dtype, and coremltools looks for it by position."""
+
+    def convert(context: Any, node: Any) -> None:
+        named = keyword(context, node, "dtype") is not None
+        (_filled(0.0, like=False) if named else host)(context, node)
+
+    return convert
 
 
 def _shape(size: Any) -> Any:
@@ -66,6 +82,46 @@ def where_scalar(context: Any, node: Any) -> None:
     from coremltools.converters.mil.frontend.torch.ops import where
 
     where(context, node)
+
+
+def _with_wide_masks(host: Convert) -> Convert:
+    """`x.masked_fill(mask, value)` where the mask has sizes that x has not: x is broadcast to them."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, mask = inputs_of(context, node)[:2]
+        static = not any(map(is_symbolic, (*x.shape, *mask.shape)))
+        if static and np.broadcast_shapes(x.shape, mask.shape) != tuple(x.shape):
+            node.inputs = [node.inputs[i] for i in (1, 2, 0)]
+            where_scalar(context, node)
+        else:
+            host(context, node)
+
+    return convert
+
+
+def _with_crops(host: Convert) -> Convert:
+    """Padding by negative numbers: that many elements are cut off at the end that they name."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, pads = inputs_of(context, node)[:2]
+        pads = np.ravel(known_value(pads)) if not isinstance(pads, list) else None
+        if pads is None or None in pads or (pads >= 0).all():
+            host(context, node)
+            return
+        mode = known_value(argument(context, node, 2, "mode", "constant"))
+        if isinstance(mode, str) and mode != "constant":
+            raise NotImplementedError(f"{node.name}: padding by {pads.tolist()}, mode {mode}")
+        begin, end = [0] * x.rank, [0] * x.rank
+        for i, (first, last) in enumerate(np.minimum(pads, 0).reshape(-1, 2)):
+            begin[x.rank - 1 - i], end[x.rank - 1 - i] = -int(first), int(last)
+        names = [f"{node.name}_cropped", f"{node.name}_pads"]
+        mask = [not e for e in end]
+        context.add(mb.slice_by_index(x=x, begin=begin, end=end, end_mask=mask, name=names[0]))
+        context.add(mb.const(val=np.maximum(pads, 0).astype(np.int32), name=names[1]))
+        node.inputs = [*names, *node.inputs[2:]]
+        host(context, node)
+
+    return convert
 
 
 def alias(context: Any, node: Any) -> None:
@@ -185,7 +241,7 @@ SMOOTH = resampled("_upsample_bilinear2d_aa")
 
 CONVERSIONS: dict[str, Convert] = {
     "diff": diff,
-    "new_ones": new_ones,
+    "new_ones": _filled(1.0, like=True),
     "where.scalarother": where_scalar,
     "alias": alias,
     **dict.fromkeys(("__and__", "iand"), _logical("logical_and")),
@@ -198,8 +254,13 @@ CONVERSIONS: dict[str, Convert] = {
     "pythonop": python_op,
     "mt": matrix_transpose,
     "histc": histogram,
-    **dict.fromkeys(("grouped_mm", "_grouped_mm", "grouped_mm_fallback"), grouped_product),
+    **dict.fromkeys(
+        ("grouped_mm", "_grouped_mm", "grouped_mm_fallback", "transformers::grouped_mm_fallback"),
+        grouped_product,
+    ),
     "lerp": lerp,
+    "polar": polar,
+    "view_as_complex": view_as_complex,
     "addcmul": _with_scaled("mul"),
     "addcdiv": _with_scaled("real_div"),
 }
@@ -217,6 +278,7 @@ ALIASES = {
     "less_equal": "le",
     "not_equal": "ne",
     "concatenate": "cat",
+    "broadcast_to": "expand",
     "swapaxes": "transpose",
     "swapdims": "transpose",
     "arccos": "acos",
@@ -232,6 +294,11 @@ ALIASES = {
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": _with_grouped_heads,
     **dict.fromkeys(("matmul", "bmm", "mm", "outer"), _promoting),
+    "mul": multiplying,
+    "masked_fill": _with_wide_masks,
+    **dict.fromkeys(("pad", "constant_pad_nd"), _with_crops),
+    "zeros": _with_dtype,
+    "new_zeros": lambda _: _filled(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
     "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype

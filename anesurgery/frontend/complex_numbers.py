@@ -1,0 +1,44 @@
+"""Complex numbers as rotary positions use them: made from angles or pairs, and multiplied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anesurgery.frontend.arguments import Convert, inputs_of
+from anesurgery.mil import Var, mb, types
+
+
+def polar(context: Any, node: Any) -> None:
+    """`torch.polar(length, angle)`."""
+    length, angle = inputs_of(context, node)[:2]
+    real, imaginary = (mb.mul(x=length, y=side) for side in (mb.cos(x=angle), mb.sin(x=angle)))
+    context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
+
+
+def view_as_complex(context: Any, node: Any) -> None:
+    """`torch.view_as_complex(x)`: the last axis holds the real and the imaginary part."""
+    x = inputs_of(context, node)[0]
+    real, imaginary = (mb.squeeze(x=v, axes=[-1]) for v in mb.split(x=x, num_splits=2, axis=-1))
+    context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
+
+
+def _parts(x: Var) -> tuple[Var, Var]:
+    return mb.complex_real(data=x), mb.complex_imag(data=x)
+
+
+def multiplying(host: Convert) -> Convert:
+    """A product, of complex numbers as well."""
+
+    def mul(context: Any, node: Any) -> None:
+        given = inputs_of(context, node)[:2]
+        if not any(isinstance(v, Var) and types.is_complex(v.dtype) for v in given):
+            host(context, node)
+        elif all(types.is_complex(v.dtype) for v in given):
+            (a, b), (c, d) = map(_parts, given)
+            real = mb.sub(x=mb.mul(x=a, y=c), y=mb.mul(x=b, y=d))
+            imaginary = mb.add(x=mb.mul(x=a, y=d), y=mb.mul(x=b, y=c))
+            context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
+        else:
+            raise NotImplementedError(f"{node.name}: a complex number times a real one")
+
+    return mul

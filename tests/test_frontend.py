@@ -123,6 +123,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "outer": lambda x: torch.outer(torch.cumsum(x[0].int(), 0), x[0]),
     "mT": lambda x: x.mT @ x,
     "broadcast_to": lambda x: torch.broadcast_to(x[:, :1], (3, 2, 4)) * 2,
+    "linspace_of_sizes": lambda x: torch.linspace(0.5, x.shape[1] - 0.5, x.shape[1]) + x,
     "wide_mask": lambda x: x[:, :1].masked_fill(x > 2, -3.0),
     "negative_pads": lambda x: torch.nn.functional.pad(x, (1, -2, -1, 2), value=7.0),
     "only_negative_pads": lambda x: torch.nn.functional.pad(x, (0, -1)),
@@ -130,7 +131,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "new_zeros_scalar": lambda x: x + x.new_zeros(()),
     "new_zeros_bool": lambda x: torch.where(x.new_zeros((4,), dtype=torch.bool), -x, x),
     "rotation": lambda x: torch.view_as_real(
-        torch.view_as_complex(x.reshape(2, 2, 2)) * torch.polar(torch.ones(2, 2), x[:, ::2] / 4)
+        torch.view_as_complex(x.reshape(2, 2, 2)) * 1.5 * torch.polar(torch.ones(2, 2), x[:, ::2] / 4)
     ),
     "bfloat16": lambda x: (x.bfloat16() * torch.ones(1, dtype=torch.bfloat16)).float() * 2,
     "assign_last": lambda x: written(x, lambda y: y[..., 1], lambda v: 5 * v),

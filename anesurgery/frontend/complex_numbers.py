@@ -22,8 +22,11 @@ def view_as_complex(context: Any, node: Any) -> None:
     context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
 
 
-def _parts(x: Var) -> tuple[Var, Var]:
-    return mb.complex_real(data=x), mb.complex_imag(data=x)
+def _parts(x: Var) -> tuple[Var, Var | None]:
+    """The real and the imaginary part; a real number has none."""
+    if types.is_complex(x.dtype):
+        return mb.complex_real(data=x), mb.complex_imag(data=x)
+    return x, None
 
 
 def multiplying(host: Convert) -> Convert:
@@ -33,12 +36,12 @@ def multiplying(host: Convert) -> Convert:
         given = inputs_of(context, node)[:2]
         if not any(isinstance(v, Var) and types.is_complex(v.dtype) for v in given):
             host(context, node)
-        elif all(types.is_complex(v.dtype) for v in given):
-            (a, b), (c, d) = map(_parts, given)
-            real = mb.sub(x=mb.mul(x=a, y=c), y=mb.mul(x=b, y=d))
-            imaginary = mb.add(x=mb.mul(x=a, y=d), y=mb.mul(x=b, y=c))
-            context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
-        else:
-            raise NotImplementedError(f"{node.name}: a complex number times a real one")
+            return
+        (a, b), (c, d) = map(_parts, sorted(given, key=lambda v: not types.is_complex(v.dtype)))
+        real, imaginary = mb.mul(x=a, y=c), mb.mul(x=b, y=c)
+        if d is not None:
+            real = mb.sub(x=real, y=mb.mul(x=b, y=d))
+            imaginary = mb.add(x=imaginary, y=mb.mul(x=a, y=d))
+        context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
 
     return mul

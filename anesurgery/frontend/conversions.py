@@ -41,7 +41,7 @@ def _without(x: Var, axis: int, *, first: bool) -> Var:
 
 
 def _filled(value: float, *, like: bool) -> Convert:
-    """The converter of `x.new_ones(size, dtype=None)`, which is like x, and of `torch.zeros(size, dtype=None)`."""
+    """The converter of `x.new_ones(size, dtype=None)`, like x, or of `torch.zeros(size, dtype=None)`."""
 
     def convert(context: Any, node: Any) -> None:
         from coremltools.converters.mil.frontend.torch.ops import NUM_TO_DTYPE_STRING
@@ -60,7 +60,7 @@ def _filled(value: float, *, like: bool) -> Convert:
 
 
 def _with_dtype(host: Convert) -> Convert:
-    """`torch.zeros(size, dtype=...)`: torch.export names the dtype, and coremltools looks for it by position."""
+    """`torch.zeros(size, dtype=...)`: torch.export names the dtype, which coremltools expects by position."""
 
     def convert(context: Any, node: Any) -> None:
         named = keyword(context, node, "dtype") is not None
@@ -120,6 +120,20 @@ def _with_crops(host: Convert) -> Convert:
         context.add(mb.const(val=np.maximum(pads, 0).astype(np.int32), name=names[1]))
         node.inputs = [*names, *node.inputs[2:]]
         host(context, node)
+
+    return convert
+
+
+def _with_sizes(host: Convert) -> Convert:
+    """`torch.linspace` between sizes, which a trace holds as tensors of one element."""
+
+    def convert(context: Any, node: Any) -> None:
+        ends = [known_value(v) for v in inputs_of(context, node)[:3]]
+        if any(v is None or np.size(v) != 1 for v in ends):
+            host(context, node)
+            return
+        first, last, count = (np.asarray(v).item() for v in ends)
+        context.add(mb.const(val=np.linspace(first, last, int(count), dtype=np.float32), name=node.name))
 
     return convert
 
@@ -298,6 +312,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "masked_fill": _with_wide_masks,
     **dict.fromkeys(("pad", "constant_pad_nd"), _with_crops),
     "zeros": _with_dtype,
+    "linspace": _with_sizes,
     "new_zeros": lambda _: _filled(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,

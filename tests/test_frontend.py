@@ -128,10 +128,17 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "negative_pads": lambda x: torch.nn.functional.pad(x, (1, -2, -1, 2), value=7.0),
     "only_negative_pads": lambda x: torch.nn.functional.pad(x, (0, -1)),
     "zeros_of_bool": lambda x: torch.where(torch.zeros((2, 4), dtype=torch.bool), -x, x),
+    "bucketize": lambda x: torch.bucketize(x, torch.tensor([-1.0, 2.0, 4.0])).float(),
+    "bucketize_right": lambda x: torch.bucketize(x, torch.tensor([-1.0, 2.0, 4.0]), right=True).float(),
+    "scatter_number": lambda x: x.scatter(1, x.argmax(1, keepdim=True), 1),
+    "zeros_like_float": lambda x: torch.zeros_like(x > 0, dtype=x.dtype) + x,
+    "full_like_float": lambda x: torch.full_like(x > 0, 2.5, dtype=x.dtype) + x,
+    "ones_like_bool": lambda x: torch.where(torch.ones_like(x, dtype=torch.bool), x, -x),
     "new_zeros_scalar": lambda x: x + x.new_zeros(()),
     "new_zeros_bool": lambda x: torch.where(x.new_zeros((4,), dtype=torch.bool), -x, x),
     "rotation": lambda x: torch.view_as_real(
-        torch.view_as_complex(x.reshape(2, 2, 2)) * 1.5 * torch.polar(torch.ones(2, 2), x[:, ::2] / 4)
+        torch.view_as_complex(x.reshape(2, 2, 2)).to(torch.complex64)
+        * (1.5 * torch.polar(torch.ones(2), x[0, ::2] / 4))[None]
     ),
     "bfloat16": lambda x: (x.bfloat16() * torch.ones(1, dtype=torch.bfloat16)).float() * 2,
     "assign_last": lambda x: written(x, lambda y: y[..., 1], lambda v: 5 * v),

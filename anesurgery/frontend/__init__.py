@@ -49,7 +49,8 @@ def _compute_bfloat16_as_float32() -> None:
     """MIL has no bfloat16: values keep the precision that torch would round away."""
     from coremltools.converters.mil.frontend.torch import utils
 
-    number = 15  # torch's of bfloat16
+    complex64, number = 9, 15  # torch's numbers of dtypes; the latter is bfloat16
+    utils.TORCH_DTYPE_TO_NUM.setdefault(torch.complex64, complex64)
     utils.TORCH_DTYPE_TO_NUM.setdefault(torch.bfloat16, utils.TORCH_DTYPE_TO_NUM[torch.float32])
     utils.NUM_TO_TORCH_DTYPE.setdefault(number, torch.float32)
     utils.NUM_TO_NUMPY_DTYPE.setdefault(number, np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anesurgery.frontend.arguments import Convert, inputs_of
+from anesurgery.frontend.arguments import Convert, inputs_of, known_value
 from anesurgery.mil import Var, mb, types
 
 
@@ -22,11 +22,13 @@ def view_as_complex(context: Any, node: Any) -> None:
     context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
 
 
+def _complex(x: Var) -> tuple[Var, Var]:
+    return mb.complex_real(data=x), mb.complex_imag(data=x)
+
+
 def _parts(x: Var) -> tuple[Var, Var | None]:
     """The real and the imaginary part; a real number has none."""
-    if types.is_complex(x.dtype):
-        return mb.complex_real(data=x), mb.complex_imag(data=x)
-    return x, None
+    return _complex(x) if types.is_complex(x.dtype) else (x, None)
 
 
 def multiplying(host: Convert) -> Convert:
@@ -45,3 +47,30 @@ def multiplying(host: Convert) -> Convert:
         context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
 
     return mul
+
+
+def keeping_complex(host: Convert) -> Convert:
+    """A cast; complex numbers are of one dtype and stay what they are."""
+
+    def to(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        if isinstance(x, Var) and types.is_complex(x.dtype):
+            context.add(x, torch_name=node.name)
+        else:
+            host(context, node)
+
+    return to
+
+
+def unsqueezing(host: Convert) -> Convert:
+    """Another axis of one, of complex numbers as well."""
+
+    def unsqueeze(context: Any, node: Any) -> None:
+        x, axis = inputs_of(context, node)[:2]
+        if not types.is_complex(x.dtype):
+            host(context, node)
+            return
+        real, imaginary = (mb.expand_dims(x=part, axes=[int(known_value(axis))]) for part in _complex(x))
+        context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
+
+    return unsqueeze

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
-from anesurgery.frontend.complex_numbers import multiplying, polar, view_as_complex
+from anesurgery.frontend.complex_numbers import (
+    keeping_complex,
+    multiplying,
+    polar,
+    unsqueezing,
+    view_as_complex,
+)
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.resampling import resampled
 from anesurgery.mil import Var, is_symbolic, mb, types
@@ -44,19 +50,24 @@ def _filled(value: float, *, like: bool) -> Convert:
     """The converter of `x.new_ones(size, dtype=None)`, like x, or of `torch.zeros(size, dtype=None)`."""
 
     def convert(context: Any, node: Any) -> None:
-        from coremltools.converters.mil.frontend.torch.ops import NUM_TO_DTYPE_STRING
-
         given = inputs_of(context, node)
         size = given[int(like)]
-        code = known_value(argument(context, node, 1 + like, "dtype"))
-        dtype = NUM_TO_DTYPE_STRING[int(code)] if code is not None else dtype_of(given[0]) if like else "fp32"
+        code = argument(context, node, 1 + like, "dtype")
         if isinstance(size, Var) and size.shape == (0,):
             filled = mb.const(val=np.float32(value))
         else:
             filled = mb.fill(shape=_shape(size), value=value)
-        context.add(mb.cast(x=filled, dtype=dtype, name=node.name))
+        default = dtype_of(given[0]) if like else "fp32"
+        context.add(mb.cast(x=filled, dtype=_dtype(code, default), name=node.name))
 
     return convert
+
+
+def _dtype(code: Any, default: str) -> str:
+    """MIL's name of torch's number of a dtype."""
+    from coremltools.converters.mil.frontend.torch.ops import NUM_TO_DTYPE_STRING
+
+    return default if code is None else NUM_TO_DTYPE_STRING[int(known_value(code))]
 
 
 def _with_dtype(host: Convert) -> Convert:
@@ -65,6 +76,22 @@ def _with_dtype(host: Convert) -> Convert:
     def convert(context: Any, node: Any) -> None:
         named = keyword(context, node, "dtype") is not None
         (_filled(0.0, like=False) if named else host)(context, node)
+
+    return convert
+
+
+def _like(host: Convert) -> Convert:
+    """`zeros_like(x, dtype=...)` and `full_like(x, value, dtype=...)`, which torch.export writes likewise."""
+
+    def convert(context: Any, node: Any) -> None:
+        code = keyword(context, node, "dtype")
+        if code is None:
+            host(context, node)
+            return
+        x, *rest = inputs_of(context, node)
+        value = {"zeros_like": 0.0, "ones_like": 1.0}.get(node.kind)
+        filled = mb.fill(shape=mb.shape(x=x), value=float(known_value(rest[0])) if value is None else value)
+        context.add(mb.cast(x=filled, dtype=_dtype(code, ""), name=node.name))
 
     return convert
 
@@ -208,6 +235,29 @@ def python_op(context: Any, node: Any) -> None:
         context.add(mb.identity(x=value, name=name))
 
 
+def bucketize(context: Any, node: Any) -> None:
+    """`torch.bucketize(x, bounds, right=False)`: how many bounds lie below x; with `right`, or at it."""
+    x, bounds = inputs_of(context, node)[:2]
+    right = bool(known_value(argument(context, node, 3, "right", False)))
+    x, bounds = promoted([mb.expand_dims(x=x, axes=[-1]), bounds])
+    passed = (mb.greater_equal if right else mb.greater)(x=x, y=bounds)
+    context.add(mb.reduce_sum(x=mb.cast(x=passed, dtype="int32"), axes=[-1], name=node.name))
+
+
+def _with_scattered_numbers(host: Convert) -> Convert:
+    """`x.scatter(axis, at, 1)` of a plain number: it takes the dtype of x."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, number = (inputs_of(context, node)[i] for i in (0, 3))
+        if isinstance(number, Var) and number.rank == 0 and number.dtype != x.dtype:
+            name = f"{node.name}_number"
+            context.add(mb.cast(x=number, dtype=dtype_of(x), name=name))
+            node.inputs = [*node.inputs[:3], name, *node.inputs[4:]]
+        host(context, node)
+
+    return convert
+
+
 def lerp(context: Any, node: Any) -> None:
     """`torch.lerp(a, b, weight)`."""
     a, b, weight = promoted(inputs_of(context, node)[:3])
@@ -273,6 +323,7 @@ CONVERSIONS: dict[str, Convert] = {
         grouped_product,
     ),
     "lerp": lerp,
+    "bucketize": bucketize,
     "polar": polar,
     "view_as_complex": view_as_complex,
     "addcmul": _with_scaled("mul"),
@@ -312,7 +363,11 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "masked_fill": _with_wide_masks,
     **dict.fromkeys(("pad", "constant_pad_nd"), _with_crops),
     "zeros": _with_dtype,
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
+    **dict.fromkeys(("to", "_to_copy"), keeping_complex),
     "linspace": _with_sizes,
+    "unsqueeze": unsqueezing,
+    **dict.fromkeys(("scatter", "scatter.value"), _with_scattered_numbers),
     "new_zeros": lambda _: _filled(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,

@@ -12,6 +12,9 @@ After::
 
     %result = F.scaled_dot_product_attention(%query, %key, %value, %mask, scale=0.125)
 
+Heads of keys and values that are repeated for groups of queries are read as they were before: one query then
+computes each group at once.
+
 Not done when a value between is read elsewhere, and in arithmetics that round each op. A run that is listened
 to computes op by op. A row that is masked as a whole is NaN in the written form and 0 in torch's: for such
 a mask, found while the program runs, the written form is computed.
@@ -28,7 +31,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.interpret.attentions import recognise
-from anesurgery.mil import Operation, Var, constant, is_output, types
+from anesurgery.mil import Operation, Var, constant, is_output, producer, types
 
 Tensor = torch.Tensor
 RANK = 4
@@ -53,6 +56,15 @@ def attend(
 ) -> Tensor:
     """softmax(query keyᵀ * scale + mask) value; a boolean mask keeps where it is true."""
     key = key if turned else key.transpose(-1, -2)
+    batch, heads, rows, width = query.shape
+    groups = heads // key.shape[1]
+    if groups > 1 and rows > 1:
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    elif groups > 1:
+        if mask is not None and mask.ndim > 2 and mask.shape[-3] == heads:
+            mask = mask.reshape(*mask.shape[:-3], -1, groups, mask.shape[-1])
+        made = attend(query.reshape(batch, -1, groups, width), key, value, mask, scale, turned=True)
+        return made.reshape(batch, heads, 1, -1)
     if mask is not None:  # torch's fused kernel wants four axes
         mask = mask.reshape((1,) * (RANK - mask.ndim) + mask.shape)
     if mask is None or _shows(mask):
@@ -99,9 +111,32 @@ def _around(softmax: Operation) -> Fusible | None:
     if not _fits(first, last, softmax) or (between := _scale_and_mask(first, found.between)) is None:
         return None
     scale, mask = between
-    reads = [("query", first.x), ("key", first.y), ("value", last.y), *mask]
     turned = _flag(first, "transpose_y")
-    return Fusible([first, *found.between, softmax, last], reads, {"scale": scale, "turned": turned})
+    sources, repeats = [first.y, last.y], list[Operation]()
+    before = [_before_repeat(v) for v in sources] if turned else []
+    if len(groups := [b[0].shape[1] for b in before if b is not None]) == 2 and groups[0] == groups[1]:
+        sources = [b[0] for b in before if b is not None]
+        repeats = [op for b in before if b is not None for op in b[1]]
+    reads = [("query", first.x), *zip(("key", "value"), sources, strict=True), *mask]
+    ops = [*repeats, first, *found.between, softmax, last]
+    return Fusible(ops, reads, {"scale": scale, "turned": turned})
+
+
+def _before_repeat(var: Var) -> tuple[Var, list[Operation]] | None:
+    """The heads that are repeated, each for its group, and the ops that do so and serve nothing else."""
+    ops, made = list[Operation](), var
+    for op_type in ("reshape", "tile", "expand_dims"):
+        op = producer(made, op_type)
+        if op is None or is_output(made) or len(made.child_ops) != 1:
+            return None
+        ops.insert(0, op)
+        made = op.x
+    wide = ops[1].outputs[0].shape
+    if made.rank != RANK or tuple(wide) != (*made.shape[:2], wide[2], *made.shape[2:]):
+        return None
+    repeated = tuple(ops[0].outputs[0].shape) == (*made.shape[:2], 1, *made.shape[2:])
+    merged = (made.shape[0], made.shape[1] * wide[2], *made.shape[2:])
+    return (made, ops) if repeated and tuple(var.shape) == merged else None
 
 
 def _scale_and_mask(

@@ -78,6 +78,42 @@ def test_attention_at_once_is_the_same_sum(name: str) -> None:
             assert_close(found[n], expected[n], rtol=1e-5)
 
 
+def grouped(rows: int, mask: tuple[int, ...], interleaved: bool = False) -> Program:
+    """Six heads of queries, of which each three share keys and values (or each second: these stay repeated)."""
+    specs = [
+        mb.TensorSpec((1, 6, rows, WIDTH)),
+        *[mb.TensorSpec((1, 2, LENGTH, WIDTH))] * 2,
+        mb.TensorSpec(mask),
+    ]
+
+    def repeated(x: Var) -> Var:
+        if interleaved:
+            return mb.tile(x=x, reps=[1, 3, 1, 1])
+        wide = mb.tile(x=mb.expand_dims(x=x, axes=[2]), reps=[1, 1, 3, 1, 1])
+        return mb.reshape(x=wide, shape=[1, 6, LENGTH, WIDTH])
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS16)
+    def made(q: Var, k: Var, v: Var, mask: Var) -> Var:
+        scores = mb.matmul(x=q, y=repeated(mb.relu(x=k)), transpose_y=True)
+        return mb.matmul(x=mb.softmax(x=mb.add(x=scores, y=mask), axis=-1), y=repeated(v))
+
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("heads", [(), (1,), (6,), (1, 6)])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_groups_are_computed_at_once(rows: int, heads: tuple[int, ...], interleaved: bool) -> None:
+    executable = Executable(grouped(rows, (*heads, rows, LENGTH), interleaved))
+    ops = {step.op.op_type for step in executable.plan.direct}
+    assert ("tile" in ops) == interleaved
+    assert "softmax" not in ops
+    rng = np.random.default_rng(0)
+    values = {n: rng.standard_normal(v.shape).astype(np.float32) for n, v in executable.function.inputs.items()}
+    (found,), (expected,) = executable(values).values(), executable(values, listener=Listener()).values()
+    assert_close(found, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("precision", ["fp16", "ane"])
 def test_arithmetics_that_round_compute_op_by_op(precision: str) -> None:
     plan = Executable(attention(), precision=precision).plan

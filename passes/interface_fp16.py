@@ -152,8 +152,9 @@ class InterfaceFp16(Pass):
         source = last.x if last is not None and dtype_name(last.x) == "fp16" else None
         if source is None or source.op is None or is_output(source) or len(source.op.outputs) > 1:
             wish = session.fresh_name(function, f"{name}_fp16")
+            wide = last.x if last is not None and dtype_name(last.x) == "bool" else old  # 0 and 1 in any type
             new = (
-                mb.cast(x=old, dtype="fp16", name=wish) if source is None else mb.identity(x=source, name=wish)
+                mb.cast(x=wide, dtype="fp16", name=wish) if source is None else mb.identity(x=source, name=wish)
             )
         else:
             new = source

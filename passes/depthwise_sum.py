@@ -1,0 +1,113 @@
+"""A depthwise convolution that makes one position becomes a product with its kernel and a sum.
+
+Before::
+
+    main(%x: 1x4x1x3) {
+      %y: 1x4x1x1 = conv(x=%x, weight=const<4x1x1x3>, groups=4)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x4x1x3) {
+      %y_products: 1x4x1x3 = mul(x=%x, y=const<1x4x1x3>)
+      %y: 1x4x1x1 = reduce_sum(x=%y_products, axes=[2, 3], keep_dims=True)
+      return %y
+    }
+
+A decoder that keeps the last few columns of its input, and convolves them in each step, has such convolutions.
+
+Refuses when the convolution pads, when a shape is symbolic, when a group has more than one channel, and when the
+weight is compressed or dynamic. With fewer than `least` groups it does not apply.
+
+Why it helps: ten such convolutions of one decoder, with 1024 groups or more, ran on the CPU (reported, one
+model for A19, iOS 26: john-rocky/CoreML-LLM); what it gains in time was not measured.
+
+Grade: proved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
+from anesurgery.errors import Refusal
+from anesurgery.facts.reading import ints, number
+from anesurgery.facts.window_pads import window_pads
+from anesurgery.mil import Program, Var, constant, mb, producer, static_shape
+from anesurgery.placement.rules.doubtful import MANY_GROUPS
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
+from anesurgery.rewriting.rewrite import Rewrite
+
+
+@dataclass(frozen=True)
+class DepthwiseSum(Rewrite):
+    """`conv` of single channels and one position becomes `mul` and `reduce_sum`."""
+
+    name: ClassVar[str] = "depthwise_sum"
+    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    least: int = 2
+    """Fewest groups."""
+
+    @classmethod
+    def variants(cls, target: Target) -> tuple[Pass, ...]:
+        """Where the engine was seen to refuse them."""
+        return (cls(least=MANY_GROUPS),)
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every convolution."""
+        return op.conv(x=var("x"), weight=var("weight"))
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """One channel for each group, one position, and no padding."""
+        op, groups = m.root, int(number(m.root.inputs.get("groups")) or 1)
+        made, given = static_shape(op.outputs[0]), static_shape(m.x)
+        if groups < max(self.least, 2):
+            return None
+        if made is None or given is None:
+            return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
+        if any(n != 1 for n in made[2:]):
+            return None
+        if not groups == made[1] == given[1]:
+            return Refusal(f"{groups} groups make {made[1]} channels of {given[1]}", op)
+        if producer(m.weight, "const") is None:
+            made_by = "an input" if m.weight.op is None else m.weight.op.op_type
+            return Refusal(f"its weight is made by {made_by}", op)
+        if any(pads := window_pads(op)):
+            return Refusal(f"it pads {pads}", op)
+        return m
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The product, its sum, and the bias."""
+        op, x, name = m.root, m.x, m.root.outputs[0].name
+        kernel = np.asarray(constant(m.weight))
+        steps = ints(op, "dilations") or [1] * (x.rank - 2)
+        ends = [step * (taps - 1) + 1 for step, taps in zip(steps, kernel.shape[2:], strict=True)]
+        if ends != list(x.shape[2:]) or any(step > 1 for step in steps):
+            ends, all_of = [*x.shape[:2], *ends], [True, True, *[False] * len(ends)]
+            begin = [0] * x.rank
+            x = mb.slice_by_index(x=x, begin=begin, end=ends, stride=[1, 1, *steps], end_mask=all_of)
+        weight = mb.shared(
+            (m.weight, "depthwise_sum"), lambda: np.moveaxis(kernel, 0, 1), f"{m.weight.name}_row"
+        )
+        products = mb.mul(x=x, y=weight, name=f"{name}_products")
+        made: Var = mb.reduce_sum(x=products, axes=list(range(2, x.rank)), keep_dims=True)
+        bias = constant(op.inputs.get("bias"))
+        return made if bias is None else mb.add(x=made, y=np.asarray(bias).reshape(-1, *[1] * (x.rank - 2)))
+
+
+def example() -> Program:
+    """The last three columns of four channels."""
+    weight = np.random.default_rng(0).standard_normal((4, 1, 1, 3)).astype(np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 1, 3))])
+    def program(x: Var) -> Var:
+        return mb.conv(x=x, weight=weight, groups=4, name="y")
+
+    return program

@@ -17,8 +17,8 @@ After::
 
 A decoder that keeps the last few columns of its input, and convolves them in each step, has such convolutions.
 
-Refuses when the convolution pads, when a shape is symbolic, when a group has more than one channel, and when the
-weight is compressed or dynamic. With fewer than `least` groups it does not apply.
+Refuses when the convolution pads, when a shape is symbolic, when a group has more than one channel, and when
+the weight is compressed or dynamic. With fewer than `least` groups it does not apply.
 
 Why it helps: ten such convolutions of one decoder, with 1024 groups or more, ran on the CPU (reported, one
 model for A19, iOS 26: john-rocky/CoreML-LLM); what it gains in time was not measured.

@@ -19,18 +19,21 @@ After::
     }
 
 The parts are of nearly equal length. Stored weights are cut when the pass runs, compressed ones in their form.
+Rows that a reshape flattens (the channels of an image, say) are cut before it, so that no long row is made.
 
 Refuses when the summed length is symbolic, and when a palette's vectors would be cut.
 
 Why it helps: a product of more than 32768 terms does not fit into the memory for kernels (64 KiB) and was not
-placed on the ANE (measured through Core ML on M4, macOS 27). The same products are summed in another order:
-proved algebraically, and checked at each site in fp32. What it gains in time was not measured.
+placed on the ANE (measured through Core ML on M4, macOS 27); axes beyond 16384 keep an op off the engine of M1
+to M3 (reported). The same products are summed in another order: proved algebraically, and checked at each site
+in fp32. What it gains in time was not measured.
 
 Grade: proved.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -42,10 +45,15 @@ from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.reading import flag
 from anesurgery.facts.weight_edits import pieces
 from anesurgery.facts.work import is_stored
-from anesurgery.mil import Program, Var, is_symbolic, mb
+from anesurgery.mil import Program, Var, consumers, is_output, is_symbolic, mb, producer, static_shape
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
+
+Flat = tuple[Var, int]
+"""What rows are flattened from, and its first axis in a row."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,11 @@ class SplitInnerAxis(Rewrite):
         if type(self.most) is not int or self.most < 1:
             raise PassError(f"{self.name}: most={self.most!r}; it must be a positive integer")
 
+    @classmethod
+    def variants(cls, target: Target) -> tuple[Pass, ...]:
+        """Rows as long as the target takes."""
+        return (cls(most=min(cls.most, int(target.least("axis")[0]))),)
+
     def pattern(self, op: Ops) -> OpPattern:
         """Every product of rows."""
         return op.any("matmul", "linear")(x=var("x"))
@@ -77,14 +90,18 @@ class SplitInnerAxis(Rewrite):
             return Refusal(f"%{m.x.name} has the symbolic length {length} along the summed axis", op)
         if length <= self.most:
             return None
-        parts = -(-int(length) // self.most)
-        edges = [int(length) * i // parts for i in range(parts + 1)]
-        return m.bind(other=other, axes=(axis, against), edges=edges)
+        flat = _flattened(m.x, self.most) if axis == -1 else None
+        unit = int(length) // int(flat[0].shape[flat[1]]) if flat is not None else 1
+        parts = -(-(int(length) // unit) // (self.most // unit))
+        edges = [unit * (int(length) // unit * i // parts) for i in range(parts + 1)]
+        return m.bind(other=other, axes=(axis, against), edges=edges, flat=flat)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The products of the parts, added."""
         op, linear = m.root, m.root.op_type == "linear"
-        lefts, rights = (_parts(mb, v, a, m.edges) for v, a in zip((m.x, m.other), m.axes, strict=True))
+        (axis, against), flat = m.axes, m.flat
+        lefts = _parts(mb, m.x, axis, m.edges) if flat is None else _rows(mb, m.x, flat, m.edges)
+        rights = _parts(mb, m.other, against, m.edges)
         rest = {k: v for k, v in op.inputs.items() if v is not None and k not in ("x", "y", "weight")}
         total: Var | None = None
         for left, right in zip(lefts, rights, strict=True):
@@ -94,6 +111,31 @@ class SplitInnerAxis(Rewrite):
             total = product if total is None else mb.add(x=total, y=product)
         assert total is not None
         return total
+
+
+def _flattened(x: Var, most: int) -> Flat | None:
+    """What a reshape flattens to the rows of `x`, which nothing else reads, and its first axis in a row."""
+    made = producer(x, "reshape")
+    old, new = (static_shape(made.x), static_shape(x)) if made is not None else (None, None)
+    if made is None or old is None or new is None or len(consumers(x)) > 1 or is_output(x):
+        return None
+    axis = next((a for a in range(len(old)) if math.prod(old[a:]) == new[-1] and old[a] > 1), None)
+    if axis is None or math.prod(old[:axis]) != math.prod(new[:-1]) or new[-1] // old[axis] > most:
+        return None
+    return made.x, axis
+
+
+def _rows(mb: Builder, x: Var, flat: Flat, edges: Sequence[int]) -> list[Var]:
+    """The rows, from parts of what they are flattened from."""
+    source, axis = flat
+    unit = int(x.shape[-1]) // int(source.shape[axis])
+    sizes = [(b - a) // unit for a, b in pairwise(edges)]
+    parts = mb.split(x=source, split_sizes=sizes, axis=axis, name=f"{source.name}_part")
+    lead = [int(d) for d in x.shape[:-1]]
+    return [
+        mb.reshape(x=part, shape=[*lead, size * unit], name=f"{x.name}_part")
+        for part, size in zip(parts, sizes, strict=True)
+    ]
 
 
 def _parts(mb: Builder, v: Var, axis: int, edges: Sequence[int]) -> list[Var]:

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import anesurgery as ane
 from anesurgery.errors import PassError, ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import split_inner_axis
 from anesurgery.passes.split_inner_axis import SplitInnerAxis
+from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 WEIGHT = np.random.default_rng(0).standard_normal((3, 10)).astype(np.float32)
@@ -81,3 +83,54 @@ def test_a_part_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_inner_axis, "_parts", wrong)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(SplitInnerAxis(most=5), CASES["dynamic"])
+
+
+def flattened(shape: tuple[int, ...], rows: tuple[int, ...]) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        weight = np.random.default_rng(0).standard_normal((3, rows[-1])).astype(np.float32)
+        return mb.linear(x=mb.reshape(x=mb.relu(x=x), shape=rows), weight=weight, bias=weight[:, 0], name="y")
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "most"),
+    [
+        ((1, 6, 2, 2), (1, 24), 8),
+        ((2, 5, 3, 1), (2, 15), 7),
+        ((1, 7, 4), (28,), 12),
+        ((2, 1, 6, 4), (2, 24), 9),
+    ],
+)
+def test_no_long_row_is_made_of_what_a_reshape_flattens(
+    shape: tuple[int, ...], rows: tuple[int, ...], most: int
+) -> None:
+    program = flattened(shape, (1, *rows) if len(rows) == 1 else rows)
+    after, session = apply_pass(SplitInnerAxis(most=most), program)
+    lengths = [op.outputs[0].shape[-1] for op in walk_ops(after) if op.op_type == "reshape"]
+    assert lengths, session.refusals
+    assert max(lengths) <= most
+    assert session.changes[0].proof is not None
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def test_rows_that_are_read_elsewhere_or_too_coarse_are_cut_themselves() -> None:
+    after, _ = apply_pass(SplitInnerAxis(most=3), flattened((1, 3, 4), (1, 12)))
+    assert [op.outputs[0].shape for op in walk_ops(after) if op.op_type == "reshape"] == [(1, 12)]
+
+
+def test_a_dense_layer_after_a_large_image_is_legal_on_an_m1() -> None:
+    """256 channels of 12 x 12 are a row of 36864."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 256, 12, 12), types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        weight = np.zeros((8, 36864), np.float16)
+        return mb.linear(x=mb.reshape(x=mb.relu(x=x), shape=[1, 36864]), weight=weight)
+
+    target = Target.parse("M1/macOS 14")
+    (step,) = SplitInnerAxis.variants(target)
+    found = ane.inspect(program, target=target)
+    assert ("long-rows", "split_inner_axis") in {(f.rule, f.remedy) for f in found.all_findings}
+    after = ane.apply(program, [step], prove=None, quiet=True).program
+    assert all(row.legal for row in ane.inspect(after, target=target).ops)

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """`ct.convert` collects garbage each time, which takes as long as there are objects to look at.
 
-    What the imports and the collection of tests made stays until the end, so it need not be looked at.
+    Python's own collections are enough here. What the imports and the collection of tests made stays until the
+    end, so they need not look at it.
     """
+    from coremltools.converters import _converters_entry
+
+    _converters_entry.gc = SimpleNamespace(collect=lambda: 0)
     gc.collect()
     gc.freeze()
 

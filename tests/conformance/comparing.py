@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
+ALL_OF = 20
+"""Programs and networks of one test that are rewritten before a stride is taken."""
+
 
 class Recorder:
     """What the running test did."""
 
     def __init__(self) -> None:
-        self.both_sources, self.mutate = False, ""
+        self.both_sources, self.mutate, self.stride = False, "", 1
         self.rewriting: Any = None
         self.reset()
 
@@ -25,6 +28,12 @@ class Recorder:
         self.xfail = ""
         self.passes: list[dict[str, Any]] = []
         self.rewritten: list[dict[str, Any]] = []
+        self.built = 0
+
+    def in_stride(self) -> bool:
+        """Is the next model that the test runs one of those that are rewritten?"""
+        self.built += 1
+        return self.built <= ALL_OF or self.built % self.stride == 0
 
 
 RECORD = Recorder()

@@ -12,6 +12,7 @@ Options:
 * `--mutate scale|shift|negate|zero`: spoil every output, to see how many tests notice.
 * `--passes NAME,...`: rewrite each program too, and compare (see `rewritten.py`).
 * `--passes-every N`: only of every N-th test that runs.
+* `--passes-stride N`: of what one test builds, the first twenty and then every N-th.
 * `--past-xfail`: go on where a test calls `pytest.xfail`, and note how it ends: most of them are about Macs.
 
 ML Programs and neural networks predict, alone or in a pipeline; models of other kinds load, and refuse.
@@ -161,7 +162,8 @@ class Model:
             RECORD.predictions += 1
             if RECORD.rewriting is not None and not self.rewritten:
                 self.rewritten = True
-                RECORD.rewriting.check(self._stated(given), predictor, given)
+                if RECORD.in_stride():
+                    RECORD.rewriting.check(self._stated(given), predictor, given)
             made = predictor(given, state=None if state is None else state.boxes)
         except SurgeryError as error:  # in the words of Core ML
             raise RuntimeError(f"Unable to compute the prediction using ML Program: {error}") from error
@@ -286,6 +288,7 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption("--mutate", choices=["", *MUTATIONS], default="")
     group.addoption("--passes", default="")
     group.addoption("--passes-every", type=int, default=1)
+    group.addoption("--passes-stride", type=int, default=1)
     group.addoption("--past-xfail", action="store_true")
 
 
@@ -296,6 +299,7 @@ def pytest_configure(config: Any) -> None:
 
     RECORD.both_sources = config.getoption("--both-sources")
     RECORD.mutate = config.getoption("--mutate")
+    RECORD.stride = config.getoption("--passes-stride")
     ct.models.MLModel.predict = _compare_in_memory(ct.models.MLModel.predict)
     testing_utils.apply_pass_and_basic_check = same_numbers(testing_utils.apply_pass_and_basic_check)
     np.testing.assert_allclose = recorded(np.testing.assert_allclose)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.first
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    options = ["--sample", "12", "--every", "5", "--passes", "neuralnetwork_ane"]
+    options = ["--sample", "12", "--every", "5", "--passes", "neuralnetwork_ane", "--passes-stride", "11"]
     folder = tmp_path_factory.mktemp("networks")
     return run.run_suites(["neural_network", "network_ops"], folder, options)
 

@@ -17,45 +17,74 @@ from anesurgery.placement import Estimate, Inspection
 from anesurgery.show.page import page
 
 Browse = Callable[..., str]
+Views = Callable[..., str]
+
+
+def started(file: Path, *flags: str) -> str:
+    """The document that Chromium makes of a file, after its scripts; whatever it complains of is an error."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    done = subprocess.run(
+        [
+            chromium,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            f"--user-data-dir={file.parent / 'profile'}",
+            "--virtual-time-budget=3000",
+            "--enable-logging=stderr",
+            "--dump-dom",
+            *flags,
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
 
 
 @pytest.fixture
 def browse(tmp_path: Path) -> Browse:
-    """The document that Chromium makes of a page, after its scripts; whatever it complains of is an error."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed")
+    """What a browser makes of a page and of a script after it."""
 
-    def look(made: str, address: str = "", script: str = "", *flags: str) -> str:
+    def look(made: str, script: str = "", *flags: str) -> str:
         file = tmp_path / "page.html"
         file.write_text(made.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
-        done = subprocess.run(
-            [
-                chromium,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-quic",
-                "--no-first-run",
-                "--disable-background-networking",
-                "--disable-component-update",
-                "--disable-sync",
-                f"--user-data-dir={tmp_path / 'profile'}",
-                "--virtual-time-budget=3000",
-                "--enable-logging=stderr",
-                "--dump-dom",
-                *flags,
-                f"{file.as_uri()}{address}",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        assert "CONSOLE" not in done.stderr, done.stderr
-        return done.stdout
+        return started(file, *flags)
 
     return look
+
+
+SEND = """<script>addEventListener("load", () => setTimeout(() =>
+  parent.postMessage([window.name, document.documentElement.outerHTML], "*")));</script></body>"""
+COLLECT = """<!doctype html><html><head><title>none</title></head><body>
+<script>const made = {};
+addEventListener("message", (e) => {
+  made[e.data[0]] = e.data[1];
+  document.getElementById("made").textContent = JSON.stringify(made).replaceAll("<", "\\\\u003c");
+});</script><script type="application/json" id="made"></script>"""
+
+
+def in_frames(folder: Path, frames: list[tuple[str, str]], *flags: str) -> list[str]:
+    """What one browser makes of several frames: their attributes, and the page in each, which sends itself."""
+    lines = [f'<iframe name="{k}" {how}></iframe>' for k, (how, _) in enumerate(frames)]
+    for k, (_, made) in enumerate(frames):
+        (folder / f"{k}.html").write_text(made, encoding="utf-8")
+    file = folder / "frames.html"
+    file.write_text(f"{COLLECT}{''.join(lines)}</body></html>", encoding="utf-8")
+    sent = re.search(r'id="made">(.*?)</script>', started(file, *flags), re.S)
+    assert sent
+    documents = json.loads(sent[1])
+    return [documents[str(k)] for k in range(len(frames))]
 
 
 def column(document: str, number: int) -> list[str]:
@@ -67,45 +96,72 @@ def column(document: str, number: int) -> list[str]:
     return [re.sub(r"<[^>]+>", "", c[number]) for c in cells]
 
 
+def three() -> Inspection:
+    """Three ops; nothing is known of the time of the second."""
+    rows = [row(k, "x", "ane", estimate=None if k == 1 else Estimate(3.0 - k, 1.0)) for k in range(3)]
+    return inspection(rows)
+
+
+FILTERS: dict[str, list[str]] = {
+    "#q=NORM": ["18"],
+    "#q=dtype-int32": ["0"],
+    "#unit=cpu": ["0", "19"],
+    "#segment=2": ["18"],
+    "#attention=1": ["0", "18", "19"],
+    "#rule=dtype-int32": ["0"],
+    "#type=linear": ["19"],
+    "#unit=unknown": ["18"],
+    "#q=nothing": [],
+    "#sort=nonsense&unit=cpu": ["0", "19"],
+}
+"""Address of a page -> the ops that it shows."""
+SORTS = [(three, "#sort=ane"), (three, "#sort=ane&dir=desc"), (large, "#sort=flop&dir=desc")]
+
+
+@pytest.fixture(scope="module")
+def views(tmp_path_factory: pytest.TempPathFactory) -> Views:
+    """What one browser makes of pages by name (one of `ODD` or `twenty`, `three`, `large`) and address."""
+    asked = [(name, "", ODD[name]) for name in ODD]
+    asked += [("twenty", address, twenty()) for address in FILTERS]
+    asked += [(made.__name__, address, made()) for made, address in SORTS]
+    frames = [
+        (f'src="{k}.html{html.escape(address)}" width="1280" height="900"', page(made).replace("</body>", SEND))
+        for k, (_, address, made) in enumerate(asked)
+    ]
+    documents = in_frames(tmp_path_factory.mktemp("views"), frames)
+    found = {(name, address): document for (name, address, _), document in zip(asked, documents, strict=True)}
+    return lambda name, address="": found[name, address]
+
+
 @pytest.mark.parametrize("name", ODD)
-def test_a_browser_has_nothing_to_complain_of(name: str, browse: Browse) -> None:
-    document = browse(page(ODD[name]))
+def test_a_browser_has_nothing_to_complain_of(name: str, views: Views) -> None:
+    document = views(name)
     assert "<title>owned</title>" not in document
     rows = sum(len(p.ops) for p in [ODD[name], *ODD[name].parts.values()])
     assert f"{rows:,} of {rows:,} ops" in document
     assert len(column(document, 0)) == min(rows, 150)
 
 
-def test_the_address_sorts(browse: Browse) -> None:
-    document = browse(page(large()), "#sort=flop&dir=desc")
+def test_a_complaint_of_any_frame_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="nobody is not defined"):
+        in_frames(tmp_path, [('src="0.html"', f"<body><script>nobody()</script>{SEND}")])
+
+
+def test_the_address_sorts(views: Views) -> None:
+    document = views("large", "#sort=flop&dir=desc")
     expected = sorted(large().ops, key=lambda r: (-r.flop, r.index))[:150]
     assert column(document, 0) == [str(r.index) for r in expected]
     assert 'aria-sort="descending"' in document
 
 
-def test_what_is_not_known_sorts_last_either_way(browse: Browse) -> None:
-    rows = [row(k, "x", "ane", estimate=None if k == 1 else Estimate(3.0 - k, 1.0)) for k in range(3)]
-    assert column(browse(page(inspection(rows)), "#sort=ane"), 0) == ["2", "0", "1"]
-    assert column(browse(page(inspection(rows)), "#sort=ane&dir=desc"), 0) == ["0", "2", "1"]
+def test_what_is_not_known_sorts_last_either_way(views: Views) -> None:
+    assert column(views("three", "#sort=ane"), 0) == ["2", "0", "1"]
+    assert column(views("three", "#sort=ane&dir=desc"), 0) == ["0", "2", "1"]
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("#q=NORM", ["18"]),
-        ("#q=dtype-int32", ["0"]),
-        ("#unit=cpu", ["0", "19"]),
-        ("#segment=2", ["18"]),
-        ("#attention=1", ["0", "18", "19"]),
-        ("#rule=dtype-int32", ["0"]),
-        ("#type=linear", ["19"]),
-        ("#unit=unknown", ["18"]),
-        ("#q=nothing", []),
-        ("#sort=nonsense&unit=cpu", ["0", "19"]),
-    ],
-)
-def test_the_address_filters(address: str, expected: list[str], browse: Browse) -> None:
-    assert column(browse(page(twenty()), address), 0) == expected
+@pytest.mark.parametrize("address", FILTERS)
+def test_the_address_filters(address: str, views: Views) -> None:
+    assert column(views("twenty", address), 0) == FILTERS[address]
 
 
 def test_clicks_sort_and_unfold(browse: Browse) -> None:
@@ -174,17 +230,17 @@ def long_names() -> Inspection:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_at_every_width_one_page_fits_and_words_have_room(width: int, scheme: str, browse: Browse) -> None:
-    """In a frame of that width: windows of a browser have a least width of their own."""
-    for made in (page(long_names()), page(long_names(), ODD["twenty"])):
-        measure = f"<script>{MEASURE}parent.postMessage(document.title, '*')</script>"
-        inner = html.escape(made.replace("</body>", f"{measure}</body>"))
-        frame = f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{inner}"></iframe>'
-        outer = f"<!doctype html><html><head><title>none</title></head><body>{frame}</body></html>"
-        listen = "addEventListener('message', (e) => { document.title = e.data; });"
-        shade = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
-        document = browse(outer.replace("<body>", f"<body><script>{listen}</script>"), "", "", shade)
+def test_at_every_width_a_page_fits_and_words_have_room(scheme: str, tmp_path: Path) -> None:
+    """In frames of such widths: windows of a browser have a least width of their own."""
+    measured = f"<script>{MEASURE}</script>{SEND}"
+    pages = [m.replace("</body>", measured) for m in (page(long_names()), page(long_names(), ODD["twenty"]))]
+    asked = [(width, made) for made in pages for width in WIDTHS]
+    frames = [
+        (f'src="{k}.html" style="width: {width}px; height: 900px; border: 0"', made)
+        for k, (width, made) in enumerate(asked)
+    ]
+    shade = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
+    for document, (width, _) in zip(in_frames(tmp_path, frames, shade), asked, strict=True):
         title = re.search(r"<title>measured (.*?)</title>", document)
         assert title, document[:500]
         found = json.loads(html.unescape(title[1]))
@@ -210,7 +266,7 @@ def test_a_click_on_a_cell_shows_its_row_however_far_down(browse: Browse) -> Non
       const edge = run.getBoundingClientRect();
       run.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: edge.left + edge.width / 59 * 3.5 }));
     """
-    document = browse(page(large()), "", click, "--window-size=1300,900")
+    document = browse(page(large()), click, "--window-size=1300,900")
     assert re.search(r'<tr class="here"><td[^>]*>1204</td>', document)
 
 

@@ -7,13 +7,13 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conversion import convert as convert_module
+from conversion import convert_quickly
 
 from anesurgery import frontend
 from anesurgery.interpret import evaluate
@@ -32,14 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """`ct.convert` collects garbage each time, which takes as long as there are objects to look at.
-
-    Python's own collections are enough here. What the imports and the collection of tests made stays until the
-    end, so they need not look at it.
-    """
-    from coremltools.converters import _converters_entry
-
-    _converters_entry.gc = SimpleNamespace(collect=lambda: 0)
+    """What imports and the collection of tests made stays: no collection of garbage looks at it again."""
+    convert_quickly()
     gc.collect()
     gc.freeze()
 

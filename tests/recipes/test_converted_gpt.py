@@ -20,7 +20,7 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
 from anesurgery.testing import apply_pass, assert_same_numbers
 
-WORDS = 2500
+WORDS, LENGTH = 2500, 40
 
 
 class Gpt(torch.nn.Module):
@@ -29,11 +29,11 @@ class Gpt(torch.nn.Module):
     def __init__(self, selects: bool) -> None:
         super().__init__()
         self.selects = selects
-        self.wte, self.wpe = torch.nn.Embedding(WORDS, 16), torch.nn.Embedding(8, 16)
+        self.wte, self.wpe = torch.nn.Embedding(WORDS, 16), torch.nn.Embedding(LENGTH, 16)
         self.norm, self.qkv = torch.nn.LayerNorm(16), torch.nn.Linear(16, 48)
         self.mlp, self.last_norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
-        self.register_buffer("mask", torch.tril(torch.ones(8, 8)) == 0)
-        self.register_buffer("positions", torch.arange(8))
+        self.register_buffer("mask", torch.tril(torch.ones(LENGTH, LENGTH)) == 0)
+        self.register_buffer("positions", torch.arange(LENGTH))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.wte(ids) + self.wpe(self.positions)
@@ -48,7 +48,7 @@ class Gpt(torch.nn.Module):
 @cache
 def converted(how: str, ios: int, precision: str, selects: bool = False) -> Program:
     torch.manual_seed(0)
-    module, ids = Gpt(selects).eval(), torch.zeros(1, 8, dtype=torch.int64)
+    module, ids = Gpt(selects).eval(), torch.zeros(1, LENGTH, dtype=torch.int64)
     program: Program = convert(module, {"ids": ids}, how, f"iOS{ios}", precision)._mil_program
     return program
 
@@ -70,7 +70,7 @@ def once(step: Pass, program: Program) -> tuple[Program, Session]:
 
 
 def inputs_of(program: Program) -> dict[str, Any]:
-    ids = np.array([[0, WORDS - 1, 2048, 2049, 7, 64, 63, 1]], np.int32)
+    ids = np.resize(np.array([[0, WORDS - 1, 2048, 2049, 7, 64, 63, 1]], np.int32), (1, LENGTH))
     return {next(iter(program.functions["main"].inputs)): ids}
 
 
@@ -93,7 +93,7 @@ def test_select_last_token(how: str, ios: int, precision: str, step: SelectLastT
     program = converted(how, ios, precision)
     after, session = once(step, program)
     assert_same_numbers(program, after, inputs_of(program), rtol=1e-5, session=session)
-    assert norms(after) == [(1, 8, 16), (1, 1, 16)]
+    assert norms(after) == [(1, LENGTH, 16), (1, 1, 16)]
     assert after.functions["main"].outputs[0].shape == (1, 1, WORDS)
 
 
@@ -102,7 +102,7 @@ def test_a_gpt_that_selects_by_itself(how: str, ios: int) -> None:
     program = converted(how, ios, "FLOAT16", selects=True)
     after, _ = once(SelectLastToken(), program)
     assert_same_numbers(program, after, inputs_of(program), rtol=1e-5)
-    assert norms(after) == [(1, 8, 16), (1, 1, 16)]
+    assert norms(after) == [(1, LENGTH, 16), (1, 1, 16)]
 
 
 @pytest.mark.parametrize("ios", [15, 18])
@@ -110,17 +110,17 @@ def test_both_at_conversion_time(ios: int) -> None:
     """Inside coremltools' own pipeline, where scopes are kept by coremltools."""
     pipeline = pass_pipeline([SelectLastToken(), EmbeddingMatmul()])
     torch.manual_seed(0)
-    module, ids = Gpt(selects=False).eval(), torch.zeros(1, 8, dtype=torch.int64)
+    module, ids = Gpt(selects=False).eval(), torch.zeros(1, LENGTH, dtype=torch.int64)
     with quiet_host():
         made = ct.convert(
             torch.jit.trace(module, ids),  # type: ignore[no-untyped-call]
-            inputs=[ct.TensorType("ids", (1, 8), dtype=np.int32)],
+            inputs=[ct.TensorType("ids", (1, LENGTH), dtype=np.int32)],
             minimum_deployment_target=getattr(ct.target, f"iOS{ios}"),
             pass_pipeline=pipeline,
             skip_model_load=True,
         )
     after = made._mil_program
-    assert norms(after) == [(1, 8, 16), (1, 1, 16)]
+    assert norms(after) == [(1, LENGTH, 16), (1, 1, 16)]
     assert "gather" not in [op.op_type for op in walk_ops(after)]
     inputs = inputs_of(converted("trace", ios, "FLOAT16"))
     expected = run(converted("trace", ios, "FLOAT16"), inputs)

@@ -101,8 +101,8 @@ def test_maxima_are_bit_exact(kernel: int, stride: int) -> None:
     for begin, end in {(0, 0), (kernel // 2, kernel // 3), (kernel - 1, kernel - 1), (1, 0)}:
         if max(begin, end) >= kernel:
             continue
-        spec = pooled((37, 41), (kernel, 2), (stride, 1), **valid(begin, end, 0, 1))
-        old, new, _ = both(spec, floats(1, 2, 37, 41) - 10)  # a zero of the padding would win
+        spec = pooled((37, 7), (kernel, 2), (stride, 1), **valid(begin, end, 0, 1))
+        old, new, _ = both(spec, floats(1, 2, 37, 7) - 10)  # a zero of the padding would win
         np.testing.assert_array_equal(new, old)
 
 

@@ -81,15 +81,22 @@ def _numbers(name: str, tensor: torch.Tensor) -> Array:
     """The numbers of a tensor.
 
     Raises:
-        InterpretError: it is a meta tensor, sparse, or quantized.
+        InterpretError: it is a meta tensor, nested, sparse or quantized, or of a dtype that numpy lacks.
     """
+    if tensor.is_nested:
+        raise InterpretError(f"input {name!r} is a nested tensor; give one of one shape, padded")
     if tensor.is_meta:
         raise InterpretError(f"input {name!r} is a meta tensor, which holds no numbers; give a real one")
     if tensor.layout != torch.strided or tensor.is_quantized:
         how = "quantized; give tensor.dequantize()" if tensor.is_quantized else "sparse; give tensor.to_dense()"
         raise InterpretError(f"input {name!r} is a tensor that is {how}")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+    try:
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+    except TypeError as error:
+        raise InterpretError(
+            f"input {name!r} holds {plain.dtype}, which numpy lacks; give tensor.float()"
+        ) from error
 
 
 def _array(name: str, kind: Any, value: Any) -> Any:

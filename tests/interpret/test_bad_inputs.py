@@ -53,8 +53,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"x": "text"}, "input 'x'"),
         ({"x": torch.eye(2, 3).to_sparse()}, "input 'x' is a tensor that is sparse; give tensor.to_dense()"),
         ({"x": torch.empty(2, 3, device="meta")}, "input 'x' is a meta tensor, which holds no numbers"),
+        ({"x": torch.nested.nested_tensor([torch.ones(3), torch.ones(2)])}, "input 'x' is a nested tensor"),
+        ({"x": torch.ones(2, 3).to(torch.float8_e4m3fn)}, "holds torch.float8_e4m3fn, which numpy lacks"),
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_what_is_no_input_is_an_error(use: str, values: Any, words: str, package: Path) -> None:
     if isinstance(values, list) and use not in ("ranges", "inspect"):

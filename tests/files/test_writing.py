@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
+from anesurgery.commands import app as cli
+from anesurgery.commands.options import BAD_INPUT
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files import arrays, writing
 from anesurgery.files.package import save, to_mlmodel
@@ -265,17 +268,23 @@ def test_files_beside_a_model_are_not_overwritten_by_themselves(tmp_path: Path) 
     assert arrays.read(tmp_path / "a.npz")["x"].all()
 
 
-def test_run_does_not_replace_a_file_unasked(package: Path, tmp_path: Path) -> None:
+def test_run_does_not_replace_a_file_unasked(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     inputs = tmp_path / "inputs.npz"
     np.savez(inputs, x=np.ones((2, 3), np.float32))
     before = inputs.read_bytes()
-    command = [sys.executable, "-m", "anesurgery", "run", str(package), "--inputs", str(inputs), "--out"]
-    done = subprocess.run([*command, str(inputs)], capture_output=True, text=True, check=False)
-    assert done.returncode
-    assert "exists; choose another name" in done.stderr
+    command = ["anesurgery", "run", str(package), "--inputs", str(inputs), "--out", str(inputs)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == BAD_INPUT
+    assert "exists; choose another name" in capsys.readouterr().err
     assert inputs.read_bytes() == before
-    done = subprocess.run([*command, str(inputs), "--overwrite"], capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
+    monkeypatch.setattr(sys, "argv", [*command, "--overwrite"])
+    with suppress(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err == ""
     assert list(arrays.read(inputs)) == ["y"]
 
 

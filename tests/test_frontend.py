@@ -175,7 +175,8 @@ def converted_module(
 def test_each_conversion_agrees_with_torch(name: str, how: str) -> None:
     module = Module(CASES[name])
     (found,) = run(converted_module(module, how), {"x": X.numpy()}).values()
-    expected = module(X).numpy()
+    # in fp32 torch's bicubic kernels place the pixels to about 1e-6, each width of vectors in its own way
+    expected = module(X.double() if name.startswith("bicubic") else X).numpy()
     assert found.shape == expected.shape
     assert_close(found, expected, rtol=1e-6)
 

@@ -11,11 +11,9 @@ from itertools import accumulate
 from rich.filesize import decimal
 
 from anesurgery.errors import SurgeryError
-from anesurgery.files.mil_types import shape_of, type_text
-from anesurgery.splitting.graph import Graph, dtype
+from anesurgery.files.mil_types import type_text
+from anesurgery.splitting.graph import Graph
 
-PASSED = ("fp16", "fp32", "int32")
-"""Element types that an input and an output of a model may have."""
 MOST = 400
 """Places that are considered, at most."""
 SLACK = 1.03
@@ -56,7 +54,7 @@ class Cuts:
         """May it be cut at a place? Not within the use of a state, nor where a value cannot be passed on."""
         graph = self.graph
         inside = {p for users in graph.state_users.values() for p in range(users[0] + 1, users[-1] + 1)}
-        kinds = {name: passes(self.graph, name) for names in self.crossing for name in names}
+        kinds = {name: self.graph.passes(name) for names in self.crossing for name in names}
         return tuple(
             0 < place < len(graph.nodes)
             and place not in inside
@@ -209,7 +207,7 @@ class Cuts:
     def _barred(self) -> str:
         """Which values that cross cannot be inputs, in words: lists, booleans, flexible shapes, scalars."""
         words = self._held(0, len(self.graph.nodes))
-        kinds = {name for names in self.crossing for name in names if not passes(self.graph, name)}
+        kinds = {name for names in self.crossing for name in names if not self.graph.passes(name)}
         first = min(kinds, key=self.graph.maker.__getitem__, default=None)
         if first is None:
             return words
@@ -230,11 +228,3 @@ class Cuts:
             f"the ops from %{nodes[0]} to %{nodes[-1]} need {decimal(self.table[start, end])} of weights, and "
             f"cannot be cut between; the limit is {decimal(limit)}{self._held(start, end)}"
         )
-
-
-def passes(graph: Graph, name: str) -> bool:
-    """Can a value be an output of one model and an input of another?"""
-    kind = graph.type_of(name)
-    if kind.WhichOneof("type") != "tensorType" or dtype(kind) not in PASSED:
-        return False
-    return 1 <= kind.tensorType.rank <= 5 and shape_of(kind) is not None

@@ -12,6 +12,7 @@ from anesurgery.files.compiled import values_of
 from anesurgery.files.mil_types import NAMES, shape_of
 from anesurgery.files.protobuf import HeldWeights, to_proto
 from anesurgery.mil import Program
+from anesurgery.ops import IMPURE
 from anesurgery.ops import names as words
 
 WRITING = words("coreml_update_state write_state")
@@ -23,6 +24,10 @@ HEAVY = words(
 """Ops that are computed once, however few bytes they need."""
 FEW = 4
 """Terms up to which the sums of a product cost no more than other ops."""
+PASSED = ("fp16", "fp32", "int32")
+"""Element types that an input and an output of a model may have."""
+MOST_AGAIN = 1 << 20
+"""Bytes of weights that each chunk may hold to compute a value that cannot be passed."""
 CONE = 48
 """Ops that a chunk may compute again in place of a value that another chunk has."""
 
@@ -76,6 +81,13 @@ class Graph:
             self._types |= self.inputs | {o.name: o.type for n in self.nodes for o in n.op.outputs}
         return self._types[name]
 
+    def passes(self, name: str) -> bool:
+        """Can a value be an output of one model and an input of another?"""
+        kind = self.type_of(name)
+        if kind.WhichOneof("type") != "tensorType" or dtype(kind) not in PASSED:
+            return False
+        return 1 <= kind.tensorType.rank <= 5 and shape_of(kind) is not None
+
     def size(self, name: str) -> int:
         """Bytes of a value; flexible axes count as 1, and what is no tensor as nothing: it is never passed."""
         kind = self.type_of(name)
@@ -123,7 +135,8 @@ class Graph:
     def again(self) -> Mapping[str, frozenset[int]]:
         """Value -> the nodes that compute it from the inputs, where that is cheaper than passing it on.
 
-        They are few, compute nothing heavy, touch no state, and need no more bytes of weights than the value.
+        They are few, compute nothing heavy, touch no state, and need no more bytes of weights than the value; a
+        value that cannot be passed, as a mask of booleans, may need more.
         """
         found: dict[str, frozenset[int]] = {name: frozenset() for name in self.inputs}
         for number, node in enumerate(self.nodes):
@@ -137,14 +150,15 @@ class Graph:
             for at in cone:
                 needed |= self.weights[at]
             for name in node.makes:
-                if sum(needed.values()) <= self.size(name):
+                passed = self.passes(name) or self.type_of(name).WhichOneof("type") != "tensorType"
+                if sum(needed.values()) <= (self.size(name) if passed else MOST_AGAIN):
                     found[name] = cone
         return {name: cone for name, cone in found.items() if name not in self.inputs}
 
     def _is_heavy(self, node: Node) -> bool:
         """Is an op better computed once? Not a product of a few terms, as angles of positions are."""
         if node.op.type != "matmul":
-            return node.op.type in HEAVY | STATEFUL
+            return node.op.type in HEAVY | STATEFUL | IMPURE
         x, out = (shape_of(kind) for kind in (self._operand(node, "x"), node.op.outputs[0].type))
         if x is None or out is None or min(len(x), len(out)) < 2:
             return True

@@ -12,7 +12,6 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from anesurgery.errors import SurgeryError
-from anesurgery.splitting.cuts import passes
 from anesurgery.splitting.graph import WRITING, Graph
 from anesurgery.splitting.phases import joined, phases
 
@@ -45,9 +44,9 @@ def apart(graph: Graph, refused: Collection[str], words: str) -> tuple[Graph, tu
     for number, node in enumerate(graph.nodes):
         for name in node.reads:
             readers.setdefault(name, []).append(number)
-    again = {name: cone for name, cone in graph.again.items() if not passes(graph, name)}
+    again = {name: cone for name, cone in graph.again.items() if not graph.passes(name)}
     for name, maker in graph.maker.items():
-        if name not in again and name in readers and not passes(graph, name):
+        if name not in again and name in readers and not graph.passes(name):
             together.append([maker, *readers[name]])
     numbers = joined(phases(needed, alone), together)
     if not any(numbers):

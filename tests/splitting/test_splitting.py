@@ -389,6 +389,42 @@ def test_chunks_equal_a_whole_whose_weights_find_no_room(monkeypatch: pytest.Mon
     assert ane.compare(loaded, ane.split(loaded, 2), precision="fp16").psnr == np.inf
 
 
+def masked(build: Callable[[Var], Var]) -> Program:
+    """Layers that all read one mask, which is made of an input and a table larger than the mask."""
+    layers = [weight[:32, :32] for weight in WEIGHTS]
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((4, 32), types.fp16), mb.TensorSpec((1,), types.int32)],
+        opset_version=ct.target.iOS18,
+    )
+    def program(x: Var, place: Var) -> Var:
+        keep = build(place)
+        for weight in layers:
+            x = mb.select(cond=keep, a=mb.linear(x=x, weight=weight), b=np.zeros((4, 32), np.float16))
+        return mb.relu(x=x, name="y")
+
+    return program
+
+
+def test_a_mask_of_booleans_is_made_again_where_it_is_read() -> None:
+    """It cannot be passed: the model would be in one piece."""
+    whole = ane.load(masked(lambda place: mb.less(x=np.arange(32, dtype=np.int32), y=place)))
+    chain = ane.split(whole, 3)
+    assert [sum(op.op_type == "less" for op in walk_ops(c.program)) for c in chain.chunks] == [1, 1, 1]
+    assert [len(border.names) for border in chain.borders] == [1, 1]
+    values = {"x": np.ones((4, 32), np.float16), "place": np.array([20], np.int32)}
+    assert ane.compare(whole, chain, values, precision="fp16").psnr == np.inf
+
+
+def test_random_numbers_are_not_drawn_again() -> None:
+    def keep(place: Var) -> Var:
+        return mb.greater(x=mb.random_uniform(shape=np.array([4, 32], np.int32), seed=1), y=np.float32(0.5))
+
+    chain = ane.split(ane.load(masked(keep)), 3)
+    drawn = [sum(op.op_type == "random_uniform" for op in walk_ops(c.program)) for c in chain.chunks]
+    assert sum(drawn) == 1
+
+
 def test_values_that_are_no_tensors_stay_in_one_chunk() -> None:
     @mb.program(input_specs=[mb.TensorSpec((4, 8))], opset_version=ct.target.iOS17)
     def program(x: Var) -> Var:

@@ -1,8 +1,8 @@
 """Edit compressed weights in their compressed form, so that they decode bit for bit to the edited weight.
 
 Indices, quantized numbers and masks are edited as the weight is; scales, offsets and tables as the blocks are
-that they stand for. Padding must decode to what it is filled with: a palette may need an entry for it. Nothing
-is decoded and encoded again.
+that they stand for. Padding must decode to what it is filled with: a palette may need an entry for it. What a
+form cannot hold is refused, unless the caller wants it decoded or encoded again.
 """
 
 from __future__ import annotations

@@ -84,6 +84,9 @@ def modes() -> dict[str, Callable[[Any], Any]]:
             where = {} if axis is None else {"channel_axis": axis}
             made[f"palettes {bits} of {size} on {axis}"] = palettes(**grouped, group_size=size, **where)
         made[f"palettes {bits} with scales"] = palettes(**grouped, group_size=4, enable_per_channel_scale=True)
+    made["palettes 4 of 4 kmeans"] = palettes(
+        mode="kmeans", nbits=4, granularity="per_grouped_channel", group_size=4
+    )
     for bits, dim in ((2, 2), (4, 2), (4, 4)):
         made[f"vectors {bits} of {dim}"] = palettes(mode="kmeans", nbits=bits, cluster_dim=dim)
     for dtype, how in itertools.product(("int8", "uint8", "int4", "uint4"), ("linear", "linear_symmetric")):
@@ -94,6 +97,9 @@ def modes() -> dict[str, Callable[[Any], Any]]:
     made["pruned n:m"] = prune(n_m_ratio=(2, 4))
     made["pruned blocks"] = prune(target_sparsity=0.5, block_size=4)
     made["pruned, palette"] = then(prune(target_sparsity=0.6), palettes(mode="uniform", nbits=4, joint=True))
+    made["pruned, palette kmeans"] = then(
+        prune(target_sparsity=0.6), palettes(mode="kmeans", nbits=4, joint=True)
+    )
     made["pruned, int8"] = then(prune(target_sparsity=0.6), linear(joint=True))
     made["pruned, int4"] = then(prune(target_sparsity=0.6), linear(dtype="int4", joint=True))
     whole = host.OptimizationConfig(

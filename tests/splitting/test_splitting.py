@@ -412,7 +412,7 @@ def test_a_mask_of_booleans_is_made_again_where_it_is_read() -> None:
     chain = ane.split(whole, 3)
     assert [sum(op.op_type == "less" for op in walk_ops(c.program)) for c in chain.chunks] == [1, 1, 1]
     assert [len(border.names) for border in chain.borders] == [1, 1]
-    values = {"x": np.ones((4, 32), np.float16), "place": np.array([20], np.int32)}
+    values: dict[str, Any] = {"x": np.ones((4, 32), np.float16), "place": np.array([20], np.int32)}
     assert ane.compare(whole, chain, values, precision="fp16").psnr == np.inf
 
 

@@ -194,6 +194,44 @@ def test_a_mixture_of_experts_in_groups() -> None:
     assert_close(found, grouped(X).numpy(), rtol=1e-6)
 
 
+MIXTURES: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": {"num_experts": 5, "moe_intermediate_size": 12},
+    "GptOss": {"num_local_experts": 3, "intermediate_size": 12},
+    "Mixtral": {"num_local_experts": 3, "intermediate_size": 12},
+}
+"""With a gate; with biases, transposed and interleaved; and the first of them."""
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_dense_experts_are_those_that_transformers_chooses(name: str) -> None:
+    import transformers
+
+    frontend.register()
+    frontend.register_experts()
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    words = {"hidden_size": 16, "vocab_size": 31, "num_experts_per_tok": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**sizes, **words, **MIXTURES[name])
+    model = getattr(transformers, f"{name}Model")(config).eval().requires_grad_(False)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    experts = next(m for m in model.modules() if hasattr(m, "down_proj") and hasattr(m, "num_experts"))
+    tokens, router = torch.randn(7, 16), torch.randn(7, experts.num_experts).softmax(-1)
+    shares, chosen = router.topk(2, dim=-1)
+    made = {}
+    with torch.no_grad():
+        for how in ("eager", "dense"):
+            model.set_experts_implementation(how)
+            made[how] = experts(tokens, chosen, shares).numpy()
+    assert_close(made["dense"], made["eager"], rtol=1e-5)
+    with pytest.raises(AssertionError):
+        assert_close(made["dense"], experts(tokens, chosen.flip(-1), shares).detach().numpy(), rtol=1e-2)
+    module = Module(lambda x: experts(x, chosen, shares))
+    model = convert(module, {"x": tokens}, "trace", "iOS17", "FLOAT32")
+    (found,) = run(model, {"x": tokens.numpy()}).values()
+    assert_close(found, made["eager"], rtol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["iOS15", "iOS16", "iOS18"])
 @pytest.mark.parametrize("how", ["trace", "export"])

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import mask_chain
 from anesurgery.facts.masks import against_causal, take_apart, without_leading_biases
-from anesurgery.facts.reading import reaches_output, shape_in_words, weight
-from anesurgery.interpret.attentions import attentions
-from anesurgery.mil import Operation, Program, Var, constant, np_dtype, walk_ops
+from anesurgery.facts.reading import reaches_output, readers_after, shape_in_words, weight
+from anesurgery.interpret.attentions import BETWEEN, SCALES, attentions
+from anesurgery.mil import Operation, Program, Var, constant, np_dtype, producer, walk_ops
 from anesurgery.ops import CARRIERS, STATEFUL, UNARY
 
 SIDE = 8
@@ -61,11 +61,12 @@ def makeup(program: Program) -> Makeup:
     functions = list(program.functions.values())
     ops = [op for function in functions for op in walk_ops(function)]
     kinds = Counter(op.op_type for op in ops)
+    softmaxes = (op for op in ops if op.op_type == "softmax")
     sights = Counter(_sight(a.weights) for function in functions for a in attentions(function))
     inputs = [v for function in functions for v in function.inputs.values() if _is_float(v)]
     pictures = tuple(v for v in inputs if is_picture(v))
     return Makeup(
-        attentions=sum(sights.values()),
+        attentions=sum(sights.values()) + sum(_has_sinks(op) for op in softmaxes),
         causal=sights["causal"],
         open=sights["open"],
         convolutions=kinds["conv"] + kinds["conv_transpose"],
@@ -100,6 +101,29 @@ def _sight(op: Operation) -> str:
     if against_causal(parts.keep) is None:
         return "causal"
     return "unknown" if parts.free else "open"
+
+
+def _has_sinks(op: Operation) -> bool:
+    """Is it the softmax of an attention with sinks: scores and a number more, whose weight is dropped again?"""
+    maker = producer(op.x)
+    while maker is not None and maker.op_type in ("sub", "cast", "identity"):  # less its largest
+        maker = producer(maker.x)
+    if maker is None or maker.op_type != "concat":
+        return False
+    products = readers_after(op.outputs[0], SCALES | {"slice_by_index"})
+    return any(map(_is_scored, maker.values)) and any(map(_is_product, products))
+
+
+def _is_scored(var: Var) -> bool:
+    """Do products of two dynamic values give it, scaled and masked?"""
+    op = producer(var)
+    while op is not None and op.op_type in BETWEEN:
+        op = producer(op.b if op.op_type == "select" else op.x)
+    return op is not None and _is_product(op)
+
+
+def _is_product(op: Operation) -> bool:
+    return op.op_type in ("matmul", "einsum") and weight(op) is None
 
 
 def _is_float(var: Var) -> bool:

@@ -22,9 +22,10 @@ import torch
 
 from anesurgery.frontend import assigning
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
+from anesurgery.frontend.experts import register_experts
 from anesurgery.mil import quiet_host
 
-__all__ = ["ALIASES", "CONVERSIONS", "WRAPPERS", "register"]
+__all__ = ["ALIASES", "CONVERSIONS", "WRAPPERS", "register", "register_experts"]
 
 
 def register() -> None:

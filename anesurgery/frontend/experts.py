@@ -1,10 +1,16 @@
-"""Mixtures of experts: how many tokens each one has, and the products of all of them."""
+"""Mixtures of experts: transformers' own ways to compute them, and one in which every expert sees every token.
+
+`register_experts()` offers the latter to transformers as "dense": `model.set_experts_implementation("dense")`.
+Its products are by constant matrices, as the Neural Engine takes them; nothing is gathered, sorted or grouped.
+Each expert computes every token: the flop of the experts grows by their number over those chosen for a token.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery.frontend.arguments import argument, dtype_of, inputs_of, known_value, promoted
 from anesurgery.mil import Var, is_symbolic, mb, types
@@ -41,3 +47,39 @@ def grouped_product(context: Any, node: Any) -> None:
     zero = types.nptype_from_builtin(x.dtype)(0)
     chosen = mb.select(cond=mb.expand_dims(x=own, axes=[2]), a=products, b=zero)
     context.add(mb.reduce_sum(x=chosen, axes=[0], name=node.name))
+
+
+def register_experts() -> None:
+    """Offer "dense" to transformers, as another `experts_implementation`."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register("dense", dense_experts)
+
+
+def dense_experts(
+    experts: Any, tokens: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
+) -> torch.Tensor:
+    """What all experts make of all tokens, each times its share of the token: 0 unless it was chosen.
+
+    Tokens are (token, channel); `chosen` and `shares` say which experts a token has, and how much of each.
+    """
+    numbers = torch.arange(experts.num_experts, device=tokens.device)
+    own = (chosen[..., None] == numbers).to(tokens.dtype)
+    weights = (own * shares[..., None].to(tokens.dtype)).sum(dim=1)  # of each expert for each token
+    name = "gate_up_proj" if experts.has_gate else "up_proj"
+    total = torch.zeros_like(tokens)
+    for i in range(experts.num_experts):
+        made = _product(experts, name, i, tokens)
+        made = experts._apply_gate(made) if experts.has_gate else experts.act_fn(made)
+        made = _product(experts, "down_proj", i, made)
+        if experts.has_post_expert_norm:
+            made = experts.post_expert_norm(made)
+        total = total + made * weights[:, i : i + 1]
+    return total
+
+
+def _product(experts: Any, name: str, i: int, x: torch.Tensor) -> torch.Tensor:
+    """X times a matrix of one expert, and its bias."""
+    weight = getattr(experts, name)[i]
+    bias = getattr(experts, f"{name}_bias")[i] if experts.has_bias else None
+    return torch.nn.functional.linear(x, weight.t() if experts.is_transposed else weight, bias)

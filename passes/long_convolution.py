@@ -46,7 +46,7 @@ from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.axis_phases import framed, unfolded
 from anesurgery.facts.reading import ints, number
 from anesurgery.facts.window_pads import window_pads
-from anesurgery.mil import Array, Program, Var, constant, mb, producer, static_shape
+from anesurgery.mil import Array, Operation, Program, Var, constant, mb, producer, static_shape
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
@@ -106,6 +106,8 @@ class LongConvolution(Rewrite):
     """The same for the height (29 on M1, 31 from M4 on)."""
     most_phases: int = 64
     """Most neighbouring results that become channels; weights grow by about that factor."""
+    longest: int = 0
+    """The longest axis: where only the input of a convolution that steps is longer, it is cut. 0: any length."""
 
     def __post_init__(self) -> None:
         for name in ("most_width", "most_height", "most_phases"):
@@ -115,8 +117,8 @@ class LongConvolution(Rewrite):
     @classmethod
     def variants(cls, target: Target) -> tuple[Pass, ...]:
         """Kernels as large as the target takes them."""
-        most_width, most_height = (int(target.least(side)[0]) for side in ("kernel_w", "kernel_h"))
-        return (cls(most_width=most_width, most_height=most_height),)
+        width, height, longest = (int(target.least(side)[0]) for side in ("kernel_w", "kernel_h", "axis"))
+        return (cls(most_width=width, most_height=height, longest=longest),)
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every convolution."""
@@ -129,6 +131,7 @@ class LongConvolution(Rewrite):
             return None
         limits = {len(shape) - 1: ("wide", self.most_width), len(shape) - 2: ("high", self.most_height)}
         axis = next((a for a, (_, most) in limits.items() if a > 1 and shape[a] > most), None)
+        axis = self.long_input(op) if axis is None else axis
         if axis is None:
             return None
         words, most = limits[axis]
@@ -147,6 +150,18 @@ class LongConvolution(Rewrite):
         if numbers > LARGEST:
             return Refusal(f"the folded weight would hold {numbers} numbers, above {LARGEST}", op)
         return m.bind(fold=fold)
+
+    def long_input(self, op: Operation) -> int | None:
+        """The axis that is too long before the convolution only, which steps along it."""
+        given, made = static_shape(op.x), static_shape(op.outputs[0])
+        if not self.longest or given is None or made is None:
+            return None
+        for axis in range(2, len(given)):
+            stride, dilation = ((ints(op, n) or [1, 1])[axis - 2] for n in ("strides", "dilations"))
+            frames = made[axis] + dilation * (int(op.weight.shape[axis]) - 1) // stride
+            if given[axis] > self.longest >= frames and stride > 1:
+                return axis
+        return None
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Frames to channels, the small convolution, channels to neighbours."""

@@ -135,3 +135,30 @@ def test_a_padded_fp16_program_loads_again() -> None:
     after, _ = apply_pass(LongConvolution(), program)
     assert "pad" in {op.op_type for op in walk_ops(after)}
     assert not apply_pass(LongConvolution(), after)[1].changes
+
+
+LONG = [
+    ((1, 1, 60), (4, 1, 10), {"strides": [5]}, 12),
+    ((2, 3, 61), (4, 3, 8), {"strides": [4], "pad_type": "custom", "pad": [2, 3]}, 20),
+    ((1, 1, 40, 6), (2, 1, 3, 3), {"strides": [2, 1], "pad_type": "same"}, 21),
+]
+
+
+@pytest.mark.parametrize(("shape", "weight", "how", "longest"), LONG)
+def test_only_the_input_is_too_long(
+    shape: tuple[int, ...], weight: tuple[int, ...], how: dict[str, Any], longest: int
+) -> None:
+    program = conv(shape, weight, **how)
+    after, session = apply_pass(LongConvolution(longest=longest), program)
+    (small,) = [op for op in walk_ops(after) if op.op_type == "conv"]
+    assert max(small.x.shape[2:]) <= longest, session.refusals
+    assert session.changes[0].proof is not None
+    assert_same_numbers(program, after, rtol=1e-5)
+    assert not apply_pass(LongConvolution(), program)[1].changes
+    assert not apply_pass(LongConvolution(longest=shape[2]), program)[1].changes
+
+
+def test_a_waveform_is_read_in_frames_on_an_m1() -> None:
+    program = conv((1, 1, 48000), (64, 1, 10), strides=[5])
+    found = ane.inspect(program, target="M1/macOS 14").all_findings
+    assert ("conv-input", "long_convolution") in {(f.rule, f.remedy) for f in found}

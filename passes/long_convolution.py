@@ -107,7 +107,7 @@ class LongConvolution(Rewrite):
     most_phases: int = 64
     """Most neighbouring results that become channels; weights grow by about that factor."""
     longest: int = 0
-    """The longest axis: where only the input of a convolution that steps is longer, it is cut. 0: any length."""
+    """The longest axis: where only the input of a convolution that steps is longer, it is cut (0: never)."""
 
     def __post_init__(self) -> None:
         for name in ("most_width", "most_height", "most_phases"):

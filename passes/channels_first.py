@@ -58,13 +58,14 @@ from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.facts.channel_ops import RULES
 from anesurgery.facts.channel_products import why_not
-from anesurgery.facts.channel_regions import LARGEST, build, regions
+from anesurgery.facts.channel_regions import LARGEST, build, forget, regions
 from anesurgery.mil import Program, Var, mb
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.session import Session
 
 NEWEST = 15
 """The newest generation of the engine (A16, M3) for which `auto` tries it; on newer ones evidence is mixed."""
@@ -88,6 +89,13 @@ class ChannelsFirst(Rewrite):
     def pattern(self, op: Ops) -> OpPattern:
         """Every op that has a form on twins."""
         return op.any(*sorted(RULES))()
+
+    def run(self, program: Program, session: Session) -> None:
+        """Region by region; what was found of them is not kept."""
+        try:
+            super().run(program, session)
+        finally:
+            forget()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """The region that begins here, if it pays."""

@@ -16,7 +16,7 @@ import torch
 
 from anesurgery.checking.adversarial import SMALL_CONSTANT
 from anesurgery.facts.slices import reads
-from anesurgery.mil import Operation, Var, constant, np_dtype
+from anesurgery.mil import Array, Operation, Var, constant, np_dtype
 
 ELEMENTS = ("add", "sub", "mul")
 """Ops whose constants are weights where they are vectors; tables and masks are reordered, so that they are not
@@ -41,14 +41,18 @@ class StandIns:
         self.numbers: dict[Var, int] = {}
         """Weight -> the number of its content."""
         known: dict[Any, int] = {}
+        seen: dict[Any, int] = {}
         found = _weights([*old, *new])
         if sum(int(np.size(constant(v))) for v in found) > MOST:
             return  # before they are read
         for var in found:
             array = np.ascontiguousarray(constant(var))
-            if not (array == array.reshape(-1)[0]).all():
+            place = array.__array_interface__["data"][0], array.nbytes, array.dtype.str
+            if place not in seen and not _is_one_number(array):
                 content = array.dtype.str, hashlib.blake2b(array.data, digest_size=16).digest()
-                self.numbers[var] = known.setdefault(content, len(known))
+                seen[place] = known.setdefault(content, len(known))
+            if place in seen:
+                self.numbers[var] = seen[place]
 
     def __bool__(self) -> bool:
         return bool(self.numbers)
@@ -76,6 +80,12 @@ def _weights(ops: Sequence[Operation]) -> list[Var]:
         for var in reads(op):
             found[var] = found.get(var, True) and computes and var in anything
     return [v for v, plain in found.items() if plain and _is_large(v)]
+
+
+def _is_one_number(array: Array) -> bool:
+    """Does it hold one number again and again?"""
+    flat = array.reshape(-1)
+    return bool(flat[0] == flat[-1]) and bool((flat == flat[0]).all())
 
 
 def _is_vector(var: Var) -> bool:

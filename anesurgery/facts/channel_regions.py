@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -122,19 +123,26 @@ class Region:
     def _up_to(self, ops: Sequence[Operation], count: int) -> Sequence[Operation]:
         """The first of some ops, cut where few values go on, so that layers which are alike are cut alike."""
         cost = list(accumulate(op.op_type not in FREE for op in ops))
-        if not ops or cost[-1] <= count:
+        if not ops or cost[-1] <= count // 2:
             return ops
+        going = self._going(ops)
+        if cost[-1] > count and self.moved(self.entries):
+            ends = [i for i, n in enumerate(going) if n == 1 and 0 < cost[i] < count // 2]
+            if ends:  # what comes after it is alike in all layers
+                return ops[: ends[0] + 1]
+        ends = [i for i in range(len(ops)) if count // 2 <= cost[i] <= count]
+        return ops[: min(ends, key=going.__getitem__) + 1]
+
+    def _going(self, ops: Sequence[Operation]) -> list[int]:
+        """How many values go on after each op; one at least."""
         last = {v: i for i, op in enumerate(self.steps) for v in self.read(op)}
         place = {op: i for i, op in enumerate(self.steps)}
-        going: set[Var] = set()
-        best: tuple[int, int] | None = None
-        for i, op in enumerate(ops):
-            going |= set(self.made(op))
-            going = {v for v in going if last.get(v, -1) > place[op]}
-            if count // 2 <= cost[i] <= count and (best is None or len(going) < best[0]):
-                best = len(going), i
-        assert best is not None
-        return ops[: best[1] + 1]
+        values: set[Var] = set()
+        found = []
+        for op in ops:
+            values = {v for v in (*values, *self.read(op), *self.made(op)) if last.get(v, -1) > place[op]}
+            found.append(max(1, len(values)))
+        return found
 
 
 @dataclass
@@ -145,6 +153,10 @@ class _Finder:
     layouts: dict[Var, Layout] = field(default_factory=dict)
     steps: dict[Operation, Step] = field(default_factory=dict)
     asked: dict[Var, Layout] = field(default_factory=dict)
+    laid: list[Var] = field(default_factory=list)
+    """Values that got a layout since it was last looked who reads them."""
+    ops: list[Operation] = field(default_factory=list)
+    place: dict[Operation, int] = field(default_factory=dict)
 
     def get(self, var: Var) -> Layout | None:
         """The layout of a value, or None."""
@@ -158,19 +170,47 @@ class _Finder:
 
     def find(self) -> list[Region]:
         """All regions, each one of ops that share twins."""
-        known = [op for op in self.block.operations if op in _LEFT]
-        self.layouts = {op.outputs[i]: layout for op in known for i, layout in _LEFT[op].items()}
-        self.downstream()
+        return self.grown(list(self.block.operations), set())
+
+    def renew(self) -> list[Region]:
+        """All regions after new ops took the place of some: what reads their results is looked at again."""
+        ops = list(self.block.operations)
+        there = set(ops)
+        fresh = there.difference(self.ops)
+        self.steps = {op: step for op, step in self.steps.items() if op in there}
+        again = {op for op, step in self.steps.items() if step.alone or _reads(op, fresh)}
+        used = {v for op in self.steps for v in (*op.outputs, *(v for _, v in operands(op)))}
+        self.layouts = {v: x for v, x in self.layouts.items() if v in used}
+        for op in again:
+            del self.steps[op]
+        fresh |= again
+        return self.grown(ops, fresh)
+
+    def grown(self, ops: list[Operation], fresh: set[Operation]) -> list[Region]:
+        """The regions after those of some ops that have a form are taken, or of all."""
+        self.ops, self.place = ops, {op: i for i, op in enumerate(ops)}
+        some = [op for op in ops if op in fresh] if fresh else ops
+        self.layouts |= {op.outputs[i]: x for op in ops if op in _LEFT for i, x in _LEFT[op].items()}
+        self.downstream(some)
         while self.upstream():
-            self.downstream()
-        steps = {op: self.steps[op] for op in self.block.operations if op in self.steps}
+            self.downstream([op for v in self.laid for op in consumers(v)])
+        steps = {op: self.steps[op] for op in ops if op in self.steps}
         return [trimmed(region) for region in connected(Region(steps, self.layouts))]
 
-    def downstream(self) -> None:
-        """Take every op that has a form on the twins that are known."""
-        for op in self.block.operations:
-            if op not in self.steps:
-                self.take(op, {})
+    def downstream(self, ops: Iterable[Operation]) -> None:
+        """Take every op that has a form on the twins that are known, in order."""
+        waiting = [self.place[op] for op in ops if op in self.place]
+        heapify(waiting)
+        while waiting:
+            op = self.ops[heappop(waiting)]
+            self.laid.clear()
+            if op not in self.steps and self.take(op, {}):
+                readers = {
+                    r for v in self.laid for r in consumers(v) if r in self.place and r not in self.steps
+                }
+                for reader in readers:
+                    heappush(waiting, self.place[reader])
+        self.laid.clear()
 
     def take(self, op: Operation, wished: dict[Var, Layout]) -> bool:
         """Take an op, if it has a form, and gives the layouts that its results must have."""
@@ -185,6 +225,7 @@ class _Finder:
             return False
         if any(v in self.layouts and v not in made for v in op.outputs):
             return False
+        self.laid += [v for v in (*self.asked, *made) if v not in self.layouts]
         self.layouts |= self.asked | made
         self.steps[op] = step
         return True
@@ -214,6 +255,11 @@ class _Finder:
             if new is not None and sum(_moves(v, x) for v, x in new.items()) <= _moves(var, layout):
                 found = self.take(op, new) or found
         return found
+
+
+def _reads(op: Operation, ops: set[Operation]) -> bool:
+    """Does an op read what some ops make?"""
+    return any(v.op in ops for _, v in operands(op))
 
 
 def _moves(var: Var, layout: Layout) -> bool:
@@ -259,16 +305,24 @@ def trimmed(region: Region) -> Region:
 _LEFT: WeakKeyDictionary[Any, dict[int, Layout]] = WeakKeyDictionary()
 """By op, the layouts of results that left a region: what comes after them can go on from there."""
 
-_FOUND: WeakKeyDictionary[Block, tuple[list[Operation], list[Region]]] = WeakKeyDictionary()
+_FOUND: dict[Block, tuple[_Finder, list[Region]]] = {}
 
 
 def regions(block: Block) -> list[Region]:
-    """The regions of a block, found once for each state of it."""
-    ops = list(block.operations)
-    known = _FOUND.get(block)
-    if known is None or known[0] != ops:
-        known = _FOUND[block] = ops, _Finder(block).find()
-    return known[1]
+    """The regions of a block, found once for each state of it, and kept until `forget`."""
+    if block not in _FOUND:
+        finder = _Finder(block)
+        _FOUND[block] = finder, finder.find()
+    finder, found = _FOUND[block]
+    if finder.ops != list(block.operations):
+        found = finder.renew()
+        _FOUND[block] = finder, found
+    return found
+
+
+def forget() -> None:
+    """Let go of the blocks whose regions were found."""
+    _FOUND.clear()
 
 
 def build(mb: Maker, region: Region) -> dict[Var, Var]:

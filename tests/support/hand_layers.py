@@ -6,19 +6,17 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformer_blocks import HEADS, TOKENS, WIDTH
+from transformer_blocks import Size
 
 from anesurgery.mil import Program, ct, quiet_host
-
-EACH = WIDTH // HEADS
 
 
 class Norm(torch.nn.Module):
     """A layer norm over axis 1, as the op that coremltools has for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.norm = torch.nn.LayerNorm(width)
 
     def forward(self, x: Any) -> Any:
         return self.norm(x.transpose(1, 3)).transpose(1, 3)
@@ -37,50 +35,55 @@ class Attention(torch.nn.Module):
     cos: torch.Tensor
     turn: torch.Tensor
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, size: Size) -> None:
         super().__init__()
-        self.kind, self.shared = kind, 2 if kind == "llama" else 1
-        few = WIDTH // self.shared
-        self.q, self.k, self.v, self.o = (torch.nn.Conv2d(WIDTH, n, 1) for n in (WIDTH, few, few, WIDTH))
-        self.qkv = torch.nn.Conv2d(WIDTH, 3 * WIDTH, 1)
-        self.register_buffer("mask", torch.triu(torch.full((TOKENS, TOKENS), -1e4), 1).T[None, :, None])
-        self.register_buffer("cos", torch.rand(1, WIDTH, 1, TOKENS))
-        turn = torch.zeros(EACH, EACH)
-        turn[: EACH // 2, EACH // 2 :] = -torch.eye(EACH // 2)
-        turn[EACH // 2 :, : EACH // 2] = torch.eye(EACH // 2)
-        self.register_buffer("turn", turn.repeat(HEADS, 1)[:, :, None, None])
+        self.kind, self.width, self.each = kind, size.width, size.width // size.heads
+        self.shared = size.shared if kind == "llama" else 1
+        few, width, tokens = size.width // self.shared, size.width, size.tokens
+        self.q, self.k, self.v, self.o = (torch.nn.Conv2d(width, n, 1) for n in (width, few, few, width))
+        self.qkv = torch.nn.Conv2d(width, 3 * width, 1)
+        self.register_buffer("mask", torch.triu(torch.full((tokens, tokens), -1e4), 1).T[None, :, None])
+        self.register_buffer("cos", torch.rand(1, width, 1, tokens))
+        half, turn = self.each // 2, torch.zeros(self.each, self.each)
+        turn[:half, half:] = -torch.eye(half)
+        turn[half:, :half] = torch.eye(half)
+        self.register_buffer("turn", turn.repeat(size.heads, 1)[:, :, None, None])
 
     def rotated(self, x: Any) -> Any:
         width = x.shape[1]
-        turned = torch.nn.functional.conv2d(x, self.turn[:width], groups=width // EACH)
+        turned = torch.nn.functional.conv2d(x, self.turn[:width], groups=width // self.each)
         return x * self.cos[:, :width] + turned * self.cos[:, :width]
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, seen: Any = None, mask: Any = None) -> Any:
+        seen = x if seen is None else seen
         if self.kind == "gpt2":
-            q, k, v = self.qkv(x).split(WIDTH, 1)
+            q, k, v = self.qkv(x).split(self.width, 1)
         else:
-            q, k, v = self.q(x), self.k(x), self.v(x)
+            q, k, v = self.q(x), self.k(seen), self.v(seen)
         if self.kind == "llama":
             q, k = self.rotated(q), self.rotated(k)
-        queries = q.split(EACH, 1)
-        keys, values = k.transpose(1, 3).split(EACH, 3), v.split(EACH, 1)
+        mask = self.mask if self.kind in ("gpt2", "llama") else mask
+        queries = q.split(self.each, 1)
+        keys, values = k.transpose(1, 3).split(self.each, 3), v.split(self.each, 1)
         heads = []
         for i, query in enumerate(queries):
-            scores = torch.einsum("bchq,bkhc->bkhq", query, keys[i // self.shared]) * EACH**-0.5
-            scores = scores + self.mask if self.kind in ("gpt2", "llama") else scores
+            scores = torch.einsum("bchq,bkhc->bkhq", query, keys[i // self.shared]) * self.each**-0.5
+            scores = scores if mask is None else scores + mask
             heads.append(torch.einsum("bkhq,bchk->bchq", scores.softmax(1), values[i // self.shared]))
-        return self.o(torch.cat(heads, 1))
+        return self.o(torch.cat(heads, 1) if len(heads) > 1 else heads[0])
 
 
 class Layer(torch.nn.Module):
     """Attention and a hidden layer, with norms before or after them."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, size: Size) -> None:
         super().__init__()
-        self.kind, self.attention = kind, Attention(kind)
-        self.norms = torch.nn.ModuleList([MeanSquare() if kind == "llama" else Norm() for _ in range(2)])
-        self.up, self.gate = torch.nn.Conv2d(WIDTH, 96, 1), torch.nn.Conv2d(WIDTH, 96, 1)
-        self.down = torch.nn.Conv2d(96, WIDTH, 1)
+        self.kind, self.attention = kind, Attention(kind, size)
+        self.crossing = Attention(kind, size)
+        made = [MeanSquare() if kind == "llama" else Norm(size.width) for _ in range(3)]
+        self.norms = torch.nn.ModuleList(made)
+        self.up, self.gate = (torch.nn.Conv2d(size.width, size.hidden, 1) for _ in range(2))
+        self.down = torch.nn.Conv2d(size.hidden, size.width, 1)
 
     def hidden(self, x: Any) -> Any:
         if self.kind == "llama":
@@ -88,25 +91,30 @@ class Layer(torch.nn.Module):
         approximate = "tanh" if self.kind == "gpt2" else "none"
         return self.down(torch.nn.functional.gelu(self.up(x), approximate=approximate))
 
-    def forward(self, x: Any) -> Any:
-        first, second = self.norms
-        if self.kind == "bert":
-            x = first(x + self.attention(x))
+    def forward(self, x: Any, more: Any = None) -> Any:
+        first, second, third = self.norms
+        if "bert" in self.kind:
+            x = first(x + self.attention(x, mask=more))
             return second(x + self.hidden(x))
         x = x + self.attention(first(x))
+        x = x + self.crossing(third(x), more) if self.kind == "cross" else x
         return x + self.hidden(second(x))
 
 
 @cache
-def layer(kind: str) -> Program:
+def layer(kind: str, size: Size = Size()) -> Program:  # noqa: B008 - it is frozen
     """One layer as coremltools converts it."""
     torch.manual_seed(0)
-    x = torch.zeros(1, WIDTH, 1, TOKENS)
+    more = {
+        "masked bert": torch.zeros(size.batch, size.tokens, 1, 1),
+        "cross": torch.zeros(size.batch, size.width, 1, size.tokens + 3),
+    }
+    given = [torch.zeros(size.batch, size.width, 1, size.tokens), *([more[kind]] if kind in more else [])]
     with torch.no_grad(), quiet_host():
-        traced = torch.jit.trace(Layer(kind).eval(), x)  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(Layer(kind, size).eval(), tuple(given))  # type: ignore[no-untyped-call]
         made: Program = ct.convert(
             traced,
-            inputs=[ct.TensorType("x", tuple(x.shape))],
+            inputs=[ct.TensorType(n, tuple(x.shape)) for n, x in zip(("x", "more"), given, strict=False)],
             minimum_deployment_target=ct.target.iOS17,
             compute_precision=ct.precision.FLOAT32,
             convert_to="milinternal",

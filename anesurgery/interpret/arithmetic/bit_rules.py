@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.arithmetic.field import Image, P, key, opaque, packed
+from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.lattice import Lattice
 from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.interpret.arithmetic.products import Axes, axes_of
@@ -25,6 +25,8 @@ EXACT_POWERS = 14
 
 HALVES = 1 << 16
 """Numbers that fp16 has."""
+SOME = 1 << 17
+"""Weights that are named at a time: their names stay in the cache."""
 POLES = {"real_div": "y", "floor_div": "y", "mod": "y", "inverse": "x", "rsqrt": "x", "pow": "x"}
 """Op type -> the operand whose zeros lead to infinities of their sign."""
 
@@ -35,7 +37,7 @@ class Bitwise(Symbolic):
     name = "bits"
 
     def __init__(
-        self, seed: int = 0, largest: int = LARGEST, *, finite: bool = False, one_zero: bool = False
+        self, seed: int = 0, largest: int = 2 * LARGEST, *, finite: bool = False, one_zero: bool = False
     ) -> None:
         super().__init__(seed, largest)
         self.one_zero = one_zero
@@ -43,6 +45,7 @@ class Bitwise(Symbolic):
         self.lattice = Lattice(seed)
         self.finite = finite
         """Do only finite numbers count? Then the largest one is no bound."""
+        self._rows: dict[Any, tuple[torch.Tensor, Image]] = {}
 
     def fresh(self) -> Bitwise:
         """Another one of the same kind, which knows nothing yet."""
@@ -83,13 +86,28 @@ class Bitwise(Symbolic):
 
         That of their negatives is its negative.
         """
-        shape = [1] * x.ndim
-        for axis in axes:
-            shape[axis] = x.shape[axis]
-        places = self.places(math.prod(shape)).lanes
-        return Image(
-            [(v * p.reshape(shape)).sum(list(axes), True) % P for v, p in zip(x.lanes, places, strict=True)]
-        )
+        return field.weighted(x, self.places(math.prod(x.shape[a] for a in axes)), axes)
+
+    def rows(self, weight: Any) -> Image:
+        """The factors of each output, of a weight whose first axis holds outputs.
+
+        Of numbers that stand for weights they are found once for both sides.
+        """
+        terms = math.prod(weight.shape[1:])
+        if isinstance(weight, Image):
+            return self._rows_of(weight.map(lambda v: v.reshape(-1, terms)))
+        flat = weight.reshape(-1, terms)
+        place = flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride()
+        if place not in self._rows:
+            parts = [self._rows_of(self.image(part)) for part in torch.split(flat, max(1, SOME // terms))]
+            made = Image([torch.cat([p.lanes[i] for p in parts]) for i in range(field.LANES)])
+            if not self.stand_ins:
+                return made
+            self._rows[place] = flat, made  # kept with it, so that nothing else can come to lie there
+        return self._rows[place][1]
+
+    def _rows_of(self, flat: Image) -> Image:
+        return self.factors(flat, [1]).map(lambda v: v.reshape(-1))
 
     def contracted(self, op: Operation, x: Image, y: Image) -> Image:
         """A sum of products, from its two lists of factors; which of them is first does not matter."""
@@ -97,7 +115,7 @@ class Bitwise(Symbolic):
         if made > self.largest:
             raise Unsupported(f"{made} elements")
         (left, s), (right, t) = field.signed(x), field.signed(y)
-        return field.with_sign(_sorted(self, ("sum", self.rounds_to(op)), left, right), s ^ t)
+        return _sorted(self, ("sum", self.rounds_to(op)), left, right, s ^ t)
 
 
 def _as_long(terms: int, others: int) -> None:
@@ -116,12 +134,12 @@ def _floats(array: Array) -> Image:
         given = torch.from_numpy(np.ascontiguousarray(array))
         half = given.half()
         if torch.equal(half.to(given.dtype), given):
-            at = half.view(torch.int16).int() & (HALVES - 1)
-            return _halves().map(lambda v: v[at])
-    wide = array.astype(np.float64)
-    bits = torch.from_numpy(np.asarray(np.abs(wide)).view(np.int64).reshape(wide.shape).copy())
-    sign = torch.from_numpy(np.asarray(np.signbit(wide)))
-    return field.with_sign(opaque(key("float"), bits), sign)
+            at = half.view(torch.int16).int().bitwise_and_(HALVES - 1).reshape(-1)
+            return _halves().map(lambda v: v.index_select(0, at).reshape(given.shape))
+    wide = torch.from_numpy(np.array(array, np.float64))
+    turned = torch.signbit(wide)
+    made = opaque(key("float"), wide.abs_().view(torch.int64))
+    return field.with_sign(made, turned) if bool(turned.any()) else made
 
 
 @functools.cache
@@ -143,10 +161,9 @@ def added(a: Bitwise, op: Operation, x: Image, y: Image) -> Image:
     return made
 
 
-def _sorted(a: Bitwise, name: Any, x: Image, y: Image) -> Image:
-    """A random function of two operands that commute."""
-    first, second = packed(x), packed(y)
-    made = opaque(key(a.seed, name), torch.minimum(first, second), torch.maximum(first, second))
+def _sorted(a: Bitwise, name: Any, x: Image, y: Image, turned: torch.Tensor | None = None) -> Image:
+    """A random function of two operands that commute; negative where told."""
+    made = field.commuting(key(a.seed, name), packed(x), packed(y), turned)
     a.evaluations += made.numel()
     return made
 
@@ -168,7 +185,7 @@ def _mul(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
             spread = one.map(lambda v, other=other: v + torch.zeros_like(other, dtype=v.dtype))  # type: ignore[misc]
             return field.negated(spread) if number == -1 else spread
     (left, s), (right, t) = field.signed(a.image(x)), field.signed(a.image(y))
-    return field.with_sign(_sorted(a, ("mul", a.rounds_to(op)), left, right), s ^ t)
+    return _sorted(a, ("mul", a.rounds_to(op)), left, right, s ^ t)
 
 
 def _square(a: Bitwise, op: Operation, x: Any) -> Image:
@@ -255,9 +272,9 @@ def _matmul(
 
 
 def _linear(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
-    image, w = a.image(x), a.image(weight)
-    _as_long(image.shape[-1], w.shape[-1])
-    rows = a.factors(w, [-1]).map(lambda v: v.reshape(-1))
+    image = a.image(x)
+    _as_long(image.shape[-1], weight.shape[-1])
+    rows = a.rows(weight)
     made = a.contracted(op, a.factors(image, [-1]), rows)
     return made if _absent(bias) else added(a, op, made, a.image(bias))
 
@@ -268,19 +285,22 @@ def _absent(bias: Any) -> bool:
 
 
 def _conv(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
-    image, w = a.image(x), a.image(weight)
-    n, terms = image.ndim - 2, int(np.prod(w.shape[1:]))
+    image, sizes = a.image(x), list(weight.shape[2:])
+    n, terms = image.ndim - 2, int(np.prod(weight.shape[1:]))
     steps, spread = (ints(how[k]) if how.get(k) is not None else [1] * n for k in ("strides", "dilations"))
-    pads = padding(
-        how.get("pad_type", "valid"), how.get("pad"), list(image.shape[2:]), list(w.shape[2:]), steps, spread
-    )
+    pads = padding(how.get("pad_type", "valid"), how.get("pad"), list(image.shape[2:]), sizes, steps, spread)
     zero, groups = a.lift(0.0), int(how.get("groups") or 1)
-    lanes = [pad_axes(v, pads, float(z)) for v, z in zip(image.lanes, zero.lanes, strict=True)]
-    kernel = a.places(terms).map(lambda v: v.reshape(1, *w.shape[1:]).expand(groups, *w.shape[1:]))
-    how = {**how, "pad_type": "valid", "pad": None}
-    windows = field.bilinear(Image(lanes), kernel, lambda v, u: conv(v, u, **how), terms)
-    rows = a.factors(w, list(range(1, w.ndim))).map(lambda v: v.reshape(1, groups, -1, *(1,) * n))
-    made = a.contracted(op, windows.map(lambda v: v.unsqueeze(2)), rows)
+    if {*sizes, *steps, *spread} == {1} and not any(map(any, pads)):
+        apart = image.map(lambda v: v.reshape(v.shape[0], groups, terms, *v.shape[2:]))
+        windows = a.factors(apart, [2])
+    else:
+        lanes = [pad_axes(v, pads, float(z)) for v, z in zip(image.lanes, zero.lanes, strict=True)]
+        kernel = a.places(terms).map(lambda v: v.reshape(1, -1, *sizes).expand(groups, -1, *sizes))
+        how = {**how, "pad_type": "valid", "pad": None}
+        windows = field.bilinear(Image(lanes), kernel, lambda v, u: conv(v, u, **how), terms)
+        windows = windows.map(lambda v: v.unsqueeze(2))
+    rows = a.rows(weight).map(lambda v: v.reshape(1, groups, -1, *(1,) * n))
+    made = a.contracted(op, windows, rows)
     return _with_bias(a, op, made.map(lambda v: v.flatten(1, 2)), bias)
 
 

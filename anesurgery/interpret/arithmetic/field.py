@@ -7,8 +7,9 @@ float64, and the three residues of an element fit into 60 bits.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,14 +87,10 @@ def key(*parts: Any) -> int:
 
 def mix(h: Tensor) -> Tensor:
     """Scramble 64 bits."""
-    return _mixed(h.clone(memory_format=torch.contiguous_format))
-
-
-def _mixed(h: Tensor) -> Tensor:
-    """The same in place."""
-    for part in torch.split(h.view(-1), CACHED):
+    made = h.clone(memory_format=torch.contiguous_format)
+    for part in torch.split(made.view(-1), CACHED):
         _mix(part, torch.empty_like(part))
-    return h
+    return made
 
 
 def _mix(h: Tensor, scratch: Tensor) -> None:
@@ -105,23 +102,69 @@ def _mix(h: Tensor, scratch: Tensor) -> None:
             h *= factor
 
 
+def blocks(shape: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+    """Where the parts of a tensor lie that stay in the cache: an index for each."""
+    axis = next((a for a in range(len(shape)) if math.prod(shape[a + 1 :]) <= CACHED), len(shape))
+    step = max(1, CACHED // max(1, math.prod(shape[axis + 1 :])))
+    starts = range(0, shape[axis], step) if axis < len(shape) else ()
+    for outer in itertools.product(*map(range, shape[:axis])):
+        if axis == len(shape):
+            yield outer
+        for start in starts:
+            yield (*outer, slice(start, start + step))
+
+
 def packed(x: Image) -> Tensor:
     """The three residues of each element as one number."""
-    return x.lanes[0] | (x.lanes[1] << 20) | (x.lanes[2] << 40)
+    made = torch.empty(x.shape, dtype=torch.int64)
+    for at in blocks(x.shape):
+        part = torch.bitwise_left_shift(x.lanes[2][at], 20, out=made[at])
+        part.bitwise_or_(x.lanes[1][at]).bitwise_left_shift_(20).bitwise_or_(x.lanes[0][at])
+    return made
 
 
 def opaque(name: int, *arguments: Tensor) -> Image:
     """A random function of packed arguments: different ones give unrelated results."""
-    h = torch.tensor(name, dtype=torch.int64)
-    for argument in arguments:
-        h = _mixed((h ^ argument).add_(GOLDEN).contiguous())
-    lanes = [torch.empty_like(h) for _ in range(LANES)]
-    parts = zip(*(torch.split(tensor.view(-1), CACHED) for tensor in (h, *lanes)), strict=True)
-    for part, *made in parts:
-        for i, lane in enumerate(made):
-            torch.bitwise_right_shift(part, PIECE * i, out=lane)
-            lane.bitwise_and_((1 << PIECE) - 1).mul_(P).bitwise_right_shift_(PIECE)
+    shape = torch.broadcast_shapes(*(a.shape for a in arguments))
+    spread = [a.expand(shape) for a in arguments]
+    return _function(name, shape, lambda at: [a[at] for a in spread])
+
+
+def commuting(name: int, x: Tensor, y: Tensor, turned: Tensor | None = None) -> Image:
+    """A random function of two packed arguments that may change places; negative where told."""
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    a, b = x.expand(shape), y.expand(shape)
+    turned = None if turned is None else turned.expand(shape)
+    return _function(name, shape, lambda at: [torch.minimum(a[at], b[at]), torch.maximum(a[at], b[at])], turned)
+
+
+def _function(
+    name: int, shape: torch.Size, arguments: Callable[[Any], list[Tensor]], turned: Tensor | None = None
+) -> Image:
+    """A random function of what `arguments` gives for each block."""
+    first = torch.tensor(name, dtype=torch.int64)
+    lanes = [torch.empty(shape, dtype=torch.int64) for _ in range(LANES)]
+    for at in blocks(shape):
+        h = first.expand(lanes[0][at].shape).contiguous()
+        scratch = torch.empty_like(h)
+        for argument in arguments(at):
+            h ^= argument
+            h += GOLDEN
+            _mix(h, scratch)
+        sign = None if turned is None else turned[at].long().neg_()
+        for i, lane in enumerate(lanes):
+            made = torch.bitwise_right_shift(h, PIECE * i, out=lane[at])
+            made.bitwise_and_((1 << PIECE) - 1).mul_(P).bitwise_right_shift_(PIECE)
+            if sign is not None:
+                _turn(made, sign, scratch)
     return Image(lanes)
+
+
+def _turn(v: Tensor, sign: Tensor, scratch: Tensor) -> None:
+    """Make v its negative where `sign` is -1 and not 0."""
+    v.bitwise_xor_(sign).sub_(sign)
+    torch.bitwise_right_shift(v, 63, out=scratch)
+    v += scratch.bitwise_and_(P)
 
 
 def positions(count: int, name: int) -> Image:
@@ -182,7 +225,29 @@ def signed(x: Image) -> tuple[Image, Tensor]:
 
 def with_sign(x: Image, turned: Tensor) -> Image:
     """-x where told."""
-    return Image([torch.where(turned & (v != 0), P - v, v) for v in x.lanes], x.degree, x.fraction)
+    shape = torch.broadcast_shapes(x.shape, turned.shape)
+    spread, olds = turned.expand(shape), [v.expand(shape) for v in x.lanes]
+    lanes = [torch.empty(shape, dtype=v.dtype) for v in olds]
+    for at in blocks(shape):
+        sign = spread[at].long().neg_()
+        scratch = torch.empty_like(sign)
+        for v, made in zip(olds, lanes, strict=True):
+            _turn(made[at].copy_(v[at]), sign, scratch)
+    return Image(lanes, x.degree, x.fraction)
+
+
+def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
+    """The sum along some axes, whose elements have a weight each, in order; the axes keep the length 1."""
+    axes = sorted(a % x.ndim for a in axes)
+    count = math.prod(x.shape[a] for a in axes)
+    kept = [1 if a in axes else n for a, n in enumerate(x.shape)]
+    last = list(range(x.ndim - len(axes), x.ndim))
+
+    def total(v: Tensor, w: Tensor) -> Tensor:
+        rows = v.movedim(axes, last).reshape(*(n for a, n in enumerate(v.shape) if a not in axes), count)
+        return (torch.matmul(rows, w) % P).reshape(kept)
+
+    return Image([total(v, w) for v, w in zip(x.lanes, weights.lanes, strict=True)], x.degree, x.fraction)
 
 
 def pairwise(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], degree: float) -> Image:

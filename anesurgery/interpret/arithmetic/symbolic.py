@@ -112,9 +112,10 @@ class Symbolic:
 
     def digest(self, x: Image, axes: Sequence[int]) -> Image:
         """One element for all those along some axes, in their order; the axes keep the length 1."""
-        shape = [x.shape[a] if a in [b % x.ndim for b in axes] else 1 for a in range(x.ndim)]
-        places = field.positions(math.prod(shape), key(self.seed, "row")).map(lambda v: v.reshape(shape))
-        return field.summed(field.multiply(self.hashed(x), places), axes, True)
+        count = math.prod(x.shape[a] for a in axes)
+        made = field.weighted(self.hashed(x), field.positions(count, key(self.seed, "row")), axes)
+        made.degree = 2.0
+        return made
 
     def hashed(self, x: Image) -> Image:
         """Elements as random numbers."""

@@ -125,21 +125,21 @@ def packed(x: Image) -> Tensor:
 
 def opaque(name: int, *arguments: Tensor) -> Image:
     """A random function of packed arguments: different ones give unrelated results."""
-    shape = torch.broadcast_shapes(*(a.shape for a in arguments))
+    shape = np.broadcast_shapes(*(a.shape for a in arguments))
     spread = [a.expand(shape) for a in arguments]
     return _function(name, shape, lambda at: [a[at] for a in spread])
 
 
 def commuting(name: int, x: Tensor, y: Tensor, turned: Tensor | None = None) -> Image:
     """A random function of two packed arguments that may change places; negative where told."""
-    shape = torch.broadcast_shapes(x.shape, y.shape)
+    shape = np.broadcast_shapes(x.shape, y.shape)
     a, b = x.expand(shape), y.expand(shape)
     turned = None if turned is None else turned.expand(shape)
     return _function(name, shape, lambda at: [torch.minimum(a[at], b[at]), torch.maximum(a[at], b[at])], turned)
 
 
 def _function(
-    name: int, shape: torch.Size, arguments: Callable[[Any], list[Tensor]], turned: Tensor | None = None
+    name: int, shape: tuple[int, ...], arguments: Callable[[Any], list[Tensor]], turned: Tensor | None = None
 ) -> Image:
     """A random function of what `arguments` gives for each block."""
     first = torch.tensor(name, dtype=torch.int64)
@@ -225,7 +225,7 @@ def signed(x: Image) -> tuple[Image, Tensor]:
 
 def with_sign(x: Image, turned: Tensor) -> Image:
     """-x where told."""
-    shape = torch.broadcast_shapes(x.shape, turned.shape)
+    shape = np.broadcast_shapes(x.shape, turned.shape)
     spread, olds = turned.expand(shape), [v.expand(shape) for v in x.lanes]
     lanes = [torch.empty(shape, dtype=v.dtype) for v in olds]
     for at in blocks(shape):

@@ -34,6 +34,8 @@ limit, half of 65504 or of 32768 for sums of products, name their region: all th
 as a residual stream. The scale of a region goes into the constants that make it (weights, bias, tables of
 factors) and is taken away by the epsilon of the norm, the weight or the factor that reads it; where nothing
 takes it, one multiplication does. A norm reads a copy with a scale of its own where its squares need another.
+Activations that saturate, as gelu, silu and tanh do, read their operand clipped to 32 on both sides; where the
+tail is x itself, what is beyond 32 is added.
 All factors are powers of two: in fp32 nothing changes but epsilons, which stay above 1e-7 in fp16; the pass
 compares both models in fp32 and fails below 90 dB. Each region, with its exponent and its
 largest value before, is in the report.

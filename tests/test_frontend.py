@@ -358,3 +358,35 @@ def test_lengths_that_vary(converted: Callable[..., Any], name: str, how: str) -
             expected = module(ids[:, :size]).numpy()
             assert found.shape == expected.shape
             assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+class Chosen(torch.nn.Module):
+    """Frequencies that the number of positions chooses, written into a buffer, as longrope does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("speeds", torch.tensor([1.0, 0.1]))
+        self.other = torch.tensor([0.5, 0.2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[0])
+        long = torch.max(places) + 1 > 3
+        self.speeds.copy_(torch.where(long, self.other, torch.tensor([1.0, 0.1])))
+        return x * torch.cos(places[:, None] * self.speeds)
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_buffer_that_is_overwritten(rows: int) -> None:
+    x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(0))
+    expected = Chosen()(x).numpy()
+    frontend.register()
+    with torch.no_grad(), quiet_host():
+        traced = torch.jit.trace(Chosen(), x, check_trace=False)  # type: ignore[no-untyped-call]
+        program = ct.convert(
+            traced,
+            inputs=[ct.TensorType("x", shape=x.shape)],
+            compute_precision=ct.precision.FLOAT32,
+            convert_to="milinternal",
+        )
+    (found,) = run(program, {"x": x.numpy()}).values()
+    np.testing.assert_allclose(found, expected, atol=1e-6)

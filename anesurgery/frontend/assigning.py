@@ -2,7 +2,8 @@
 
 A trace takes the view by `select` and `slice`, each naming an axis, and then writes into it. coremltools takes
 the i-th of these for axis i whichever it names, and loses what other ops than `copy_` and `fill_` write. Both
-become what they are without views: `select_scatter` and `slice_scatter`, from the innermost view outwards.
+become what they are without views: `select_scatter` and `slice_scatter`, from the innermost view outwards. A
+whole buffer that is overwritten, as the frequencies of rotary positions are, is what was written from there on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 VIEWS = ("select", "slice")
 COPIES = ("copy_", "fill_")
+FRESH = ("empty", "to")
+"""What coremltools itself lets a copy fill."""
 
 GraphPass = Callable[[Any], None]
 
@@ -46,7 +49,9 @@ def scatter_views(graph: Any) -> None:
             continue
         views = _views(node.inputs[0], producers)
         if node.kind in COPIES:
-            misplaced = not _in_order(views, producers)
+            maker = producers.get(node.inputs[0])
+            buffer = not views and (maker is None or maker.kind not in FRESH)
+            misplaced = buffer or not _in_order(views, producers)
         else:
             misplaced = bool(views) and node.outputs[0] not in copied
         if not misplaced:
@@ -101,7 +106,7 @@ def _scattered(node: Any, views: list[Any], latest: dict[str, str]) -> Iterator[
         yield _like(node, f"{view.kind}_scatter", [tensor, value, *view.inputs[1:]], made)
         latest |= {old: made for old, new in latest.items() if new == tensor} | {name: made, tensor: made}
         value = made
-    latest[views[-1].outputs[0]] = written
+    latest[views[-1].outputs[0] if views else node.inputs[0]] = written
 
 
 def _like(node: Any, kind: str, inputs: list[str], output: str) -> Any:

@@ -36,6 +36,12 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
 MOST_STEPS = 5000
 SLACK = 3
 """Squares of what is smaller by this power of two lose nothing."""
+TAILS = frozenset({"elu", "gelu", "silu", "softplus"})
+"""Ops that give x itself where x is large, and a constant where it is very negative."""
+FLAT = frozenset({"erf", "sigmoid", "tanh"})
+"""Ops that give a constant at both ends."""
+TAIL = 32.0
+"""From here on, at both ends, what these ops give is that in fp32."""
 LEAST_EPSILON = 1e-7
 """Epsilons below vanish in fp16."""
 
@@ -120,6 +126,8 @@ class ScaledRegions:
         """What an op makes of its operands' scales by itself, and the exponents that its results shall have."""
         read = any(exponents.get(v) for _, v in operands(op))
         made = scaled(op, lambda v: exponents.get(v, 0)) if read else Scaled(0)
+        if read and op.op_type in TAILS and self.overflows(op):
+            made = Scaled(exponents.get(op.x, 0))
         result = 0 if made is None else made.result
         found = {}
         for out in op.outputs:
@@ -172,6 +180,9 @@ class ScaledRegions:
     def edit(self, op: Operation) -> None:
         """Scale the constants of an op, and bring its results to their exponents."""
         made, goals = self.goals(op, self.exponents)
+        if op.op_type in TAILS | FLAT and self.exponents.get(op.x) and self.overflows(op):
+            self.saturate(op, goals[op.outputs[0]])
+            return
         if made is None:
             self.restore_operands(op)
             made = Scaled(0)
@@ -181,6 +192,34 @@ class ScaledRegions:
             self.exponents[out] = goal
             if goal != made.result:
                 self.bring(op, out, goal - made.result)
+
+    def overflows(self, op: Operation) -> bool:
+        """Is the operand of an op too large to be scaled back, and its result no output?"""
+        return self.excess(op.x) > 0 and op.outputs[0] not in self.function.outputs
+
+    def saturate(self, op: Operation, goal: int) -> None:
+        """Let an op read its operand clipped to where it bends; a tail that is x itself is added, scaled."""
+        x, exponent, last, readers = op.x, self.exponents[op.x], mil.next_op(op), consumers(op.outputs[0])
+        mb = Builder(self.session, self.function, "scale_ranges", op)
+        end = np_dtype(x).type(2.0**exponent * TAIL)
+        clipped = mb.clip(x=x, alpha=-end, beta=end, name=f"{op.name}_bend")
+        near = mb.mul(x=clipped, y=np_dtype(x).type(2.0**-exponent), name=f"{op.name}_near")
+        op.set_inputs(x=near, no_check_var_types=True)
+        self.exponents[op.outputs[0]] = 0
+        mb = mb.before(last)
+        made = op.outputs[0]
+        if goal:
+            made = mb.mul(x=made, y=np_dtype(x).type(2.0**goal), name=f"{op.name}_scaled")
+        if op.op_type in TAILS:
+            tail = mb.relu(x=mb.sub(x=x, y=end, name=f"{op.name}_beyond"), name=f"{op.name}_tail")
+            if goal != exponent:
+                tail = mb.mul(
+                    x=tail, y=np_dtype(x).type(2.0 ** (goal - exponent)), name=f"{op.name}_tail_scaled"
+                )
+            made = mb.add(x=made, y=tail, name=f"{op.name}_whole")
+        if made is not op.outputs[0]:
+            self.exponents[made] = goal
+            self.replace(op.outputs[0], made, readers)
 
     def restore_operands(self, op: Operation) -> None:
         """Give an op that hands on no scale its operands as they were."""
@@ -199,8 +238,11 @@ class ScaledRegions:
             return var
         if self.excess(var) > 0:
             who = f"read by {reader.name} ({reader.op_type})" if reader is not None else "an output"
+            most = self.largest([var])
             self.refusals.append(
-                Refusal(f"%{var.name} is {who}, so it is scaled back beyond the limit", reader)
+                Refusal(
+                    f"%{var.name} is {who}, so it is scaled back beyond the limit (largest: {most:.3g})", reader
+                )
             )
         if var not in self.restored:
             self.restored[var] = self.times(var, -exponent, var.op)

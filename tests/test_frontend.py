@@ -363,6 +363,8 @@ def test_lengths_that_vary(converted: Callable[..., Any], name: str, how: str) -
 class Chosen(torch.nn.Module):
     """Frequencies that the number of positions chooses, written into a buffer, as longrope does."""
 
+    speeds: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("speeds", torch.tensor([1.0, 0.1]))

@@ -32,6 +32,9 @@ Axes: TypeAlias = "Mapping[int, str]"
 KEEPS_ZEROS = frozenset({"cast", "identity", "mul", "real_div"})
 """Ops after which a weight of 0 is still 0."""
 
+WHERE = frozenset({"begin", "end", "stride", "begin_mask", "end_mask", "squeeze_mask"})
+"""Operands that say which part of a value an op reads or writes."""
+
 ALONG = frozenset(
     {"argsort", "concat", "cumsum", "layer_norm", "reduce_argmax", "reduce_argmin", "softmax", "split", "topk"}
 )
@@ -93,7 +96,7 @@ def lengthened(op: Operation, axes: Axes, length: Mapping[str, int]) -> dict[str
     out = op.outputs[0]
     if op.op_type == "reshape":
         return {"shape": [length[axes[a]] if a in axes else int(d) for a, d in enumerate(out.shape)]}
-    if op.op_type == "slice_by_index":
+    if op.op_type in ("slice_by_index", "slice_update"):
         masks = {name: ints(op, name) or [0] * op.x.rank for name in ("begin_mask", "end_mask")}
         whole = {a for place, a in enumerate(_staying(op)) if place in axes}
         return {name: [bool(m) or a in whole for a, m in enumerate(given)] for name, given in masks.items()}
@@ -111,8 +114,8 @@ def tables(op: Operation, tokens: Tokens) -> dict[Var, Axes]:
     if op.op_type == "scaled_dot_product_attention":
         mask, out = op.inputs.get("attn_mask"), op.query
         given, labels = ([] if mask is None else [mask]), {out.rank - 2: NEW, out.rank - 1: SEEN}
-    elif op.op_type in POINTWISE | {"concat", "gather_along_axis"}:
-        given = [v for _, v in operands(op) if v.rank and v not in tokens.axes]
+    elif op.op_type in POINTWISE | {"concat", "gather_along_axis", "slice_update"}:
+        given = [v for name, v in operands(op) if v.rank and v not in tokens.axes and name not in WHERE]
     else:
         given = []
     found: dict[Var, Axes] = {}
@@ -318,6 +321,19 @@ def _staying(op: Operation) -> list[int]:
     return [a for a in range(op.x.rank) if not any(gone[a : a + 1])]
 
 
+def _written(op: Operation, tokens: Tokens) -> Made:
+    """Values of all tokens that replace others, or constants, on other axes."""
+    axes = tokens.axes.get(op.update)
+    if axes is None or tokens.axes.get(op.x, axes) != axes:
+        return Refusal("what it writes holds other tokens than what it writes to")
+    whole = all(op.update.shape[a] == op.x.shape[a] for a in axes)
+    if not whole or any(constant(op.inputs[name]) is None for name in ("begin", "end")):
+        return Refusal("it writes some of the tokens only")
+    strided = any(ints(op, "stride")[a : a + 1] == [-1] for a in axes)
+    squeezed = any(any(ints(op, "squeeze_mask")[a : a + 1]) for a in range(op.x.rank))
+    return Refusal("it turns the tokens") if strided or squeezed else _opened(axes)
+
+
 def _tile(op: Operation, tokens: Tokens) -> Made:
     reps = ints(op, "reps")
     if not reps or op.x not in tokens.axes or any(reps[axis] != 1 for axis in tokens.axes[op.x]):
@@ -373,6 +389,7 @@ RULES: dict[str, Rule] = {
     "scaled_dot_product_attention": _fused,
     "slice_by_index": _slice,
     "slice_by_size": _slice,
+    "slice_update": _written,
     "squeeze": _squeeze,
     "stack": _stack,
     "tile": _tile,

@@ -36,6 +36,7 @@ SPELLINGS = {
     "one group": Small(groups=1, keys_turned=True),
     "neighbours rotated": Small(positions="interleaved"),
     "picked from one product": Small(groups=4, picked=True),
+    "keys written in parts": Small(written=True),
 }
 
 
@@ -292,6 +293,9 @@ MIXED = {
     ),
     "last: it takes some of the tokens only": lambda x: mb.slice_by_index(
         x=x, begin=[0, 7, 0], end=[1, 8, 4], name="last"
+    ),
+    "part: it writes some of the tokens only": lambda x: mb.slice_update(
+        x=np.zeros((1, 9, 4), np.float32), update=x, begin=[0, 1, 0], end=[1, 9, 4], name="part"
     ),
     "merged: it merges the axis of the tokens with others": lambda x: mb.reshape(
         x=x, shape=[1, 32], name="merged"

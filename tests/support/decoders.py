@@ -37,6 +37,8 @@ class Decoder:
     """Are the heads merged with the batch, and the MLP computed on rank 2?"""
     picked: bool = False
     """Are queries, keys and values picked from one product? Then there are as many groups as heads."""
+    written: bool = False
+    """Are keys written in two parts into zeros?"""
     half: bool = False
     opset: Any = ct.target.iOS18
     layer: int = 0
@@ -97,6 +99,7 @@ class Decoder:
         q, k, v = self.parts(x) if self.picked else (self.head(x, n) for n in heads)
         if self.positions in ("rotary", "interleaved"):
             q, k = self.rotated(q), self.rotated(k)
+        k = self.in_parts(k) if self.written else k
         k, v = self.repeated(k), self.repeated(v)
         if self.flat:
             shape = [self.heads, self.tokens, self.width]
@@ -124,6 +127,14 @@ class Decoder:
             part = mb.slice_by_index(x=x, begin=begin, end=list(end), squeeze_mask=squeeze)
             made.append(mb.transpose(x=part, perm=[0, 2, 1, 3]))
         return made
+
+    def in_parts(self, x: Var) -> Var:
+        """The same numbers, written into zeros."""
+        shape, half = [int(d) for d in x.shape], self.width // 2
+        first, second = mb.split(x=x, num_splits=2, axis=-1)
+        begin, end = [0, 0, 0, half], [*shape[:3], half]
+        x = mb.slice_update(x=np.zeros(shape, self.dtype), update=first, begin=[0] * 4, end=end)
+        return mb.slice_update(x=x, update=second, begin=begin, end=shape)
 
     def repeated(self, x: Var) -> Var:
         """A copy of each group for each of its heads."""

@@ -16,7 +16,7 @@ from anesurgery.display import Drawn
 from anesurgery.errors import InterfaceError, InterpretError, IsPipeline
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.package import Loaded
-from anesurgery.interpret.features import bind
+from anesurgery.interpret.features import bind, images
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load, load_member
@@ -134,7 +134,9 @@ def compare(
         shapes = _fixed(first, second, function if call is None else None)
         if call is None and not contract:
             shapes = _apart(first, second, function, seed) or shapes
-        inputs = sample_inputs(first.program, function=function, seed=seed, shapes=shapes)
+        inputs = sample_inputs(
+            first.program, function=function, seed=seed, shapes=shapes, images=images(first.described_inputs)
+        )
     else:
         inputs = bound(first, inputs, function)
     old = run(first.program, inputs, precision=precision, function=function)
@@ -179,7 +181,9 @@ def _proved(
         return proof
     for name in _others(a, b):
         shapes = _fixed(a, b, name)
-        values = sample_inputs(a.program, function=name, seed=seed, shapes=shapes)
+        values = sample_inputs(
+            a.program, function=name, seed=seed, shapes=shapes, images=images(a.described_inputs)
+        )
         proof = proof.beside(name, proof_of(name, values))
     return proof
 

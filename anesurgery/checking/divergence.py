@@ -12,6 +12,7 @@ from anesurgery.checking.metrics import compare_arrays
 from anesurgery.errors import SurgeryError
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs
 from anesurgery.interpret import Executable, Listener
+from anesurgery.interpret.features import images
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Array, Function, Operation, Var, function_of
@@ -72,9 +73,10 @@ def first_divergence(
     """
     if by not in PAIRINGS:
         raise SurgeryError(f"by={by!r}; it may be {' or '.join(map(repr, PAIRINGS))}")
-    first, second = load(a).program, load(b).program
+    loaded, second = load(a), load(b).program
+    first = loaded.program
     if inputs is None:
-        inputs = sample_inputs(first, function=function, seed=seed)
+        inputs = sample_inputs(first, function=function, seed=seed, images=images(loaded.described_inputs))
     old, new = function_of(first, function), function_of(second, function)
     pairs = dict(zip(new.outputs, old.outputs, strict=False)) | PAIRINGS[by](old, new)
     shaped = () if contract else frozenset(new.outputs)

@@ -37,6 +37,7 @@ from anesurgery.errors import SurgeryError
 from anesurgery.files.package import save
 from anesurgery.files.shards import Shard, share
 from anesurgery.interpret.core import Executable
+from anesurgery.interpret.features import images
 from anesurgery.interpret.forks import Fork, Forks
 from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.sampling import sample_inputs
@@ -171,7 +172,10 @@ def sensitivity(
         options = {"precision": precision, "function": function, "smallest": smallest, "seed": seed}
         return _spread(model, data, tuple(modes), part, processes, options, told)
     loaded = load(model)
-    samples = _samples(data, lambda: sample_inputs(loaded.program, function=function, seed=seed))
+    pictures = images(loaded.described_inputs)
+    samples = _samples(
+        data, lambda: sample_inputs(loaded.program, function=function, seed=seed, images=pictures)
+    )
     if wrong := [mode.name for mode in chosen if not fits(mode, loaded.version)]:
         raise SurgeryError(f"{wrong[0]} needs iOS 18; convert the model for that, or leave the mode out")
     work = _Work(loaded, samples, chosen, precision, function, smallest)

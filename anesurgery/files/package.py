@@ -63,6 +63,11 @@ class Loaded:
     other_weights: tuple[WeightFile, ...] = ()
     """Other weight files that constants are views of, as of models that were merged."""
 
+    @property
+    def described_inputs(self) -> list[Any]:
+        """`FeatureDescription` messages of the inputs; none for a bare program."""
+        return [] if self.spec is None else list(self.spec.description.input)
+
     def check_source(self) -> None:
         """See that nobody wrote to the weight file, which is read when its weights are needed.
 

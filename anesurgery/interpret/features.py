@@ -133,6 +133,11 @@ def default_shapes(features: Iterable[Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def images(features: Iterable[Any]) -> frozenset[str]:
+    """Those that are images."""
+    return frozenset(f.name for f in features if f.type.WhichOneof("Type") == "imageType")
+
+
 Range = tuple[int, int]
 """(least, most) of an axis; -1 for no bound."""
 

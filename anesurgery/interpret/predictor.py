@@ -110,10 +110,10 @@ class Predictor:
 
     def sample(self, seed: int = 0) -> dict[str, Any]:
         """Inputs to try the model on: random numbers of the default shapes (see `sample_inputs`)."""
-        shapes = features.default_shapes(self.inputs)
+        shapes, pictures = features.default_shapes(self.inputs), features.images(self.inputs)
         made: dict[str, Any] = {}
         for executable in reversed(self.executables):
-            made |= sample_function(executable.function, seed=seed, shapes=shapes)
+            made |= sample_function(executable.function, seed=seed, shapes=shapes, images=pictures)
         return {name: made[name] for name in shapes or made}
 
     def _run(

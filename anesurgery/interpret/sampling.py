@@ -34,11 +34,13 @@ def sample_inputs(
     seed: int = 0,
     length: int = 4,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    images: Collection[str] = (),
 ) -> dict[str, Array]:
     """Inputs for one function of a program.
 
-    Floats are standard normal. An integer input that indexes a constant table is drawn from the table's
-    range; any other integer is 1 for the first part of its last axis and 0 after it, as a mask of padded text.
+    Floats are standard normal, those of images whole numbers from 0 to 255. An integer input that indexes a
+    constant table is drawn from the table's range; any other integer is 1 for the first part of its last axis
+    and 0 after it, as a mask of padded text.
     States are left out: a run begins with fresh ones.
 
     Args:
@@ -47,8 +49,11 @@ def sample_inputs(
         seed: of the random numbers.
         length: what a symbolic dimension becomes.
         shapes: shapes by input name, in place of the declared ones.
+        images: the inputs that are images (`features.images`).
     """
-    return sample_function(function_of(program, function), seed=seed, length=length, shapes=shapes)
+    return sample_function(
+        function_of(program, function), seed=seed, length=length, shapes=shapes, images=images
+    )
 
 
 def generator(seed: int) -> np.random.Generator:
@@ -63,7 +68,12 @@ def generator(seed: int) -> np.random.Generator:
 
 
 def sample_function(
-    function: Function, *, seed: int = 0, length: int = 4, shapes: Mapping[str, tuple[int, ...]] | None = None
+    function: Function,
+    *,
+    seed: int = 0,
+    length: int = 4,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    images: Collection[str] = (),
 ) -> dict[str, Array]:
     """Inputs for a function: see `sample_inputs`."""
     rng = generator(seed)
@@ -73,7 +83,9 @@ def sample_function(
             continue
         declared = tuple(length if is_symbolic(d) else int(d) for d in var.shape or ())
         wanted = (shapes or {}).get(name, declared)
-        made[name] = _draw(var, wanted if len(wanted) == len(declared) else declared, rng)
+        shape = wanted if len(wanted) == len(declared) else declared
+        pixels = name in images and np_dtype(var).kind == "f"
+        made[name] = rng.integers(0, 256, shape).astype(np_dtype(var)) if pixels else _draw(var, shape, rng)
     return made
 
 

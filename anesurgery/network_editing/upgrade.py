@@ -103,7 +103,7 @@ def in_precision(loaded: Loaded, precision: str | None) -> Loaded:
     try:
         half = _halved(loaded, {}, "")
         if (psnr := _psnr(loaded, half)) < GATE:
-            observed = {r.name: (r.minimum, r.maximum) for r in ranges(loaded.program).rows}
+            observed = {r.name: (r.minimum, r.maximum) for r in ranges(loaded).rows}
             half = _halved(loaded, observed, "ranges observed on one sampled input")
             psnr = _psnr(loaded, half)
     except SurgeryError as error:
@@ -126,7 +126,7 @@ def _halved(loaded: Loaded, observed: dict[str, tuple[float, float]], words: str
 
 def _psnr(before: Loaded, after: Loaded) -> float:
     """In fp16, of the worst output; minus infinity where one side alone is undefined."""
-    found = compare(before.program, after.program, precision="fp16")
+    found = compare(before, after, precision="fp16")
     return found.psnr if found.ok or not any(o.bad for o in found.outputs) else -math.inf
 
 

@@ -40,6 +40,8 @@ class State:
     """Inputs and outputs of which callers give or take another type since the first step."""
     spec: Any = None
     """The specification of the model as given, if there is one."""
+    changing: tuple[Pass, ...] = ()
+    """The steps that change what the model takes or gives, beyond the type."""
 
     @property
     def model(self) -> Loaded:
@@ -77,29 +79,55 @@ class Search:
     objection: Objection
     trials: int
     """Most steps that are tried."""
-    kept: list[str] = field(default_factory=list)
+    kept: list[tuple[tuple[Pass, ...], str]] = field(default_factory=list)
+    """The steps that were kept together, and what they gained."""
     rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
     """By the words for the step."""
     refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
     """By op of the program as given: what a remedy says of an op that names it."""
+    barred: tuple[Pass, ...] = ()
+    """Steps that are not tried for now."""
     dearer: list[State] = field(default_factory=list)
     """The states after single steps that did not pay."""
     scratch: tuple[Program, Program] | None = None
     """A program, and a copy of it that no step has changed."""
 
     def improve(self, state: State) -> State:
-        """The best state that single steps, and then pairs of them, lead to."""
+        """The best state that single steps, and then pairs of them, lead to; results change only if it pays."""
+        end = self.climb(state)
+        changing = tuple(step for step in end.steps if step in end.changing)
+        return self.without(state, end, changing) if changing else end
+
+    def climb(self, state: State) -> State:
+        """As far as single steps, and then pairs of them, lead up."""
         better: State | None = state
         while better is not None:
             state = better
             better = self.single(state) or self.pair(state)
         return state
 
+    def without(self, start: State, end: State, changing: tuple[Pass, ...]) -> State:
+        """The end that is reached without the steps that change results, where it stands as well or better."""
+        kept, self.kept, self.barred = self.kept, [], changing
+        other = self.climb(start)
+        self.barred = ()
+        gain, loss = end.standing.gain(other.standing), end.standing.loss(other.standing)
+        if other.steps and (loss or not gain) and not other.standing.loss(end.standing):
+            for step in changing:
+                self.reject(
+                    (step,), f"tried and not kept: as much is gained without it{loss and f', and {loss}'}"
+                )
+            return other
+        self.kept = kept
+        for step in (step for steps, _ in kept for step in steps):
+            self.rejected.pop(str(step), None)
+        return end
+
     def single(self, state: State) -> State | None:
         """Each remedy by itself; all that help, one after another."""
         found, self.dearer = state, []
         for step in self.remedies(state.findings):
-            trial = self.attempt(found, step)
+            trial = self.attempt(found, step) if step not in self.barred else None
             if trial is not None and self.accept(found, trial):
                 found = trial
             elif trial is not None:
@@ -110,7 +138,7 @@ class Search:
         """A remedy that does not pay by itself, and then one that is named after it."""
         for middle in self.dearer:
             for step in self.remedies(middle.findings):
-                trial = self.attempt(middle, step) if step != middle.steps[-1] else None
+                trial = self.attempt(middle, step) if step not in (middle.steps[-1], *self.barred) else None
                 if trial is not None and self.accept(state, trial):
                     return trial
         return None
@@ -135,7 +163,9 @@ class Search:
             self.reject((step,), objection.reason)
             return None
         retyped = sum(change.retypes for change in own.contract)
-        return State(program, self.target, (*state.steps, step), state.retyped + retyped, state.spec)
+        changing = (*state.changing, *(step for change in own.contract if not change.retypes))
+        steps, types = (*state.steps, step), state.retyped + retyped
+        return State(program, self.target, steps, types, state.spec, changing)
 
     def copy(self, program: Program) -> Program:
         """A copy to try a step on; the last one again while no step has changed it."""
@@ -165,7 +195,7 @@ class Search:
         if (failure := self.failure(old, steps)) is not None:
             self.reject(steps, f"tried, and it failed: {failure}")
             return False
-        self.kept.append(f"kept {' and then '.join(map(str, steps))}: {gain}")
+        self.kept.append((steps, f"kept {' and then '.join(map(str, steps))}: {gain}"))
         for step in steps:
             self.rejected.pop(str(step), None)
         return True

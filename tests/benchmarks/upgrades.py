@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
@@ -31,8 +28,8 @@ TARGETS = ("M1/macOS 14", "M4/macOS 15", "A15/iOS 17")
 SHARES = ("ops", "flop")
 
 
-def measured(path: Path, targets: tuple[str, ...]) -> Iterator[tuple[str, str, Standing, Standing, str]]:
-    """Target, layers, program, and the program after `auto`.
+def rows(path: Path, targets: Sequence[str], auto: bool) -> Iterator[tuple[bool, str]]:
+    """Is the bar met, and a line for each target.
 
     Raises:
         SurgeryError: it cannot be read or upgraded.
@@ -41,13 +38,13 @@ def measured(path: Path, targets: tuple[str, ...]) -> Iterator[tuple[str, str, S
     for words in targets:
         target = Target.parse(words)
         layers = Standing.of_layers(ane.inspect(path, words))
-        yield words, path.name, layers, Standing.of_upgraded(load(upgraded), target), _after(upgraded, words)
-
-
-def _after(upgraded: object, target: str) -> str:
-    """The shares after `auto`."""
-    surgery = ane.apply(upgraded, "auto", target=target, prove=None, quiet=True)
-    return _words(Standing.of_upgraded(load(surgery.model), Target.parse(target)))
+        program = Standing.of_upgraded(load(upgraded), target)
+        worse = program.can_run_less(layers)
+        shares = [_words(layers), _words(program)]
+        if auto:
+            surgery = ane.apply(upgraded, "auto", target=words, prove=None, quiet=True)
+            shares.append(_words(Standing.of_upgraded(load(surgery.model), target)))
+        yield not worse, f"{path.name} | {words} | {' | '.join(shares)} | {worse or 'met'}"
 
 
 def _words(standing: Standing) -> str:
@@ -59,19 +56,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="*", type=Path, default=sorted(CORPUS.glob("*.mlmodel")))
     parser.add_argument("--targets", nargs="+", default=TARGETS)
-    chosen = parser.parse_args()
-    console, met = Console(width=160), True
-    table = Table("network", "target", "layers: ops, flop", "upgraded", "after auto", "bar")
+    parser.add_argument("--auto", action="store_true", help="what `auto` makes of the upgraded one, too")
+    chosen, met = parser.parse_args(), True
+    print(f"network | target | layers: ops, flop | upgraded{' | after auto' * chosen.auto} | bar")
     for path in chosen.paths:
         try:
             with quiet_host():
-                for target, name, layers, program, after in measured(path, tuple(chosen.targets)):
-                    worse = program.can_run_less(layers)
-                    met &= not worse
-                    table.add_row(name, target, _words(layers), _words(program), after, worse or "met")
+                for well, line in rows(path, chosen.targets, chosen.auto):
+                    met &= well
+                    print(line, flush=True)
         except SurgeryError as error:
-            table.add_row(path.name, "", "", "", "", str(error).splitlines()[0][:60])
-    console.print(table)
+            print(f"{path.name} | {str(error).splitlines()[0]}", flush=True)
     sys.exit(0 if met else 1)
 
 

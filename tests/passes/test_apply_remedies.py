@@ -108,6 +108,28 @@ def test_results_that_are_read_at_every_position_are_not_cut() -> None:
     assert "logits holds the last position alone" in said
 
 
+def test_a_result_that_need_not_change_stays() -> None:
+    """The wrong version: the last token is cut out first, and then the head is not worth splitting."""
+    weights = np.random.default_rng(0).standard_normal
+
+    def decoder(x: Var) -> Any:
+        ahead = np.triu(np.full((64, 64), -1e4, np.float16), 1)
+        for _ in range(2):
+            maps = [(0.1 * weights((64, 64))).astype(np.float16) for _ in range(4)]
+            q, k, v = (mb.linear(x=x, weight=one) for one in maps[:3])
+            shares = mb.softmax(x=mb.add(x=mb.matmul(x=q, y=k, transpose_y=True), y=ahead), axis=-1)
+            x = mb.add(x=x, y=mb.linear(x=mb.matmul(x=shares, y=v), weight=maps[3]))
+            wide = mb.silu(x=mb.linear(x=x, weight=(0.1 * weights((256, 64))).astype(np.float16)))
+            x = mb.add(x=x, y=mb.linear(x=wide, weight=(0.1 * weights((64, 256))).astype(np.float16)))
+        return mb.linear(x=x, weight=(0.1 * weights((20003, 64))).astype(np.float16), name="logits")
+
+    surgery = ane.apply(built(decoder, (1, 64, 64)), "auto", target="M1/macOS 14", prove=None, quiet=True)
+    assert {change.pass_name for change in surgery.changes} == {"split_head"}
+    assert not surgery.contract
+    (said,) = (r.reason for name, r in surgery.refusals if name == "select_last_token")
+    assert said.startswith("tried and not kept: as much is gained without it")
+
+
 def test_every_function_counts() -> None:
     program = built(lambda x: mb.relu(x=x, name="y"), (1, 8, 4, 4))
     program.add_function("other", built(noisy, (1, 8, 4, 4)).functions["main"])

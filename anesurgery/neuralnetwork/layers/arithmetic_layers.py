@@ -104,7 +104,7 @@ UNARY: tuple[Callable[[Var, Any], Var], ...] = (
     lambda x, p: mb.exp(x=x),
     lambda x, p: mb.log(x=x, epsilon=F(p.epsilon)) if p.epsilon else mb.log(x=x),
     lambda x, p: mb.abs(x=x),
-    lambda x, p: mb.threshold(x=x, alpha=F(p.alpha)),
+    lambda x, p: mb.maximum(x=x, y=F(p.alpha)),
 )
 """By `type`: SQRT, RSQRT, INVERSE, POWER, EXP, LOG, ABS, THRESHOLD."""
 

@@ -30,7 +30,11 @@ from typing import Any
 
 import hand_written
 import numpy as np
-import public_forms
+import public_blocks
+import public_pictures
+import public_scenes
+import public_sound
+import public_words
 import small_models
 from rich.console import Console
 from rich.table import Table
@@ -53,7 +57,7 @@ BAR = 0.8
 """Of the models below `NEARLY_ALL`."""
 RELATIVE, PSNR = 1e-4, 60.0
 ROUNDING = {"compute_fp16", "interface_fp16"}
-MADE = (small_models, hand_written, public_forms)
+MADE = (small_models, hand_written, public_pictures, public_scenes, public_sound, public_words, public_blocks)
 REFUSED, LATE = "refused", "time limit"
 
 

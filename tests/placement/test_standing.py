@@ -122,3 +122,13 @@ def test_advice_adds_findings_and_changes_nothing_else(name: str, target: str) -
     whole, plain = stand(program, aim)[0], Standing.of(placed(program, aim))
     assert plain == replace(whole, findings=plain.findings)
     assert plain.findings <= whole.findings
+
+
+def test_what_is_illegal_may_become_unknown() -> None:
+    """The wrong version: fp32 ops stay so, because of one fp16 op that nothing is known of."""
+    names = [(0, name) for name in "abcd"]
+    before = Standing(4, 0, 8, 0, 0, 10.0, 0, 0, frozenset(), frozenset(names), 8)
+    freed = Standing(4, 0, 8, 0, 0, 10.0, 1, 0, frozenset(names[1:]), frozenset())
+    doubtful = Standing(4, 0, 8, 0, 0, 10.0, 2, 0, frozenset(), frozenset(names[1:]), 6)
+    assert freed.gain(before).startswith("ops that cannot run on the ANE 4 -> 0")
+    assert not doubtful.frees(before)

@@ -98,7 +98,7 @@ class ApplyRemedies(Pass):
         ]
         if end.steps:
             session.notes.append(f"before: {start.standing}")
-            session.notes += [words for _, words in search.kept]
+            session.notes += search.kept
             session.notes.append(f"after: {end.standing}")
 
     def objection(self, attempt: Session, program: Program) -> Refusal | None:

@@ -203,11 +203,11 @@ class Standing:
         return any(self.share[what] > before.share[what] for what in ("flop", "ops") if self.on_ops)
 
     def frees(self, before: Standing) -> bool:
-        """Is less illegal on the ANE, at no much higher estimate, and not just unknown more?"""
+        """Is less illegal on the ANE, at no much higher estimate, and more than what became unknown?"""
         pairs = list(zip(self.barred, before.barred, strict=True))
-        doubts = self.unknown + len(self.illegal) > before.unknown + len(before.illegal)
-        dearer = self.estimate > DEARER * before.estimate
-        return all(new <= old for new, old in pairs) and self.barred != before.barred and not (dearer or doubts)
+        risen, freed = self.unknown - before.unknown, len(before.illegal) - len(self.illegal)
+        dearer = self.estimate > DEARER * before.estimate or 0 < risen >= freed
+        return all(new <= old for new, old in pairs) and self.barred != before.barred and not dearer
 
     def moves_less(self, before: Standing) -> bool:
         """Do the ops off the ANE move fewer bytes, where a larger share of the ops is on it?"""

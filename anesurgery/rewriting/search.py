@@ -79,8 +79,7 @@ class Search:
     objection: Objection
     trials: int
     """Most steps that are tried."""
-    kept: list[tuple[tuple[Pass, ...], str]] = field(default_factory=list)
-    """The steps that were kept together, and what they gained."""
+    kept: list[str] = field(default_factory=list)
     rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
     """By the words for the step."""
     refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
@@ -108,7 +107,8 @@ class Search:
 
     def without(self, start: State, end: State, changing: tuple[Pass, ...]) -> State:
         """The end that is reached without the steps that change results, where it stands as well or better."""
-        kept, self.kept, self.barred = self.kept, [], changing
+        kept, rejected = self.kept, dict(self.rejected)
+        self.kept, self.barred = [], changing
         other = self.climb(start)
         self.barred = ()
         gain, loss = end.standing.gain(other.standing), end.standing.loss(other.standing)
@@ -118,9 +118,7 @@ class Search:
                     (step,), f"tried and not kept: as much is gained without it{loss and f', and {loss}'}"
                 )
             return other
-        self.kept = kept
-        for step in (step for steps, _ in kept for step in steps):
-            self.rejected.pop(str(step), None)
+        self.kept, self.rejected = kept, rejected
         return end
 
     def single(self, state: State) -> State | None:
@@ -195,7 +193,7 @@ class Search:
         if (failure := self.failure(old, steps)) is not None:
             self.reject(steps, f"tried, and it failed: {failure}")
             return False
-        self.kept.append((steps, f"kept {' and then '.join(map(str, steps))}: {gain}"))
+        self.kept.append(f"kept {' and then '.join(map(str, steps))}: {gain}")
         for step in steps:
             self.rejected.pop(str(step), None)
         return True

@@ -127,7 +127,7 @@ def cnn() -> Program:
 
 def network() -> Program:
     """A neural network of the first releases, ReLU6 in five layers as converters wrote it, upgraded."""
-    layers, last = [], "x"
+    layers, last = list[Any](), "x"
 
     def add(kind: str, **fields: Any) -> str:
         nonlocal last

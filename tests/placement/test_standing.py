@@ -129,6 +129,6 @@ def test_what_is_illegal_may_become_unknown() -> None:
     names = [(0, name) for name in "abcd"]
     before = Standing(4, 0, 8, 0, 0, 10.0, 0, 0, frozenset(), frozenset(names), 8)
     freed = Standing(4, 0, 8, 0, 0, 10.0, 1, 0, frozenset(names[1:]), frozenset())
-    doubtful = Standing(4, 0, 8, 0, 0, 10.0, 2, 0, frozenset(), frozenset(names[1:]), 6)
+    doubtful = Standing(4, 0, 8, 0, 0, 10.0, 1, 0, frozenset(), frozenset(names[1:]), 6)
     assert freed.gain(before).startswith("ops that cannot run on the ANE 4 -> 0")
     assert not doubtful.frees(before)

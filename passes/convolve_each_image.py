@@ -10,7 +10,7 @@ Before::
 After::
 
     main(%x: 2x1x4x4, %w: 1x1x3x3) {
-      %y_images_0: 1x1x4x4, %y_images_1: 1x1x4x4 = split(x=%x, axis=0, num_splits=2)
+      %y_images_0: 1x1x4x4, %y_images_1: 1x1x4x4 = split(x=%x, num_splits=2, axis=0)
       %y_image: 1x1x2x2 = conv(x=%y_images_0, weight=%w)
       %y_image_1: 1x1x2x2 = conv(x=%y_images_1, weight=%w)
       %y: 2x1x2x2 = concat(values=(%y_image, %y_image_1), axis=0)

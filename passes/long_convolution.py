@@ -10,10 +10,9 @@ Before::
 After::
 
     main(%x: 1x1x96) {
-      %y_long_convolution_reshape: 1x1x6x16 = reshape(x=%x, shape=[1, 1, 6, 16])
-      %y_long_convolution_transpose: 1x1x16x6 = transpose(x=%y_long_convolution_reshape, perm=[0, 1, 3, 2])
-      %y_long_convolution_reshape_1: 1x16x6 = reshape(x=%y_long_convolution_transpose, shape=[1, 16, 6])
-      %y: 1x4x5 = conv(x=%y_long_convolution_reshape_1, weight=const<4x16x2>, pad_type="custom")
+      %y_long_convolution_reshape: 1x6x16 = reshape(x=%x, shape=[1, 6, 16])
+      %y_long_convolution_transpose: 1x16x6 = transpose(x=%y_long_convolution_reshape, perm=[0, 2, 1])
+      %y: 1x4x5 = conv(x=%y_long_convolution_transpose, weight=const<4x16x2>, pad_type="custom")
       return %y
     }
 

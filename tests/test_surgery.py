@@ -308,7 +308,9 @@ def test_an_empty_recipe_changes_nothing(corpus: Path, tmp_path: Path, name: str
             np.testing.assert_array_equal(new[output], value)
 
 
-@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "basic_pitch_nmp")) for n in PACKAGES]
+)
 def test_every_pass_leaves_real_packages_whole(corpus: Path, tmp_path: Path, name: str) -> None:
     steps = [n for n in registry.op_pass_names() if n != "select_last_token"]
     surgery = ane.apply(corpus / f"{name}.mlpackage", steps, prove="sites", quiet=True)

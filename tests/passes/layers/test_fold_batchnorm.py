@@ -171,7 +171,7 @@ def test_weights_that_are_computed() -> None:
     ("name", "number", "left"),
     [
         pytest.param("pose_cpm", 93, 0, marks=pytest.mark.slow),
-        ("sinet_portrait_seg", 38, 20),
+        pytest.param("sinet_portrait_seg", 38, 20, marks=pytest.mark.slow),  # proved with the recipe too
         ("mlt_gesture_classifier", 1, 0),
     ],
 )

@@ -174,7 +174,11 @@ def _mask(mb: Any, var: Var, heads: int) -> list[Var]:
     groups = (layout.having(BATCH), layout.axes[1] + keys, (), layout.having(TOKENS))
     value = constant(var)
     if value is None:
-        moved = twin(mb, seen_as(mb, var, whole), layout, groups)
+        moved = mb.shared_value(
+            ("mask", var),
+            [var],
+            lambda m: twin(Named(m, var), seen_as(Named(m, var), var, whole), layout, groups),
+        )
         if whole[1] == 1:
             return [moved] * heads
         return list(mb.split(x=moved, split_sizes=[whole[3]] * heads, axis=1))

@@ -32,7 +32,9 @@ def gives_pictures(program: Program) -> Refusal | None:
     if not found.convolutions:
         return Refusal(f"the model has no convolution; {found}")
     if not found.pictures or not found.drawn:
-        return Refusal(f"no {'output' if found.pictures else 'input'} is a picture (rank 4, floats); {found}")
+        return Refusal(
+            f"no {'output' if found.pictures else 'input'} is a picture (rank 4 or 5, floats); {found}"
+        )
     return None
 
 

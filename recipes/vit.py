@@ -5,7 +5,8 @@ moves and a 1x1 convolution, and writes windows, shifts and paddings in forms th
 
     recipes.vit_ane("dinov2.mlpackage", target="M1/macOS 14").save("dinov2_ane.mlpackage")
 
-Refuses models without attention, and models without a picture among the inputs.
+Refuses models without attention, linear attention among them (`auto` takes any model), and models without a
+picture or a film among the inputs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def sees_pictures(program: Program) -> Refusal | None:
     """Refuse what has no attention, or no picture to look at."""
     found = makeup(program)
     if found.attentions and not found.pictures:
-        return Refusal(f"no input is a picture (rank 4, floats); {found}")
+        return Refusal(f"no input is a picture (rank 4 or 5, floats); {found}")
+    if found.pictures and not found.attentions:
+        words = "the model has no attention (no softmax between two matrix products; linear attention is none)"
+        return Refusal(f"{words}: auto takes any model; {found}")
     return found.without_attention
 
 

@@ -16,6 +16,9 @@ from anesurgery.facts.reading import flag, ints
 from anesurgery.facts.rotary import exchange
 from anesurgery.mil import Operation, Var, constant, consumers, is_output, np_dtype, static_shape
 
+WIDEST = 256
+"""Channels of a head whose parts are exchanged by a convolution."""
+
 
 def _apart(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | None:
     """The axes of a twin with the atoms of some of the value's axes apart, and where they are."""
@@ -163,7 +166,7 @@ def _exchange(op: Operation, known: Layouts) -> Step | None:
         return None
     (source, rows), size = found, int(op.outputs[0].shape[axis])
     heads, width = layout.having(CHANNELS)[:-1], layout.having(CHANNELS)[-1:]
-    if not heads or layout.axes[axis] != width or layout.length(width) != size:
+    if layout.axes[axis] != width or layout.length(width) != size or size > WIDEST:
         return None
     count = layout.length(heads)
 

@@ -121,8 +121,9 @@ class Operand:
     def build(self, mb: Maker) -> Var:
         """(batch, channels, 1, tokens) of the layout: all heads side by side."""
         found = list(upstream(self.var, self.layout))
-        near = [p for p in found if p[1].is_view] or [p for p in found if straight(p[1], _flat(p[1]))] or found
-        var, layout = near[0]
+        views = [p for p in found if p[1].is_view]
+        turned = [p for p in found if straight(p[1], _flat(p[1]))]
+        var, layout = [*views[:1], *turned[-1:], *found][0]  # as far upstream as one transposition goes
         return twin(mb, var, layout, _flat(layout))
 
 

@@ -29,7 +29,7 @@ class Makeup:
     lookups: int
     states: int
     pictures: tuple[Var, ...]
-    """Inputs of rank 4, at least `SIDE` high and wide."""
+    """Inputs of rank 4, or 5 for films, at least `SIDE` high and wide."""
     signals: tuple[Var, ...]
     """Float inputs of another rank: sound, or what another model made."""
     drawn: tuple[Var, ...]
@@ -85,9 +85,9 @@ def described(var: Var) -> str:
 
 
 def is_picture(var: Var) -> bool:
-    """Rank 4, float, and high and wide enough; dynamic sides count."""
+    """Rank 4, or 5 for films, float, and high and wide enough; dynamic sides count."""
     sides = [d for d in var.shape[-2:] if isinstance(d, int)] if _is_float(var) else []
-    return _is_float(var) and var.rank == 4 and all(d >= SIDE for d in sides)
+    return _is_float(var) and var.rank in (4, 5) and all(d >= SIDE for d in sides)
 
 
 def _sight(op: Operation) -> str:

@@ -12,6 +12,7 @@ from transformer_blocks import BLOCKS, block
 
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
+from anesurgery.facts import channel_regions
 from anesurgery.facts.layouts import Layout
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import channels_first
@@ -259,3 +260,24 @@ def test_a_block_of_a_transformer(name: str) -> None:
     assert found["transpose"] <= 2
     assert all(c.proof and c.proof.grade >= Grade.PROVED for c in session.changes)
     assert not apply_pass(ChannelsFirst(), after, prove=False)[1].changes
+
+
+def test_regions_are_renewed_as_they_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each edit; regions of views alone, which are never rebuilt, do not count."""
+    renew, times = channel_regions._Finder.renew, []
+
+    def both(self: Any) -> Any:
+        found = renew(self)
+        sides = [
+            [r.ops for r in regions if not {op.op_type for op in r.steps} <= channel_regions.FREE]
+            for regions in (found, channel_regions._Finder(self.block).find())
+        ]
+        assert sides[0] == sides[1]
+        times.append(len(found))
+        return found
+
+    monkeypatch.setattr(channel_regions._Finder, "renew", both)
+    for name in ("bert", "llama"):
+        apply_pass(ChannelsFirst(), block(name, 2), prove=False)
+    assert len(times) > 4
+    assert not channel_regions._FOUND

@@ -62,7 +62,7 @@ class Attention(torch.nn.Module):
             q, k, v = self.q(x), self.k(seen), self.v(seen)
         if self.kind == "llama":
             q, k = self.rotated(q), self.rotated(k)
-        mask = self.mask if self.kind in ("gpt2", "llama") else mask
+        mask = self.mask if self.kind in ("gpt2", "llama") or (seen is x and self.kind == "cross") else mask
         queries = q.split(self.each, 1)
         keys, values = k.transpose(1, 3).split(self.each, 3), v.split(self.each, 1)
         heads = []

@@ -13,6 +13,7 @@ from transformer_blocks import BLOCKS, block
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
 from anesurgery.facts import channel_regions
+from anesurgery.facts.channel_views import FREE
 from anesurgery.facts.layouts import Layout
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import channels_first
@@ -269,7 +270,7 @@ def test_regions_are_renewed_as_they_would_be_found(monkeypatch: pytest.MonkeyPa
     def both(self: Any) -> Any:
         found = renew(self)
         sides = [
-            [r.ops for r in regions if not {op.op_type for op in r.steps} <= channel_regions.FREE]
+            [r.ops for r in regions if not {op.op_type for op in r.steps} <= FREE]
             for regions in (found, channel_regions._Finder(self.block).find())
         ]
         assert sides[0] == sides[1]

@@ -62,6 +62,7 @@ residency: $(READY)  ## what `auto` gains on the corpus and on small models of e
 	$(BIN)/python tests/benchmarks/residency.py
 
 matrix: $(READY)  ## which architectures convert, how exact, and their share on the ANE: docs/architectures.md
+	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[dev,matrix]'
 	$(BIN)/python tests/benchmarks/matrix.py --page docs/architectures.md
 
 notebooks: $(READY)  ## run the notebooks and store what they show

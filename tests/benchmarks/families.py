@@ -52,6 +52,22 @@ VAE: Sizes = {
     "latent_channels": 4,
 }
 
+DENSE: Sizes = {"experts_implementation": "dense", "num_experts_per_tok": 2}
+"""As `frontend.register_experts()` offers it."""
+LATENT: Sizes = DECODER | {
+    "kv_lora_rank": 64,
+    "q_lora_rank": 96,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 48,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 96,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
 DECODERS = {
     "gpt2": decoder("GPT2", GPT, model="GPT2LMHeadModel"),
     "gpt_neo": decoder(
@@ -89,7 +105,11 @@ DECODERS = {
     "helium": decoder("Helium"),
     "lfm2": decoder("Lfm2", DECODER | {"layer_types": ["conv", "full_attention"]}),
     "xglm": decoder("XGLM", SEQ2SEQ | {"num_layers": 2, "attention_heads": 12, "ffn_dim": 2048}),
-    "mixtral": decoder("Mixtral", DECODER | {"num_local_experts": 4, "experts_implementation": "batched_mm"}),
+    "falcon_alibi": decoder("Falcon", TEXT | {"new_decoder_architecture": False, "alibi": True}),
+    "mixtral": decoder("Mixtral", DECODER | DENSE | {"num_local_experts": 4}),
+    "qwen3_moe": decoder("Qwen3Moe", DECODER | DENSE | {"num_experts": 6, "moe_intermediate_size": 128}),
+    "gpt_oss": decoder("GptOss", DECODER | DENSE | {"num_local_experts": 4, "sliding_window": 32}),
+    "deepseek_v2": decoder("DeepseekV2", LATENT | DENSE),
 }
 """Causal language models."""
 
@@ -128,6 +148,13 @@ SEQUENCES = {
     "wav2vec2": plain("Wav2Vec2ForCTC", "Wav2Vec2Config", WAVES, waves),
     "hubert": plain("HubertModel", "HubertConfig", WAVES, waves),
     "wavlm": plain("WavLMModel", "WavLMConfig", WAVES, waves),
+    "mt5": plain("MT5ForConditionalGeneration", "MT5Config", T5 | {"feed_forward_proj": "gated-gelu"}, both),
+    "wav2vec2_bert": plain(
+        "Wav2Vec2BertModel",
+        "Wav2Vec2BertConfig",
+        LAYERS | {"feature_projection_input_dim": 80},
+        lambda: {"input_features": mel(100)["input_features"].transpose(0, 2, 1).copy()},
+    ),
 }
 """Encoders with decoders, and sound."""
 

@@ -223,6 +223,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     kernels = torchvision_without_kernels()
     frontend.register()
+    frontend.register_experts()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     for name in chosen.names or ARCHITECTURES:
         path, row = chosen.folder / f"{name}.json", ARCHITECTURES[name]

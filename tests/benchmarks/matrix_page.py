@@ -38,6 +38,7 @@ converted with `frontend.register()`, with `rerank` among the passes of the conv
 * **s**: seconds of the processor that the method took, without proofs.
 * **-**: not measured.
 
+Mixtures of experts compute every expert for every token, as `frontend.register_experts()` makes them.
 The method is the recipe of the family; where there is none, `auto`. The shares of a third target, A15 with
 iOS 17, were compared too: the summary names each that falls.
 """

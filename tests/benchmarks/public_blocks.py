@@ -111,7 +111,8 @@ def prior_boxes(p: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         return (p[f"{name}{i}"](y).permute(0, 2, 3, 1).reshape(1, -1, size) for i, y in enumerate(levels))
 
     moves, scores = torch.cat([*joined("box", 4)], 1), torch.cat([*joined("class", 21)], 1)
-    priors = torch.rand(moves.shape[1], 4, generator=torch.Generator().manual_seed(0))
+    count = torch.arange(moves.shape[1])
+    priors = torch.stack([(count % n + 1.0) / n for n in (32, 31, 8, 7)], -1)
     centre = priors[:, :2] + moves[..., :2] * 0.1 * priors[:, 2:]
     size = priors[:, 2:] * torch.exp(moves[..., 2:] * 0.2)
     return torch.cat([centre - size / 2, centre + size / 2], -1), scores.softmax(-1)

@@ -1,6 +1,6 @@
 """How long decoder_ane takes with all passes of the layout, and how much memory of its own.
 
-On GPT-2 124M against gpt2_ane, and with `--llama LAYERS` on a Llama of 1.5 billion parameters at 32 layers. Each
+On GPT-2 124M against gpt2_ane; with `--llama 32`, on a Llama of 1.5 billion parameters. Each
 runs in a fresh process on one thread; seconds are those of the processor, without imports.
 """
 

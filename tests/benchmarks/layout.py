@@ -47,7 +47,9 @@ def main() -> None:
             source = folder / "llama.mlpackage"
             command = [sys.executable, str(HERE / "llama.py"), str(source), f"--layers={chosen.llama}"]
             subprocess.run(command, check=True)
-            rows = [(r, t) for t in ("M1/macOS 14", "M4/macOS 15") for r in ("decoder_ane", LAYOUT)]
+            rows: list[tuple[str, str | None]] = [
+                (r, t) for t in ("M1/macOS 14", "M4/macOS 15") for r in ("decoder_ane", LAYOUT)
+            ]
         else:
             source = make(folder, 12, 768, 50257, 512)
             rows = [(recipe, None) for recipe in ("gpt2_ane", "decoder_ane", LAYOUT)]

@@ -64,7 +64,9 @@ def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
     yield f"* measured at {', '.join(f'{name} ({count})' for name, count in commits.most_common())}"
     for how in ("trace", "export"):
         good = [n for n, w in ways.items() if how in w and w[how]["error"] is None]
-        yield f"* by {how}, {len(good)} of {len(figures)} convert; not {in_words(set(figures) - set(good))}"
+        failed = set(figures) - set(good)
+        names = f"; not {in_words(failed)}" if failed else ""
+        yield f"* by {how}, {len(good)} of {len(figures)} convert{names}"
     low = [n for n, w in ways.items() for v in w.values() if v["error"] is None and not v["fp32"] >= EXACT]
     yield f"* below {EXACT:.0f} dB in fp32 against torch: {in_words(low)}"
     for name, cases in misses(figures).items():

@@ -102,6 +102,7 @@ from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.interpret.decoding import replay
 from anesurgery.mil import Function, Program, Var, types
 from anesurgery.mil import mb as host
+from anesurgery.placement.loadable import of_version
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.cached_function import Caching, cached_functions
 from anesurgery.rewriting.decoder_inputs import inputs_of, rows_in_words, token_axis, unclear
@@ -197,6 +198,10 @@ class AddCache(Pass):
             program.add_function(word, copy)
         session.contract.append(self.change(name, function, chosen, made))
         session.changes.append(Change(self.name, name, tuple(before), tuple(made), "", None, UNCHECKED))
+        version = max(f.opset_version.value for f in made.values())
+        session.notes += [
+            f"{self.name}: {f.message}" for f in of_version(version, Target.parse(session.target))
+        ]
         if (parts := max(chunk_of.values(), default=0) + 1) > 1:
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
         return None

@@ -80,11 +80,17 @@ def _for_any_weights(
 ) -> SiteCheck | Refusal:
     """The proof of the same edit with any weights, or why there is none."""
     from anesurgery.checking.proofs import NoProof, prove_for_any_weights
-    from anesurgery.checking.stand_ins import StandIns
+    from anesurgery.checking.stand_ins import AT_ONCE, MOST, StandIns
 
     stand_ins = StandIns(site.old_ops, site.new_ops, seed)
-    if not stand_ins or other_lengths(site.drawn, (*site.old_ops, *site.new_ops)):
-        return Refusal("no weights of static shapes")
+    if stand_ins.size > MOST or other_lengths(site.drawn, (*site.old_ops, *site.new_ops)):
+        return Refusal(f"{stand_ins.size} weights, or shapes that are not static")
+    if stand_ins.size > AT_ONCE:
+        shape = fingerprint(site.replaced, site.old_ops, site.new_ops, dict.fromkeys(stand_ins.weights, 0))
+        if ("met", shape) not in known:
+            return known.setdefault(("met", shape), Refusal("no other edit is like it so far"))
+    if not stand_ins.numbers:
+        return Refusal("no weights")
     key = fingerprint(site.replaced, site.old_ops, site.new_ops, stand_ins.numbers)
     if key not in known:
         proof = prove_for_any_weights(site, seed, stand_ins, finite=not promise.tolerates_nonfinite)

@@ -29,8 +29,10 @@ READERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(ELEMENTS, ("x", "y")),
 }
 """Op type -> the parameters that may be any numbers: the op computes with them and decides nothing by them."""
-MOST = 1 << 25
+MOST = 1 << 27
 """Weights of one edit for which numbers are drawn."""
+AT_ONCE = 1 << 25
+"""Weights of one edit for which they are drawn before a second edit is seen that is like it."""
 
 
 class StandIns:
@@ -38,24 +40,24 @@ class StandIns:
 
     def __init__(self, old: Sequence[Operation], new: Sequence[Operation], seed: int) -> None:
         self._seed = seed
-        self.numbers: dict[Var, int] = {}
-        """Weight -> the number of its content."""
+        self.weights = _weights([*old, *new])
+        self.size = sum(int(np.size(constant(v))) for v in self.weights)
+
+    @cached_property
+    def numbers(self) -> dict[Var, int]:
+        """Weight -> the number of its content, which is read here first."""
+        numbers: dict[Var, int] = {}
         known: dict[Any, int] = {}
         seen: dict[Any, int] = {}
-        found = _weights([*old, *new])
-        if sum(int(np.size(constant(v))) for v in found) > MOST:
-            return  # before they are read
-        for var in found:
+        for var in self.weights:
             array = np.ascontiguousarray(constant(var))
             place = array.__array_interface__["data"][0], array.nbytes, array.dtype.str
             if place not in seen and not _is_one_number(array):
                 content = array.dtype.str, hashlib.blake2b(array.data, digest_size=16).digest()
                 seen[place] = known.setdefault(content, len(known))
             if place in seen:
-                self.numbers[var] = seen[place]
-
-    def __bool__(self) -> bool:
-        return bool(self.numbers)
+                numbers[var] = seen[place]
+        return numbers
 
     @cached_property
     def values(self) -> dict[Var, torch.Tensor]:

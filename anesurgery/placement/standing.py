@@ -137,9 +137,16 @@ class Standing:
 
     def can_run_less(self, layers: Standing) -> str:
         """Which share that can run on the ANE is lower than that of the layers, in words; "" for none."""
-        for what, share in layers.can_run.items():
-            if (now := self.can_run[what]) < share and getattr(layers, what):
-                return f"the share of the {what} that the ANE can run would fall {_percents(share, now)}"
+        return self._less(layers, "can_run", "that the ANE can run would fall")
+
+    def shown_less(self, layers: Standing) -> str:
+        """Which share that `inspect` shows is lower than that of the layers, in words; "" for none."""
+        return self._less(layers, "share", "that inspect expects on the ANE would fall")
+
+    def _less(self, layers: Standing, measure: str, words: str) -> str:
+        for what, share in getattr(layers, measure).items():
+            if (now := getattr(self, measure)[what]) < share and getattr(layers, what):
+                return f"the share of the {what} {words} {_percents(share, now)}"
         return ""
 
     @property

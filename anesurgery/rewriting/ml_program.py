@@ -115,16 +115,17 @@ class MLProgram(Subject):
         return self.source is not None and self.source.suffix == ".mlmodel" and self.loaded.weights is None
 
     def worse_than_layers(self, target: str) -> str:
-        """The share that can run on the ANE (`Standing.can_run`), where it is less than that of the layers."""
+        """Which share that can run, or is expected, on the ANE is less than that of the layers."""
         if not self.was_network:
             return ""
         layers = inspect_other(self.source, Target.parse(target), inspect_program)
         if layers is None:
             return ""
         upgraded = Standing.of_upgraded(self.loaded, Target.parse(target))
-        less = upgraded.can_run_less(Standing.of_layers(layers))
+        stood = Standing.of_layers(layers)
+        less = upgraded.can_run_less(stood) or upgraded.shown_less(stood)
         return less and (
-            f"{less} in the fp32 ML Program that these steps make of this neural network: apply them to what "
+            f"{less} in the ML Program that these steps make of this neural network: apply them to what "
             "anesurgery.upgrade gives, or neuralnetwork_ane to its layers"
         )
 

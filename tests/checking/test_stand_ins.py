@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from anesurgery.checking import proofs
+from anesurgery.checking import proofs, stand_ins
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
 from anesurgery.mil import Array, Program, Var, mb
@@ -74,6 +74,18 @@ def proved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_layers_that_are_alike_are_proved_once(proved: list[Any]) -> None:
+    _, session = apply_pass(AsConvolution(), layers(*(matrix() for _ in range(4))))
+    grades = [change.proof.grade for change in session.changes if change.proof is not None]
+    assert grades == [Grade.BITS] * 4
+    assert len(proved) == 1
+
+
+def test_large_layers_are_proved_once_after_the_first(
+    proved: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stand_ins, "AT_ONCE", 2 * WIDTH**2 - 1)
+    apply_pass(AsConvolution(), layers(matrix()))
+    assert not proved
     _, session = apply_pass(AsConvolution(), layers(*(matrix() for _ in range(4))))
     grades = [change.proof.grade for change in session.changes if change.proof is not None]
     assert grades == [Grade.BITS] * 4

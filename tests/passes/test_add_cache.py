@@ -207,6 +207,12 @@ def test_one_state_for_all_layers_cannot_be_cut() -> None:
         ane.split(after, max_bytes="4 KB")
 
 
+def test_a_target_that_cannot_load_it_is_named() -> None:
+    (note,) = cached(Small().program(), "M1/macOS 14")[1].notes
+    assert "macOS 14 cannot load it: specification 9 needs macOS 15" in note
+    assert not cached(Small().program(), "M1/macOS 15")[1].notes
+
+
 @pytest.mark.parametrize("chunks", [0, -1, "much"])
 def test_chunks_that_are_none_are_an_error(chunks: int | str) -> None:
     with pytest.raises(SurgeryError, match="a model has 1 or more|is not a size"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
+from anesurgery.loading import load
 from anesurgery.mil import Program, Var, mb, types, walk_ops
 from anesurgery.passes.threshold_to_maximum import ThresholdToMaximum
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
@@ -36,10 +38,10 @@ def test_not_a_number_is_refused() -> None:
 
 
 def test_relu6_of_a_real_network_reaches_the_engine(corpus: Path) -> None:
+    """An upgrade makes maxima of thresholds; of none is left what the pass would change."""
     model = ane.upgrade(corpus / "pose_cpm.mlmodel", precision="fp16")
-    surgery = ane.apply(model, "threshold_to_maximum", quiet=True)
-    assert len(surgery.changes) == 93
-    assert not any(op.op_type == "threshold" for op in walk_ops(surgery.program))
-    before, after = (ane.inspect(m, target="M4/macOS 15").residency["ops"] for m in (model, surgery.program))
-    assert before == 0.0
-    assert after > 0.9
+    program = load(model).program
+    counts = Counter(op.op_type for op in walk_ops(program))
+    assert counts["maximum"] == 93
+    assert not counts["threshold"]
+    assert ane.inspect(model, target="M4/macOS 15").residency["ops"] > 0.9

@@ -16,6 +16,7 @@ import torch
 
 from anesurgery.checking.adversarial import SMALL_CONSTANT
 from anesurgery.facts.slices import reads
+from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype
 
 ELEMENTS = ("add", "sub", "mul")
@@ -55,6 +56,8 @@ class StandIns:
             if place not in seen and not _is_one_number(array):
                 content = array.dtype.str, hashlib.blake2b(array.data, digest_size=16).digest()
                 seen[place] = known.setdefault(content, len(known))
+                if self.size > AT_ONCE:
+                    forget(array)
             if place in seen:
                 numbers[var] = seen[place]
         return numbers

@@ -141,7 +141,7 @@ class Plan:
                 fixed[name] = self.constants[value]
             else:
                 reads.append((name, value))
-        stored = [k for k, v in fixed.items() if dtypes.is_stored(v, op.op_type)]
+        stored = [k for k, v in fixed.items() if dtypes.is_stored(v)]
         return fixed, reads, [] if moves else stored
 
     def _tensor(self, array: Any) -> torch.Tensor:
@@ -167,10 +167,7 @@ class Plan:
         var = step.op.inputs[name]
         if (kept := self.kept.get(var)) is not None:
             return kept
-        if self.ready_bytes > self.room and step.op.op_type == "linear" and self.arithmetic == "fp32":
-            return stored
-        # the same for a whole model and for its chunks, of which only these find room: sums in one order
-        made = dtypes.turned(stored) if step.op.op_type == "linear" else stored.float()
+        made = stored.float()
         if self.runs > 1 and self.ready_bytes <= self.room:
             self.kept[var] = made
             dtypes.forget(var.val)

@@ -117,19 +117,11 @@ def widen(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
 
 
-def is_stored(value: Any, op_type: str) -> bool:
-    """Is a constant not yet as ops of this type compute with it?"""
+def is_stored(value: Any) -> bool:
+    """Is a constant not yet as ops compute with it, or so large that its memory is given back?"""
     if not isinstance(value, torch.Tensor):
         return False
-    large = value.dtype == torch.float32 and value.ndim == 2 and value.numel() > CACHED
-    return value.dtype == torch.float16 or (large and op_type == "linear")
-
-
-def turned(matrix: torch.Tensor) -> torch.Tensor:
-    """A matrix in fp32 that lies column by column: BLAS multiplies a few rows with its transpose faster."""
-    if matrix.ndim != 2:
-        return matrix.float()
-    return matrix.T.to(torch.float32, memory_format=torch.contiguous_format).contiguous().T
+    return value.dtype == torch.float16 or (value.dtype == torch.float32 and value.numel() > CACHED)
 
 
 def forget(array: Any) -> None:

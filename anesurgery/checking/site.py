@@ -83,7 +83,7 @@ def _for_any_weights(
     from anesurgery.checking.stand_ins import AT_ONCE, MOST, StandIns
 
     stand_ins = StandIns(site.old_ops, site.new_ops, seed)
-    if stand_ins.size > MOST or other_lengths(site.drawn, (*site.old_ops, *site.new_ops)):
+    if not 0 < stand_ins.size <= MOST or other_lengths(site.drawn, (*site.old_ops, *site.new_ops)):
         return Refusal(f"{stand_ins.size} weights, or shapes that are not static")
     if stand_ins.size > AT_ONCE:
         shape = fingerprint(site.replaced, site.old_ops, site.new_ops, dict.fromkeys(stand_ins.weights, 0))

@@ -95,11 +95,9 @@ class InterfaceLayout(Pass):
 
     def turn(self, program: Program, key: str, name: str, order: list[int], session: Session) -> None:
         """One end in another order, if a transpose goes by it."""
-        trial, before = copied(program), copied(program)
+        trial = copied(program)
         _turned(trial.functions[key], name, order)
-        _reduced(trial)
-        _reduced(before)
-        if _left(trial) >= _left(before):
+        if _left_in(trial) >= _left_in(copied(program)):
             session.refusals.append(
                 (self.name, Refusal(f"no transpose goes when %{name} is in the order {order}"))
             )
@@ -107,7 +105,7 @@ class InterfaceLayout(Pass):
         function = program.functions[key]
         given = name in function.inputs
         _turned(function, name, order)
-        _reduced(program)
+        _left_in(program)
         var = function.inputs[name] if given else _output(function, name)
         now = f"{shape_in_words(var.shape)}, with its axes in the order {order}"
         words = f"give {name} as {now}" if given else f"{name} is {now}"
@@ -188,13 +186,9 @@ def _turned(function: Function, name: str, order: Sequence[int]) -> None:
         made.name = made.op.name = name
 
 
-def _reduced(program: Program) -> None:
-    """Without the transposes that cancel each other."""
+def _left_in(program: Program) -> int:
+    """How many transposes are left of a program in which those that cancel each other go here."""
     run_host_pass("common::reduce_transposes", program)
-
-
-def _left(program: Program) -> int:
-    """How many transposes are left."""
     return sum(op.op_type == "transpose" for op in walk_ops(program))
 
 

@@ -391,4 +391,4 @@ def test_a_buffer_that_is_overwritten(rows: int) -> None:
             convert_to="milinternal",
         )
     (found,) = run(program, {"x": x.numpy()}).values()
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert_close(found, expected)

@@ -1,4 +1,8 @@
-"""The few values, or vectors, that stand for many with the least squared error: k-means."""
+"""The few values, or vectors, that stand for many with the least squared error: k-means.
+
+Of values the best ones are found, by the kmeans1d that coremltools brings; of vectors good ones are, by
+Lloyd's steps (coremltools asks scikit-learn for these, on which nothing else here depends).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anesurgery.mil import Array
+from anesurgery.mil import Array, quiet_host
+
+with quiet_host():
+    from coremltools._deps import _kmeans1d
 
 ROUNDS = 25
 """Steps in which the values move to the means of their members."""
@@ -37,7 +44,9 @@ def _table(rows: Array, entries: int) -> Array:
     if len(known) <= entries:
         made[: len(known)] = known
         return made
-    if rows.shape[1] > 1 and len(known) > MOST_ROWS:
+    if rows.shape[1] == 1 and _kmeans1d is not None:  # it needs a compiled part, which some builds lack
+        return np.array(_kmeans1d.cluster(known[:, 0], entries, weights=counts).centroids)[:, None]
+    if len(known) > MOST_ROWS:
         some = np.random.default_rng(0).choice(len(known), MOST_ROWS, replace=False)
         known, counts = known[some], counts[some]
     values = _spread_out(known, counts, entries)

@@ -11,9 +11,11 @@ import run
 pytestmark = pytest.mark.first
 
 
-@pytest.fixture(scope="module")
-def networks(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    options = ["--sample", "12", "--every", "5", "--passes", "neuralnetwork_ane", "--passes-stride", "11"]
+@pytest.fixture(scope="module", params=["11", pytest.param("1", marks=pytest.mark.slow)])
+def networks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Their rows; of many networks of one test, every so-many-th is rewritten too."""
+    options = ["--sample", "12", "--every", "5", "--passes", "neuralnetwork_ane"]
+    options += ["--passes-stride", request.param]
     folder = tmp_path_factory.mktemp("networks")
     return run.run_suites(["neural_network", "network_ops"], folder, options)
 

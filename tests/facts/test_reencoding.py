@@ -187,14 +187,16 @@ def test_few_values_are_found_exactly_and_many_by_their_means(monkeypatch: pytes
     rows = np.repeat([[0.5], [-2.0], [7.0]], 5, axis=0)
     tables, (found,) = clustered([rows], 4)
     np.testing.assert_array_equal(tables[0][found], rows)
+    few = np.array([[0.0], [1], [2], [10], [11], [30], [30]])
+    assert _off(few, 3) == 2.5  # 0 1 2 | 10 11 | 30 30: no cut of the sorted values in three is better
     spread = np.random.default_rng(1).standard_normal((500, 2))
     good = _off(spread)
     monkeypatch.setattr(clusters, "ROUNDS", 0)  # the wrong version: the values stay where they began
     assert good < 0.9 * _off(spread)
 
 
-def _off(rows: Array) -> float:
-    tables, (found,) = clustered([rows], 8)
+def _off(rows: Array, entries: int = 8) -> float:
+    tables, (found,) = clustered([rows], entries)
     return float(((tables[0][found] - rows) ** 2).sum())
 
 

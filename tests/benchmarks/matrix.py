@@ -98,22 +98,18 @@ def one(outputs: Any) -> Array:
     return np.asarray(value)
 
 
-def measure(row: Architecture, known: Row) -> Row:
-    """The figures of one architecture that are not known yet."""
+def measure(row: Architecture) -> Row:
+    """The figures of one architecture, all at one commit."""
     module = row.module()
     with torch.no_grad():
         expected = module(*row.example()).numpy()
-    ways = known.get("convert", {})
-    for how in ("trace", "export"):
-        if ways.get(how, {"error": ""})["error"] is not None:
-            ways[how] = conversion(row, module, how, expected)
-    made: Row = {"recipe": row.recipe, "commit": commit(), "convert": ways}
-    made |= {"fp16": None, "targets": known.get("targets", {})}
+    ways = {how: conversion(row, module, how, expected) for how in ("trace", "export")}
+    made: Row = {"recipe": row.recipe, "commit": commit(), "convert": ways, "fp16": None, "targets": {}}
     good = next((how for how, figures in ways.items() if figures["error"] is None), None)
     if good is not None:
         given = Given.of(row, load(converted(row, module, good, "FLOAT16")), expected)
         made["fp16"] = psnr(expected, given.rounded)
-        made["targets"] |= {t: on(given, t) for t in TARGETS if t not in made["targets"]}
+        made["targets"] = {target: on(given, target) for target in TARGETS}
     return made
 
 
@@ -165,10 +161,15 @@ def conversion(row: Architecture, module: torch.nn.Module, how: str, expected: A
 
 
 def shares(program: Any, target: str) -> Row:
-    """The shares of ops and flop on the ANE, and how many ops of each type are off it."""
-    standing, parts = stand(program, Target.parse(target))
-    off = Counter(op.op_type for part in parts for op in part.ops if op.preferred != "ane")
-    return standing.share | {"off": dict(off.most_common())}
+    """The shares of ops and flop on the ANE, and how many ops of each type are off it.
+
+    `most` holds the shares if each op whose unit is not known ran on the ANE.
+    """
+    standing, (part,) = stand(program, Target.parse(target))
+    off = Counter(op.op_type for op in part.ops if op.preferred not in ("ane", None))
+    unknown = Counter(op.op_type for op in part.ops if op.preferred is None)
+    most = {"most": part.residency_at_most}
+    return standing.share | most | {"off": dict(off.most_common()), "unknown": dict(unknown.most_common())}
 
 
 def method(row: Architecture) -> str:
@@ -184,7 +185,7 @@ def on(given: Given, target: str) -> Row:
 
 
 def is_whole(known: Row) -> bool:
-    """Did it convert in both ways, and are the figures of all targets known?"""
+    """Did it convert in both ways, and are the figures of all targets known? If not, it is measured again."""
     ways = known.get("convert", {})
     return (
         len(ways) == 2
@@ -229,7 +230,7 @@ def main() -> None:
         path, row = chosen.folder / f"{name}.json", ARCHITECTURES[name]
         known: Row = json.loads(path.read_text()) if path.exists() and not chosen.again else {}
         if not is_whole(known):
-            found = attempt(partial(measure, row, known), known)
+            found = attempt(partial(measure, row), {"recipe": row.recipe, "commit": commit()})
             print(name, f"{found['seconds']:.0f} s", found["error"] or "", flush=True)
             path.write_text(json.dumps(found, indent=1))
     if chosen.page is not None:

@@ -33,8 +33,10 @@ converted with `frontend.register()`, with `rerank` among the passes of the conv
 * **fp16**: PSNR in dB of the fp16 package in fp16 arithmetic against torch, as converted and after the method;
   of the outputs that both have.
 * **ops, flop**: share in percent that `inspect` expects on the Neural Engine, before and after. It estimates
-  Core ML's choice; no device was measured. The models are tiny, so that one op is about a percent.
-* **off**: what stays off the Neural Engine of the second target after the method, by type.
+  Core ML's choice; no device was measured. The models are tiny, so that one op is about a percent. Where it
+  cannot tell the unit of an op, the share is a range, 95.7-100, and its lower end decides whether it falls.
+* **off**: what stays off the Neural Engine of the second target after the method, by type; with "?" the ops
+  whose unit is unknown.
 * **s**: seconds of the processor that the method took, without proofs.
 * **-**: not measured.
 
@@ -73,11 +75,10 @@ def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
         yield f"* {name}: {in_words(cases)}"
     for target in targets[:2]:
         for what in ("ops", "flop"):
-            values = [
-                after(figures[n], target)[what] for n in DECODERS if n in figures and after(figures[n], target)
-            ]
-            if values:
-                middle = f"median share of {what} {percent(median(values))} %, of {len(values)}"
+            known = [new for n in DECODERS if n in figures and (new := after(figures[n], target))]
+            if known:
+                ends = (median(new[what] for new in known), median(new["most"][what] for new in known))
+                middle = f"median share of {what} {ranged(*ends)} %, of {len(known)}"
                 yield f"* causal language models on {target}: {middle}"
 
 
@@ -117,7 +118,7 @@ def table(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
             for what in ("ops", "flop")
         ]
         known = new[0] or new[1]
-        off = ", ".join(f"{count} {kind}" for kind, count in new[1].get("off", {}).items()) if new[1] else "-"
+        off = (shortened(staying(new[1])) or "nothing") if new[1] else "-"
         yield line(
             [
                 f"`{name}`",
@@ -125,7 +126,7 @@ def table(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
                 f"{decibel(row.get('fp16'))} → {decibel(known.get('fp16'))}",
                 f"`{method}`" if method else "-",
                 *shares,
-                shortened(off) or "nothing",
+                off,
                 f"{known['seconds']:.1f}" if known else "-",
             ]
         )
@@ -135,7 +136,14 @@ def share(found: Row | None, new: Row, what: str) -> str:
     """A share before and after, or that it was not measured."""
     if found is None:
         return "-"
-    return f"{percent(found['before'][what])} → {percent(new[what]) if new else '-'}"
+    old, now = (ranged(one[what], one["most"][what]) if one else "-" for one in (found["before"], new))
+    return f"{old} → {now}"
+
+
+def staying(new: Row) -> str:
+    """What is off the ANE, and what may be, by type."""
+    counts = [(new["off"], ""), (new["unknown"], "?")]
+    return ", ".join(f"{n} {kind}{mark}" for ops, mark in counts for kind, n in ops.items())
 
 
 def chosen(row: Row) -> str:
@@ -167,6 +175,11 @@ def decibel(value: float | None) -> str:
 def percent(share: float) -> str:
     """A share, never rounded up to all."""
     return "100" if share == 1 else f"{math.floor(share * 1000) / 10:.1f}"
+
+
+def ranged(least: float, most: float) -> str:
+    """Both ends of a share, once where they read alike."""
+    return "-".join(dict.fromkeys((percent(least), percent(most))))
 
 
 def shortened(text: str, most: int = 70) -> str:

@@ -14,14 +14,16 @@ from families import ARCHITECTURES
 from matrix_page import page
 
 TARGETS = ("M1/macOS 14", "M4/macOS 15", "A15/iOS 17")
-NEW = {"ops": 0.99, "flop": 1.0, "off": {"gather": 1}, "fp16": 75.0, "fp16_before": 75.0}
+MOST = {"ops": 0.99, "flop": 1.0}
+NEW = MOST | {"most": MOST, "off": {"gather": 1}, "unknown": {}, "fp16": 75.0, "fp16_before": 75.0}
+OLD = {"ops": 0.85, "flop": 0.13}
 ROW: dict[str, Any] = {
     "recipe": "decoder_ane",
     "convert": {how: {"fp32": 140.0, "error": None} for how in ("trace", "export")},
     "fp16": 74.0,
     "targets": {
         target: {
-            "before": {"ops": 0.85, "flop": 0.13, "off": {}},
+            "before": OLD | {"most": OLD, "off": {}, "unknown": {}},
             "after": {"decoder_ane": NEW | {"error": None, "seconds": 1.5}},
         }
         for target in TARGETS
@@ -74,6 +76,18 @@ def test_what_misses_a_bar_is_named(where: tuple[str, ...], value: Any, said: st
         place = place[key]
     place[where[-1]] = value
     assert any(line.startswith(said) for line in lines(wrong)), lines(wrong)
+
+
+def test_an_unknown_unit_makes_a_range_whose_lower_end_decides() -> None:
+    known, unknown = copy.deepcopy(ROW), copy.deepcopy(ROW)
+    for target in TARGETS:
+        new = unknown["targets"][target]["after"]["decoder_ane"]
+        new |= {"ops": 0.8, "unknown": {"tile": 2}}
+    cells = "| 85.0 → 80.0-99.0 | 13.0 → 100 | 85.0 → 80.0-99.0 | 13.0 → 100 | 1 gather, 2 tile? |"
+    assert any(cells in line for line in lines(unknown))
+    assert any(line.startswith("* a share falls: llama (decoder_ane, A15/iOS 17)") for line in lines(unknown))
+    both = page({"llama": known, "mistral": unknown, "qwen2": unknown}, TARGETS).splitlines()
+    assert "* causal language models on M4/macOS 15: median share of ops 80.0-99.0 %, of 3" in both
 
 
 def test_there_are_enough_architectures() -> None:

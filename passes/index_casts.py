@@ -16,8 +16,9 @@ After::
     }
 
 coremltools makes the indices of short tables 16 bits long, once for the guard of negative ids and once for the
-lookup. A cast goes where its type holds every index that the axis has, from -length to length - 1. Indices
-outside of that have no meaning in either form, but not always the same one.
+lookup. A cast goes where its type holds every index that the axis has, from -length to length - 1, or from 0
+where the lookup reads unsigned integers, which have no negative ones. Indices outside of that have no meaning in
+either form, but not always the same one.
 
 Refuses when the axis is longer than the type of a cast can count, and when its length is dynamic.
 
@@ -77,17 +78,18 @@ class IndexCasts(Rewrite):
         length = m.table.shape[int(constant(m.root.axis))]
         if is_symbolic(length):
             return Refusal(f"the axis that %{m.indices.name} counts has a dynamic length", m.root)
-        source = before_casts(m.indices, -int(length), int(length))
+        low = 0 if np_dtype(m.indices).kind == "u" else -int(length)
+        source = before_casts(m.indices, low, int(length))
         if source is m.indices:
-            span = f"from {-int(length)} to {int(length) - 1}"
+            span = f"from {low} to {int(length) - 1}"
             return Refusal(f"{np_dtype(source)} does not hold the indices {span}", m.root)
-        return m.bind(source=source, length=int(length)) if np_dtype(source) in TAKEN else None
+        return m.bind(source=source, low=low, length=int(length)) if np_dtype(source) in TAKEN else None
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
         """Indices that the axis has."""
         if var is not m.source:
             return None
-        return rng.integers(-m.length, m.length, static_shape(var) or ()).astype(np_dtype(var))
+        return rng.integers(m.low, m.length, static_shape(var) or ()).astype(np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same lookup."""

@@ -18,6 +18,7 @@ from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.gather_to_moves import GatherToMoves
 from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.index_casts import IndexCasts
+from anesurgery.passes.integers_as_floats import IntegersAsFloats
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.rerank import Rerank
 from anesurgery.passes.sequence_layout import SequenceLayout
@@ -44,6 +45,7 @@ encoder_ane = Recipe(
         TokenIdGuard(nonnegative=True),
         IndexCasts(),
         PaddingMaskTensor(),
+        IntegersAsFloats(),
         Rerank(),
         SplitHead(),
         SequenceLayout(layout="as_given"),

@@ -18,6 +18,7 @@ from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.gather_to_moves import GatherToMoves
 from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.index_casts import IndexCasts
+from anesurgery.passes.integers_as_floats import IntegersAsFloats
 from anesurgery.passes.long_convolution import LongConvolution
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.select_last_token import SelectLastToken
@@ -47,6 +48,7 @@ whisper_ane = Recipe(
         SelectLastToken(),
         CausalMaskTensor(),
         PaddingMaskTensor(),
+        IntegersAsFloats(),
         LongConvolution(),
         SplitHead(),
         SequenceLayout(layout="as_given"),

@@ -46,12 +46,26 @@ def test_refuses_a_type_that_is_too_short() -> None:
     assert_refuses(IndexCasts(), lookup(40000, "int16"), "int16 does not hold the indices from -40000 to 39999")
 
 
+@pytest.mark.parametrize("dtypes", [("uint16",), ("int16", "uint16")])
+def test_unsigned_indices_are_not_negative(dtypes: tuple[str, ...]) -> None:
+    program = lookup(32000, *dtypes)
+    after, session = apply_pass(IndexCasts(), program)
+    assert kinds(after) == ["gather"]
+    ids = np.array([[0, 31999, 3, 1]], np.int32)
+    assert_same_numbers(program, after, {"ids": ids}, rtol=0, session=session)
+
+
+def test_refuses_an_unsigned_type_that_is_too_short() -> None:
+    assert_refuses(IndexCasts(), lookup(70000, "uint16"), "uint16 does not hold the indices from 0 to 69999")
+
+
 class Anyway(IndexCasts):
     """Wrong: whatever the table's length is."""
 
     def check(self, m: Match) -> Match | None:
         cast = m.indices.op
-        return None if cast is None else m.bind(source=cast.x, length=int(m.table.shape[0]))
+        rows = int(m.table.shape[0])
+        return None if cast is None else m.bind(source=cast.x, low=-rows, length=rows)
 
 
 def test_the_check_of_sites_catches_a_cast_that_wraps() -> None:

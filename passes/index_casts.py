@@ -16,9 +16,9 @@ After::
     }
 
 coremltools makes the indices of short tables 16 bits long, once for the guard of negative ids and once for the
-lookup. A cast goes where its type holds every index that the axis has, from -length to length - 1, or from 0
-where the lookup reads unsigned integers, which have no negative ones. Indices outside of that have no meaning in
-either form, but not always the same one.
+lookup. A cast goes where its type holds every index that the axis has: from -length to length - 1, or from 0
+where the lookup reads unsigned integers. Indices outside of that have no meaning in either form, but not
+always the same one.
 
 Refuses when the axis is longer than the type of a cast can count, and when its length is dynamic.
 

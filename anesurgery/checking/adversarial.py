@@ -8,8 +8,8 @@ bounds it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ PERIOD = 262_139
 """Floats of a large value after which they come again: a prime, so that rows and columns differ."""
 SEVERAL, IN_SMALL = 1 << 14, ("near", "rows")
 """Numbers in a round above which a site does without some kinds."""
+FEW_ROWS = 8
+"""Rows at which two tables differ that are looked at."""
 HUGE = 1 << 24
 """Numbers read, weights among them, above which a site gets one round, or two if it reads floats."""
 NUMBERS = 4096
@@ -81,6 +83,8 @@ class Drawing:
 
     magnitude: float = math.inf
     """The largest magnitude of floats."""
+    rows: Mapping[Var, Sequence[int]] = field(default_factory=dict)
+    """Index -> rows at which tables of both sides differ; see `rows_apart`."""
 
     def draw(self, var: Var, kind: str, rng: np.random.Generator) -> Array:
         """Values for one var in one kind of round.
@@ -179,7 +183,12 @@ class Drawing:
         low, high = info.min, info.max
         if self.bounds is not None and var in self.bounds:
             least, most = (np.asarray(b).astype(np.int64) for b in self.bounds[var])
-            return rng.integers(least, most, shape, endpoint=True)
+            anywhere = rng.integers(least, most, shape, endpoint=True)
+            ends = [] if kind != "special" or least.ndim or most.ndim else [int(least), int(most)]
+            known = np.array([*ends, *(self.rows.get(var, ()) if kind != "normal" else ())], np.int64)
+            known = np.clip(known, least, most) if known.size else known
+            hit = rng.random(shape) < 0.5
+            return np.where(hit, rng.choice(known, shape), anywhere) if known.size else np.asarray(anywhere)
         near = [int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1)]
         known = np.array([0, 1, -1, low, high, *near], np.int64)
         known = known[(known >= low) & (known <= high)]
@@ -287,6 +296,38 @@ def address_bounds(
             least = -float(min(known)) if from_end and all(from_end) else 0.0
             bounds[var] = (max(least, low), top)
     return bounds
+
+
+def rows_apart(old: Var, old_ops: Sequence[Operation], new: Var, new_ops: Sequence[Operation]) -> list[int]:
+    """Some rows at which a table that one value indexes differs from its counterpart: few of many may.
+
+    Args:
+        old: the index on the old side.
+        old_ops: the ops of the old side, in order.
+        new: the same index on the new side.
+        new_ops: the ops of the new side, in order.
+    """
+    found: dict[int, None] = {}
+    for one in _tables(old, old_ops):
+        for other in _tables(new, new_ops):
+            if one is not other and one.shape == other.shape:
+                apart = (one != other).reshape(len(one), -1).any(-1)
+                found.update(dict.fromkeys(np.flatnonzero(apart)[-FEW_ROWS:].tolist()))
+    return list(found)
+
+
+def _tables(index: Var, ops: Sequence[Operation]) -> list[Array]:
+    """The constant tables that a value indexes, with their rows first."""
+    reached, found = {index}, []
+    for op in ops:
+        where, table = LOOKUPS.get(op.op_type, ("", ""))
+        if where and op.inputs[where] in reached:
+            value, axis = constant(op.inputs[table]), constant(op.inputs.get("axis"))
+            plain = not op.op_type.endswith("_nd") and np.ndim(value)
+            found += [np.moveaxis(np.asarray(value), int(axis or 0), 0)] if plain else []
+        elif any(_among(value, reached) for value in op.inputs.values()):
+            reached.update(v for v in op.outputs if np_dtype(v).kind in "iu")
+    return found
 
 
 def _among(value: Any, reached: set[Var]) -> bool:

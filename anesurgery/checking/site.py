@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anesurgery.checking.adversarial import FEW_PLACES, Bounds, Drawing, Sampler, address_bounds, constants_of
+from anesurgery.checking.adversarial import (
+    FEW_PLACES,
+    Bounds,
+    Drawing,
+    Sampler,
+    address_bounds,
+    constants_of,
+    rows_apart,
+)
 from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
@@ -213,7 +221,9 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
 
     ops = [*site.old_ops, *site.new_ops]
     ordinary = promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite
-    drawing = Drawing(sample, constants_of(ops), _bounds(site, sample, seed), ordinary, promise.magnitude)
+    bounds = _bounds(site, sample, seed)
+    rows = {v: rows_apart(v, site.old_ops, v, site.new_ops) for v in bounds}
+    drawing = Drawing(sample, constants_of(ops), bounds, ordinary, promise.magnitude, rows)
     every = combinations(site.drawn, drawing, ops)
     if every is not None:
         worst = compare_all(sides, every, promise)

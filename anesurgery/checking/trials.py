@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import Drawing, address_bounds, constants_of
+from anesurgery.checking.adversarial import Drawing, address_bounds, constants_of, rows_apart
 from anesurgery.checking.counterexample import made_smaller, written
 from anesurgery.checking.lengths import Lengths, drawn_shape, other_lengths, with_lengths
 from anesurgery.checking.matching import closeness
@@ -226,12 +226,15 @@ def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], s
     """Inputs, round by round; integers as in the sample where the old side takes no others."""
     bounds = address_bounds(both.inputs, list(walk_ops(both.old)))
     rng, constants = np.random.default_rng(seed), constants_of(ops)
+    inside = [list(walk_ops(function)) for function in (both.old, both.new)]
+    pairs = {v: new for v in bounds if (new := both.new.inputs.get(v.name)) is not None}
+    rows = {v: rows_apart(v, inside[0], new, inside[1]) for v, new in pairs.items()}
     effort = sum(OVERHEAD + (work := work_of(op)).flop + work.moved for op in ops if not is_weight(op))
     count = max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
     whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
     known = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
     for kind, magnitude in itertools.islice(itertools.cycle(ROUNDS), count):
-        drawing = Drawing(lambda var, rng: None, constants, bounds, magnitude=magnitude)
+        drawing = Drawing(lambda var, rng: None, constants, bounds, magnitude=magnitude, rows=rows)
         numbers = {v: as_tensor(drawing.draw(v, kind, rng)) for v in both.inputs}
         half = np.dtype(np.float16)
         numbers |= {v: as_tensor(drawing.floats(_state_shape(v), half, kind, rng)) for v in _states(both.old)}

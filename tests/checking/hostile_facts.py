@@ -21,6 +21,9 @@ LARGE = np.random.default_rng(9).standard_normal((3000, 4)).astype(f)
 BOUNDS = np.linspace(50, 150, 100).astype(f)
 ONE_OFF = LARGE.copy()
 ONE_OFF[1234, 2] += 1
+VERY_LARGE = np.random.default_rng(10).standard_normal((40_000, 2)).astype(f)
+LAST_OFF = VERY_LARGE.copy()
+LAST_OFF[-1, 1] += 1
 
 
 def size(x: Var, axis: int = 0, dtype: str = "int32") -> Any:
@@ -105,6 +108,12 @@ FACTS = [
         "one row of a large table",
         lambda i: mb.gather(x=LARGE, indices=i),
         lambda i: mb.gather(x=ONE_OFF, indices=i),
+        IDS,
+    ),
+    Wrong(
+        "last row of a very large table",
+        lambda i: mb.gather(x=VERY_LARGE, indices=i),
+        lambda i: mb.gather(x=LAST_OFF, indices=i),
         IDS,
     ),
     Wrong(

@@ -19,6 +19,7 @@ from anesurgery.interpret.arithmetic.cutting import BLOCK, cut_of
 from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.interpret.ops.elementwise import BINARY, UNARY
+from anesurgery.interpret.ops.indexing import undefined
 from anesurgery.interpret.table import TABLE, Meaning, Unsupported, ints
 from anesurgery.mil import Operation, Var, static_shape
 from anesurgery.ops import names
@@ -152,6 +153,8 @@ class Symbolic:
             return self._in_blocks(op, known, arguments, *cut)
         if any(isinstance(t, Tensor) and t.numel() > self.largest for t in read):
             raise Unsupported(f"a constant of {max(t.numel() for t in read)} elements")
+        if undefined(op.op_type, arguments):
+            return self.uninterpreted(op, arguments)
         if op.op_type in MOVING:
             return MOVING[op.op_type](self, op, **arguments)
         if known.moves and _moves_only(arguments, symbolic):

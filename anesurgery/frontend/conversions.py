@@ -16,6 +16,7 @@ from anesurgery.frontend.complex_numbers import (
     view_as_complex,
 )
 from anesurgery.frontend.experts import grouped_product, histogram
+from anesurgery.frontend.ignored_arguments import gelu, rms_norm, rounded, variance, with_factor, with_threshold
 from anesurgery.frontend.resampling import resampled
 from anesurgery.mil import Var, is_symbolic, mb, types
 
@@ -325,6 +326,7 @@ CONVERSIONS: dict[str, Convert] = {
     "lerp": lerp,
     "bucketize": bucketize,
     "polar": polar,
+    "round.decimals": rounded,
     "view_as_complex": view_as_complex,
     "addcmul": _with_scaled("mul"),
     "addcdiv": _with_scaled("real_div"),
@@ -368,6 +370,14 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "linspace": _with_sizes,
     "unsqueeze": unsqueezing,
     **dict.fromkeys(("scatter", "scatter.value"), _with_scattered_numbers),
+    "gelu": lambda _: gelu,
+    **dict.fromkeys(("add", "sub"), with_factor(1)),
+    "rsub": with_factor(0),
+    **dict.fromkeys(("var", "var.dim", "var.correction"), lambda _: variance(root=False)),
+    **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
+    "rms_norm": lambda _: rms_norm,
+    "round": lambda _: rounded,
+    "softplus": with_threshold,
     "new_zeros": lambda _: _filled(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,

@@ -1,0 +1,76 @@
+"""Arguments that coremltools drops or refuses: each conversion against torch, by trace and by export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+from conversion import convert
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+from anesurgery import frontend
+from anesurgery.interpret import run
+
+X = torch.tensor([[3.0, -1.0, 4.0, 1.5], [0.25, -9.0, 2.0, 6.0]])
+
+CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "add": lambda x: torch.add(x, x.flip(0), alpha=0.25),
+    "add_number": lambda x: torch.add(x, 2, alpha=3),
+    "sub": lambda x: torch.sub(x, x.flip(0), alpha=0.25),
+    "rsub": lambda x: torch.rsub(x, x.flip(0), alpha=0.25),
+    "rsub_number": lambda x: torch.rsub(x, 1.0, alpha=0.25),
+    "var": torch.var,
+    "var_biased": lambda x: torch.var(x, False),
+    "var_axis": lambda x: torch.var(x, 1),
+    "var_by_two": lambda x: torch.var(x, 1, correction=2, keepdim=True),
+    "std": torch.std,
+    "std_axes": lambda x: torch.std(x, (0, 1), correction=3, keepdim=True),
+    "std_biased": lambda x: torch.std(x, -1, unbiased=False),
+    "softplus": lambda x: F.softplus(x, beta=2.0),
+    "softplus_threshold": lambda x: F.softplus(x, beta=2.0, threshold=1.0),
+    "round": torch.round,
+    "round_decimals": lambda x: torch.round(x / 7, decimals=2),
+    "rms_norm": lambda x: F.rms_norm(x, (4,), eps=0.5),
+    "rms_norm_weight": lambda x: F.rms_norm(x, (4,), torch.tensor([1.0, 2.0, -3.0, 0.5])),
+    "rms_norm_small": lambda x: F.rms_norm(x * 1e-3, (4,), eps=1e-5),
+    "rms_norm_zeros": lambda x: F.rms_norm(x * torch.tensor([[0.0], [1.0]]), (4,), eps=1e-6),
+    "rms_norm_axes": lambda x: F.rms_norm(x.reshape(1, 2, 2, 2), (2, 2), eps=1e-3),
+}
+
+
+class Module(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def converted(name: str, how: str, precision: str) -> Any:
+    frontend.register()
+    return convert(Module(CASES[name]), {"x": X}, how, "iOS17", precision)
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize("name", CASES)
+def test_each_argument_counts(name: str, how: str) -> None:
+    model = converted(name, how, "FLOAT32")
+    for x in (X, -X / 3):
+        (found,) = run(model, {"x": x.numpy()}).values()
+        expected = CASES[name](x).numpy()
+        assert np.size(found) == expected.size
+        assert_close(np.reshape(found, expected.shape), expected, rtol=1e-6)
+
+
+def test_a_norm_of_large_values_in_fp16() -> None:
+    """Their squares would overflow."""
+    model = converted("rms_norm_weight", "export", "FLOAT16")
+    (found,) = run(model, {"x": X.numpy() * 4096}, precision="fp16").values()
+    assert_close(found, CASES["rms_norm_weight"](X).numpy(), rtol=2e-3)

@@ -32,6 +32,9 @@ no digits. Each sum has one non-zero term, so the rows are those of the table, b
 become 0.0); an id outside the table gives zeros. A table with more than `max_inner` rows is read in pieces,
 and the products are added.
 
+`most_rows` leaves longer tables to the CPU: recipes of encoders replace the lookups of positions and token
+types alone.
+
 A table that a tied head reads too stays as it is, so that it is not stored twice; with `pad_tied=True` it is
 padded as `pad_last_axis` will pad the head's after this pass, and both read one constant. The guard that lets
 negative ids count from the end stays, and a gather that counts so by itself (before iOS 17) is given one,
@@ -41,8 +44,8 @@ unless the ids cannot be negative: by proof, or by `nonnegative_ids=True`.
 table is written beside the package as `<package>.<ids>_embeds.npy`, decoded if it was compressed; in the
 other mode it stays compressed.
 
-Refuses when the table is not float, not of rank 2, has more than 2048² rows, or holds infinities or NaN (zero
-times these is NaN); when the lookup is not along axis 0 or has batch dimensions; when the ids have a symbolic
+Refuses when the table is not float, not of rank 2, has more than `most_rows` rows (2048²), or holds infinities
+or NaN (zero times these is NaN); when the lookup is not along axis 0 or has batch dimensions; when the ids have a symbolic
 shape or not rank 1 to 3; in mode "input", when the ids are computed.
 
 Why it helps: a gather with run-time int32 indices never runs on the ANE, and neither does its guard
@@ -63,7 +66,7 @@ import numpy as np
 
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.compressed_weights import decoded, is_compressed
-from anesurgery.facts.one_hot import EXACT_IDS, one_hot_pieces, one_hot_width
+from anesurgery.facts.one_hot import EXACT_IDS, is_finite, one_hot_pieces, one_hot_width
 from anesurgery.facts.padding import padded_constant
 from anesurgery.facts.token_ids import before_casts, before_guard, never_negative, serves_only
 from anesurgery.files.interface_change import InterfaceChange, Values
@@ -84,9 +87,6 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 
-CHUNK = 1024
-"""Rows of a table that are looked at together."""
-
 
 @dataclass(frozen=True)
 class EmbeddingMatmul(Rewrite):
@@ -99,6 +99,8 @@ class EmbeddingMatmul(Rewrite):
     """Either "matmul", or "input": the caller looks the rows up."""
     max_inner: int = 16384
     """Most rows that one matmul reads; at least 2048."""
+    most_rows: int = EXACT_IDS**2
+    """Longest table that is replaced."""
     nonnegative_ids: bool = False
     """Does the caller promise that no id is negative?"""
     pad_tied: bool = False
@@ -107,6 +109,10 @@ class EmbeddingMatmul(Rewrite):
     def __post_init__(self) -> None:
         if self.mode not in ("matmul", "input"):
             raise PassError(f'{self.name}: mode={self.mode!r}; it may be "matmul" or "input"')
+        if self.most_rows > EXACT_IDS**2:
+            raise PassError(
+                f"{self.name}: most_rows={self.most_rows} is above {EXACT_IDS**2}: what two digits count"
+            )
         if self.max_inner < EXACT_IDS:
             raise PassError(f"{self.name}: max_inner={self.max_inner} is below {EXACT_IDS}")
 
@@ -119,14 +125,14 @@ class EmbeddingMatmul(Rewrite):
         made_by = m.table.op.op_type if m.table.op is not None else "an input"
         if m.indices.val is not None or not (made_by == "const" or "constexpr" in made_by):
             return None
-        if (unfit := _unfit(m)) is not None:
+        if (unfit := _unfit(m, self.most_rows)) is not None:
             return unfit
         ids, wraps = self.ids(m, m.table.shape[0])
         if self.mode == "input":
             known = m.block.inputs if isinstance(m.block, Function) else {}
             if known.get(ids.name) is not ids:
                 return Refusal(f"the ids %{ids.name} are computed, not an input", m.root)
-        elif not _finite(decoded(m.table)):
+        elif not is_finite(decoded(m.table)):
             return Refusal("the table holds infinities or NaN, which poison every sum", m.root)
         return m.bind(ids=ids, wraps=wraps)
 
@@ -170,7 +176,7 @@ class EmbeddingMatmul(Rewrite):
         return total
 
 
-def _unfit(m: Match) -> Refusal | None:
+def _unfit(m: Match, most_rows: int) -> Refusal | None:
     """Why this lookup is of another kind, or None."""
     table, ids = m.table, m.indices
     axis, batch_dims = constant(m.root.axis), constant(m.root.inputs.get("batch_dims"))
@@ -181,18 +187,9 @@ def _unfit(m: Match) -> Refusal | None:
         f"the lookup has {batch_dims} batch dimensions": bool(batch_dims),
         f"the ids have the symbolic shape {tuple(ids.shape)}": static_shape(ids) is None,
         f"the ids have rank {ids.rank}, not 1 to 3": not 1 <= ids.rank <= 3,
-        f"{table.shape[0]} rows are too many for two digits": table.shape[0] > EXACT_IDS**2,
+        f"the table has {table.shape[0]} rows, above {most_rows}": table.shape[0] > most_rows,
     }
     return next((Refusal(reason, m.root) for reason, holds in reasons.items() if holds), None)
-
-
-def _finite(table: Array) -> bool:
-    """Is every element finite? Looks at the exponents, chunk by chunk: a mapped table stays mapped."""
-    word = np.dtype(f"u{table.dtype.itemsize}")
-    infinity = np.array(np.inf, table.dtype).view(word)
-    sign_off = word.type(np.iinfo(word).max >> 1)
-    chunks = (table[i : i + CHUNK].view(word) & sign_off for i in range(0, len(table), CHUNK))
-    return all(bool(chunk.max(initial=0) < infinity) for chunk in chunks)
 
 
 def _table(mb: Builder, table: Var, rows: int, shared: bool) -> Var:

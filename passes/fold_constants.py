@@ -19,7 +19,8 @@ After::
     }
 
 Each value is what our interpreter gives for the op in the arithmetic of the program: fp16 results are rounded
-after each op. The shape of a value counts as known where it is static. Values of equal content are stored once.
+after each op. The shape of a value counts as known where it is static, and so does what is read of a table whose
+rows are all the same, whatever the indices. Values of equal content are stored once.
 A value that would take more memory than `most_growth` beyond the constants it was made from stays computed, and
 so do outputs of the model; what such an op reads is folded.
 
@@ -45,7 +46,7 @@ import numpy as np
 
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.facts.compressed_weights import decoded, edit_weight, is_compressed
-from anesurgery.facts.fixed_values import OF_SHAPES, fixed_ops
+from anesurgery.facts.fixed_values import fixed_ops, shape_only
 from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.facts.slices import reads, slice_back
 from anesurgery.facts.stored_views import edit_of
@@ -161,7 +162,7 @@ class _Folding:
         """What an op gives, or why it stays computed."""
         if outputs := [v.name for v in used if is_output(v)]:
             return Refusal(f"the output %{outputs[0]} depends on no input", op)
-        outside = {v for o in fixed if o.op_type in OF_SHAPES for v in reads(o) if v.op not in fixed}
+        outside = {v for o in fixed if (v := shape_only(o)) is not None and v.op not in fixed}
         ops = slice_back(used, outside)
         growth = sum(map(size_of, used)) - sum(
             size_of(v) for o in ops if o.op_type == "const" for v in o.outputs
@@ -220,7 +221,12 @@ def computed(ops: Sequence[Operation], wanted: Sequence[Var], outside: Iterable[
 
     from anesurgery.interpret import evaluate
 
-    shapes = {v: torch.zeros(()).expand(static_shape(v) or ()) for v in outside if static_shape(v) is not None}
+    held = {v: torch.int32 if np_dtype(v).kind in "iu" else torch.float32 for v in outside}
+    shapes = {
+        v: torch.zeros((), dtype=dtype).expand(shape)
+        for v, dtype in held.items()
+        if (shape := static_shape(v)) is not None
+    }
     found = evaluate(ops, shapes, wanted, precision="fp16")
     return [np.asarray(t.numpy()).astype(np_dtype(v)) for t, v in zip(found, wanted, strict=True)]
 

@@ -23,9 +23,10 @@ After::
 Core ML places ops in file order, and each change of the unit costs: one lookup between two runs splits the
 Neural Engine's work, and small ops before it stay on the CPU with it. Several orders are tried, in which an op
 still comes after all that it reads: ops off the engine as early or as late as they can run, alone or with the
-short chains of legal ops that lead to them. The one with the lowest estimate is taken; of equal ones, that with
-the least flop and the fewest ops off the engine. None is taken that leaves more of either off it. Random
-numbers, states, lists and control flow keep their order among each other.
+short chains of legal ops that lead to them; and small legal ops, which stay off as the first of a run, after
+larger ones. The one with the lowest estimate is taken; of equal ones, that with the least flop and the fewest
+ops off the engine. None is taken that leaves more of either off it. Random numbers, states, lists and control
+flow keep their order among each other.
 
 Refuses when no other order is better on the target.
 
@@ -38,8 +39,9 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -144,9 +146,18 @@ class _Plan:
 
     def orders(self) -> Iterator[list[Operation]]:
         """Orders worth a try: each set of ops is kept off the engine, and either unit may begin."""
+        small = self.small()
         for off in self.sets_off():
             for first in (True, False):
                 yield self.in_phases(off, first)
+                if small:
+                    yield self.in_phases(off, first, small)
+
+    def small(self) -> set[Operation]:
+        """The legal ops that the present order leaves off the engine."""
+        rows = [(op, row) for op, judged in self.judged.items() for row in judged]
+        units, _ = choose([row for _, row in rows], self.target)
+        return {op for (op, row), unit in zip(rows, units, strict=True) if row.legal and unit != "ane"}
 
     def sets_off(self) -> list[set[Operation]]:
         """The ops that are not legal, alone and with the shortest chains that lead to them."""
@@ -161,18 +172,22 @@ class _Plan:
                 found.append(found[-1] | chain)
         return found if illegal else []
 
-    def in_phases(self, off: set[Operation], first: bool) -> list[Operation]:
-        """All ops in turns: what can run off the engine, then what can run on it, and so on."""
+    def in_phases(
+        self, off: set[Operation], first: bool, small: AbstractSet[Operation] = frozenset()
+    ) -> list[Operation]:
+        """All ops in turns: what can run off the engine, what can run on it, the small ones, and so on."""
         done: dict[Operation, None] = {}
-        left, turn = list(self.judged), first
+        phase = {op: 0 if op in off else 1 + (op in small) for op in self.judged}
+        phases = [0, 1, 2] if first else [1, 2, 0]
+        left, turns = list(self.judged), cycle(phases)
         while left:
-            later = []
+            turn, later = next(turns), []
             for op in left:
-                if (op in off) == turn and self.needs[op] <= done.keys():
+                if phase[op] == turn and self.needs[op] <= done.keys():
                     done[op] = None
                 else:
                     later.append(op)
-            left, turn = later, not turn
+            left = later
         return list(done)
 
 

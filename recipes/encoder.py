@@ -1,8 +1,10 @@
 """Text encoders: BERT, RoBERTa, DistilBERT, MiniLM, ModernBERT, the encoder of T5.
 
 `encoder_ane` folds what depends on no input, writes the masks and gathers that are left as moves, and takes the
-guards and casts away that stand before lookups: token ids come from a tokenizer and are never negative. A head
-over a vocabulary is split where the target asks for it::
+guards and casts away that stand before lookups: token ids come from a tokenizer and are never negative. Masks
+and counted positions are computed in fp16, and positions and token types are looked up by a product, so that the
+word lookup and a cast of each input are all that stays on the CPU. A head over a vocabulary is split where the
+target asks for it::
 
     recipes.encoder_ane("bert.mlpackage", target="M1/macOS 14").save("bert_ane.mlpackage")
 
@@ -14,6 +16,8 @@ from __future__ import annotations
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import described, makeup
 from anesurgery.mil import Program
+from anesurgery.passes.decompose_ops import DecomposeOps
+from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.gather_to_moves import GatherToMoves
 from anesurgery.passes.group_by_unit import GroupByUnit
@@ -25,6 +29,10 @@ from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.surgery import Recipe
+
+
+SHORT = 1024
+"""Tables up to here, of positions and token types, are multiplied; the words are looked up on the CPU."""
 
 
 def is_encoder(program: Program) -> Refusal | None:
@@ -44,8 +52,10 @@ encoder_ane = Recipe(
         GatherToMoves(),
         TokenIdGuard(nonnegative=True),
         IndexCasts(),
+        EmbeddingMatmul(most_rows=SHORT, nonnegative_ids=True),
         PaddingMaskTensor(),
         IntegersAsFloats(),
+        DecomposeOps(),
         Rerank(),
         SplitHead(),
         SequenceLayout(layout="as_given"),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from anesurgery.facts.reading import number
 from anesurgery.facts.slices import reads
 from anesurgery.facts.work import is_tensor
-from anesurgery.mil import Block, Operation, Var, static_shape
+from anesurgery.mil import Block, Operation, Var, constant, static_shape
 from anesurgery.ops import IMPURE, names
 
-OF_SHAPES = names("shape fill_like")
-"""Ops that depend on the shape of their first operand and not on its numbers."""
+OF_SHAPES = {"shape": "x", "fill_like": "ref_tensor"}
+"""Op type -> the operand of which only the shape is read."""
+ROW_LOOKUPS = names("gather gather_along_axis")
+"""Ops that read rows along an axis."""
 
 COMPRESSED = names("dequantize")
 """What it makes of stored numbers is larger than they are: it stays as it is."""
@@ -18,7 +23,8 @@ def fixed_ops(block: Block) -> dict[Operation, None]:
     """The ops of a block, nested ones not included, that depend on no input, in file order.
 
     Constants are none of them. Ops with random numbers, states, lists, dynamic shapes or nested blocks do not
-    count as fixed, nor does what reads compressed weights.
+    count as fixed, nor does what reads compressed weights. A lookup in a table whose rows are all the
+    same does, whatever its indices.
     """
     found: dict[Operation, None] = {}
     known: set[Var] = set()
@@ -36,8 +42,23 @@ def _is_fixed(op: Operation, known: set[Var]) -> bool:
         return False
     if not all(is_tensor(v) and static_shape(v) is not None for v in op.outputs):
         return False
-    needed = reads(op)
+    unread = shape_only(op)
+    return known.issuperset(v for v in reads(op) if v is not unread or static_shape(v) is None)
+
+
+def shape_only(op: Operation) -> Var | None:
+    """The operand whose numbers change nothing, as the indices of a table whose rows are all the same."""
+    operand: Var | None = None
     if op.op_type in OF_SHAPES:
-        first = op.inputs["x" if op.op_type == "shape" else "ref_tensor"]
-        needed = [v for v in needed if v is not first or static_shape(v) is None]
-    return known.issuperset(needed)
+        operand = op.inputs[OF_SHAPES[op.op_type]]
+    elif op.op_type in ROW_LOOKUPS and _same_rows(op):
+        operand = op.indices
+    return operand
+
+
+def _same_rows(op: Operation) -> bool:
+    table, axis = constant(op.x), number(op.inputs.get("axis"))
+    if table is None or constant(op.indices) is not None or axis is None or not np.ndim(table):
+        return False
+    rows = np.moveaxis(np.asarray(table), int(axis), 0)
+    return len(rows) > 0 and np.array_equal(rows[0], rows[-1]) and bool((rows == rows[:1]).all())

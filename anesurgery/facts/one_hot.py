@@ -21,6 +21,9 @@ EXACT_IDS = 2048
 LEAST_BASE = 64
 """Smallest number of low digits: tables padded for the ANE have a multiple of it as rows."""
 
+CHUNK = 1024
+"""Rows of a table that are looked at together."""
+
 DTypeLike = np.dtype[Any]
 
 
@@ -36,6 +39,15 @@ def one_hot_width(rows: int) -> int:
     """How long the rows are that `one_hot_pieces` makes: `rows`, or the next multiple of the base."""
     base = digit_base(rows)
     return rows if rows <= EXACT_IDS else -(-rows // base) * base
+
+
+def is_finite(table: Array) -> bool:
+    """Is every element finite? Looks at the exponents, chunk by chunk: a mapped table stays mapped."""
+    word = np.dtype(f"u{table.dtype.itemsize}")
+    infinity = np.array(np.inf, table.dtype).view(word)
+    sign_off = word.type(np.iinfo(word).max >> 1)
+    chunks = (table[i : i + CHUNK].view(word) & sign_off for i in range(0, len(table), CHUNK))
+    return all(bool(chunk.max(initial=0) < infinity) for chunk in chunks)
 
 
 def one_hot_pieces(mb: Maker, ids: Var, rows: int, dtype: DTypeLike, most: int) -> list[tuple[int, Var]]:

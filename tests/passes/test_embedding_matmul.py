@@ -405,3 +405,11 @@ def test_an_id_outside_the_table_gives_zeros() -> None:
     after, _ = rewritten(EmbeddingMatmul(), example())
     found = looked_up(after, np.array([[2500, 2559, 5000, -1, 0]]))
     assert not found[0, :4].any()
+
+
+def test_longer_tables_than_asked_for_stay() -> None:
+    program = lookup(numbers(65), guard=True)
+    assert_refuses(EmbeddingMatmul(most_rows=64), program, "the table has 65 rows, above 64")
+    rewritten(EmbeddingMatmul(most_rows=65), program)
+    with pytest.raises(PassError, match=r"most_rows=4194305 is above 4194304"):
+        EmbeddingMatmul(most_rows=2048**2 + 1)

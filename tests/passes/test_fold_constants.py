@@ -167,6 +167,30 @@ def test_a_product_of_a_compressed_weight_is_folded_where_that_is_allowed() -> N
     assert_same_numbers(program, found.program, rtol=0)
 
 
+def looked_up(table: Any) -> Program:
+    def body(x: Var) -> Var:
+        places = mb.cast(x=x, dtype="int32")
+        kinds_ = mb.gather_along_axis(x=table, indices=places, axis=1)
+        rows = np.arange(8, dtype=np.float16).reshape(2, 4)
+        return mb.add(x=x, y=mb.gather(x=rows, indices=mb.squeeze(x=kinds_, axes=[0]), axis=0), name="y")
+
+    return built(body)
+
+
+def test_a_lookup_among_equal_rows_is_the_same_for_every_index() -> None:
+    """RoBERTa's token types, which are 0 at every position."""
+    program = looked_up(np.ones((1, 9), np.int32))
+    after, session = apply_pass(FoldConstants(), program)
+    assert kinds(after) == ["add"]
+    assert_same_numbers(program, after, {"x": np.array([[0, 8, 3, 1]], np.float16)}, session=session)
+
+
+def test_one_other_row_is_enough_to_keep_it() -> None:
+    program = looked_up(np.array([[1, 1, 1, 0, 1, 1, 1, 1, 1]], np.int32))
+    after, _ = apply_pass(FoldConstants(), program)
+    assert kinds(after) == kinds(program)
+
+
 def test_an_op_that_the_interpreter_does_not_know_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from anesurgery.interpret import TABLE
 

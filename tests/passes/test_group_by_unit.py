@@ -90,6 +90,28 @@ def test_what_a_branch_reads_from_outside_comes_before_it() -> None:
     assert_same_numbers(with_a_branch, after)
 
 
+@mb.program(
+    input_specs=[mb.TensorSpec((1, 128, 256), dtype=types.fp16), mb.TensorSpec((1, 128), dtype=types.fp16)],
+    opset_version=ct.target.iOS17,
+)
+def with_a_small_start(x: Var, seen: Var) -> Any:
+    """After a cumsum a product of one row begins the run; it is worth no place on the engine there."""
+    rows = mb.cumsum(x=x, axis=1)
+    count = mb.matmul(x=seen, y=np.triu(np.ones((128, 128), np.float16)))
+    scale = mb.expand_dims(x=mb.mul(x=count, y=seen), axes=[2])
+    added = mb.add(x=rows, y=np.ones((1, 128, 256), np.float16))
+    return mb.linear(x=mb.mul(x=added, y=scale), weight=np.ones((256, 256), np.float16), name="y")
+
+
+def test_small_ops_do_not_begin_a_run() -> None:
+    aim = Target.parse("M4/macOS 15")
+    after, session = apply_pass(GroupByUnit("M4/macOS 15"), with_a_small_start)
+    assert session.changes
+    assert stand(after, aim)[0].off[1] < stand(with_a_small_start, aim)[0].off[1]
+    assert kinds(after)[:3] == ["cumsum", "add", "matmul"]
+    assert_same_numbers(with_a_small_start, after)
+
+
 def test_nothing_moves_where_every_op_is_legal() -> None:
     legal = mb.program(input_specs=[mb.TensorSpec(SHAPE, dtype=types.fp16)])(lambda x: conv(conv(x)))
     assert not apply_pass(GroupByUnit("M4"), legal)[1].changes

@@ -45,8 +45,8 @@ table is written beside the package as `<package>.<ids>_embeds.npy`, decoded if 
 other mode it stays compressed.
 
 Refuses when the table is not float, not of rank 2, has more than `most_rows` rows (2048²), or holds infinities
-or NaN (zero times these is NaN); when the lookup is not along axis 0 or has batch dimensions; when the ids have a symbolic
-shape or not rank 1 to 3; in mode "input", when the ids are computed.
+or NaN (zero times these is NaN); when the lookup is not along axis 0 or has batch dimensions; when the ids have
+a symbolic shape or not rank 1 to 3; in mode "input", when the ids are computed.
 
 Why it helps: a gather with run-time int32 indices never runs on the ANE, and neither does its guard
 (measured: M4, macOS 27; other chips by other sources); equal, cast, mul and matmul do. The inner axis of a

@@ -2,9 +2,9 @@
 
 `encoder_ane` folds what depends on no input, writes the masks and gathers that are left as moves, and takes the
 guards and casts away that stand before lookups: token ids come from a tokenizer and are never negative. Masks
-and counted positions are computed in fp16, and positions and token types are looked up by a product, so that the
-word lookup and a cast of each input are all that stays on the CPU. A head over a vocabulary is split where the
-target asks for it::
+and counted positions are computed in fp16, and positions and token types are looked up by a product, so that
+the word lookup and a cast of each input are all that stays on the CPU. A head over a vocabulary is split where
+the target asks for it::
 
     recipes.encoder_ane("bert.mlpackage", target="M1/macOS 14").save("bert_ane.mlpackage")
 
@@ -29,7 +29,6 @@ from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.surgery import Recipe
-
 
 SHORT = 1024
 """Tables up to here, of positions and token types, are multiplied; the words are looked up on the CPU."""

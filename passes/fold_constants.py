@@ -20,9 +20,9 @@ After::
 
 Each value is what our interpreter gives for the op in the arithmetic of the program: fp16 results are rounded
 after each op. The shape of a value counts as known where it is static, and so does what is read of a table
-whose rows are all the same, whatever the indices. Values of equal content are stored once. A value that would take
-more memory than `most_growth` beyond the constants it was made from stays computed, and so do outputs of the
-model; what such an op reads is folded.
+whose rows are all the same, whatever the indices. Values of equal content are stored once. A value that would
+take more memory than `most_growth` beyond the constants it was made from stays computed, and so do outputs of
+the model; what such an op reads is folded.
 
 Refuses when an op is unknown to the interpreter, when a value would grow the weights beyond the limit, and when
 an output itself depends on no input. Compressed weights are transposed, reshaped and cut in their form, and

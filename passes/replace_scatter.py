@@ -20,6 +20,9 @@ where the mode says so (or subtracted, multiplied, ...). At dynamic places each 
 place equals the number of the row, one update after another; the numbers of up to 2047 rows are exact in
 fp16.
 
+Places that repeat with a period, as those of a slice `x[..., :32]` in a flat tensor, are columns of a table with
+one row for each period; what was joined before, and a shape that the elements had before, is found again.
+
 Refuses when a shape is symbolic, when more than `most_pieces` pieces or `most_updates` dynamic updates were
 needed, when dynamic places have several coordinates, and for integers, which stay off the engine anyway.
 
@@ -35,84 +38,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.reading import flag
+from anesurgery.facts.scattered_rows import Piece, Rows, scattered_rows
 from anesurgery.facts.whole_numbers import EXACT
-from anesurgery.mil import Array, Operation, Program, Var, constant, mb, np_dtype, static_shape
+from anesurgery.mil import (
+    Operation,
+    Program,
+    Var,
+    constant,
+    consumers,
+    is_output,
+    mb,
+    np_dtype,
+    producer,
+    static_shape,
+)
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
 
 MODES = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "maximum", "min": "minimum"}
 """Mode -> the op that combines a row with its update; "update" takes the update."""
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Neighbouring rows, with the first row of each run of updates that goes there, in order."""
-
-    start: int
-    length: int
-    updates: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A scatter along one axis: the shapes in which data and updates are seen, and where the updates go."""
-
-    axis: int
-    data: tuple[int, ...]
-    updates: tuple[int, ...]
-    places: Array
-
-    def pieces(self, mode: str) -> list[_Piece]:
-        """The rows, as few runs as possible."""
-        count = self.data[self.axis]
-        at: list[list[int]] = [[] for _ in range(count)]
-        for update, place in enumerate(self.places.tolist()):
-            place += count if place < 0 else 0
-            if 0 <= place < count:
-                at[place] = [update] if mode == "update" else [*at[place], update]
-        found: list[_Piece] = []
-        for row, updates in enumerate(at):
-            last = found[-1] if found else None
-            if last is not None and tuple(u + last.length for u in last.updates) == tuple(updates):
-                found[-1] = _Piece(last.start, last.length + 1, last.updates)
-            else:
-                found.append(_Piece(row, 1, tuple(updates)))
-        return found
-
-
-def _rows(op: Operation, places: Array) -> _Rows:
-    """A scatter at constant places as one along a single axis."""
-    data, updates = static_shape(op.data) or (), static_shape(op.updates) or ()
-    if op.op_type == "scatter_nd":
-        depth = places.shape[-1]
-        rest = data[depth:]
-        length = data[:depth]
-        wrapped = np.where(places < 0, places + np.array(length), places).reshape(-1, depth)
-        flat = np.zeros(len(wrapped), np.int64)
-        for axis, size in enumerate(length):
-            flat = flat * size + wrapped[:, axis]
-        outside = ((wrapped < 0) | (wrapped >= np.array(length))).any(axis=1)
-        count = math.prod(length)
-        return _Rows(0, (count, *rest), (len(flat), *rest), np.where(outside, count, flat))
-    axis = int(constant(op.axis) or 0) % len(data)
-    if op.op_type == "scatter":
-        seen = (*data[:axis], places.size, *data[axis + 1 :])
-        return _Rows(axis, data, seen, places.ravel())
-    line = np.moveaxis(places, axis, 0).reshape(places.shape[axis], -1)
-    if (line == line[:, :1]).all():
-        return _Rows(axis, data, updates, line[:, 0])
-    wrapped = np.where(places < 0, places + data[axis], places)
-    grid: list[Any] = list(np.indices(places.shape))
-    outside = (wrapped < 0) | (wrapped >= data[axis])
-    grid[axis] = np.where(outside, 0, wrapped)
-    flat = np.where(outside, math.prod(data), np.ravel_multi_index(tuple(grid), data))
-    return _Rows(0, (math.prod(data),), (flat.size,), flat.ravel())
 
 
 @dataclass(frozen=True)
@@ -144,11 +95,16 @@ class ReplaceScatter(Rewrite):
             return Refusal(f"%{op.data.name} holds integers, which stay off the engine", op)
         if (places := constant(op.indices)) is None:
             return self.dynamic(m.bind(mode=mode))
-        rows = _rows(op, np.asarray(places))
+        rows = scattered_rows(op, np.asarray(places))
         pieces = rows.pieces(mode)
         if len(pieces) > self.most_pieces:
+            rows = rows.folded()
+            pieces = rows.pieces(mode)
+        if len(pieces) > self.most_pieces:
             return Refusal(f"{len(pieces)} pieces would be needed, the limit is {self.most_pieces}", op)
-        return m.bind(mode=mode, rows=rows, pieces=pieces)
+        views = _views(op.outputs[0])
+        readers = [v.op for v in views]
+        return m.bind(ops=(*m.ops, *readers), mode=mode, rows=rows, pieces=pieces, views=views)
 
     def dynamic(self, m: Match) -> Match | Refusal:
         """A few updates along one axis that fp16 can count."""
@@ -164,12 +120,24 @@ class ReplaceScatter(Rewrite):
             return Refusal(f"the axis has {shape[axis]} rows; fp16 counts up to {EXACT - 1}", op)
         return m.bind(rows=None, axis=axis, count=count)
 
-    def rewrite(self, mb: Builder, m: Match) -> Var:
+    def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
         """Pieces of data and updates, or one selection for each update."""
-        return _selected(mb, m) if m.rows is None else _joined(mb, m.root, m.rows, m.pieces, m.mode)
+        if m.rows is None:
+            return _selected(mb, m)
+        out = m.root.outputs[0]
+        whole = _joined(mb, m.root, m.rows, m.pieces, m.mode)
+        return {old: _seen(mb, whole, static_shape(old) or ()) for old in (m.views or (out,))}
 
 
-def _joined(mb: Builder, op: Operation, rows: _Rows, pieces: Sequence[_Piece], mode: str) -> Var:
+def _views(out: Var) -> tuple[Var, ...]:
+    """The shapes in which alone a result is read; none where it is read as it is."""
+    readers = consumers(out)
+    alone = not is_output(out) and all(r.op_type == "reshape" and static_shape(r.outputs[0]) for r in readers)
+    return tuple(r.outputs[0] for r in readers) if alone else ()
+
+
+def _joined(mb: Builder, op: Operation, rows: Rows, pieces: Sequence[Piece], mode: str) -> Var:
+    """The pieces side by side."""
     data, updates = _seen(mb, op.data, rows.data), _seen(mb, op.updates, rows.updates)
     parts = []
     for piece in pieces:
@@ -181,8 +149,8 @@ def _joined(mb: Builder, op: Operation, rows: _Rows, pieces: Sequence[_Piece], m
         for u in new:
             made = getattr(mb, MODES[mode])(x=made, y=u)
         parts.append(made)
-    whole = parts[0] if len(parts) == 1 else mb.concat(values=tuple(parts), axis=rows.axis)
-    return _seen(mb, whole, static_shape(op.data) or ())
+    whole: Var = parts[0] if len(parts) == 1 else mb.concat(values=tuple(parts), axis=rows.axis)
+    return whole
 
 
 def _selected(mb: Builder, m: Match) -> Var:
@@ -206,8 +174,17 @@ def _selected(mb: Builder, m: Match) -> Var:
 
 
 def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
+    """Some rows; of rows that were joined before, the part that they are."""
     if length == x.shape[axis]:
         return x
+    joined = producer(x, "concat")
+    if joined is not None and int(constant(joined.axis)) % x.rank == axis and not flag(joined, "interleave"):
+        at = 0
+        for part in joined.values:
+            if (at, part.shape[axis]) == (start, length):
+                found: Var = part
+                return found
+            at += part.shape[axis]
     begin, size = [0] * x.rank, [-1] * x.rank
     begin[axis], size[axis] = start, length
     made: Var = mb.slice_by_size(x=x, begin=begin, size=size)
@@ -215,6 +192,9 @@ def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
 
 
 def _seen(mb: Builder, x: Var, shape: Sequence[int]) -> Var:
+    """The same elements in another shape, which they may have had before."""
+    while tuple(x.shape) != tuple(shape) and (view := producer(x, "reshape")) is not None:
+        x = view.x
     return x if tuple(x.shape) == tuple(shape) else mb.reshape(x=x, shape=list(shape))
 
 

@@ -1,7 +1,8 @@
 """Causal language models: Llama, Qwen, Mistral, Gemma, Phi, SmolLM, OPT, GPT-NeoX.
 
 `decoder_ane` gives the logits of the last position only, folds what depends on no input, makes the causal mask
-one tensor, and splits the head where the target cannot hold it. Lookups stay on the CPU, as the first op: of
+one tensor, and splits the head where the target cannot hold it; where products of one row stay on the CPU, the
+head becomes convolutions. Lookups stay on the CPU, as the first op: of
 what stood before them nothing is left, since token ids come from a tokenizer and are never negative::
 
     recipes.decoder_ane("llama.mlpackage", target="M1/macOS 14").save("llama_ane.mlpackage")
@@ -21,7 +22,10 @@ from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.gather_to_moves import GatherToMoves
 from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.index_casts import IndexCasts
+from anesurgery.passes.integers_as_floats import IntegersAsFloats
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
+from anesurgery.passes.pointwise_convolution import PointwiseConvolution
+from anesurgery.passes.replace_scatter import ReplaceScatter
 from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
@@ -44,12 +48,15 @@ decoder_ane = Recipe(
     steps=(
         FoldConstants(),
         GatherToMoves(),
+        ReplaceScatter(),
         TokenIdGuard(nonnegative=True),
         IndexCasts(),
         SelectLastToken(),
         CausalMaskTensor(),
         PaddingMaskTensor(),
+        IntegersAsFloats(),
         SplitHead(),
+        PointwiseConvolution(),
         SequenceLayout(layout="as_given"),
         GroupByUnit(),
     ),

@@ -71,17 +71,23 @@ def makes_whole(var: Var) -> Operation | None:
         return op
     if op.op_type in (TRUTHS if np_dtype(var).kind == "b" else SUMS):
         return op
-    return op if op.op_type == "cast" and np_dtype(op.x).kind in "ibf" else None
+    return op if op.op_type == "cast" and np_dtype(op.x).kind in "iubf" else None
 
 
 def source(var: Var) -> Var:
-    """Where an integer comes from, before it was moved."""
-    while (op := makes_whole(var)) is not None and op.op_type in MOVES:
+    """Where an integer comes from, before it was moved or made wider."""
+    while (op := makes_whole(var)) is not None and (op.op_type in MOVES or _widens(op)):
         given = list(operands_of(op))
         if len(given) != 1:
             break
         var = given[0][1]
     return var
+
+
+def _widens(op: Operation) -> bool:
+    """A cast of integers to a type that holds all of them."""
+    given, made = np_dtype(op.x) if op.op_type == "cast" else None, np_dtype(op.outputs[0])
+    return given is not None and given.kind in "iu" and made.kind == "i" and np.can_cast(given, made)
 
 
 class WholeNumbers:
@@ -203,7 +209,7 @@ def _literal(given: Any) -> Any:
 def _is_view(op: Operation) -> bool:
     """Does a cast or an identity keep the number?"""
     kinds = np_dtype(op.x).kind, np_dtype(op.outputs[0]).kind
-    return kinds[0] in "ib" and (kinds[1] == "i" or kinds[0] == "b")
+    return kinds[0] in "iub" and (kinds[1] == "i" or kinds[0] == "b")
 
 
 class Floats:

@@ -109,6 +109,40 @@ def test_a_product_that_fits_is_taken() -> None:
     assert_same_numbers(program, after, {"a": np.array([-50, 0, 1, 50], np.int32)})
 
 
+def test_the_choice_of_a_router_leaves_no_32_bit_integers() -> None:
+    """As coremltools writes it: indices of 16 bits, made wider to be compared."""
+
+    @mb.program(input_specs=[mb.TensorSpec((5, 8), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        shares, chosen = mb.topk(x=x, k=2, axis=-1, output_indices_dtype="uint16")
+        wide = mb.expand_dims(x=mb.cast(x=chosen, dtype="int32"), axes=[2])
+        own = mb.cast(x=mb.equal(x=wide, y=np.arange(8, dtype=np.int32)), dtype="fp16")
+        return mb.reduce_sum(x=mb.mul(x=own, y=mb.expand_dims(x=shares, axes=[2])), axes=[1])
+
+    after, session = apply_pass(IntegersAsFloats(), program)
+    assert integer_ops(after) == [], session.refusals
+    (change,) = session.changes
+    assert change.proof is not None
+    assert_same_numbers(program, after)
+
+
+@pytest.mark.parametrize("limit", [7, 2047])
+def test_short_integers_are_compared_rightly_up_to_their_end(limit: int) -> None:
+    """65535 is infinite in fp16, and still larger than any limit."""
+    edges = np.array([0, 1, 6, 7, 8, 2046, 2047, 2048, 2049, 65504, 65519, 65520, 65535], np.uint16)
+
+    def body(a: Var) -> Any:
+        return mb.less(x=mb.cast(x=a, dtype="int32"), y=np.int32(limit)), mb.identity(x=a)
+
+    @mb.program(input_specs=[mb.TensorSpec((len(edges),), dtype=types.uint16)], opset_version=ct.target.iOS17)
+    def program(a: Var) -> Any:
+        return body(a)
+
+    after, session = apply_pass(IntegersAsFloats(), program)
+    assert integer_ops(after) == [], session.refusals
+    assert_same_numbers(program, after, {"a": edges})
+
+
 def test_a_limit_that_is_not_checked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: any constant will do."""
     monkeypatch.setattr("anesurgery.passes.integers_as_floats.EXACT", 1 << 20)

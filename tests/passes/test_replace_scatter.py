@@ -11,8 +11,8 @@ from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery.errors import PassError, ProofError
+from anesurgery.facts import scattered_rows
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
-from anesurgery.passes import replace_scatter
 from anesurgery.passes.replace_scatter import MODES, ReplaceScatter
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 
@@ -35,7 +35,7 @@ def scattered(
     return program
 
 
-def held(program: Program, places: Any = None) -> None:
+def held(program: Program, places: Any = None) -> Program:
     """No scatter is left, each site was checked, and the numbers are the same, bit by bit."""
     after, session = apply_pass(ReplaceScatter(), program)
     assert not SCATTERS & {op.op_type for op in walk_ops(after)}, session.refusals
@@ -44,6 +44,8 @@ def held(program: Program, places: Any = None) -> None:
     if places is not None:
         inputs["k"] = np.asarray(places, np.int32)
     assert_same_numbers(program, after, inputs)
+    assert isinstance(after, Program)
+    return after
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
@@ -92,7 +94,7 @@ def test_dynamic_rows_one_after_another() -> None:
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        (scattered("scatter", range(0, 80, 2), (80,), (40,), axis=0), "80 pieces would be needed"),
+        (scattered("scatter", np.arange(40) ** 2, (1600,), (40,), axis=0), "78 pieces would be needed"),
         (scattered("scatter", range(9), (80,), (9,), dynamic=True, axis=0), "9 rows are written at dynamic"),
         (scattered("scatter", [0], (2048,), (1,), dynamic=True, axis=0), "fp16 counts up to 2047"),
         (scattered("scatter_nd", [[0, 0]], (3, 3), (1,), dynamic=True), "have 2 coordinates"),
@@ -105,16 +107,63 @@ def test_refusals_name_what_was_found(program: Program, reason: str) -> None:
         ReplaceScatter(most_pieces=0)
 
 
+def columns(places: Any, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Where the elements of a slice of the last axis lie in the flat tensor."""
+    return np.arange(np.prod(shape)).reshape(shape)[..., places].ravel()
+
+
+@pytest.mark.parametrize("places", [slice(0, 3), slice(2, 5), [4], [0, 2], [3, 1]], ids=str)
+@pytest.mark.parametrize("mode", ["update", "add"])
+def test_a_slice_of_an_inner_axis_is_columns(places: Any, mode: str) -> None:
+    flat = columns(places, (8, 5, 5))
+    program = scattered("scatter", flat, (200,), (len(flat),), axis=0, mode=mode)
+    after = held(program)
+    assert [op.op_type for op in walk_ops(after)].count("concat") == 1
+
+
+def test_two_halves_are_one_concat() -> None:
+    """As a trace writes `q[..., :3] = a; q[..., 3:] = b`: the buffer, and its flat shape, are gone."""
+    left, right = columns(slice(0, 3), (4, 10, 5)), columns(slice(3, 5), (4, 10, 5))
+
+    @mb.program(input_specs=[mb.TensorSpec((4, 10, 3)), mb.TensorSpec((4, 10, 2))])
+    def program(a: Var, b: Var) -> Any:
+        made = np.zeros(200, np.float32)
+        for places, u in ((left, a), (right, b)):
+            flat = mb.reshape(x=u, shape=[len(places)])
+            made = mb.scatter(data=made, indices=places.astype(np.int32), updates=flat, axis=0, mode="update")
+        return mb.relu(x=mb.reshape(x=made, shape=[4, 10, 5]))
+
+    after, session = apply_pass(ReplaceScatter(), program)
+    assert len(session.changes) == 2
+    kinds = [op.op_type for op in walk_ops(after) if op.op_type != "const"]
+    assert kinds == ["reshape", "reshape", "concat", "reshape", "relu"]
+    assert_same_numbers(program, after)
+
+
+def test_places_that_do_not_repeat_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: the first period is taken for all of them."""
+    right = columns(slice(0, 3), (40, 5)).reshape(40, 3)
+    right[7] += 1
+    program = scattered("scatter", right.ravel(), (200,), (120,), axis=0, mode="update")
+    after, _ = apply_pass(ReplaceScatter(), program)
+    assert any(op.op_type == "scatter" for op in walk_ops(after))
+    monkeypatch.setattr(
+        scattered_rows.Rows, "folded", lambda self: scattered_rows.Rows(1, (40, 5), (40, 3), np.arange(3))
+    )
+    with pytest.raises(ProofError, match="old and new differ"):
+        apply_pass(ReplaceScatter(), program)
+
+
 def test_an_update_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: of two updates of a row, the first one counts."""
-    right = replace_scatter._Rows.pieces
+    right = scattered_rows.Rows.pieces
 
     def wrong(self: Any, mode: str) -> Any:
-        back = replace_scatter._Rows(self.axis, self.data, self.updates, self.places.copy())
+        back = scattered_rows.Rows(self.axis, self.data, self.updates, self.places.copy())
         back.places[-1] = back.places[1]
         return right(back, mode)
 
-    monkeypatch.setattr(replace_scatter._Rows, "pieces", wrong)
+    monkeypatch.setattr(scattered_rows.Rows, "pieces", wrong)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(ReplaceScatter(), scattered("scatter", [2, 0, 2], (4, 3), (3, 3), axis=0, mode="update"))
 

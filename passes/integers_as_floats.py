@@ -50,6 +50,7 @@ from anesurgery.facts.whole_numbers import (
     TRUTHS,
     Floats,
     WholeNumbers,
+    from_inputs,
     in_words,
     makes_whole,
     source,
@@ -74,6 +75,8 @@ class IntegersAsFloats(Rewrite):
     shares_inner: ClassVar[bool] = True
     assume: Mapping[str, Range] | None = None
     """Input -> the least and the largest value that the caller will give; those of the surgery by default."""
+    of_inputs: bool = True
+    """Also what is made of integer inputs, as attention masks are."""
 
     def run(self, program: Program, session: Session) -> None:
         """Apply it with what the surgery assumes."""
@@ -89,6 +92,8 @@ class IntegersAsFloats(Rewrite):
         op = m.root
         if m.block.outer_op is not None:
             return None  # a loop is off the engine with all that is in it
+        if not self.of_inputs and from_inputs(op.outputs[0] if np_dtype(op.outputs[0]).kind != "f" else op.x):
+            return None
         if op.op_type in TRUTHS:
             return self.combined(m)
         if op.op_type in COMPARISONS:

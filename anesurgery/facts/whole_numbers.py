@@ -84,6 +84,20 @@ def source(var: Var) -> Var:
     return var
 
 
+def from_inputs(var: Var) -> bool:
+    """Is an integer or a condition made of integers that the caller gives?"""
+    seen, todo = set[Var](), [var]
+    while todo:
+        at = todo.pop()
+        if at in seen or np_dtype(at).kind == "f" or constant(at) is not None:
+            continue
+        if at.op is None:
+            return True
+        seen.add(at)
+        todo += [v for _, v in operands(at.op)]
+    return False
+
+
 def _widens(op: Operation) -> bool:
     """A cast of integers to a type that holds all of them."""
     given, made = np_dtype(op.x) if op.op_type == "cast" else None, np_dtype(op.outputs[0])

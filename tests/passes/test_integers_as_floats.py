@@ -119,11 +119,23 @@ def test_the_choice_of_a_router_leaves_no_32_bit_integers() -> None:
         own = mb.cast(x=mb.equal(x=wide, y=np.arange(8, dtype=np.int32)), dtype="fp16")
         return mb.reduce_sum(x=mb.mul(x=own, y=mb.expand_dims(x=shares, axes=[2])), axes=[1])
 
-    after, session = apply_pass(IntegersAsFloats(), program)
-    assert integer_ops(after) == [], session.refusals
-    (change,) = session.changes
-    assert change.proof is not None
-    assert_same_numbers(program, after)
+    for step in (IntegersAsFloats(), IntegersAsFloats(of_inputs=False)):
+        after, session = apply_pass(step, program)
+        assert integer_ops(after) == [], session.refusals
+        (change,) = session.changes
+        assert change.proof is not None
+        assert_same_numbers(program, after)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_what_is_made_of_inputs_stays_on_request(moved: bool) -> None:
+    def body(a: Var) -> Any:
+        seen = mb.reshape(x=a, shape=[3, 2]) if moved else a
+        return mb.cast(x=mb.equal(x=seen, y=np.int32(1)), dtype="fp16")
+
+    program = program_of(body, (2, 3))
+    assert apply_pass(IntegersAsFloats(), program)[1].changes
+    assert not apply_pass(IntegersAsFloats(of_inputs=False), program)[1].changes
 
 
 @pytest.mark.parametrize("limit", [7, 2047])

@@ -20,8 +20,8 @@ where the mode says so (or subtracted, multiplied, ...). At dynamic places each 
 place equals the number of the row, one update after another; the numbers of up to 2047 rows are exact in
 fp16.
 
-Places that repeat with a period, as those of a slice `x[..., :32]` in a flat tensor, are columns of a table with
-one row for each period; what was joined before, and a shape that the elements had before, is found again.
+Places that repeat with a period, as those of a slice `x[..., :32]` in a flat tensor, are columns of a table
+with one row for each period; what was joined before, and a shape that the elements had before, is found again.
 
 Refuses when a shape is symbolic, when more than `most_pieces` pieces or `most_updates` dynamic updates were
 needed, when dynamic places have several coordinates, and for integers, which stay off the engine anyway.

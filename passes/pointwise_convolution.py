@@ -16,9 +16,9 @@ After::
       return %y
     }
 
-The channels of the row are those of the pixel; products that read one row share its reshape. Compressed weights
-are reshaped in their form. Each output is the same sum as before; a kernel may add its terms in another order. A
-table that an embedding reads as well is stored a second time.
+The channels of the row are those of the pixel; products that read one row share its reshape. Compressed
+weights are reshaped in their form. Each output is the same sum as before; a kernel may add its terms in
+another order. A table that an embedding reads as well is stored a second time.
 
 Refuses when the weight or a shape is dynamic, and when there are more than `most` outputs or inputs: longer
 heads left the engine as convolutions too (`split_head` cuts them first).

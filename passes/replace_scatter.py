@@ -103,7 +103,7 @@ class ReplaceScatter(Rewrite):
         if len(pieces) > self.most_pieces:
             return Refusal(f"{len(pieces)} pieces would be needed, the limit is {self.most_pieces}", op)
         views = _views(op.outputs[0])
-        readers = [v.op for v in views]
+        readers = [v.op for v in views if v.op is not None]
         return m.bind(ops=(*m.ops, *readers), mode=mode, rows=rows, pieces=pieces, views=views)
 
     def dynamic(self, m: Match) -> Match | Refusal:

@@ -138,9 +138,9 @@ ENCODERS = {
 """Text encoders."""
 
 SEQUENCES = {
-    "t5": plain("T5ForConditionalGeneration", "T5Config", T5, both),
-    "bart": plain("BartForConditionalGeneration", "BartConfig", SEQ2SEQ, both),
-    "marian": plain("MarianMTModel", "MarianConfig", SEQ2SEQ, both),
+    "t5": plain("T5ForConditionalGeneration", "T5Config", T5, both, "seq2seq_ane"),
+    "bart": plain("BartForConditionalGeneration", "BartConfig", SEQ2SEQ, both, "seq2seq_ane"),
+    "marian": plain("MarianMTModel", "MarianConfig", SEQ2SEQ, both, "seq2seq_ane"),
     "whisper": plain("WhisperForConditionalGeneration", "WhisperConfig", WHISPER, spoken, "whisper_ane"),
     "whisper_encoder": Architecture(
         lambda: hugging_face("WhisperModel", "WhisperConfig", WHISPER)().encoder, mel, "whisper_ane"
@@ -148,7 +148,13 @@ SEQUENCES = {
     "wav2vec2": plain("Wav2Vec2ForCTC", "Wav2Vec2Config", WAVES, waves),
     "hubert": plain("HubertModel", "HubertConfig", WAVES, waves),
     "wavlm": plain("WavLMModel", "WavLMConfig", WAVES, waves),
-    "mt5": plain("MT5ForConditionalGeneration", "MT5Config", T5 | {"feed_forward_proj": "gated-gelu"}, both),
+    "mt5": plain(
+        "MT5ForConditionalGeneration",
+        "MT5Config",
+        T5 | {"feed_forward_proj": "gated-gelu"},
+        both,
+        "seq2seq_ane",
+    ),
     "wav2vec2_bert": plain(
         "Wav2Vec2BertModel",
         "Wav2Vec2BertConfig",

@@ -14,7 +14,7 @@ from anesurgery.mil import Program, walk_ops
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.testing import apply_pass
 
-FAMILIES = ("encoder_ane", "decoder_ane", "whisper_ane", "vit_ane", "unet_ane")
+FAMILIES = ("encoder_ane", "decoder_ane", "seq2seq_ane", "whisper_ane", "vit_ane", "unet_ane")
 
 
 def kinds(program: Program) -> Counter[str]:

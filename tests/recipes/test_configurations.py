@@ -79,6 +79,17 @@ FEW = {
         lambda: ids(11, 1, "attention_mask"),
         "encoder_ane",
     ),
+    "translation": Architecture(
+        hugging_face(
+            "BartForConditionalGeneration",
+            "BartConfig",
+            SEQ2SEQ | SPECIAL | {"d_model": 48, "vocab_size": 1101, "max_position_embeddings": 40},
+        ),
+        lambda: ids(11, 1, "attention_mask") | {"decoder_input_ids": ids(5)["input_ids"]},
+        "seq2seq_ane",
+        (("use_cache", False),),
+    ),
+    "counted_positions": text("Roberta", WORDS | {"vocab_size": 1101, "pad_token_id": 1}, batch=2),
     "patches": seen("ViT", LAYERS | {"image_size": 42, "patch_size": 14}, 42),
     "sound": Architecture(
         lambda: (
@@ -121,8 +132,8 @@ MORE = {
 """Tried by `make test-all`."""
 
 
-def program_of(row: Architecture, module: Any) -> Any:
-    """The program that coremltools converts by trace, of fp32."""
+def program_of(row: Architecture, module: Any, precision: str = "FLOAT32") -> Any:
+    """The program that coremltools converts by trace."""
     frontend.register()
     with torch.no_grad(), quiet_host(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -131,7 +142,7 @@ def program_of(row: Architecture, module: Any) -> Any:
             traced,
             inputs=[ct.TensorType(k, shape=v.shape, dtype=v.dtype) for k, v in row.inputs().items()],
             minimum_deployment_target=ct.target.iOS17,
-            compute_precision=ct.precision.FLOAT32,
+            compute_precision=getattr(ct.precision, precision),
             convert_to="milinternal",
         )
 
@@ -162,6 +173,18 @@ def tried(row: Architecture) -> None:
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_configurations(name: str) -> None:
     tried(FEW[name])
+
+
+@pytest.mark.parametrize(("name", "lookups"), [("translation", 2), ("counted_positions", 1)])
+def test_lookups_of_words_and_casts_of_inputs_alone_stay_off(name: str, lookups: int) -> None:
+    row = FEW[name]
+    program = load(program_of(row, row.module(), "FLOAT16")).program
+    surgery = ane.apply(program, row.recipe, prove=None, quiet=True)
+    _, (inspection,) = stand(surgery.program, Target.parse("M4/macOS 15"))
+    illegal = sorted(op.op_type for op in inspection.ops if op.legal is False)
+    read = sum(op.op_type == "cast" for op in inspection.ops if op.legal is False)
+    assert illegal == ["cast"] * read + ["gather"] * lookups
+    assert read <= len(program.functions["main"].inputs)
 
 
 @pytest.mark.slow

@@ -91,6 +91,8 @@ def test_a_network_from_picture_to_picture() -> None:
         ("vit_ane", "bert", "no input is a picture"),
         ("whisper_ane", "gpt2", "no input is sound or what an encoder made of it"),
         ("whisper_ane", "vit", "is a picture: see vit_ane"),
+        ("seq2seq_ane", "bert", "it does not look up two sequences: see encoder_ane and decoder_ane"),
+        ("seq2seq_ane", "vit", "is sound or a picture: see whisper_ane, vit_ane"),
         ("unet_ane", "llama", "the model has no convolution; found 2 attentions, 2 causal attentions"),
         ("unet_ane", "vit", "no output is a picture"),
     ],
@@ -102,7 +104,7 @@ def test_models_of_another_family_are_refused(
         ane.apply(converted(name).model, recipe, prove=None, quiet=True)
 
 
-@pytest.mark.parametrize("recipe", ["encoder_ane", "decoder_ane", "whisper_ane", "vit_ane"])
+@pytest.mark.parametrize("recipe", ["encoder_ane", "decoder_ane", "seq2seq_ane", "whisper_ane", "vit_ane"])
 def test_models_without_attention_are_refused(recipe: str) -> None:
     @mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS16)
     def program(x: Var) -> Var:

@@ -1,0 +1,72 @@
+"""Encoders with decoders for text: T5, BART, Marian, Pegasus, M2M100, NLLB.
+
+`seq2seq_ane` takes the guards and casts away that stand before lookups, as token ids come from a tokenizer and
+are never negative, makes the causal masks of the decoder one tensor, computes padding masks and counted
+positions in fp16, gives the logits of the last position only, and cuts a head that is too long for the target::
+
+    recipes.seq2seq_ane("t5.mlpackage", target="M1/macOS 14").save("t5_ane.mlpackage")
+
+Refuses models that do not look up two sequences (`encoder_ane`, `decoder_ane`), and sound and pictures
+(`whisper_ane`, `vit_ane`).
+"""
+
+from __future__ import annotations
+
+from anesurgery.errors import Refusal
+from anesurgery.facts.makeup import described, makeup
+from anesurgery.mil import Program, np_dtype
+from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
+from anesurgery.passes.decompose_ops import DecomposeOps
+from anesurgery.passes.embedding_matmul import EmbeddingMatmul
+from anesurgery.passes.fold_constants import FoldConstants
+from anesurgery.passes.gather_to_moves import GatherToMoves
+from anesurgery.passes.group_by_unit import GroupByUnit
+from anesurgery.passes.index_casts import IndexCasts
+from anesurgery.passes.integers_as_floats import IntegersAsFloats
+from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
+from anesurgery.passes.rerank import Rerank
+from anesurgery.passes.select_last_token import SelectLastToken
+from anesurgery.passes.sequence_layout import SequenceLayout
+from anesurgery.passes.split_head import SplitHead
+from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery.surgery import Recipe
+
+
+def is_seq2seq(program: Program) -> Refusal | None:
+    """Refuse what does not read two sequences of ids, one of them as an encoder does."""
+    found = makeup(program)
+    given = (*found.pictures, *found.signals)
+    if given and found.convolutions:
+        return Refusal(
+            f"the input {described(given[0])} is sound or a picture: see whisper_ane, vit_ane; {found}"
+        )
+    ids = [v for f in program.functions.values() for v in f.inputs.values() if np_dtype(v).kind in "iu"]
+    if found.attentions and (len(ids) < 2 or found.lookups < 2):
+        return Refusal(f"it does not look up two sequences: see encoder_ane and decoder_ane; {found}")
+    if found.attentions and not found.attentions > found.open:
+        return Refusal(f"no attention has a mask that may be causal: see encoder_ane; {found}")
+    return found.without_attention
+
+
+seq2seq_ane = Recipe(
+    name="seq2seq_ane",
+    steps=(
+        FoldConstants(),
+        GatherToMoves(),
+        TokenIdGuard(nonnegative=True),
+        IndexCasts(),
+        EmbeddingMatmul(most_rows=1024, nonnegative_ids=True),
+        SelectLastToken(),
+        CausalMaskTensor(),
+        PaddingMaskTensor(),
+        IntegersAsFloats(),
+        DecomposeOps(),
+        Rerank(),
+        SplitHead(),
+        SequenceLayout(layout="as_given"),
+        GroupByUnit(),
+    ),
+    applies_to=is_seq2seq,
+    strict=True,
+    psnr=60.0,
+)

@@ -57,8 +57,13 @@ Bound = Mapping[Var, torch.Tensor]
 """Values tried for what is dynamic."""
 
 
-def take_apart(chain: Chain) -> Parts | Refusal:
-    """What a mask does, or why that cannot be shown."""
+def take_apart(chain: Chain, *, shifted: bool = False) -> Parts | Refusal:
+    """What a mask does, or why that cannot be shown.
+
+    Args:
+        chain: the ops of the mask.
+        shifted: may kept scores be shifted, as by a bias of distances in the same constant?
+    """
     free: dict[Var, torch.Tensor] = {}
     conditions: dict[Var, None] = {}
     for term, added in _terms(chain):
@@ -76,7 +81,7 @@ def take_apart(chain: Chain) -> Parts | Refusal:
     literals: list[Literal] | None = None
     keep: Array = np.zeros((1, 1), bool)
     for held in _assignments(conditions):
-        tried = _keep(chain, {**free, **_filled(held)})
+        tried = _keep(chain, {**free, **_filled(held)}, shifted)
         if isinstance(tried, Refusal):
             return tried
         if tried.any() or not held:
@@ -197,7 +202,7 @@ def _filled(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
     return {v: torch.tensor(value).expand(static_shape(v) or ()) for v, value in held.items()}
 
 
-def _keep(chain: Chain, bound: Bound) -> Array | Refusal:
+def _keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
     """Which scores are kept, given values for what is dynamic; or why this is not a mask."""
     results = _offsets(chain, bound)
     if results is None:
@@ -205,6 +210,8 @@ def _keep(chain: Chain, bound: Bound) -> Array | Refusal:
     zero, one = results
     with np.errstate(invalid="ignore"):
         keep = (zero == 0) & (one == 1)
+        if shifted:  # far above what is masked, so that this is nothing beside it
+            keep |= (np.minimum(zero, one) > MASKED / 2) & (zero != one) & np.isfinite(zero)
         masked = (zero <= MASKED) & (one <= MASKED)
         odd = ~(keep | masked)
         if np.isnan(zero).any():
@@ -330,7 +337,7 @@ def causal_window(op: Operation) -> int | Refusal:
     chain = mask_chain(op)
     if chain is None:
         return Refusal("nothing is masked", op)
-    parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain))
+    parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain), shifted=True)
     if isinstance(parts, Refusal):
         return parts
     if (against := against_causal(parts.keep)) is not None:

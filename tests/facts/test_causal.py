@@ -100,6 +100,14 @@ def test_the_reason_is_that_of_the_pass() -> None:
     assert against_causal(BELOW) is None
 
 
+@pytest.mark.parametrize(("bias", "causal"), [(-1000.0, True), (30.0, True), (-4000.0, False)])
+def test_a_bias_in_the_constant_of_a_mask_leaves_it_causal(bias: float, causal: bool) -> None:
+    """Unless what is kept comes near to what is masked."""
+    given = np.where(BELOW, bias * np.linspace(0, 1, N), -1e4).astype(np.float16)
+    program = attention(lambda s: mb.add(x=s, y=given))
+    assert is_decoder(program.functions["main"]) == causal
+
+
 def test_a_triangle_that_no_attention_reads_makes_no_decoder() -> None:
     @mb.program(input_specs=[mb.TensorSpec((N, N), types.fp16)])
     def program(x: Var) -> Var:

@@ -31,6 +31,8 @@ SPELLINGS = {
     "biased by distance": Small(mask="distance", positions="none"),
     "any bias": Small(mask="given", positions="none"),
     "fused": Small(fused=True),
+    "distances and mask in one constant": Small(fused=True, mask="distance", positions="none"),
+    "any bias and mask in one constant": Small(fused=True, mask="given", positions="none"),
     "flat": Small(flat=True, groups=4),
     "as many tokens as all other sizes": Small(tokens=16, heads=16, groups=16, width=16, words=16, layers=1),
     "one group": Small(groups=1, keys_turned=True),

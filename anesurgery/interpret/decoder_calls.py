@@ -90,7 +90,7 @@ class Call:
     output: str
     """The logits, or tokens in place of them."""
     vocabulary: int = sys.maxsize
-    """How many tokens there are, as far as a table says it."""
+    """How many tokens there are, as far as a table or the logits say it."""
     words: int = 0
     """Where the output holds tokens: how many there are."""
     values: str = ""
@@ -173,6 +173,7 @@ def call_of(predictor: Predictor, output: str | None) -> Call:
     axis = min(1, len(shape) - 1)
     embedded = tokens.name.endswith(EMBEDDED) and len(shape) > 1
     picked, known = np_dtype(best).kind == "i", index_range(tokens) or 0
+    known = known or (0 if picked or embedded else int(best.shape[-1]))
     return Call(
         predictor,
         tokens.name,

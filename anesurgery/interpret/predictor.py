@@ -6,16 +6,18 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from anesurgery.errors import UnknownName
+import numpy as np
+
+from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.files.chain import Chain
 from anesurgery.files.package import PIPELINES, Loaded
 from anesurgery.interpret import features, state
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.probe import Probe
-from anesurgery.interpret.sampling import sample_function
+from anesurgery.interpret.sampling import rows_read, sample_function
 from anesurgery.loading import load, load_member, load_parts
-from anesurgery.mil import Function, Var, ct, function_of, types
+from anesurgery.mil import Function, Var, ct, function_of, np_dtype, types
 from anesurgery.neuralnetwork.loaded_network import runnable
 
 
@@ -57,6 +59,7 @@ class Predictor:
             )
             for p in parts
         ]
+        self._rows = [_rows_read(e.function) for e in self.executables]
         self._descriptions = [_description(p, e.function) for p, e in zip(parts, self.executables, strict=True)]
         whole = self._spec is not None and self._spec.WhichOneof("Type") in PIPELINES
         self._whole = _described(self._spec.description, function) if whole else None
@@ -120,6 +123,7 @@ class Predictor:
         self, part: int, values: Mapping[str, Any], state: Any, listener: Listener | None
     ) -> dict[str, Any]:
         description, executable = self._descriptions[part], self.executables[part]
+        _check_ids(self._rows[part], values)
         if state is not None and len(self.executables) > 1:
             state = {name: box for name, box in state.items() if name in executable.function.inputs}
         if description is None:
@@ -133,6 +137,35 @@ class Predictor:
         for executable in self.executables:
             made |= executable.make_state()
         return made
+
+
+def _rows_read(function: Function) -> dict[str, int]:
+    """Input of integers -> the rows of the table that they index, where there is one."""
+    whole = {
+        n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type) and np_dtype(v).kind in "iu"
+    }
+    found = {name: rows_read(var) for name, var in whole.items()}
+    return {name: rows for name, rows in found.items() if rows is not None}
+
+
+def _check_ids(rows: Mapping[str, int], values: Mapping[str, Any]) -> None:
+    """See that ids are rows of their table, or count back from its end: what lies outside is undefined.
+
+    Raises:
+        InterpretError: some are not.
+    """
+    for name in rows.keys() & (values.keys() if isinstance(values, Mapping) else ()):
+        try:
+            given = np.asarray(values[name])
+        except (ValueError, RuntimeError):
+            continue  # no array: binding says so
+        whole = given if given.dtype.kind in "iuf" else np.zeros(0)
+        outside = whole[(whole >= rows[name]) | (whole < -rows[name])]
+        if outside.size:
+            raise InterpretError(
+                f"the input {name} holds {outside.flat[0]:g}, and indexes a table of {rows[name]} rows; "
+                f"give ids from 0 to {rows[name] - 1}"
+            )
 
 
 def _read(model: Any, member: str | int | None = None) -> tuple[Any, list[Loaded]]:

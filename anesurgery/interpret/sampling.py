@@ -18,6 +18,7 @@ from anesurgery.mil import (
     function_of,
     is_symbolic,
     np_dtype,
+    producer,
     types,
 )
 from anesurgery.ops import JOINING, MOVING
@@ -125,6 +126,29 @@ def index_range(var: Var, without: Collection[Operation] = ()) -> int | None:
                 seen.update(fresh)
                 stack += [(v, shift + _added(op)) for v in fresh]
     return min(rows, default=None)
+
+
+def rows_read(var: Var) -> int | None:
+    """The rows of the smallest table that a value indexes as it is, guards of negative ids apart; or None."""
+    seen, stack, rows = {var}, [var], []
+    while stack:
+        value = stack.pop()
+        for op in consumers(value):
+            if op.op_type in ("gather", "gather_along_axis") and op.indices is value:
+                axis = constant(op.inputs.get("axis"))
+                size = op.x.shape[int(axis or 0)]
+                rows += [] if is_symbolic(size) else [int(size)]
+            elif op.op_type in MOVING | JOINING | {"cast"} or _guards(op):
+                fresh = [v for v in op.outputs if v not in seen]
+                seen.update(fresh)
+                stack += fresh
+    return min(rows, default=None)
+
+
+def _guards(op: Operation) -> bool:
+    """Does it choose between an id and another by whether the id is negative?"""
+    cond = producer(op.cond, "greater_equal", "less") if op.op_type == "select" else None
+    return cond is not None and constant(cond.y) == 0
 
 
 def _added(op: Operation) -> int:

@@ -13,8 +13,9 @@ import torch
 import anesurgery as ane
 from anesurgery.errors import InterpretError, PassError, SurgeryError
 from anesurgery.files.package import save
+from anesurgery.interpret import Predictor
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb
+from anesurgery.mil import Program, Var, ct, mb, types
 
 X = np.ones((2, 3), np.float32)
 USES: dict[str, Callable[[Any, Any], Any]] = {
@@ -117,3 +118,32 @@ def test_no_fixed_point_is_said_with_a_short_name() -> None:
     with pytest.raises(PassError, match="reaches no fixed point") as raised:
         ane.apply(program(), Restless(), prove=None, quiet=True)
     assert len(str(raised.value)) < 300
+
+
+def looked_up(change: Callable[[Any], Any]) -> Predictor:
+    """A table of five rows, indexed by what `change` makes of the input."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2), types.int32)], opset_version=ct.target.iOS17)
+    def program(ids: Any) -> Any:
+        return mb.gather(x=np.eye(5, dtype=np.float32), indices=change(ids), axis=0)
+
+    return Predictor(program)
+
+
+def guarded(ids: Any) -> Any:
+    counted = mb.add(x=ids, y=np.int32(5))
+    return mb.select(cond=mb.greater_equal(x=ids, y=np.int32(0)), a=ids, b=counted)
+
+
+@pytest.mark.parametrize("change", [lambda ids: mb.expand_dims(x=ids, axes=[0]), guarded])
+@pytest.mark.parametrize("wrong", [5, 900, -6])
+def test_an_id_beyond_its_table_is_an_error(change: Callable[[Any], Any], wrong: int) -> None:
+    words = f"the input ids holds {wrong}, and indexes a table of 5 rows; give ids from 0 to 4"
+    with pytest.raises(InterpretError, match=words):
+        looked_up(change)({"ids": np.array([[4, wrong]], np.int32)})
+    looked_up(change)({"ids": np.array([[4, -5]], np.int32)})
+
+
+def test_an_id_that_the_model_clamps_may_be_any() -> None:
+    (found,) = looked_up(lambda ids: mb.minimum(x=ids, y=np.int32(4)))({"ids": np.array([[1, 900]])}).values()
+    assert found.argmax(-1).tolist() == [[1, 4]]

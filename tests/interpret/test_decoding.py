@@ -13,6 +13,8 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.decoding import Decoder, Sampler, generate
 from anesurgery.mil import Program
+from anesurgery.passes.embedding_matmul import EmbeddingMatmul
+from anesurgery.testing import apply_pass
 
 MODELS = {"cached": cached(layers=1), "stateless": Small(half=True, layers=1).program()}
 """Of 31 tokens, with a context of 24."""
@@ -74,6 +76,13 @@ def test_a_sampler_of_its_own_must_give_tokens() -> None:
         generate(model, [1, 2], 1, lambda logits, rng: 99)
     with pytest.raises(InterpretError, match="sampler='greedy'; it must be a Sampler"):
         generate(model, [1, 2], 1, "greedy")  # type: ignore[arg-type]
+
+
+def test_where_no_table_says_how_many_tokens_there_are_the_logits_do() -> None:
+    by_product, session = apply_pass(EmbeddingMatmul(), Small(half=True).program(), target="M1/macOS 14")
+    assert session.changes
+    with pytest.raises(InterpretError, match="31 is no token of the model; tokens are from 0 to 30"):
+        generate(by_product, [31], 1)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.frontend import assertions
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
 from anesurgery.frontend.complex_numbers import (
     keeping_complex,
@@ -17,7 +18,10 @@ from anesurgery.frontend.complex_numbers import (
 )
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.ignored_arguments import gelu, rms_norm, rounded, variance, with_factor, with_threshold
+from anesurgery.frontend.recurrent import OUTPUTS, of_export
+from anesurgery.frontend.repeating import copying, repeating, with_grouped_heads
 from anesurgery.frontend.resampling import resampled
+from anesurgery.frontend.windows import as_strided, unfold
 from anesurgery.mil import Var, is_symbolic, mb, types
 
 
@@ -184,40 +188,6 @@ def _logical(op_type: str) -> Convert:
     return convert
 
 
-def _with_grouped_heads(host: Convert) -> Convert:
-    """Attention with fewer key than query heads (`enable_gqa=True`): the key and value heads are repeated."""
-
-    def scaled_dot_product_attention(context: Any, node: Any) -> None:
-        if bool(known_value(argument(context, node, 7, "enable_gqa", False))):
-            query = inputs_of(context, node)[0]
-            for position in (1, 2):
-                _repeat_heads(context, node, position, int(query.shape[-3]))
-        host(context, node)
-
-    return scaled_dot_product_attention
-
-
-def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
-    x = inputs_of(context, node)[position]
-    groups = int(x.shape[-3])
-    if groups == heads:
-        return
-    shape = [-1 if is_symbolic(size) else int(size) for size in x.shape]
-    if x.rank not in (3, 4) or heads % groups or shape.count(-1) > 1:
-        raise NotImplementedError(
-            f"{node.name}: enable_gqa with {heads} query heads over keys or values of shape {x.shape}"
-        )
-    axis = x.rank - 3  # of the heads; each is followed by its copies
-    reps = [heads // groups if i == axis + 1 else 1 for i in range(x.rank + 1)]
-    wide = mb.tile(x=mb.expand_dims(x=x, axes=[axis + 1]), reps=reps)
-    name = f"{node.name}_heads_{position}"
-    shape[axis] = heads
-    context.add(mb.reshape(x=wide, shape=shape, name=name))
-    inputs = list(node.inputs)
-    inputs[position] = name
-    node.inputs = inputs
-
-
 def python_op(context: Any, node: Any) -> None:
     """A `torch.autograd.Function` of a trace: what its `forward` computes."""
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRBlock
@@ -330,6 +300,12 @@ CONVERSIONS: dict[str, Convert] = {
     "view_as_complex": view_as_complex,
     "addcmul": _with_scaled("mul"),
     "addcdiv": _with_scaled("real_div"),
+    "unfold": unfold,
+    "_assert_scalar": assertions.dropped,
+    "sym_ite": assertions.sym_ite,
+    "sym_not": assertions.sym_not,
+    "as_strided": as_strided,
+    **{f"{kind}.input": of_export(kind) for kind in OUTPUTS},
 }
 """Torch operation, as the front end names it -> converter; one that coremltools has of its own is kept."""
 
@@ -359,7 +335,7 @@ ALIASES = {
 """Other names that torch gives to what coremltools converts -> its name there."""
 
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
-    "scaled_dot_product_attention": _with_grouped_heads,
+    "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("matmul", "bmm", "mm", "outer"), _promoting),
     "mul": multiplying,
     "masked_fill": _with_wide_masks,
@@ -369,6 +345,10 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("to", "_to_copy"), keeping_complex),
     "linspace": _with_sizes,
     "unsqueeze": unsqueezing,
+    "flip": copying,
+    **dict.fromkeys(
+        ("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int"), repeating
+    ),
     **dict.fromkeys(("scatter", "scatter.value"), _with_scattered_numbers),
     "gelu": lambda _: gelu,
     **dict.fromkeys(("add", "sub"), with_factor(1)),

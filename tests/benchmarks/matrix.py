@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 import anesurgery as ane
 from anesurgery import frontend
@@ -68,10 +69,14 @@ def torchvision_without_kernels() -> Any:
 
 
 def graph_of(module: torch.nn.Module, example: tuple[torch.Tensor, ...], how: str) -> Any:
-    """The model as the front end takes it."""
+    """The model as the front end takes it; of a branch on data, the side that the example takes."""
     if how == "trace":
         return torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
-    return torch.export.export(module, example).run_decompositions({})
+    try:
+        exported = torch.export.export(module, example)
+    except GuardOnDataDependentSymNode:
+        exported = torch.export.draft_export(module, example)
+    return exported.run_decompositions({})
 
 
 def converted(row: Architecture, module: torch.nn.Module, how: str, precision: str) -> Any:

@@ -21,14 +21,17 @@ def convert(
     precision: str,
     **options: Any,
 ) -> Any:
-    """The model of a module whose inputs have names, shapes and dtypes of the examples; int64 becomes int32."""
+    """The model of a module whose inputs have names, shapes and dtypes of the examples; int64 becomes int32.
+
+    `how` is "trace", or a function of torch.export.
+    """
     given = tuple(examples.values())
     kinds = [np.float32 if v.is_floating_point() else np.int32 for v in given]
     with torch.no_grad(), quiet_host():
         graph: Any = (
             torch.jit.trace(module, given, check_trace=False)  # type: ignore[no-untyped-call]
             if how == "trace"
-            else torch.export.export(module, given).run_decompositions({})
+            else getattr(torch.export, how)(module, given).run_decompositions({})
         )
         return ct.convert(
             graph,

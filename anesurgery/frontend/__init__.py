@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from anesurgery.frontend import assigning, windows
+from anesurgery.frontend import assigning, strided_views
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.experts import register_experts
 from anesurgery.mil import quiet_host
@@ -43,7 +43,7 @@ def register() -> None:
         if not known[name].__module__.startswith(__name__):
             known[name] = wrap(known[name])
     assigning.register()
-    windows.register()
+    strided_views.register()
     _compute_bfloat16_as_float32()
 
 

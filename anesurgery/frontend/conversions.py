@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend import assertions
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
 from anesurgery.frontend.complex_numbers import (
     keeping_complex,
@@ -18,10 +17,11 @@ from anesurgery.frontend.complex_numbers import (
 )
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.ignored_arguments import gelu, rms_norm, rounded, variance, with_factor, with_threshold
-from anesurgery.frontend.recurrent import OUTPUTS, of_export
+from anesurgery.frontend.recurrent_layers import OUTPUTS, of_export
 from anesurgery.frontend.repeating import copying, repeating, with_grouped_heads
 from anesurgery.frontend.resampling import resampled
-from anesurgery.frontend.windows import as_strided, unfold
+from anesurgery.frontend.strided_views import as_strided, unfold
+from anesurgery.frontend.symbolic_numbers import sym_ite, sym_not
 from anesurgery.mil import Var, is_symbolic, mb, types
 
 
@@ -301,9 +301,8 @@ CONVERSIONS: dict[str, Convert] = {
     "addcmul": _with_scaled("mul"),
     "addcdiv": _with_scaled("real_div"),
     "unfold": unfold,
-    "_assert_scalar": assertions.dropped,
-    "sym_ite": assertions.sym_ite,
-    "sym_not": assertions.sym_not,
+    "sym_ite": sym_ite,
+    "sym_not": sym_not,
     "as_strided": as_strided,
     **{f"{kind}.input": of_export(kind) for kind in OUTPUTS},
 }

@@ -1,4 +1,4 @@
-"""What torch.export asserts about numbers that depend on data: computed, or dropped, as a trace drops it."""
+"""Numbers that depend on data, as torch.export computes them for its assertions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from typing import Any
 
 from anesurgery.frontend.arguments import inputs_of, promoted
 from anesurgery.mil import Var, mb, types
-
-
-def dropped(context: Any, node: Any) -> None:
-    """An assertion has no result."""
 
 
 def sym_ite(context: Any, node: Any) -> None:

@@ -16,8 +16,8 @@ from anesurgery.frontend.complex_numbers import (
     view_as_complex,
 )
 from anesurgery.frontend.experts import grouped_product, histogram
+from anesurgery.frontend.exported_tuples import OUTPUTS, of_export
 from anesurgery.frontend.ignored_arguments import gelu, rms_norm, rounded, variance, with_factor, with_threshold
-from anesurgery.frontend.recurrent_layers import OUTPUTS, of_export
 from anesurgery.frontend.repeating import copying, repeating, with_grouped_heads
 from anesurgery.frontend.resampling import resampled
 from anesurgery.frontend.strided_views import as_strided, unfold

@@ -18,6 +18,7 @@ from anesurgery.frontend.complex_numbers import (
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.exported_tuples import OUTPUTS, of_export
 from anesurgery.frontend.ignored_arguments import gelu, rms_norm, rounded, variance, with_factor, with_threshold
+from anesurgery.frontend.left_out import all_true, one_row, pooling
 from anesurgery.frontend.repeating import copying, repeating, with_grouped_heads
 from anesurgery.frontend.resampling import resampled
 from anesurgery.frontend.strided_views import as_strided, unfold
@@ -297,6 +298,7 @@ CONVERSIONS: dict[str, Convert] = {
     "bucketize": bucketize,
     "polar": polar,
     "round.decimals": rounded,
+    "_is_all_true": all_true,
     "view_as_complex": view_as_complex,
     "addcmul": _with_scaled("mul"),
     "addcdiv": _with_scaled("real_div"),
@@ -355,6 +357,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("var", "var.dim", "var.correction"), lambda _: variance(root=False)),
     **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
     "rms_norm": lambda _: rms_norm,
+    "linear": one_row,
+    **{f"{kind}_pool{n}d": pooling(n + 2) for kind in ("max", "avg") for n in (1, 2, 3)},
     "round": lambda _: rounded,
     "softplus": with_threshold,
     "new_zeros": lambda _: _filled(0.0, like=True),  # the host's own takes no dtype and no empty size

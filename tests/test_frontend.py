@@ -71,6 +71,8 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "histc": lambda x: torch.histc(x, bins=4, min=-1, max=5),
     "histc_ends": lambda x: torch.histc(x.clamp(0, 3).floor(), bins=4, min=0, max=3),
     "lerp": lambda x: torch.lerp(x, x.flip(0), 0.25),
+    "reciprocal": lambda x: 1.0 / (x.abs() + 0.01),
+    "reciprocal_of_integers": lambda x: torch.reciprocal((x > 0).sum(0) + 1),
     "addcmul": lambda x: torch.addcmul(x, x, x.flip(0), value=0.5),
     "addcdiv": lambda x: torch.addcdiv(x, x, x.abs() + 1),
     "diff": torch.diff,

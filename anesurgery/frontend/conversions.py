@@ -23,7 +23,7 @@ from anesurgery.frontend.repeating import copying, repeating, with_grouped_heads
 from anesurgery.frontend.resampling import resampled
 from anesurgery.frontend.strided_views import as_strided, unfold
 from anesurgery.frontend.symbolic_numbers import sym_ite, sym_not
-from anesurgery.mil import Var, is_symbolic, mb, types
+from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
 
 def diff(context: Any, node: Any) -> None:
@@ -236,6 +236,13 @@ def lerp(context: Any, node: Any) -> None:
     context.add(mb.add(x=a, y=mb.mul(x=weight, y=mb.sub(x=b, y=a)), name=node.name))
 
 
+def reciprocal(context: Any, node: Any) -> None:
+    """`1 / x`. coremltools writes `inverse`, which adds 1e-4 to x by default."""
+    (x,) = inputs_of(context, node)[:1]
+    number = x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32")
+    context.add(mb.real_div(x=np_dtype(number).type(1), y=number, name=node.name))
+
+
 def _with_scaled(op_type: str) -> Convert:
     """The converter of `a + value * (b op c)`."""
 
@@ -352,6 +359,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     ),
     **dict.fromkeys(("scatter", "scatter.value"), _with_scattered_numbers),
     "gelu": lambda _: gelu,
+    "reciprocal": lambda _: reciprocal,
     **dict.fromkeys(("add", "sub"), with_factor(1)),
     "rsub": with_factor(0),
     **dict.fromkeys(("var", "var.dim", "var.correction"), lambda _: variance(root=False)),

@@ -102,7 +102,8 @@ def compare(
     Args:
         a: the reference: path, MLModel or program.
         b: the candidate.
-        inputs: of `a`, by name; made by `sample_inputs` when absent.
+        inputs: of `a`, by name; made by `sample_inputs` when absent, of magnitudes where the outputs of these
+            hold no finite number.
         precision: "fp32", or "fp16" for the arithmetic as stored.
         contract: declared interface changes from `a` to `b` (`Surgery.contract`).
         gate: PSNR in dB that `ok` asks of every output.
@@ -134,12 +135,10 @@ def compare(
         shapes = _fixed(first, second, function if call is None else None)
         if call is None and not contract:
             shapes = _apart(first, second, function, seed) or shapes
-        inputs = sample_inputs(
-            first.program, function=function, seed=seed, shapes=shapes, images=images(first.described_inputs)
-        )
+        inputs, old = _sampled(first, function, shapes, seed, precision)
     else:
         inputs = bound(first, inputs, function)
-    old = run(first.program, inputs, precision=precision, function=function)
+        old = run(first.program, inputs, precision=precision, function=function)
     expected = adapt_outputs(contract, old, inputs)
     new_inputs = adapt_inputs(contract, inputs)
     if call is not None:
@@ -156,6 +155,26 @@ def compare(
         first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
     )
     return replace(result, first_divergence=None if where is None else str(where))
+
+
+def _sampled(
+    model: Loaded, function: str | None, shapes: Mapping[str, tuple[int, ...]], seed: int, precision: str
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Sampled inputs, and the outputs: of magnitudes, where those of any sign give no finite number."""
+    described = images(model.described_inputs)
+    inputs = sample_inputs(model.program, function=function, seed=seed, shapes=shapes, images=described)
+    outputs = run(model.program, inputs, precision=precision, function=function)
+    if _has_meaning(outputs):
+        return inputs, outputs
+    positive = {n: np.abs(v) if np.asarray(v).dtype.kind == "f" else v for n, v in inputs.items()}
+    found = run(model.program, positive, precision=precision, function=function)
+    return (positive, found) if _has_meaning(found) else (inputs, outputs)
+
+
+def _has_meaning(outputs: Mapping[str, Any]) -> bool:
+    """Does each output of numbers hold a finite one?"""
+    arrays = [np.asarray(v) for v in outputs.values()]
+    return all(np.isfinite(v).any() for v in arrays if v.dtype.kind == "f" and v.size)
 
 
 def _proved(

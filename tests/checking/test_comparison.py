@@ -222,3 +222,18 @@ def test_lists_can_be_compared_and_proved() -> None:
         proof = compare(rows([0, 1]), rows(other), prove=True).proof
         assert proof is not None
         assert proof.proved is same
+
+
+@pytest.mark.parametrize(("factor", "same"), [(1.0, True), (1.1, False)])
+def test_what_is_nan_for_inputs_of_any_sign_is_compared_on_magnitudes(factor: float, same: bool) -> None:
+    def rooted(factor: float) -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((4, 8))])
+        def program(x: Var) -> Var:
+            least = mb.reduce_min(x=x, axes=[1], keep_dims=True)
+            return mb.mul(x=mb.sqrt(x=least), y=np.float32(factor), name="y")
+
+        return program
+
+    found = compare(rooted(1.0), rooted(factor))
+    assert found.ok == same
+    assert found.psnr == np.inf if same else 15 < found.psnr < 25

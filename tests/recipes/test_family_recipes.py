@@ -13,6 +13,7 @@ from anesurgery import recipes
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.placement.standing import Standing, stand
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.session import counts
@@ -134,6 +135,33 @@ def test_options_follow_the_target(converted: Callable[..., Any]) -> None:
     chosen = recipes.decoder_ane.with_options(split_head={"most": 16384})
     (step,) = [s for s in chosen.aimed_at("M4/macOS 15").steps if s.name == "split_head"]
     assert str(step) == "split_head"
+
+
+def test_a_long_table_leaves_the_model_on_request() -> None:
+    """With it inside nothing is known of the model; the rows as an input bring it back."""
+    rng = np.random.default_rng(0)
+    shapes = [(70000, 8), (512, 8), (900, 512), *[(512, 512)] * 4]
+    table, wide, head, *maps = ((0.1 * rng.standard_normal(shape)).astype(np.float16) for shape in shapes)
+    ahead = np.triu(np.full((128, 128), -1e4, np.float16), 1)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 128), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def program(ids: Var) -> Var:
+        x = mb.linear(x=mb.gather(x=table, indices=ids, axis=0), weight=wide)
+        q, k, v = (mb.linear(x=x, weight=one) for one in maps[:3])
+        shares = mb.softmax(x=mb.add(x=mb.matmul(x=q, y=k, transpose_y=True), y=ahead), axis=-1)
+        x = mb.add(x=x, y=mb.linear(x=mb.matmul(x=shares, y=v), weight=maps[3]))
+        return mb.linear(x=x, weight=head)
+
+    target = "M4/macOS 15"
+    inside = ane.apply(program, "decoder_ane", target=target, prove=None, quiet=True)
+    (finding,) = (
+        f for f in stand(inside.program, Target.parse(target))[1][0].findings if f.rule == "embedding-rows"
+    )
+    assert 'embedding_matmul(mode="input")' in finding.advice
+    assert not standing(inside.program, target).share["ops"]
+    step = EmbeddingMatmul(mode="input", nonnegative_ids=True)
+    outside = ane.apply(inside.program, [step], target=target, prove="model", quiet=True)
+    assert standing(outside.program, target).share["flop"] == 1
 
 
 def test_the_gate_takes_back_what_lowers_a_share(converted: Callable[..., Any]) -> None:

@@ -24,7 +24,8 @@ After::
     }
 
 The depth goes beside the batch, so that each step of the kernel's depth is one 2-D convolution of a slice of
-it. Edges of the depth are padded with zeros first. Compressed weights are cut in their form.
+it. Edges of the depth are padded with zeros first. Compressed weights are cut in their form. Steps that do not
+overlap, as in the patches of a film, become channels: one convolution is enough.
 
 Refuses when a shape is symbolic, when the weight is dynamic, and when the kernel is deeper than
 `most_depth`.
@@ -50,7 +51,10 @@ from anesurgery.facts.reading import ints
 from anesurgery.facts.weight_edits import Edit
 from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Program, Var, constant, mb, np_dtype, static_shape
+from anesurgery.placement.rules.legality import NOT_M4
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 
@@ -67,6 +71,11 @@ class SplitConv3d(Rewrite):
     def __post_init__(self) -> None:
         if type(self.most_depth) is not int or self.most_depth < 1:
             raise PassError(f"{self.name}: most_depth={self.most_depth!r}; it must be a positive integer")
+
+    @classmethod
+    def variants(cls, target: Target) -> tuple[Pass, ...]:
+        """Only where a 3-D convolution is in doubt."""
+        return (cls(),) if target.families & NOT_M4 else ()
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every convolution with a stored weight."""
@@ -85,30 +94,42 @@ class SplitConv3d(Rewrite):
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """A convolution for each step of the depth, added."""
-        op, weight = m.root, m.weight
+        """A convolution for each step of the depth, added; one, where steps do not overlap."""
+        op, depth = m.root, int(m.weight.shape[2])
         stride, *strides = ints(op, "strides") or [1, 1, 1]
         dilation, *dilations = ints(op, "dilations") or [1, 1, 1]
-        batch, channels, _, *size = (int(d) for d in m.x.shape)
         (before, after), sides = _padding(op)
         x = mb.transpose(x=m.x, perm=[0, 2, 1, 3, 4], name=f"{m.x.name}_depth")
         if before or after:
             zero = np_dtype(m.x).type(0)
             around = [0, 0, before, after, 0, 0, 0, 0, 0, 0]
             x = mb.pad(x=x, pad=around, mode="constant", constant_val=zero)
-        out, made = [int(d) for d in op.outputs[0].shape], None
-        more = {} if (bias := op.inputs.get("bias")) is None else {"bias": bias}
-        for k in range(weight.shape[2]):
-            rows = _rows(mb, x, k * dilation, stride, out[2])
-            seen = mb.reshape(x=rows, shape=[batch * out[2], channels, *size], name=f"{m.x.name}_seen")
-            taken = Edit.of(weight.shape).taken(2, [k]).squeezed(2)
-            kernel = edit_weight(mb, weight, taken, f"{weight.name}_{k}")
-            given: dict[str, Any] = {"strides": strides, "dilations": dilations, "groups": op.groups.val}
-            part = mb.conv(x=seen, weight=kernel, **given, **sides, **more)
-            made, more = part if made is None else mb.add(x=made, y=part), {}
-        apart = mb.reshape(x=made, shape=[batch, out[2], out[1], *out[3:]])
+        out = [int(d) for d in op.outputs[0].shape]
+        given = {"strides": strides, "dilations": dilations, "groups": op.groups.val, **sides}
+        bias = {} if op.bias is None else {"bias": op.bias}
+        if depth > 1 and stride == depth and dilation == 1 and op.groups.val == 1:
+            films = _rows(mb, x, 0, 1, out[2] * depth)
+            kernel = Edit.of(m.weight.shape).transposed([0, 2, 1, 3, 4]).merged(1, 2)
+            made = _convolved(mb, m, films, out[2], kernel, "flat", given | bias)
+        else:
+            made = None
+            for k in range(depth):
+                rows = _rows(mb, x, k * dilation, stride, out[2])
+                kernel = Edit.of(m.weight.shape).taken(2, [k]).squeezed(2)
+                part = _convolved(mb, m, rows, out[2], kernel, str(k), given | (bias if made is None else {}))
+                made = part if made is None else mb.add(x=made, y=part)
+        apart = mb.reshape(x=made, shape=[int(m.x.shape[0]), out[2], out[1], *out[3:]])
         back: Var = mb.transpose(x=apart, perm=[0, 2, 1, 3, 4])
         return back
+
+
+def _convolved(mb: Builder, m: Match, rows: Var, count: int, kernel: Edit, key: str, given: Any) -> Var:
+    """A 2-D convolution of so many places of the depth, beside the batch, with a part of the weight."""
+    seen = [int(m.x.shape[0]) * count, -1, *(int(d) for d in m.x.shape[3:])]
+    x = mb.reshape(x=rows, shape=seen, name=f"{m.x.name}_seen")
+    weight = edit_weight(mb, m.weight, kernel, f"{m.weight.name}_{key}")
+    made: Var = mb.conv(x=x, weight=weight, **given)
+    return made
 
 
 def _padding(op: Operation) -> tuple[tuple[int, int], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Transformers over pictures: ViT, DINO, CLIP, SigLIP, SAM, DETR.
 
-`vit_ane` folds what depends on no input, makes patch embeddings of kernels too long for the target into
-moves and a 1x1 convolution, and writes windows, shifts and paddings in forms that the Neural Engine takes::
+`vit_ane` folds what depends on no input, makes patch embeddings of pictures and films whose kernels the target
+does not take into moves and a 1x1 convolution, and writes windows, shifts and paddings in forms that the Neural Engine takes::
 
     recipes.vit_ane("dinov2.mlpackage", target="M1/macOS 14").save("dinov2_ane.mlpackage")
 
@@ -24,6 +24,7 @@ from anesurgery.passes.patch_convolution import PatchConvolution
 from anesurgery.passes.reflect_pad_slices import ReflectPadSlices
 from anesurgery.passes.rerank import Rerank
 from anesurgery.passes.sequence_layout import SequenceLayout
+from anesurgery.passes.split_conv3d import SplitConv3d
 from anesurgery.passes.threshold_to_maximum import ThresholdToMaximum
 from anesurgery.surgery import Recipe
 
@@ -44,6 +45,7 @@ vit_ane = Recipe(
     steps=(
         FoldConstants(),
         GatherToMoves(),
+        SplitConv3d(),
         PatchConvolution(),
         LongConvolution(),
         FoldBatchNorm(),

@@ -41,6 +41,9 @@ CASES: dict[str, Program] = {
     "same": convolved((4, 2, 3), pad_type="same", strides=[2, 2, 1]),
     "same, lower": convolved((4, 2, 3), pad_type="same_lower", strides=[1, 2, 1]),
     "one step": convolved((1, 3, 3)),
+    "patches of a film": convolved((2, 3, 2), strides=[2, 3, 2]),
+    "patches, padded": convolved((3, 2, 2), strides=[3, 2, 2], pad_type="custom", pad=[1, 1, 0, 0, 0, 0]),
+    "patches in groups": convolved((2, 2, 2), groups=2, strides=[2, 2, 2]),
 }
 
 
@@ -50,6 +53,12 @@ def test_the_numbers_stay(name: str) -> None:
     assert {op.x.rank for op in walk_ops(after) if op.op_type == "conv"} == {4}, session.refusals
     assert session.changes[0].proof is not None
     assert_same_numbers(CASES[name], after, rtol=1e-5)
+
+
+def test_steps_that_do_not_overlap_are_one_convolution() -> None:
+    for name, count in {"patches of a film": 1, "patches, padded": 1, "patches in groups": 2}.items():
+        after, _ = apply_pass(SplitConv3d(), CASES[name])
+        assert sum(op.op_type == "conv" for op in walk_ops(after)) == count
 
 
 def test_refusals_name_what_was_found() -> None:

@@ -14,6 +14,7 @@ from anesurgery.errors import PassError, ProofError
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.passes import split_conv3d
 from anesurgery.passes.split_conv3d import SplitConv3d
+from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 
@@ -97,3 +98,8 @@ def test_a_converted_convolution() -> None:
     assert surgery.changes
     (found,) = ane.run(surgery.program, {"x": x.numpy()}).values()
     assert_close(found, expected, rtol=1e-5)
+
+
+def test_films_are_split_where_a_3d_convolution_is_in_doubt() -> None:
+    assert SplitConv3d.variants(Target.parse("M1/macOS 14")) == (SplitConv3d(),)
+    assert SplitConv3d.variants(Target.parse("M4/macOS 15")) == ()

@@ -1,7 +1,8 @@
 """Transformers over pictures: ViT, DINO, CLIP, SigLIP, SAM, DETR.
 
 `vit_ane` folds what depends on no input, makes patch embeddings of pictures and films whose kernels the target
-does not take into moves and a 1x1 convolution, and writes windows, shifts and paddings in forms that the Neural Engine takes::
+does not take into moves and a 1x1 convolution, and writes windows, shifts and paddings in forms that the
+Neural Engine takes::
 
     recipes.vit_ane("dinov2.mlpackage", target="M1/macOS 14").save("dinov2_ane.mlpackage")
 

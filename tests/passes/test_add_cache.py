@@ -365,3 +365,9 @@ def test_converted_models(name: str, converted: Callable[..., Any]) -> None:
     after, session = cached(program, prefill=6)
     found = compare(program, after, model.inputs, contract=session.contract, gate=100)
     assert found.ok, found.verdict
+
+
+def test_the_page_names_the_families() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "decoders.md").read_text()
+    listed = page.split("<!-- families: begin -->")[1].split("Not these:")[0]
+    assert all(f"`{name}`" in listed for name in FAMILIES)

@@ -17,6 +17,7 @@ from anesurgery.frontend.complex_numbers import (
 )
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.exported_tuples import OUTPUTS, of_export
+from anesurgery.frontend.fast_attention import encoder_layer, multi_head_attention
 from anesurgery.frontend.ignored_arguments import gelu, rms_norm, rounded, variance, with_factor, with_threshold
 from anesurgery.frontend.left_out import all_true, one_row, pooling
 from anesurgery.frontend.repeating import copying, repeating, with_grouped_heads
@@ -310,6 +311,8 @@ CONVERSIONS: dict[str, Convert] = {
     "addcmul": _with_scaled("mul"),
     "addcdiv": _with_scaled("real_div"),
     "unfold": unfold,
+    "_transformer_encoder_layer_fwd": encoder_layer,
+    "_native_multi_head_attention": multi_head_attention,
     "sym_ite": sym_ite,
     "sym_not": sym_not,
     "as_strided": as_strided,

@@ -26,7 +26,8 @@ xor) are 0 and 1 until the last: the smaller, the larger, 1 - x, |x - y|.
 
 Refuses when a shape is symbolic, when neither side of a comparison is known to be within 2047, when a result
 may leave 2048, each with the range found, and when a divisor is no positive constant;
-`assume={"mask": (0, 1)}` promises the range of an input.
+`assume={"mask": (0, 1)}` promises the range of an input. With `masks=True`, as the recipes of encoders have it,
+inputs that mask attention and do nothing else are taken to be 0 and 1, where that helps. The notes say so.
 
 Why it helps: every op that reads or makes int32 stays on the CPU, and so do casts between int32 and fp16
 (measured through Core ML on M4, macOS 27): one cast at the entry takes the place of a chain. The tables of
@@ -45,6 +46,7 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import Refusal
+from anesurgery.facts.integer_masks import is_mask
 from anesurgery.facts.whole_numbers import (
     EXACT,
     TRUTHS,
@@ -78,10 +80,24 @@ class IntegersAsFloats(Rewrite):
     of_inputs: bool = True
     """Also what is made of integer inputs, as attention masks are."""
 
+    masks: bool = False
+    """Are inputs that mask attention, and do nothing else, 0 and 1?"""
+
     def run(self, program: Program, session: Session) -> None:
-        """Apply it with what the surgery assumes."""
-        known = replace(self, assume={**session.assume, **(self.assume or {})})
-        super(IntegersAsFloats, known).run(program, session)
+        """Apply it with what the surgery assumes; then with what masks hold, where that is more."""
+        known = {**session.assume, **(self.assume or {})}
+        start = len(session.refusals)
+        super(IntegersAsFloats, replace(self, assume=known)).run(program, session)
+        inputs = [v for f in program.functions.values() for v in f.inputs.values() if self.masks]
+        held = {v.name: (0, 1) for v in inputs if v.name not in known and _whole(v) and is_mask(v)}
+        if not held or len(session.refusals) == start:
+            return
+        edits = len(session.changes)
+        del session.refusals[start:]
+        super(IntegersAsFloats, replace(self, assume={**known, **held})).run(program, session)
+        if len(session.changes) > edits:
+            said = ", ".join(f"{name} in [0, 1]" for name in held)
+            session.notes.append(f"assumed of the inputs: {said}")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Where integers end: comparisons, casts to floats and conditions; and what combines conditions."""
@@ -99,7 +115,7 @@ class IntegersAsFloats(Rewrite):
         if op.op_type in COMPARISONS:
             return self.compared(m)
         made, given = np_dtype(op.outputs[0]), np_dtype(op.x)
-        if given.kind not in "ib" or made.kind not in "fb" or (made.kind == "f" and not _computed(op.x)):
+        if given.kind not in "iub" or made.kind not in "fb" or (made.kind == "f" and not _computed(op.x)):
             return None
         if made.kind == given.kind or _stored(op.x):
             return None
@@ -153,6 +169,10 @@ class IntegersAsFloats(Rewrite):
         if np_dtype(op.outputs[0]).kind == "b":
             found = mb.not_equal(x=found, y=m.dtype.type(0))
         return found
+
+
+def _whole(var: Var) -> bool:
+    return not types.is_state(var.sym_type) and np_dtype(var).kind == "i"
 
 
 def _stored(var: Var) -> bool:

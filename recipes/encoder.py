@@ -53,7 +53,7 @@ encoder_ane = Recipe(
         IndexCasts(),
         EmbeddingMatmul(most_rows=SHORT, nonnegative_ids=True),
         PaddingMaskTensor(),
-        IntegersAsFloats(),
+        IntegersAsFloats(masks=True),
         DecomposeOps(),
         Rerank(),
         SplitHead(),

@@ -59,7 +59,7 @@ seq2seq_ane = Recipe(
         SelectLastToken(),
         CausalMaskTensor(),
         PaddingMaskTensor(),
-        IntegersAsFloats(),
+        IntegersAsFloats(masks=True),
         DecomposeOps(),
         Rerank(),
         SplitHead(),

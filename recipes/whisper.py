@@ -48,7 +48,7 @@ whisper_ane = Recipe(
         SelectLastToken(),
         CausalMaskTensor(),
         PaddingMaskTensor(),
-        IntegersAsFloats(),
+        IntegersAsFloats(masks=True),
         LongConvolution(),
         SplitHead(),
         SequenceLayout(layout="as_given"),

@@ -63,7 +63,7 @@ def operands_of(op: Operation) -> Iterator[tuple[str, Var]]:
 def makes_whole(var: Var) -> Operation | None:
     """The op that makes an integer or a condition out of others, if floats can do it too."""
     op = var.op
-    if op is None or np_dtype(var).kind not in "ib":
+    if op is None or np_dtype(var).kind not in "iub":
         return None
     if op.op_type in LOOKUPS and constant(op.indices) is None:
         return None
@@ -112,9 +112,12 @@ class WholeNumbers:
         self.found: dict[Var, Range] = {}
 
     def known(self, var: Var) -> Range:
-        """Where an integer lies: as assumed, or by what makes it."""
+        """Where an integer lies: as assumed, or by what makes it; anywhere, if its type may not hold that."""
         if var not in self.found:
-            self.found[var] = self._known(var)
+            low, high = self._known(var)
+            held = np.iinfo(np_dtype(var)) if np_dtype(var).kind in "iu" else None
+            wraps = held is not None and var.op is not None and not held.min <= low <= high <= held.max
+            self.found[var] = (-math.inf, math.inf) if wraps else (low, high)
         return self.found[var]
 
     def _known(self, var: Var) -> Range:
@@ -127,7 +130,8 @@ class WholeNumbers:
         if op.op_type in RANGES:
             return RANGES[op.op_type](op, given)
         if op.op_type == "cast":
-            return _ends(math.trunc(v) if math.isfinite(v) else v for v in interval(op.x))
+            ends = self.known(op.x) if np_dtype(op.x).kind in "iub" else interval(op.x)
+            return _ends(math.trunc(v) if math.isfinite(v) else v for v in ends)
         return min(low for low, _ in given), max(high for _, high in given)
 
     def reach(self, var: Var) -> float:
@@ -223,7 +227,7 @@ def _literal(given: Any) -> Any:
 def _is_view(op: Operation) -> bool:
     """Does a cast or an identity keep the number?"""
     kinds = np_dtype(op.x).kind, np_dtype(op.outputs[0]).kind
-    return kinds[0] in "iub" and (kinds[1] == "i" or kinds[0] == "b")
+    return kinds[0] in "iub" and (kinds[1] in "iu" or kinds[0] == "b")
 
 
 class Floats:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import anesurgery as ane
+from anesurgery.facts.integer_masks import is_mask
 from anesurgery.mil import Program, Var, ct, dtype_name, mb, operands, quiet_host, types, walk_ops
 from anesurgery.ops import COMPARISONS, LOGICAL
 from anesurgery.passes.integers_as_floats import IntegersAsFloats
@@ -266,3 +267,78 @@ def test_a_size_that_is_not_known_is_refused() -> None:
         return mb.mul(x=x, y=mb.cast(x=mb.equal(x=length, y=np.int32(3)), dtype="fp32"))
 
     assert_refuses(IntegersAsFloats(), program, "%length is counted from a symbolic shape")
+
+
+def as_another_integer(dtype: str) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((4,), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def program(a: Var) -> Any:
+        return half(mb.add(x=mb.cast(x=mb.cast(x=a, dtype=dtype), dtype="int32"), y=np.int32(1)))
+
+    return program
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int8"])
+def test_a_type_that_may_not_hold_an_integer_is_no_view(dtype: str) -> None:
+    held, beyond = ((0, 5), (-5, 5)) if dtype == "uint16" else ((-5, 127), (-5, 128))
+    program = as_another_integer(dtype)
+    after, _ = apply_pass(IntegersAsFloats(assume={"a": held}), program)
+    assert integer_ops(after) == ["cast"]
+    assert_same_numbers(program, after, {"a": np.array([*held, 1, 2], np.int32)})
+    assert_refuses(IntegersAsFloats(assume={"a": beyond}), program, "has an unknown range")
+
+
+def masked(seen: Callable[[Var], Var]) -> Program:
+    """Attention of four positions under the condition that `seen` makes of a mask of the caller."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((4, 2), dtype=types.fp16), mb.TensorSpec((1, 4), dtype=types.int32)],
+        opset_version=ct.target.iOS17,
+    )
+    def program(x: Var, a: Var) -> Any:
+        scores = mb.matmul(x=x, y=x, transpose_y=True)
+        kept = mb.select(cond=seen(a), a=scores, b=np.float16(-1e4))
+        return mb.matmul(x=mb.softmax(x=kept), y=x)
+
+    return program
+
+
+def both_ways(a: Var) -> Var:
+    """DeBERTa's: a position that is masked neither sees nor is seen."""
+    short = mb.cast(x=mb.cast(x=mb.squeeze(x=a, axes=[0]), dtype="uint16"), dtype="int32")
+    made: Var = mb.cast(x=mb.mul(x=a, y=mb.expand_dims(x=short, axes=[1])), dtype="bool")
+    return made
+
+
+def test_a_mask_is_taken_to_be_of_0_and_1_where_that_helps() -> None:
+    program = masked(both_ways)
+    assert_refuses(IntegersAsFloats(), program, "has an unknown range")
+    after, session = apply_pass(IntegersAsFloats(masks=True), program)
+    assert integer_ops(after) == ["cast"]
+    assert session.notes == ["assumed of the inputs: a in [0, 1]"]
+    x = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float16)
+    assert_same_numbers(program, after, {"x": x, "a": np.array([[1, 1, 0, 1]], np.int32)})
+
+
+def test_where_no_promise_is_needed_none_is_noted() -> None:
+    program = masked(lambda a: mb.cast(x=mb.expand_dims(x=a, axes=[0]), dtype="bool"))
+    _, session = apply_pass(IntegersAsFloats(masks=True), program)
+    assert session.changes
+    assert not session.notes
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        lambda a: mb.equal(x=a, y=mb.transpose(x=a, perm=[1, 0])),
+        lambda a: mb.greater(x=mb.cumsum(x=a, axis=1), y=np.int32(0)),
+        lambda a: mb.cast(x=mb.mul(x=a, y=np.array([[3000, 1, 1, 1]], np.int32)), dtype="bool"),
+        lambda a: mb.greater(x=mb.mul(x=a, y=a), y=np.int32(7)),
+        lambda a: mb.cast(x=mb.gather(x=np.arange(9, dtype=np.int32), indices=a), dtype="bool"),
+    ],
+    ids=["segments", "counted", "scaled", "compared with 7", "looked up"],
+)
+def test_what_is_more_than_yes_and_no_is_no_mask(seen: Callable[[Var], Var]) -> None:
+    program = masked(seen)
+    _, session = apply_pass(IntegersAsFloats(masks=True), program)
+    assert not session.notes
+    assert not is_mask(program.functions["main"].inputs["a"])

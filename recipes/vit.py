@@ -15,6 +15,7 @@ from __future__ import annotations
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program
+from anesurgery.passes.absorb_transpose import AbsorbTranspose
 from anesurgery.passes.chain_pools import ChainPools
 from anesurgery.passes.fold_batch_norm import FoldBatchNorm
 from anesurgery.passes.fold_constants import FoldConstants
@@ -53,6 +54,7 @@ vit_ane = Recipe(
         ReflectPadSlices(),
         ThresholdToMaximum(),
         ChainPools(),
+        AbsorbTranspose(),
         Rerank(),
         SequenceLayout(layout="as_given"),
         GroupByUnit(),

@@ -15,7 +15,7 @@ from anesurgery.passes.absorb_transpose import AbsorbTranspose
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 Body = Callable[[Var], Any]
-LAST = [0, 2, 3, 1]
+LAST, FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
 def numbers(*shape: int) -> Any:
@@ -34,6 +34,14 @@ def flat(x: Var, *shape: int, perm: Any = LAST) -> Var:
     return mb.reshape(x=mb.transpose(x=x, perm=perm), shape=shape)
 
 
+def normed(x: Var, axes: list[int], perm: Any = FIRST, then: Any = mb.relu) -> Var:
+    last = mb.transpose(x=x, perm=LAST)
+    sizes = [last.shape[a] for a in axes]
+    norm = mb.layer_norm(x=last, axes=axes, gamma=numbers(*sizes), beta=numbers(*sizes), epsilon=1e-3)
+    made: Var = mb.transpose(x=then(x=norm), perm=perm)
+    return made
+
+
 CASES: dict[str, Program] = {
     "linear": program_of(lambda x: mb.linear(x=flat(x, 1, 24), weight=numbers(5, 24), bias=numbers(5))),
     "several images": program_of(lambda x: mb.linear(x=flat(x, 3, 24), weight=numbers(5, 24)), (3, 2, 3, 4)),
@@ -48,6 +56,11 @@ CASES: dict[str, Program] = {
     ),
     "mean": program_of(lambda x: mb.reduce_mean(x=mb.transpose(x=x, perm=LAST), axes=[1, 2])),
     "sum of the channels": program_of(lambda x: mb.reduce_sum(x=mb.transpose(x=x, perm=LAST), axes=[-1])),
+    "layer norm of channels": program_of(lambda x: normed(x, [-1])),
+    "layer norm of rows, a gelu": program_of(lambda x: normed(mb.relu(x=x), [1], then=mb.gelu)),
+    "softmax of channels": program_of(
+        lambda x: mb.transpose(x=mb.softmax(x=mb.transpose(x=x, perm=LAST), axis=-1), perm=FIRST)
+    ),
     "all": program_of(lambda x: mb.reduce_max(x=mb.transpose(x=x, perm=LAST))),
 }
 
@@ -82,6 +95,8 @@ REFUSALS: dict[str, Program] = {
     "the reduction leaves the axes in the order [0, 3, 2, 1]": program_of(
         lambda x: mb.reduce_mean(x=mb.transpose(x=x, perm=[0, 3, 2, 1]), axes=[1])
     ),
+    "the layer_norm is over the axes [1, 2], not over one": program_of(lambda x: normed(x, [1, 2])),
+    "the transpose after it does not undo [0, 2, 3, 1]": program_of(lambda x: normed(x, [3], LAST)),
     "is read elsewhere": program_of(
         lambda x: (mb.linear(x=(last := flat(x, 1, 24)), weight=numbers(5, 24)), mb.relu(x=last))
     ),
@@ -99,6 +114,13 @@ def test_columns_in_the_inverse_order_are_caught(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(absorb_transpose, "_columns", lambda *given: np.argsort(np.asarray(right(*given))))
     with pytest.raises(ane.SurgeryError, match="absorb_transpose"):
         apply_pass(AbsorbTranspose(), CASES["linear"])
+
+
+def test_a_norm_of_another_axis_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: the axis keeps its number."""
+    monkeypatch.setattr(absorb_transpose, "_returns", lambda *given: [0, 1, 2, 3])
+    with pytest.raises(ane.SurgeryError, match="absorb_transpose"):
+        apply_pass(AbsorbTranspose(), CASES["softmax of channels"])
 
 
 def test_inspect_names_the_pass() -> None:

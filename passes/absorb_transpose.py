@@ -86,6 +86,7 @@ class AbsorbTranspose(Rewrite):
         if any(is_output(o.outputs[0]) or len(consumers(o.outputs[0])) > 1 for o in inner):
             return Refusal(f"%{turn.outputs[0].name}, or what is made of it, is read elsewhere", op)
         perm = [a % turn.x.rank for a in ints(turn, "perm")]
+        found: list[int] | Array | Refusal
         if back:
             found = _returns(op, perm, between)
         else:

@@ -259,7 +259,7 @@ assert "diff" not in before, "registered on import"
 frontend.register()
 once = dict(known)
 assert {k for k in once if once[k] is not before.get(k)} == {
-    *frontend.CONVERSIONS, *frontend.WRAPPERS, *frontend.ALIASES
+    *frontend.CONVERSIONS, *frontend.WRAPPERS, *frontend.ALIASES, *frontend.decomposable(before)
 }
 frontend.register()
 assert once == known

@@ -17,11 +17,14 @@ Of rows that a mask hides entirely, coremltools' fused attention gives a mean wh
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from anesurgery.frontend import assigning, strided_views
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
+from anesurgery.frontend.decomposing import decomposable
 from anesurgery.frontend.experts import register_experts
 from anesurgery.mil import quiet_host
 
@@ -42,6 +45,7 @@ def register() -> None:
     for name, wrap in WRAPPERS.items():
         if not known[name].__module__.startswith(__name__):
             known[name] = wrap(known[name])
+    known |= decomposable(known)
     assigning.register()
     strided_views.register()
     _compute_bfloat16_as_float32()
@@ -49,11 +53,24 @@ def register() -> None:
 
 def _compute_bfloat16_as_float32() -> None:
     """MIL has no bfloat16: values keep the precision that torch would round away."""
-    from coremltools.converters.mil.frontend.torch import utils
+    from coremltools.converters.mil.frontend.torch import converter, ops, utils
 
     complex64, number = 9, 15  # torch's numbers of dtypes; the latter is bfloat16
+    for holder, name in ((converter.TorchConverter, "_add_const"), (ops, "_construct_constant")):
+        host = getattr(holder, name)
+        if host.__module__ != __name__:
+            setattr(holder, name, _with_floats(host))
     utils.TORCH_DTYPE_TO_NUM.setdefault(torch.complex64, complex64)
     utils.TORCH_DTYPE_TO_NUM.setdefault(torch.bfloat16, utils.TORCH_DTYPE_TO_NUM[torch.float32])
     utils.NUM_TO_TORCH_DTYPE.setdefault(number, torch.float32)
     utils.NUM_TO_NUMPY_DTYPE.setdefault(number, np.float32)
     utils.NUM_TO_DTYPE_STRING.setdefault(number, "fp32")
+
+
+def _with_floats(host: Any) -> Any:
+    """Constants of bfloat16, which numpy has not either, as float32."""
+
+    def constant(*given: Any) -> Any:
+        return host(*(v.float() if getattr(v, "dtype", None) == torch.bfloat16 else v for v in given))
+
+    return constant

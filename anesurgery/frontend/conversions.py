@@ -15,13 +15,19 @@ from anesurgery.frontend.complex_numbers import (
     unsqueezing,
     view_as_complex,
 )
+from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
+from anesurgery.frontend.elementary import PRIMITIVES, SHORTENED, completed
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.exported_tuples import OUTPUTS, of_export
 from anesurgery.frontend.fast_attention import encoder_layer, multi_head_attention
 from anesurgery.frontend.ignored_arguments import gelu, rms_norm, rounded, variance, with_factor, with_threshold
 from anesurgery.frontend.left_out import all_true, one_row, pooling
+from anesurgery.frontend.recurrence import CONVERSIONS as RECURRENCE
+from anesurgery.frontend.recurrence import WRAPPERS as RECURRENCE_WRAPPERS
 from anesurgery.frontend.repeating import copying, repeating, with_grouped_heads
 from anesurgery.frontend.resampling import resampled
+from anesurgery.frontend.scattering import CONVERSIONS as SCATTERING
+from anesurgery.frontend.scattering import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.strided_views import as_strided, unfold
 from anesurgery.frontend.symbolic_numbers import sym_ite, sym_not
 from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
@@ -217,20 +223,6 @@ def bucketize(context: Any, node: Any) -> None:
     context.add(mb.reduce_sum(x=mb.cast(x=passed, dtype="int32"), axes=[-1], name=node.name))
 
 
-def _with_scattered_numbers(host: Convert) -> Convert:
-    """`x.scatter(axis, at, 1)` of a plain number: it takes the dtype of x."""
-
-    def convert(context: Any, node: Any) -> None:
-        x, number = (inputs_of(context, node)[i] for i in (0, 3))
-        if isinstance(number, Var) and number.rank == 0 and number.dtype != x.dtype:
-            name = f"{node.name}_number"
-            context.add(mb.cast(x=number, dtype=dtype_of(x), name=name))
-            node.inputs = [*node.inputs[:3], name, *node.inputs[4:]]
-        host(context, node)
-
-    return convert
-
-
 def lerp(context: Any, node: Any) -> None:
     """`torch.lerp(a, b, weight)`."""
     a, b, weight = promoted(inputs_of(context, node)[:3])
@@ -317,6 +309,9 @@ CONVERSIONS: dict[str, Convert] = {
     "sym_not": sym_not,
     "as_strided": as_strided,
     **{f"{kind}.input": of_export(kind) for kind in OUTPUTS},
+    **RECURRENCE,
+    **SCATTERING,
+    **ELEMENTARY,
 }
 """Torch operation, as the front end names it -> converter; one that coremltools has of its own is kept."""
 
@@ -342,6 +337,7 @@ ALIASES = {
     "special_erf": "erf",
     "special_softmax": "softmax",
     "special_log_softmax": "log_softmax",
+    **PRIMITIVES,
 }
 """Other names that torch gives to what coremltools converts -> its name there."""
 
@@ -360,7 +356,6 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(
         ("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int"), repeating
     ),
-    **dict.fromkeys(("scatter", "scatter.value"), _with_scattered_numbers),
     "gelu": lambda _: gelu,
     "reciprocal": lambda _: reciprocal,
     **dict.fromkeys(("add", "sub"), with_factor(1)),
@@ -376,5 +371,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
     "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
+    **RECURRENCE_WRAPPERS,
+    **SCATTERING_WRAPPERS,
+    **dict.fromkeys(SHORTENED, completed),
 }
 """Operations that coremltools converts in part -> what replaces its own converter, given that one."""

@@ -1,0 +1,251 @@
+"""Operations that coremltools lacks and torch can write with others are converted as torch decomposes them.
+
+torch keeps a table of decompositions, and composite operations are made of others to begin with. The shapes and
+the plain arguments are those of the call, so shapes must be static.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.frontend.arguments import Convert, inputs_of, keyword, known_value
+from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
+
+DTYPES = {"b": torch.bool, "i": torch.int64, "u": torch.int64}
+PLAIN: dict[str, Any] = {
+    "IntType": int,
+    "FloatType": float,
+    "BoolType": bool,
+    "NumberType": lambda v: v,
+    "StringType": str,
+}
+"""What a schema calls its plain arguments -> their type."""
+
+
+def decomposable(known: dict[str, Any]) -> dict[str, Convert]:
+    """A converter for each operation that is not known and that torch decomposes.
+
+    Not for gradients, and not for what draws random numbers.
+    """
+    kinds = {kind for op in (*_listed(), *_composite()) if not _draws(op) for kind in _kinds(op)}
+    return dict.fromkeys((k for k in sorted(kinds) if k not in known and not k.endswith("_")), decomposed)
+
+
+def _listed() -> Iterator[Any]:
+    """The operations of torch's table."""
+    from torch._decomp import decomposition_table
+
+    return (op for op in decomposition_table if isinstance(op, torch._ops.OpOverload))
+
+
+def _composite() -> Iterator[Any]:
+    """The operations that are made of others."""
+    found = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    for name in (name.removeprefix("aten::") for name in found if name.startswith("aten::")):
+        packet, _, overload = name.partition(".")
+        if (op := getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)) is not None:
+            yield op
+
+
+def _draws(op: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags or "backward" in op.name()
+
+
+@cache
+def _kinds(op: Any) -> tuple[str, str]:
+    """How the front end names it: by export with its overload, by trace without."""
+    from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind
+
+    name = op.name()
+    return sanitize_op_kind(name), sanitize_op_kind(name.partition(".")[0])
+
+
+def decomposed(context: Any, node: Any) -> None:
+    """Convert what torch decomposes the operation into."""
+    op, values = _call(context, node)
+    tensors = [v for v in _flat(values.values()) if isinstance(v, Var)]
+    for v in tensors:
+        if types.is_complex(v.dtype) or any(map(is_symbolic, v.shape)):
+            what = "complex numbers" if types.is_complex(v.dtype) else f"a dynamic shape {v.shape}"
+            raise NotImplementedError(f"{node.name}: {node.kind} of {what} (%{v.name})")
+    if tensors and all(v.val is not None for v in tensors):
+        made = _computed(op, values, tensors)
+    else:
+        made = _converted(context, node, _graph(op, values, tensors), tensors)
+    if len(made) == len(node.outputs):
+        for name, value in zip(node.outputs, made, strict=True):
+            context.add(mb.identity(x=value, name=name))
+    else:  # torch.export selects the results of an operation by nodes of their own
+        context.add(tuple(made), torch_name=node.name)
+
+
+def _call(context: Any, node: Any) -> tuple[Any, dict[str, Any]]:
+    """The overload that takes these arguments, and the arguments by name: plain values, or variables."""
+    packet = getattr(torch.ops.aten, node.kind.partition(".")[0].removesuffix("_"))
+    given = inputs_of(context, node)
+    by_name = {name: keyword(context, node, name) for name in node.kwinputs or ()}
+    for numbers_are_tensors in (False, True):
+        for op in (getattr(packet, name) for name in packet.overloads()):
+            wanted = {a.name: a for a in op._schema.arguments}
+            needed = {name for name, a in wanted.items() if not a.has_default_value()}
+            values = dict(zip(wanted, given, strict=False)) | by_name
+            if len(given) > len(wanted) or not needed <= values.keys() <= wanted.keys():
+                continue
+            try:
+                return op, {k: _taken(v, wanted[k], numbers_are_tensors) for k, v in values.items()}
+            except (TypeError, ValueError):
+                continue
+    raise NotImplementedError(f"{node.name}: no form of {node.kind} takes these {len(given)} arguments")
+
+
+def _taken(value: Any, argument: Any, numbers_are_tensors: bool) -> Any:
+    """An argument as a schema wants it; TypeError where it is none."""
+    declared = str(argument.real_type)
+    if any(name in declared for name in ("Device", "Layout")):
+        return None
+    if "ScalarType" in declared and value is not None:
+        from coremltools.converters.mil.frontend.torch.utils import NUM_TO_TORCH_DTYPE
+
+        return NUM_TO_TORCH_DTYPE[int(known_value(value))]
+    return _as(value, argument.type, numbers_are_tensors)
+
+
+def _as(value: Any, wanted: Any, numbers_are_tensors: bool) -> Any:
+    """A value as a type of torch's wants it; TypeError where it is none."""
+    kind, plain = wanted.kind(), known_value(value)
+    if kind == "OptionalType":
+        return None if value is None else _as(value, wanted.getElementType(), numbers_are_tensors)
+    if kind == "ListType":
+        parts = value if isinstance(value, (list, tuple)) else np.ravel(plain).tolist()
+        return [_as(v, wanted.getElementType(), True) for v in parts]
+    if kind == "TensorType" and isinstance(value, Var) and (plain is None or value.rank or numbers_are_tensors):
+        return value
+    if kind not in PLAIN or plain is None or np.ndim(plain):
+        raise TypeError(f"{value} for {wanted}")
+    return PLAIN[kind](np.asarray(plain).item())
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        yield from _flat(value) if isinstance(value, list) else (value,)
+
+
+def _graph(op: Any, values: dict[str, Any], tensors: list[Var]) -> Any:
+    """What torch makes of the operation, for tensors of these shapes."""
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+    from torch._decomp import decomposition_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    known = _TORCH_OPS_REGISTRY.name_to_func_mapping
+    lacking = {
+        other: how
+        for other, how in decomposition_table.items()
+        if isinstance(other, torch._ops.OpOverload) and known.get(_kinds(other)[0], decomposed) is decomposed
+    }
+
+    def called(*made: torch.Tensor) -> Any:
+        return op(**_filled(values, made))
+
+    examples = [torch.zeros(tuple(v.shape), dtype=_torch_dtype(v)) for v in tensors]
+    return make_fx(called, decomposition_table=lacking, tracing_mode="fake")(*examples).graph
+
+
+def _filled(values: dict[str, Any], tensors: Iterable[Any]) -> dict[str, Any]:
+    """The arguments with tensors in the places of the variables."""
+    left = iter(tensors)
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, list):
+            return [filled(v) for v in value]
+        return next(left) if isinstance(value, Var) else value
+
+    return {name: filled(value) for name, value in values.items()}
+
+
+def _computed(op: Any, values: dict[str, Any], tensors: list[Var]) -> list[Var]:
+    """The results for constants, which torch computes."""
+    given = [torch.from_numpy(np.asarray(v.val)).to(_torch_dtype(v)) for v in tensors]
+    made = op(**_filled(values, given))
+    results = made if isinstance(made, (list, tuple)) else [made]
+    return [mb.const(val=_narrow(r.numpy())) for r in results]
+
+
+def _torch_dtype(v: Var) -> torch.dtype:
+    dtype = np_dtype(v)
+    return DTYPES.get(dtype.kind) or torch.from_numpy(np.zeros(0, dtype)).dtype
+
+
+def _converted(context: Any, node: Any, graph: Any, tensors: list[Var]) -> list[Var]:
+    """The results of a graph of torch, converted as those of torch.export are."""
+    from coremltools.converters.mil.frontend.torch.ops import convert_single_node
+    from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
+
+    before, context.frontend = context.frontend, TorchFrontend.TORCHEXPORT
+    places = [n for n in graph.nodes if n.op == "placeholder"]
+    _write_nothing_in_place(node, graph)
+    for inner in graph.nodes:
+        inner.name = f"{node.name}_{inner.name}"
+    context.push(([n.name for n in places], tensors))
+    try:
+        for inner in graph.nodes:
+            if inner.op == "get_attr":
+                value = np.asarray(getattr(graph.owning_module, inner.target))
+                context.add(mb.const(val=_narrow(value), name=inner.name))
+            elif inner.op == "call_function":
+                convert_single_node(context, _node(node, inner))
+            elif inner.op == "output":
+                results = inner.args[0]
+                return [context[r.name] for r in (results if isinstance(results, (list, tuple)) else [results])]
+    finally:
+        context.pop()
+        context.frontend = before
+    raise AssertionError("a graph without output")
+
+
+def _write_nothing_in_place(node: Any, graph: Any) -> None:
+    """Give each write in place the name of what it computes; what is overwritten must not be read again."""
+    place = {inner: i for i, inner in enumerate(graph.nodes)}
+    for inner in graph.nodes:
+        name = inner.target.overloadpacket.__name__ if isinstance(inner.target, torch._ops.OpOverload) else ""
+        if not name.endswith("_") or name.startswith("__"):
+            continue
+        for base in _bases(inner.args[0]):
+            if any(place[user] > place[inner] for user in base.users):
+                raise NotImplementedError(f"{node.name}: {node.kind} writes in place ({name}) and reads on")
+        if name == "copy_":
+            inner.target, inner.args = torch.ops.aten.expand_as.default, (inner.args[1], inner.args[0])
+        else:
+            inner.target = getattr(getattr(torch.ops.aten, name[:-1]), inner.target._overloadname)
+
+
+def _bases(inner: Any) -> Iterator[Any]:
+    """A tensor and what it is a view of."""
+    yield inner
+    target = inner.target
+    views = isinstance(target, torch._ops.OpOverload) and any(r.alias_info for r in target._schema.returns)
+    if views or target is operator.getitem:
+        yield from _bases(inner.args[0])
+
+
+def _node(node: Any, inner: Any) -> Any:
+    """A node of torch as the front end holds it."""
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
+
+    same = node.kind.partition(".")[0]
+    if isinstance(inner.target, torch._ops.OpOverload) and _kinds(inner.target)[1] == same:
+        raise NotImplementedError(f"{node.name}: torch does not decompose this form of {node.kind}")
+    try:
+        return InternalTorchIRNode.from_exir_node(inner)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{node.name}: {node.kind} needs {inner.target}: {error}") from None
+
+
+def _narrow(value: Array) -> Array:
+    """In a dtype that MIL has."""
+    return value.astype({"i": np.int32, "f": np.float32}.get(value.dtype.kind, value.dtype))

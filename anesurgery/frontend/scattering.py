@@ -1,0 +1,129 @@
+"""Writing at places that a tensor names: added, copied, reduced, or where a mask is true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, known_value, promoted
+from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
+
+REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+"""What torch calls a reduction -> what MIL does."""
+
+
+def _at(mode: str) -> Convert:
+    """The converter of `x.index_copy(axis, at, source)`, of `index_fill` and of `index_add`."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, axis, at, source = inputs_of(context, node)[:4]
+        x, source = promoted([x, source])
+        alpha = float(known_value(argument(context, node, 4, "alpha", 1)))
+        if alpha != 1:
+            source = mb.mul(x=source, y=types.nptype_from_builtin(source.dtype)(alpha))
+        context.add(_scattered(x, int(known_value(axis)) % x.rank, at, source, mode, node.name))
+
+    return convert
+
+
+def _scattered(x: Var, axis: int, at: Var, source: Var, mode: str, name: str) -> Var:
+    """What x is after a write at some places of one axis; the source is broadcast to them."""
+    at = mb.reshape(x=at, shape=[1]) if at.rank == 0 else at
+    shape = [*x.shape[:axis], at.shape[0], *x.shape[axis + 1 :]]
+    if any(map(is_symbolic, (*x.shape, *shape))):
+        raise NotImplementedError(f"{name}: writing at places of a tensor of dynamic shape {x.shape}")
+    size = np.int32(x.shape[axis])
+    if at.val is not None:
+        at = mb.const(val=np.where(at.val < 0, at.val + size, at.val).astype(np.int32))
+    else:  # a scatter takes no negative places since iOS 17
+        at = mb.select(cond=mb.less(x=at, y=np.int32(0)), a=mb.add(x=at, y=size), b=at)
+    if tuple(source.shape) != tuple(shape):
+        source = mb.reshape(x=source, shape=[1] * (x.rank - source.rank) + list(source.shape))
+        source = mb.tile(x=source, reps=[n // m for n, m in zip(shape, source.shape, strict=True)])
+    return mb.scatter(data=x, indices=at, updates=source, axis=axis, mode=mode, name=name)
+
+
+def writing_at_places(host: Convert) -> Convert:
+    """`x[:, at] = y` and `x[:, at] += y`: places on one axis, whole in the others."""
+
+    def index_put(context: Any, node: Any) -> None:
+        x, places, source = inputs_of(context, node)[:3]
+        added = bool(known_value(argument(context, node, 3, "accumulate", False)))
+        named = [axis for axis, at in enumerate(places) if at is not None] if isinstance(places, list) else []
+        at: Any = places[named[0]] if len(named) == 1 else None
+        alone = at is None or (not added and (at.shape in ((), (1,)) or named[0] == 0))
+        if alone or at.rank > 1 or np_dtype(at).kind not in "iu" or any(map(is_symbolic, x.shape)):
+            host(context, node)
+            return
+        x, source = promoted([x, source])
+        after = x.rank - 1 - named[0]
+        if at.rank == 0 and source.rank > after:  # a plain index removes its axis
+            source = mb.expand_dims(x=source, axes=[source.rank - after])
+        context.add(_scattered(x, named[0], at, source, "add" if added else "update", node.name))
+
+    return index_put
+
+
+def scattering(host: Convert) -> Convert:
+    """`x.scatter(axis, at, value)`: a number takes the dtype of x; booleans are integers."""
+
+    def scatter(context: Any, node: Any) -> None:
+        x, _, at, value = inputs_of(context, node)[:4]
+        if types.is_bool(x.dtype):
+            value = mb.cast(x=value, dtype="int32")
+            value = value if value.rank else mb.fill(shape=mb.shape(x=at), value=value)
+            axis = int(known_value(argument(context, node, 1, "dim")))
+            whole = mb.cast(x=x, dtype="int32")
+            made = mb.scatter_along_axis(data=whole, indices=at, updates=value, axis=axis, mode="update")
+            context.add(mb.cast(x=made, dtype="bool", name=node.name))
+            return
+        if isinstance(value, Var) and value.rank == 0 and value.dtype != x.dtype:
+            name = f"{node.name}_number"
+            context.add(mb.cast(x=value, dtype=dtype_of(x), name=name))
+            node.inputs = [*node.inputs[:3], name, *node.inputs[4:]]
+        host(context, node)
+
+    return scatter
+
+
+def scatter_reduce(context: Any, node: Any) -> None:
+    """`x.scatter_reduce(axis, at, source, "sum", include_self=True)`: sum, prod, amax and amin."""
+    x, axis, at, source = inputs_of(context, node)[:4]
+    how = str(known_value(argument(context, node, 4, "reduce")))
+    if how not in REDUCTIONS or not known_value(argument(context, node, 5, "include_self", True)):
+        covered = f"{', '.join(REDUCTIONS)} with include_self=True"
+        raise NotImplementedError(f"{node.name}: scatter_reduce by {how}; covered: {covered}")
+    mode, axis = REDUCTIONS[how], int(known_value(axis))
+    context.add(mb.scatter_along_axis(data=x, indices=at, updates=source, axis=axis, mode=mode, name=node.name))
+
+
+def masked_scatter(context: Any, node: Any) -> None:
+    """`x.masked_scatter(mask, source)`: the true places take the elements of the source, in order."""
+    x, mask, source = inputs_of(context, node)[:3]
+    if any(map(is_symbolic, (*x.shape, *mask.shape, *source.shape))):
+        raise NotImplementedError(f"{node.name}: masked_scatter into a tensor of dynamic shape {x.shape}")
+    shape = np.broadcast_shapes(tuple(x.shape), tuple(mask.shape))
+    flags = mb.mul(x=mb.cast(x=mask, dtype="int32"), y=np.ones(shape, np.int32))
+    so_far = mb.cumsum(x=mb.reshape(x=flags, shape=[-1]), axis=0)
+    at = mb.maximum(x=mb.sub(x=so_far, y=np.int32(1)), y=np.int32(0))
+    last = np.int32(np.prod(source.shape) - 1)  # torch raises where a mask has more true places
+    taken = mb.gather(x=mb.reshape(x=source, shape=[-1]), indices=mb.minimum(x=at, y=last), axis=0)
+    x, taken = promoted([x, mb.reshape(x=taken, shape=shape)])
+    flags = mb.cast(x=flags, dtype="bool")
+    x = mb.add(x=x, y=np.zeros(shape, np_dtype(x))) if tuple(x.shape) != shape else x
+    context.add(mb.select(cond=flags, a=taken, b=x, name=node.name))
+
+
+CONVERSIONS: dict[str, Convert] = {
+    **dict.fromkeys(("index_add", "index_add.int"), _at("add")),
+    "index_copy": _at("update"),
+    **dict.fromkeys(("index_fill", "index_fill.int_scalar", "index_fill.int_tensor"), _at("update")),
+    **dict.fromkeys(("scatter_reduce", "scatter_reduce.two"), scatter_reduce),
+    "masked_scatter": masked_scatter,
+}
+WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+    "index_put": writing_at_places,
+    **dict.fromkeys(("scatter", "scatter.value", "scatter.src"), scattering),
+}

@@ -1,0 +1,132 @@
+"""Operations of state-space models, scattering, and what torch decomposes: each against torch, in both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+from conversion import convert
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+from anesurgery import frontend
+from anesurgery.interpret import run
+
+Torch = Callable[[torch.Tensor], torch.Tensor]
+
+X = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1))
+AT = torch.tensor([0, 2, -1])
+EYE = 3 * torch.eye(4)
+GATED = torch.nn.GRUCell(6, 5).requires_grad_(False)
+HELD = torch.nn.LSTMCell(6, 5).requires_grad_(False)
+solve = torch.linalg.solve_triangular
+
+
+def written(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y[:, AT] = value
+    return y
+
+
+def added(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).index_put((torch.tensor([0, 0, 1]),), x, accumulate=True)
+
+
+CASES: dict[str, dict[str, Torch]] = {
+    "recurrence": {
+        "cumsum_of_a_middle_axis": lambda x: x.cumsum(-2),
+        "repeats": lambda x: x.repeat_interleave(3, 1),
+        "repeats_of_five_axes": lambda x: x.reshape(3, 2, 2, 3, 2).repeat_interleave(2, 2),
+        "repeats_of_all": lambda x: x.repeat_interleave(2),
+        "repeats_by_a_ratio_of_sizes": lambda x: x.repeat_interleave(x.shape[2] // x.shape[0], dim=2),
+        "repeats_of_booleans": lambda x: (x > 0).repeat_interleave(2, -1).float(),
+        "whole_quotients": lambda x: ((x * 10).int() // torch.tensor([2, 3, -4, 5, 6, 7])).float(),
+        "logcumsumexp": lambda x: (30 * x).logcumsumexp(1),
+        "lower": lambda x: solve(x[..., :4] + EYE, x[..., 4:], upper=False),
+        "lower_of_unit_diagonal": lambda x: solve(x[..., :4], x[..., 4:], upper=False, unitriangular=True),
+        "upper": lambda x: solve(x[..., :4] + EYE, x[..., 4:], upper=True),
+        "from_the_right": lambda x: solve(x[..., :4] + EYE, x[..., 4:].mT, upper=True, left=False),
+        "of_three": lambda x: solve(x[:, :3, :3] + EYE[:3, :3], x[:, :3, 3:], upper=False),
+        "of_one": lambda x: solve(x[:, :1, :1], x[:, :1, 3:], upper=False),
+        "bfloat16_weight": lambda x: x * torch.tensor(1.5, dtype=torch.bfloat16).float(),
+    },
+    "scattering": {
+        "index_add": lambda x: x.index_add(0, AT % 3, 2 * x, alpha=0.5),
+        "index_copy": lambda x: x.index_copy(1, torch.tensor([3, 0]), x[:, 1:3]),
+        "index_fill": lambda x: x.index_fill(1, torch.tensor([1, 2]), -1.0),
+        "index_at_dynamic_places": lambda x: x.index_add(1, x[0, :, 0].argsort(), x),
+        "assigned_places": lambda x: written(x, x[:, :3]),
+        "assigned_one_row": lambda x: written(x, x[0, 0]),
+        "accumulated": added,
+        "scattered_booleans": lambda x: (x > 0).scatter(1, (x[:, :2] > 0).long(), 1).float(),
+        "scatter_reduce": lambda x: x.scatter_reduce(1, (x[:, :2] > 0).long(), x[:, :2], "amax"),
+        "masked_scatter": lambda x: x.masked_scatter(x > 0, torch.arange(72.0)),
+        "masked_scatter_of_rows": lambda x: x.masked_scatter(x[..., :1] > 0, torch.arange(72.0).reshape(12, 6)),
+    },
+    "elementary": {
+        "prod": lambda x: x.prod(-1),
+        "prod_kept": lambda x: x.prod(1, keepdim=True),
+        "windows": lambda x: x.unfold(-1, 3, 2),
+        "windows_of_a_middle_axis": lambda x: x.unfold(1, 2, 1),
+        "trunc": lambda x: torch.trunc(x * 5),
+        "fmod": lambda x: torch.fmod(x * 5, 2),
+        "erfc": torch.erfc,
+        "cdist": lambda x: torch.cdist(x, x.flip(1)),
+        "amplitudes": lambda x: torch.fft.rfft(x).abs(),
+    },
+    "decomposing": {
+        "logsigmoid": F.logsigmoid,
+        "logaddexp": lambda x: torch.logaddexp(x, 2 * x.flip(0)),
+        "moved": lambda x: x.moveaxis(0, -1),
+        "tensordot": lambda x: torch.tensordot(x, x, dims=([2], [2])),
+        "two_results": lambda x: torch.cat(torch.var_mean(x, -1), 0),
+        "take_along": lambda x: x.take_along_dim(x.argsort(-1), -1),
+        "constant": lambda x: x * torch.erfinv(torch.tensor(0.25)),
+        "gru_cell": lambda x: GATED(x[0], x[1, :, :5]),
+        "lstm_cell": lambda x: torch.cat(HELD(x[0], (x[1, :, :5], x[2, :, :5]))),
+        "quantile": lambda x: torch.quantile(x, 0.3, dim=-1),
+        "tensor_split": lambda x: torch.cat([part * 2 for part in x.tensor_split(4, dim=-1)], -1),
+        "infinite": lambda x: torch.isinf(x / 0).float(),
+    },
+}
+
+
+class Module(torch.nn.Module):
+    def __init__(self, *functions: Torch) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(function(x) for function in self.functions)
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize("room", CASES)
+def test_each_conversion(room: str, how: str) -> None:
+    """All of a room in one model: half a second for each conversion is coremltools' passes."""
+    frontend.register()
+    cases = CASES[room]
+    model = convert(Module(*cases.values()), {"x": X}, how, "iOS17", "FLOAT32")
+    for x in (X, X.flip(0, 1) * 0.75):
+        found = run(model, {"x": x.numpy()}).values()
+        for (name, function), value in zip(cases.items(), found, strict=True):
+            expected = function(x).numpy()
+            assert np.size(value) == expected.size, name
+            assert_close(np.reshape(value, expected.shape), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x: x.scatter_reduce(1, (x > 0).long(), x, "mean"), "scatter_reduce by mean; covered: sum"),
+        (lambda x: torch.cdist(x, x, p=3.0), "cdist with p=3; p=1 and p=2 are covered"),
+        (lambda x: torch.linalg.det(x[..., :4]), "linalg_det needs aten._linalg_det"),
+    ],
+)
+def test_what_is_not_covered_is_refused_by_name(function: Torch, said: str, how: str) -> None:
+    frontend.register()
+    with pytest.raises(NotImplementedError, match=said):
+        convert(Module(function), {"x": X}, how, "iOS17", "FLOAT32")

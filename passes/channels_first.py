@@ -39,10 +39,10 @@ Refuses when a region has more transpositions at its ends than products and tran
 is dynamic, when there is one token only, and when a compressed weight cannot be reordered in its form.
 
 Why it helps: Apple's port of DistilBERT in this layout, with split heads, went from 55 to 8.7 ms (measured,
-M1 Max: apple/ml-ane-transformers) and was up to 10 times as fast (Apple, iPhone 13). A BERT that was on the
-engine as a whole gained 10 to 13 % and lost on the GPU (measured, M4 Pro and M5 Max:
-erwinzhang7/coreml-compute-placement). So it runs on request: no rule names it yet, and if one does, `auto`
-tries it up to the A16 and M3 only.
+M1 Max: apple/ml-ane-transformers) and was up to 10 times as fast (Apple, iPhone 13). A SigLIP that was on
+the engine as a whole gained 10 to 13 % and lost on the GPU (measured, M4 Pro and M5 Max:
+erwinzhang7/coreml-compute-placement). So it runs on request, but for text encoders on M1, M1 Max and A15
+(`sequence_layout`).
 
 Grade: bit for bit.
 """
@@ -60,15 +60,13 @@ from anesurgery.facts.channel_ops import RULES
 from anesurgery.facts.channel_products import why_not
 from anesurgery.facts.channel_regions import LARGEST, build, forget, regions
 from anesurgery.mil import Program, Var, mb
-from anesurgery.placement.target import CHIPS, Target
+from anesurgery.placement.rules.finds_sequence_layout import decided
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.session import Session
-
-NEWEST = 15
-"""The newest generation of the engine (A16, M3) for which `auto` tries it; on newer ones evidence is mixed."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,8 @@ class ChannelsFirst(Rewrite):
 
     @classmethod
     def variants(cls, target: Target) -> tuple[Pass, ...]:
-        """Only where it was seen to help."""
-        return (cls(),) if all(CHIPS[chip].family <= NEWEST for chip in target.chips) else ()
+        """Only where it was measured to help."""
+        return () if isinstance(decided(target), Refusal) else (cls(),)
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op that has a form on twins."""

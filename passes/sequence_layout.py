@@ -35,15 +35,18 @@ After::
       return %y
     }
 
-`channels_first`, then `split_heads`; with `block`, `tile_queries` after them. The recipes of families take it
-on request, `layout="channels_first"`, and undo it as a whole where something is lost by it. It is proved a
-layer at a time; layers that differ in their weights only are proved once.
+`channels_first`, then `split_heads`; with `block`, `tile_queries` after them. `encoder_ane` and `auto` take it
+for text encoders on the chips on which that was measured to help, M1 (and M1 Max) and A15; all recipes of
+families take it on request, `layout="channels_first"`, and none with `layout="as_given"`. It is undone as a
+whole where something is lost by it. It is proved a layer at a time; layers that differ in their weights only
+are proved once.
 
-Refuses when `channels_first` and `split_heads` do.
+Refuses when `channels_first` and `split_heads` do; and `layout="by_evidence"` where nothing was measured.
 
 Why it helps: Apple's port of DistilBERT in this layout went from 55 to 8.7 ms (measured, M1 Max:
-apple/ml-ane-transformers) and was up to 10 times as fast (Apple, iPhone 13). A BERT that was on the engine as a
-whole gained 10 to 13 % and lost on the GPU (measured, M4 Pro and M5 Max: erwinzhang7/coreml-compute-placement).
+apple/ml-ane-transformers) and was up to 10 times as fast (Apple, iPhone 13). A SigLIP that was on the
+engine as a whole gained 10 to 13 % and lost on the GPU (measured, M4 Pro and M5 Max:
+erwinzhang7/coreml-compute-placement).
 
 Grade: bit for bit.
 """
@@ -55,16 +58,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError
+from anesurgery.errors import PassError, Refusal
+from anesurgery.files.package import Loaded
 from anesurgery.mil import Program, Var, mb
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.passes.split_heads import SplitHeads
 from anesurgery.passes.tile_queries import TileQueries
+from anesurgery.placement.rules.finds_sequence_layout import evidence
+from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
 
-LAYOUTS = ("channels_first", "as_given")
+LAYOUTS = ("channels_first", "as_given", "by_evidence")
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class SequenceLayout(Pass):
     name: ClassVar[str] = "sequence_layout"
     follows: ClassVar[tuple[str, ...]] = (*SplitHeads.follows, "padding_mask_tensor", "rerank", "split_head")
     layout: str = "channels_first"
-    """Either "channels_first", or "as_given": then the step does nothing."""
+    """Either "channels_first", or "as_given": then the step does nothing; or the first "by_evidence" only."""
     most: int = 64
     """Heads above which an attention is not split."""
     block: int = 0
@@ -96,7 +103,34 @@ class SequenceLayout(Pass):
         tiled = (TileQueries(block=self.block),) if self.block else ()
         return (ChannelsFirst(), SplitHeads(most=self.most), *tiled)
 
+    def known_gain(self, graph: Program, target: Target) -> str:
+        """What was measured of such models on such chips."""
+        found = evidence(graph, target)
+        return "" if isinstance(found, Refusal) else "; ".join(map(str, found))
+
     def run(self, program: Program, session: Session) -> None:
+        """One after another; by evidence only where there is some, which a note then gives."""
+        if self.layout != "by_evidence":
+            return self.run_parts(program, session)
+        found, edits = evidence(program, Target.parse(session.target)), len(session.changes)
+        if not isinstance(found, Refusal) and (lost := self.lost(program, session)):
+            found = Refusal(f"not taken: {lost}")
+        if not isinstance(found, Refusal):
+            self.run_parts(program, session)
+            words = f"layout: channels first, head by head: {'; '.join(map(str, found))}"
+            session.notes += [words] if len(session.changes) > edits else []
+        elif session.target is not None:
+            session.refusals.append((self.name, found))
+        return None
+
+    def lost(self, program: Program, session: Session) -> str:
+        """What of the flop would leave the ANE by it, tried on a copy; "" for nothing."""
+        trial, target = copied(program), Target.parse(session.target)
+        self.run_parts(trial, session.again(prove_sites=False))
+        before, after = (Standing.of(placed(Loaded(p, session.spec), target)) for p in (program, trial))
+        return after.lowered(before, ("flop",))
+
+    def run_parts(self, program: Program, session: Session) -> None:
         """One after another."""
         for step in self.parts():
             run_pass(step, program, session)

@@ -43,9 +43,9 @@ between them, when a factor has another number of axes than four, and when there
 
 Why it helps: part of the layout with which Apple's port of DistilBERT went from 55 to 8.7 ms (measured, M1 Max:
 apple/ml-ane-transformers); the UNet of Stable Diffusion went from 1040 to 726 ms on the engine, and from 280 to
-377 ms on the GPU (apple/ml-stable-diffusion). A BERT that was on the engine as a whole gained 10 to 13 %
-(measured, M4 Pro and M5 Max: erwinzhang7/coreml-compute-placement). So it runs on request: no rule names it
-yet, and if one does, `auto` tries it up to the A16 and M3 only.
+377 ms on the GPU (apple/ml-stable-diffusion). A SigLIP that was on the engine as a whole gained 10 to 13 %
+(measured, M4 Pro and M5 Max: erwinzhang7/coreml-compute-placement). So it runs on request, but for text
+encoders on M1, M1 Max and A15 (`sequence_layout`).
 
 Grade: bit for bit.
 """

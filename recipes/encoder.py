@@ -57,7 +57,7 @@ encoder_ane = Recipe(
         DecomposeOps(),
         Rerank(),
         SplitHead(),
-        SequenceLayout(layout="as_given"),
+        SequenceLayout(layout="by_evidence"),
         GroupByUnit(),
     ),
     applies_to=is_encoder,

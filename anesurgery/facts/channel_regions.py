@@ -103,7 +103,8 @@ class Region:
     @property
     def pays(self) -> bool:
         """Are there no more transpositions than products that gain from it and transpositions that go?"""
-        return self.cut <= self.products + self.transposes - (not self.products)
+        gains = self.products or any(op in _LEFT for op in self.steps)  # goes on where another one ended
+        return self.cut <= self.products + self.transposes - (not gains)
 
     @property
     def cut(self) -> int:

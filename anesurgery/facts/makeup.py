@@ -10,7 +10,7 @@ from anesurgery.facts.attention import mask_chain
 from anesurgery.facts.masks import against_causal, take_apart, without_leading_biases
 from anesurgery.facts.reading import reaches_output, readers_after, shape_in_words, weight
 from anesurgery.interpret.attentions import BETWEEN, SCALES, attentions
-from anesurgery.mil import Operation, Program, Var, constant, np_dtype, producer, walk_ops
+from anesurgery.mil import Function, Operation, Program, Var, constant, np_dtype, producer, walk_ops
 from anesurgery.ops import CARRIERS, STATEFUL, UNARY
 
 SIDE = 8
@@ -49,6 +49,13 @@ class Makeup:
         return f"found {', '.join(words)}"
 
     @property
+    def encodes_text(self) -> bool:
+        """Does it turn token ids into features, with one attention after another and no next words?"""
+        words = self.lookups and not (self.pictures or self.states)
+        predicts = self.causal and (self.open or self.head is not None)
+        return bool(self.attentions and words and not predicts)
+
+    @property
     def without_attention(self) -> Refusal | None:
         """Why this is not a transformer, or None."""
         if self.attentions:
@@ -56,9 +63,9 @@ class Makeup:
         return Refusal(f"the model has no attention (no softmax between two matrix products); {self}")
 
 
-def makeup(program: Program) -> Makeup:
-    """Read a program once."""
-    functions = list(program.functions.values())
+def makeup(program: Program | Function) -> Makeup:
+    """Read a program, or one function of it, once."""
+    functions = list(program.functions.values()) if isinstance(program, Program) else [program]
     ops = [op for function in functions for op in walk_ops(function)]
     kinds = Counter(op.op_type for op in ops)
     softmaxes = (op for op in ops if op.op_type == "softmax")

@@ -179,6 +179,12 @@ class Target:
         return frozenset(CHIPS[n].family for n in self.chips)
 
     @property
+    def marketed(self) -> tuple[str, ...]:
+        """The chips by the names under which they are sold, as far as the label says: "M1 Max"."""
+        found = _MARKETED.search(self.label)
+        return tuple(f"{n} {found[1].title()}" for n in self.chips) if found else self.chips
+
+    @property
     def on_measured_chip(self) -> bool:
         """Is it of the one generation of which a chip was put through Core ML op by op, an M4 of any kind?"""
         return self.chips == (MEASURED,)

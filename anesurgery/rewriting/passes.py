@@ -74,6 +74,10 @@ class Pass:
         """What `auto` tries for a target: the pass with its defaults, unless a pass says otherwise."""
         return (cls(),)
 
+    def known_gain(self, graph: Graph, target: Target) -> str:
+        """What was measured to be gained by it on a target, which no estimate has to show; "" for nothing."""
+        return ""
+
     def options(self) -> dict[str, Any]:
         """The options by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

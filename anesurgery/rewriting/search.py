@@ -88,11 +88,14 @@ class Search:
     """Steps that are not tried for now."""
     dearer: list[State] = field(default_factory=list)
     """The states after single steps that did not pay."""
+    given: State | None = None
+    """Where the search began: a step of which a gain was measured may cost ops that other steps gained."""
     scratch: tuple[Program, Program] | None = None
     """A program, and a copy of it that no step has changed."""
 
     def improve(self, state: State) -> State:
         """The best state that single steps, and then pairs of them, lead to; results change only if it pays."""
+        self.given = state
         end = self.climb(state)
         changing = tuple(step for step in end.steps if step in end.changing)
         return self.without(state, end, changing) if changing else end
@@ -182,9 +185,13 @@ class Search:
     def accept(self, old: State, new: State) -> bool:
         """Is it better, and do the proofs of its sites hold?"""
         steps = new.steps[len(old.steps) :]
+        known = next(filter(None, (step.known_gain(old.program, self.target) for step in steps)), "")
         loss, gain = new.standing.loss(old.standing), new.standing.gain(old.standing)
+        if known and loss and self.given is not None:
+            loss = new.standing.lowered(old.standing, ("flop",)) or new.standing.loss(self.given.standing)
         if not (loss or gain) and new.advised.tidier(old.advised):
             gain = f"findings {old.advised.findings} -> {new.advised.findings}"
+        gain = known or gain
         if gain and new.retyped > old.retyped and not new.standing.rises(old.standing):
             loss = "callers would have to give other types, and no more would run on the ANE for it"
         if loss or not gain:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from anesurgery.facts.work import runtime
 from anesurgery.mil import Operation, constant
 from anesurgery.placement.evidence import Finding, Rule
@@ -32,6 +34,12 @@ class Legality:
     def forbids(self, rule: Rule) -> bool:
         """Rows of the private compiler raise no more than a doubt on the chip on which Core ML was measured."""
         return rule.legal is False and not (rule.scope.via != "Core ML" and self.target.on_measured_chip)
+
+    def speaking(self, op: Operation) -> Iterator[Finding]:
+        """Every row that forbids an op or makes it doubtful, of which a verdict names the first."""
+        for rule in (*self._own.get(op.op_type, ()), *self._any):
+            if value := rule.test(op, self.target) if rule.test is not None else op.op_type:
+                yield rule.finding(value, op.outputs[0].name)
 
     def verdict(self, op: Operation) -> tuple[bool | None, Finding | None]:
         """Can the ANE run the op? True; False with the reason; or None, with what makes it doubtful.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 from anesurgery.checking.comparison import compare
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.files.package import Loaded
-from anesurgery.mil import Operation, Program
+from anesurgery.mil import Operation, Program, walk_ops
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.legal import Legality
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.copying import copied
@@ -137,12 +138,23 @@ class Search:
 
     def pair(self, state: State) -> State | None:
         """A remedy that does not pay by itself, and then one that is named after it."""
-        for middle in self.dearer:
+        for middle in (*self.dearer, *self.shadowed(state)):
             for step in self.remedies(middle.findings):
                 trial = self.attempt(middle, step) if step not in (middle.steps[-1], *self.barred) else None
                 if trial is not None and self.accept(state, trial):
                     return trial
         return None
+
+    def shadowed(self, state: State) -> Iterator[State]:
+        """The states after remedies of what else speaks against ops off the ANE, of which findings name one."""
+        legality, illegal = Legality(self.target), {name for _, name in state.standing.illegal}
+        ops = (op for function in state.program.functions.values() for op in walk_ops(function))
+        found = [f for op in ops if op.outputs and op.outputs[0].name in illegal for f in legality.speaking(op)]
+        tried = self.remedies(state.findings)
+        for step in self.remedies(found) if found else ():
+            trial = None if step in (*tried, *self.barred) else self.attempt(state, step)
+            if trial is not None:
+                yield trial
 
     def attempt(self, state: State, step: Pass) -> State | None:
         """The state after a step; None where it does nothing, fails, or changes results that it must not."""

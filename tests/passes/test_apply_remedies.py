@@ -240,3 +240,23 @@ def test_a_flexible_model_is_judged_at_its_default_shape(tmp_path: Path) -> None
     assert expected.flop > 1e9
     surgery = ane.apply(tmp_path / "net.mlpackage", "auto", target=target, quiet=True)
     assert surgery.notes[0] == f"before: {expected}"
+
+
+def test_patches_of_a_film_go_where_two_things_speak_against_them() -> None:
+    """The kernel is too large for the M1, which is said first, and has three axes, which stands in the way."""
+    weight = np.random.default_rng(0).standard_normal((96, 3, 2, 16, 16)).astype(np.float16) / 40
+
+    def patches(x: Var) -> Any:
+        y = mb.conv(x=x, weight=weight, strides=[2, 16, 16], pad_type="valid")
+        y = mb.transpose(x=mb.reshape(x=y, shape=[1, 96, 392]), perm=[0, 2, 1])
+        for _ in range(3):
+            y = mb.relu(x=mb.linear(x=y, weight=np.eye(96, dtype=np.float16)))
+        return y
+
+    program = built(patches, (1, 3, 4, 224, 224))
+    surgery = ane.apply(program, "auto", target="M1/macOS 14", prove="sites", quiet=True)
+    assert {change.pass_name for change in surgery.changes} >= {"split_conv3d", "long_convolution"}
+    before, after = (stand(p, Target.parse("M1/macOS 14"))[0] for p in (program, surgery.program))
+    assert before.illegal_flop
+    assert not after.illegal_flop
+    assert not after.loss(before)

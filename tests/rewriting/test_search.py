@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 
 from anesurgery.errors import PassError
-from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.evidence import Finding
+from anesurgery.mil import Operation, Program, Var, ct, mb, types
+from anesurgery.placement.evidence import Finding, Grade
+from anesurgery.placement.legal import Legality
 from anesurgery.placement.target import Target
+from anesurgery.rewriting import search as searching
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.passes import Pass
@@ -124,3 +126,71 @@ def test_a_step_that_fails_does_not_stop_the_others() -> None:
 @pytest.mark.parametrize("trials", [0, 1])
 def test_trials_are_counted(trials: int) -> None:
     assert not search(built(sums), CumsumToModes(), ModToExp(), trials=trials)[1].steps
+
+
+def named(rule: str, op: Operation) -> Finding:
+    return Finding(rule, "legality", "", "", "", Grade.MEASURED, op=op.outputs[0].name)
+
+
+def test_what_stands_second_against_an_op_is_tried_where_the_first_has_no_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first reason against the sum names nothing that helps; a later one names the first of a pair."""
+    steps = {"later": CumsumToModes(), "op-mod": ModToExp()}
+
+    def remedies(findings: Sequence[Finding]) -> Sequence[Pass]:
+        return [step for rule, step in steps.items() if rule in {f.rule for f in findings}]
+
+    class Both(Legality):
+        def speaking(self, op: Operation) -> Iterator[Finding]:
+            yield from super().speaking(op)
+            if op.op_type == "cumsum":
+                yield named("later", op)
+
+    def end() -> State:
+        found = Search(TARGET, Session(), remedies, lambda session, program: None, 20)
+        return found.improve(State(copied(built(sums)), TARGET))
+
+    assert not end().steps
+    monkeypatch.setattr(searching, "Legality", Both)
+    assert [step.name for step in end().steps] == ["cumsum_to_modes", "mod_to_exp"]
+
+
+@dataclass(frozen=True)
+class Known(Rewrite):
+    """No gain by the estimate, but one that was measured."""
+
+    name: ClassVar[str] = "known"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.tanh()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.exp(x=m.root.x)
+
+    def known_gain(self, graph: Any, target: Target) -> str:
+        return "twice as fast (measured)"
+
+
+@dataclass(frozen=True)
+class KnownLoss(Rewrite):
+    """What was measured does not help where an op leaves the engine."""
+
+    name: ClassVar[str] = "known_loss"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.tanh()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.mod(x=m.root.x, y=m.root.x)
+
+    def known_gain(self, graph: Any, target: Target) -> str:
+        return "twice as fast (measured)"
+
+
+def test_what_was_measured_counts_more_than_the_estimate() -> None:
+    found, end = search(built(sums), Known())
+    assert [step.name for step in end.steps][:1] == ["known"]
+    assert found.kept[0] == "kept known: twice as fast (measured)"
+    _, end = search(built(sums), KnownLoss())
+    assert not end.steps

@@ -167,6 +167,8 @@ class Plan:
         var = step.op.inputs[name]
         if (kept := self.kept.get(var)) is not None:
             return kept
+        if name == "weight" and getattr(self.arithmetic, "reads_stored", False):
+            return stored
         made = stored.float()
         if self.runs > 1 and self.ready_bytes <= self.room:
             self.kept[var] = made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic import field, float_names
 from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.lattice import Lattice
 from anesurgery.interpret.arithmetic.narrowing import narrows
@@ -18,13 +17,11 @@ from anesurgery.interpret.arithmetic.products import Axes, axes_of
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
 from anesurgery.interpret.table import Meaning, Unsupported, ints
-from anesurgery.mil import Array, Operation, dtype_name, np_dtype
+from anesurgery.mil import Operation, dtype_name, np_dtype
 
 EXACT_POWERS = 14
 """Exponents of powers of two whose reciprocals every float dtype holds."""
 
-HALVES = 1 << 16
-"""Numbers that fp16 has."""
 SOME = 1 << 17
 """Weights that are named at a time: their names stay in the cache."""
 POLES = {"real_div": "y", "floor_div": "y", "mod": "y", "inverse": "x", "rsqrt": "x", "pow": "x"}
@@ -64,7 +61,7 @@ class Bitwise(Symbolic):
         if array.dtype.kind in "iub":
             made = opaque(key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
         else:
-            made = _floats(array)
+            made = float_names.of(array)
         self.lattice.know(made, array)
         return made
 
@@ -99,12 +96,18 @@ class Bitwise(Symbolic):
         flat = weight.reshape(-1, terms)
         place = flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride()
         if place not in self._rows:
-            parts = [self._rows_of(self.image(part)) for part in torch.split(flat, max(1, SOME // terms))]
+            parts = [self._rows_in(part) for part in torch.split(flat, max(1, SOME // terms))]
             made = Image([torch.cat([p.lanes[i] for p in parts]) for i in range(field.LANES)])
-            if not self.stand_ins:
+            if not self.stand_ins and flat.dtype != torch.float16:  # what is stored in fp16 stays where it is
                 return made
             self._rows[place] = flat, made  # kept with it, so that nothing else can come to lie there
         return self._rows[place][1]
+
+    def _rows_in(self, flat: torch.Tensor) -> Image:
+        """Of numbers; where fp16 holds them, their names are looked up as they are multiplied."""
+        terms = flat.shape[1]
+        found = float_names.sums(flat, self.places(terms)) if flat.numel() > float_names.HALVES else None
+        return self._rows_of(self.image(flat)) if found is None else found
 
     def _rows_of(self, flat: Image) -> Image:
         return self.factors(flat, [1]).map(lambda v: v.reshape(-1))
@@ -126,26 +129,6 @@ def _as_long(terms: int, others: int) -> None:
     """
     if terms != others:
         raise Unsupported(f"a sum of {terms} times {others} factors")
-
-
-def _floats(array: Array) -> Image:
-    """The names of floats; many that fp16 holds are looked up."""
-    if array.size > HALVES:
-        given = torch.from_numpy(np.ascontiguousarray(array))
-        half = given.half()
-        if torch.equal(half.to(given.dtype), given):
-            at = half.view(torch.int16).int().bitwise_and_(HALVES - 1).reshape(-1)
-            return _halves().map(lambda v: v.index_select(0, at).reshape(given.shape))
-    wide = torch.from_numpy(np.array(array, np.float64))
-    turned = torch.signbit(wide)
-    made = opaque(key("float"), wide.abs_().view(torch.int64))
-    return field.with_sign(made, turned) if bool(turned.any()) else made
-
-
-@functools.cache
-def _halves() -> Image:
-    """The names of all numbers of fp16, by their bits."""
-    return _floats(np.arange(HALVES, dtype=np.uint16).view(np.float16))
 
 
 def _add(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:

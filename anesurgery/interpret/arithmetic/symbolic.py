@@ -71,6 +71,8 @@ class Symbolic:
     """An arithmetic; `rules` and `lift` are those of the algebraic or the bitwise one."""
 
     name = "symbolic"
+    reads_stored: ClassVar[bool] = True
+    """Does it read weights as they are stored, since it computes with none of them but names each?"""
     rules: ClassVar[dict[str, Rule]] = {}
 
     def __init__(self, seed: int = 0, largest: int = LARGEST) -> None:

@@ -103,12 +103,10 @@ def evidence(program: Program | Function, target: Target) -> tuple[Seen, ...] | 
 
 def rows_of_tokens(op: Operation, target: Target) -> str:
     """The first attention of a text encoder, where its heads are computed together."""
-    first = next(attentions(op.enclosing_block), None)
-    if first is None or first.weights is not op:
-        return ""
-    apart = first.product is not None and first.product.op_type == "einsum"
     function = op.enclosing_block
-    if apart or not isinstance(function, Function):
+    first = next(attentions(function), None) if isinstance(function, Function) else None
+    apart = first is not None and first.product is not None and first.product.op_type == "einsum"
+    if not isinstance(function, Function) or first is None or first.weights is not op or apart:
         return ""
     seen = evidence(function, target)
     return "" if isinstance(seen, Refusal) else f"%{op.outputs[0].name} is over all heads together"

@@ -8,8 +8,9 @@ the target asks for it::
 
     recipes.encoder_ane("bert.mlpackage", target="M1/macOS 14").save("bert_ane.mlpackage")
 
-Where it was measured to help text encoders, on M1, M1 Max and A15, the model goes channels first, with attention
-head by head (`sequence_layout`); `layout="as_given"` prevents it, `layout="channels_first"` asks for it anywhere.
+Where that was measured to help text encoders, on M1, M1 Max and A15, the model goes channels first, and
+attention head by head (`sequence_layout`); `layout="as_given"` prevents it, and `layout="channels_first"` asks
+for it anywhere.
 
 Refuses models without attention, models of pictures, and causal decoders (`decoder_ane`).
 """

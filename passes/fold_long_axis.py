@@ -44,7 +44,10 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.reading import ints
+from anesurgery.facts.weight_edits import Edit
+from anesurgery.facts.work import is_stored
 from anesurgery.mil import (
     Operation,
     Program,
@@ -158,7 +161,7 @@ def _window(op: Operation, length: int, width: int) -> Window | Refusal:
     if op.op_type in POOLS:
         apart = ints(op, "kernel_sizes")[0] == stride and not any(ints(op, "pad"))
         return (0, 0) if apart else Refusal("the pool overlaps or is padded", op)
-    if producer(op.weight, "const") is None:
+    if not is_stored(op.weight):
         return Refusal("the weight is dynamic", op)
     reach = (ints(op, "dilations") or [1])[0] * (int(op.weight.shape[-1]) - 1)
     total = max((made - 1) * stride + reach + 1 - length, 0)
@@ -201,9 +204,7 @@ def _pooled(mb: Builder, op: Operation, x: Var) -> Var:
 def _convolved(mb: Builder, op: Operation, x: Var, window: Window) -> Var:
     """A convolution along the rows, with the ends of the neighbours beside each."""
     around, weight = _neighbours(mb, x, window, op.x.name), op.weight
-    high = mb.shared(
-        ("rows_of", weight), lambda: np.asarray(constant(weight))[:, :, None], f"{weight.name}_rows"
-    )
+    high = edit_weight(mb, weight, Edit.of(weight.shape).expanded(2), f"{weight.name}_rows")
     given: dict[str, Any] = {
         name: [1, ints(op, name)[0]] for name in ("strides", "dilations") if op.inputs.get(name) is not None
     }

@@ -132,6 +132,17 @@ def _stretched(
     return made[0], made[1].astype(new[1].dtype), made[2]
 
 
+def _or_kept(
+    cells: Array, kind: tuple[int, int], scale: Array, zero: Array, new: tuple[Array, Array, Array]
+) -> tuple[Array, Array, Array]:
+    """The numbers of each block with the scale and zero point that it had, where they come as near."""
+    wide = scale.astype(np.float64)[:, None]
+    held = np.clip(np.rint(cells / wide + zero[:, None]), *kind), scale, zero
+    better = _error(cells, *held) <= _error(cells, *new)
+    made = [np.where(better[:, None] if a.ndim > 1 else better, a, b) for a, b in zip(held, new, strict=True)]
+    return made[0], made[1].astype(new[1].dtype), made[2]
+
+
 def _error(cells: Array, data: Array, scale: Array, zero: Array) -> Array:
     """The squared error of each block."""
     found = (data.astype(np.float64) - zero[:, None]) * scale.astype(np.float64)[:, None]
@@ -161,6 +172,10 @@ def _affine(op: Operation, numbers: Array, edit: Edit) -> Form:
         held = _cells(np.asarray(op.quantized_data.val), blocks)
         old = (held, np.broadcast_to(scales, scale.shape), np.broadcast_to(zeros, zero.shape))
         data, scale, zero = _stretched(cells, old, (data, scale, zero))
+    elif edit.axes[at].sources == (axis,) and not edit.pads:
+        each = [v[edit.axes[at].index] if v.ndim else v for v in (scales, zeros)]
+        before, old_zero = (np.broadcast_to(v, scale.shape) for v in each)
+        data, scale, zero = _or_kept(cells, kind, before, old_zero, (data, scale, zero))
     given = np.asarray(op.quantized_data.val).dtype
     shape = (-1,) if scales.ndim else ()
     return Form(
@@ -194,6 +209,10 @@ def _in_blocks(op: Operation, data: Var, numbers: Array, edit: Edit) -> tuple[Ar
         old = np.zeros_like(zero) if zeros is None else zeros.ravel()
         whole = _cells(np.asarray(data.val).astype(np.float64), blocks)
         cells, scale, zero = _stretched(wanted, (whole, scales.ravel(), old), (cells, scale, zero))
+    elif not (by_block := edit.of_blocks(op.scale.shape)).pads:
+        before = by_block.apply(scales).ravel()
+        old = np.zeros(len(before)) if zeros is None else by_block.apply(zeros).ravel()
+        cells, scale, zero = _or_kept(wanted, kind, before, old, (cells, scale, zero))
     parts: dict[str, Part] = {"scale": scale.reshape(blocks)}
     if zeros is not None:
         parts["offset"] = zero.reshape(blocks).astype(zeros.dtype).view(zeros.dtype)

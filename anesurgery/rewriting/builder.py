@@ -106,6 +106,7 @@ class Builder:
         name: str,
         edit: Edit | None = None,
         reason: str = "",
+        exact: bool = False,
     ) -> Var:
         """Computed numbers in the place of a stored weight; of a compressed one, as `apply` is told.
 
@@ -116,6 +117,7 @@ class Builder:
             name: the wish for a name.
             edit: which axes they have, where these are not those of the weight.
             reason: why the weight cannot stay as it is stored.
+            exact: may it be encoded again without being told so, where its form holds the same numbers?
 
         Raises:
             Refused: compressed weights stay as they are, or its form cannot hold the numbers.
@@ -123,13 +125,16 @@ class Builder:
         kind, how = mil.np_dtype(weight), self._session.compressed
         if not is_compressed(weight):
             return self.shared(key, lambda: numbers().astype(kind, copy=False), name)
-        if how == KEEP:
-            words = reason or f"%{weight.name} is compressed, and its values would change"
-            raise Refused(f'{words}; compressed="reencode", or "decode", allows it')
+        words = reason or f"%{weight.name} is compressed, and its values would change"
+        refused = Refused(f'{words}; compressed="reencode", or "decode", allows it')
+        if how == KEEP and not exact:
+            raise refused
 
         def make(maker: Builder) -> Var:
             found = numbers()
             part = found.astype(kind) if how == DECODE else encoded(weight, found, edit)
+            if how == KEEP and not np.array_equal(numbers_of(part), found):
+                raise refused
             made = build(maker, part, name)
             self._session.recoded[made] = Recoded.of(weight, made, found, numbers_of(part))
             return made

@@ -153,3 +153,21 @@ def test_auto_repairs_long_audio() -> None:
     before, after = (ane.inspect(p, "M1/macOS 14").residency["flop"] for p in (program, surgery.program))
     assert before == 0
     assert after > 0.9
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_compressed_weight_stays_compressed(groups: int) -> None:
+    indices = np.random.default_rng(0).integers(0, 4, (4, 4 // groups, 3)).astype(types.np_uint2_dtype)
+    table = np.random.default_rng(1).standard_normal((4, 1, 1, 4, 1)).astype(np.float32)
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 4, LENGTH))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        weight = mb.constexpr_lut_to_dense(indices=indices, lut=table)
+        return mb.conv(x=x, weight=weight, pad_type="same", groups=groups, name="y")
+
+    after, session = apply_pass(STEP, program)
+    assert session.changes, session.refusals
+    (conv,) = (op for op in walk_ops(after) if op.op_type == "conv")
+    assert conv.weight.op.op_type == "constexpr_lut_to_dense"
+    assert conv.weight.shape == (4, 4 // groups, 1, 3)
+    assert_same_numbers(program, after, rtol=1e-5)

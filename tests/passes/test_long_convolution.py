@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,47 @@ def test_a_waveform_is_read_in_frames_on_an_m1() -> None:
     program = conv((1, 1, 48000), (64, 1, 10), strides=[5])
     found = ane.inspect(program, target="M1/macOS 14").all_findings
     assert ("conv-input", "long_convolution") in {(f.rule, f.remedy) for f in found}
+
+
+def compressed_kernel(table: list[float], shape: tuple[int, ...]) -> Any:
+    """A palette of four numbers."""
+    indices = np.random.default_rng(0).integers(0, 4, shape).astype(types.np_uint2_dtype)
+    lut = np.array(table, np.float32).reshape(*[1] * len(shape), 4, 1)
+    return mb.constexpr_lut_to_dense(indices=indices, lut=lut)
+
+
+def quantized_kernel(shape: tuple[int, ...]) -> Any:
+    """Integers of 8 bits with a scale for each output."""
+    data = np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8)
+    scale = np.linspace(0.01, 0.02, shape[0], dtype=np.float32).reshape(-1, *[1] * (len(shape) - 1))
+    return mb.constexpr_blockwise_shift_scale(data=data, scale=scale)
+
+
+def framed_by(kernel: Callable[[], Any]) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 96))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.conv(x=x, weight=kernel(), strides=[16], name="y")
+
+    return program
+
+
+KERNELS: dict[str, Callable[[], Any]] = {
+    "a palette with zero": lambda: compressed_kernel([-1, 0, 0.5, 2], (4, 1, 30)),
+    "a scale for each output": lambda: quantized_kernel((4, 1, 30)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_compressed_kernel_stays_compressed_where_its_form_holds_zeros(name: str) -> None:
+    program = framed_by(KERNELS[name])
+    after, session = apply_pass(LongConvolution(), program)
+    assert session.changes, session.refusals
+    (conv,) = (op for op in walk_ops(after) if op.op_type == "conv")
+    assert conv.weight.op.op_type.startswith("constexpr")
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def test_a_full_palette_without_zero_is_refused() -> None:
+    program = framed_by(lambda: compressed_kernel([-1, 0.25, 0.5, 2], (4, 1, 30)))
+    said = 'is compressed, and its values would change; compressed="reencode", or "decode", allows it'
+    assert_refuses(LongConvolution(), program, said)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
 from anesurgery.errors import Refusal
-from anesurgery.facts.attention import mask_chain
+from anesurgery.facts.attention import MASKED, mask_chain
 from anesurgery.facts.masks import against_causal, take_apart, without_leading_biases
 from anesurgery.facts.reading import reaches_output, readers_after, shape_in_words, weight
 from anesurgery.interpret.attentions import BETWEEN, SCALES, attentions
@@ -101,13 +103,26 @@ def _sight(op: Operation) -> str:
     """What the queries of an attention see: "causal", "open", or "unknown"."""
     chain = mask_chain(op)
     if chain is None:
-        return "open"
+        return "unknown" if _is_filled(op) else "open"
     parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain))
     if isinstance(parts, Refusal):
         return "unknown"
     if against_causal(parts.keep) is None:
         return "causal"
     return "unknown" if parts.free else "open"
+
+
+def _is_filled(op: Operation) -> bool:
+    """Is what is added to the scores a selection of dynamic numbers and of a fill, perhaps for shared heads?"""
+    added = producer(op.x, "add") if op.op_type == "softmax" else None
+    for term in () if added is None else (added.x, added.y):
+        while (moved := producer(term, *CARRIERS, "tile")) is not None:
+            term = moved.x
+        chosen = producer(term, "select")
+        fills = [] if chosen is None else [constant(v) for v in (chosen.a, chosen.b)]
+        if any(fill is not None and np.max(fill) <= MASKED for fill in fills):
+            return True
+    return False
 
 
 def _has_sinks(op: Operation) -> bool:

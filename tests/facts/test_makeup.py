@@ -37,3 +37,21 @@ def test_attention_with_sinks_is_attention() -> None:
 @pytest.mark.parametrize("wrong", [{"computed": False}, {"summed": False}])
 def test_a_softmax_of_other_things_is_not(wrong: dict[str, bool]) -> None:
     assert makeup(attended(sinks=True, **wrong)).attentions == 0
+
+
+@pytest.mark.parametrize(("fill", "seen"), [(-np.inf, 0), (-1e4, 0), (7.0, 1)])
+def test_a_bias_that_is_filled_may_be_causal(fill: float, seen: int) -> None:
+    """As Doge has it: a dynamic number for each key, the keys ahead filled, and heads that share it."""
+    ahead = np.triu(np.ones((1, 1, 6, 6), bool), 1)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 6, 4))], opset_version=ct.target.iOS17)
+    def program(x):  # type: ignore[no-untyped-def]
+        scores = mb.matmul(x=x, y=x, transpose_y=True)
+        one = mb.linear(x=mb.reduce_sum(x=x, axes=[1]), weight=np.ones((1, 4), np.float32))
+        keys = mb.tile(x=mb.reshape(x=one, shape=[1, 1, 1, 6]), reps=[1, 1, 6, 1])
+        own = mb.expand_dims(x=mb.select(cond=ahead, a=np.float32(fill), b=keys), axes=[2])
+        bias = mb.reshape(x=mb.tile(x=own, reps=[1, 1, 2, 1, 1]), shape=[1, 2, 6, 6])
+        return mb.matmul(x=mb.softmax(x=mb.add(x=scores, y=bias), axis=-1), y=x)
+
+    found = makeup(program)
+    assert (found.attentions, found.open) == (1, seen)

@@ -20,7 +20,15 @@ from anesurgery.frontend.elementary import PRIMITIVES, SHORTENED, completed
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.exported_tuples import OUTPUTS, of_export
 from anesurgery.frontend.fast_attention import encoder_layer, multi_head_attention
-from anesurgery.frontend.ignored_arguments import gelu, rms_norm, rounded, variance, with_factor, with_threshold
+from anesurgery.frontend.ignored_arguments import (
+    gelu,
+    rms_norm,
+    rounded,
+    variance,
+    with_factor,
+    with_threshold,
+    with_word,
+)
 from anesurgery.frontend.left_out import all_true, one_row, pooling
 from anesurgery.frontend.recurrence import CONVERSIONS as RECURRENCE
 from anesurgery.frontend.recurrence import WRAPPERS as RECURRENCE_WRAPPERS
@@ -356,7 +364,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(
         ("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int"), repeating
     ),
-    "gelu": lambda _: gelu,
+    "gelu": lambda _: with_word("approximate", 1)(gelu),
+    "div": with_word("rounding_mode", 2),
     "reciprocal": lambda _: reciprocal,
     **dict.fromkeys(("add", "sub"), with_factor(1)),
     "rsub": with_factor(0),

@@ -19,6 +19,23 @@ EXACT = 20.0
 """Threshold from which a softplus is its linear part to fp32."""
 
 
+def with_word(key: str, position: int) -> Any:
+    """A word given by name goes to its position: coremltools takes "tanh" for an operation of that name."""
+
+    def wrap(host: Convert) -> Convert:
+        def convert(context: Any, node: Any) -> None:
+            given = dict(node.kwinputs or {})
+            if isinstance(word := given.pop(key, [None])[0], str):
+                name = f"{node.name}_{key}"
+                context.add(mb.const(val=word, name=name))
+                node.inputs, node.kwinputs = [*node.inputs[:position], name], given or None
+            host(context, node)
+
+        return convert
+
+    return wrap
+
+
 def gelu(context: Any, node: Any) -> None:
     """`gelu(x, approximate="none")`, exact or by tanh."""
     form = known_value(argument(context, node, 1, "approximate", "none"))

@@ -20,6 +20,9 @@ X = torch.tensor([[3.0, -1.0, 4.0, 1.5], [0.25, -9.0, 2.0, 6.0]])
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_after_a_tanh": lambda x: F.gelu(torch.tanh(x), approximate="tanh"),
+    "floor_after_a_floor": lambda x: torch.div(torch.floor(x), 0.75, rounding_mode="floor"),
+    "trunc_after_a_trunc": lambda x: torch.div(torch.trunc(x), 0.75, rounding_mode="trunc"),
     "add": lambda x: torch.add(x, x.flip(0), alpha=0.25),
     "add_number": lambda x: torch.add(x, 2, alpha=3),
     "sub": lambda x: torch.sub(x, x.flip(0), alpha=0.25),

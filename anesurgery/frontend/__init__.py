@@ -8,7 +8,9 @@
     ct.convert(torch.jit.trace(model, example), ...)
 
 Nothing is registered on import. Each conversion says which part of torch's operation it covers, and raises for
-the rest. (Found with coremltools 9.0, torch 2.13 and transformers 5.23, by trace and by torch.export.)
+the rest. An operation that has no converter is converted as torch itself decomposes it, for static shapes. An
+error says which operation of which module it is about. (Found with coremltools 9.0, torch 2.13 and transformers
+5.23, by trace and by torch.export.)
 
 Refused by torch itself: a cache or a `ModelOutput` as the output of a trace (return the logits).
 bfloat16 within a model is computed as float32, which MIL has.
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend import assigning, strided_views
+from anesurgery.frontend import assigning, locating, strided_views
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.decomposing import decomposable
 from anesurgery.frontend.experts import register_experts
@@ -48,6 +50,7 @@ def register() -> None:
     known |= decomposable(known)
     assigning.register()
     strided_views.register()
+    locating.register()
     _compute_bfloat16_as_float32()
 
 

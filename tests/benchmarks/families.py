@@ -68,6 +68,23 @@ LATENT: Sizes = DECODER | {
     "topk_group": 1,
 }
 
+STATES: Sizes = {"hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 32000}
+"""Models without attention."""
+SCANS: Sizes = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 64,
+}
+DELTAS: Sizes = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+}
+
 DECODERS = {
     "gpt2": decoder("GPT2", GPT, model="GPT2LMHeadModel"),
     "gpt_neo": decoder(
@@ -110,6 +127,24 @@ DECODERS = {
     "qwen3_moe": decoder("Qwen3Moe", DECODER | DENSE | {"num_experts": 6, "moe_intermediate_size": 128}),
     "gpt_oss": decoder("GptOss", DECODER | DENSE | {"num_local_experts": 4, "sliding_window": 32}),
     "deepseek_v2": decoder("DeepseekV2", LATENT | DENSE),
+    "deepseek_v3": decoder("DeepseekV3", LATENT | DENSE | {"head_dim": 16, "n_group": 2}),
+    "mamba": decoder("Mamba", STATES | {"state_size": 8}),
+    "mamba2": decoder(
+        "Mamba2", STATES | {"state_size": 16, "num_heads": 8, "head_dim": 64, "n_groups": 2, "chunk_size": 64}
+    ),
+    "bamba": decoder("Bamba", DECODER | SCANS | {"attn_layer_indices": [1]}),
+    "falcon_h1": decoder("FalconH1", DECODER | SCANS | {"mamba_d_ssm": 512}),
+    "recurrent_gemma": decoder(
+        "RecurrentGemma", DECODER | {"lru_width": 256, "block_types": ["recurrent", "attention"]}
+    ),
+    "xlstm": decoder("xLSTM", STATES | {"num_heads": 4, "chunk_size": 64}),
+    "qwen3_next": decoder(
+        "Qwen3Next",
+        DECODER
+        | DENSE
+        | DELTAS
+        | {"num_experts": 4, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 96},
+    ),
 }
 """Causal language models."""
 

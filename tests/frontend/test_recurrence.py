@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Torch]] = {
         "logcumsumexp": lambda x: (30 * x).logcumsumexp(1),
         "lower": lambda x: solve(x[..., :4] + EYE, x[..., 4:], upper=False),
         "lower_of_unit_diagonal": lambda x: solve(x[..., :4], x[..., 4:], upper=False, unitriangular=True),
+        "repeats_by_a_list": lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 3]), dim=-2),
         "upper": lambda x: solve(x[..., :4] + EYE, x[..., 4:], upper=True),
         "from_the_right": lambda x: solve(x[..., :4] + EYE, x[..., 4:].mT, upper=True, left=False),
         "of_three": lambda x: solve(x[:, :3, :3] + EYE[:3, :3], x[:, :3, 3:], upper=False),
@@ -62,6 +63,7 @@ CASES: dict[str, dict[str, Torch]] = {
         "accumulated": added,
         "scattered_booleans": lambda x: (x > 0).scatter(1, (x[:, :2] > 0).long(), 1).float(),
         "scatter_reduce": lambda x: x.scatter_reduce(1, (x[:, :2] > 0).long(), x[:, :2], "amax"),
+        "rows_of_float_places": lambda x: x.index_add(0, torch.arange(3) // 1, x),
         "masked_scatter": lambda x: x.masked_scatter(x > 0, torch.arange(72.0)),
         "masked_scatter_of_rows": lambda x: x.masked_scatter(x[..., :1] > 0, torch.arange(72.0).reshape(12, 6)),
     },
@@ -130,3 +132,16 @@ def test_what_is_not_covered_is_refused_by_name(function: Torch, said: str, how:
     frontend.register()
     with pytest.raises(NotImplementedError, match=said):
         convert(Module(function), {"x": X}, how, "iOS17", "FLOAT32")
+
+
+class Inner(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.lgamma(x.abs() + 1) * x.exp()
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_an_error_says_where(how: str) -> None:
+    frontend.register()
+    module = torch.nn.Sequential(torch.nn.ReLU(), Inner())
+    with pytest.raises(NotImplementedError, match=r"lgamma needs .* \(converting lgamma in .*1\)$"):
+        convert(module, {"x": X}, how, "iOS17", "FLOAT32")

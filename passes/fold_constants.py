@@ -19,10 +19,11 @@ After::
     }
 
 Each value is what our interpreter gives for the op in the arithmetic of the program: fp16 results are rounded
-after each op. The shape of a value counts as known where it is static, and so does what is read of a table
-whose rows are all the same, whatever the indices. Values of equal content are stored once. A value that would
-take more memory than `most_growth` beyond the constants it was made from stays computed, and so do outputs of
-the model; what such an op reads is folded.
+after each op. A static shape counts as known, and so does what is read of a table whose rows are all the same.
+Integers of ranges that have nothing in common differ: `assume={"input_ids": (2, 50264)}` says that no id is the
+padding 1, and positions that are counted are constant. Values of equal content are stored once. A value that
+would take more memory than `most_growth` beyond the constants it was made from stays computed, and so do
+outputs of the model; what such an op reads is folded.
 
 Refuses when an op is unknown to the interpreter, when a value would grow the weights beyond the limit, and when
 an output itself depends on no input. Compressed weights are transposed, reshaped and cut in their form, and
@@ -46,10 +47,11 @@ import numpy as np
 
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.facts.compressed_weights import decoded, edit_weight, is_compressed
-from anesurgery.facts.fixed_values import fixed_ops, shape_only
+from anesurgery.facts.fixed_values import differ, fixed_ops, shape_only
 from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.facts.slices import reads, slice_back
 from anesurgery.facts.stored_views import edit_of
+from anesurgery.facts.whole_numbers import WholeNumbers
 from anesurgery.facts.work import is_stored, size_of
 from anesurgery.mil import (
     Array,
@@ -114,8 +116,11 @@ class _Folding:
 
     def visit(self, block: Block) -> None:
         """From the last fixed op on: an op that is refused stays, and what it reads is folded."""
+        numbers = WholeNumbers(self.session.assume)
         for op in list(block.operations):
             self.compressed(op)
+            if differ(op, numbers) and not is_output(op.outputs[0]):
+                self.fold(op, op.outputs, [np.full(op.outputs[0].shape, op.op_type == "not_equal")])
         fixed = fixed_ops(block)
         staying = set[Operation]()
         for op in reversed(fixed):

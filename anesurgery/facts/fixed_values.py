@@ -6,8 +6,9 @@ import numpy as np
 
 from anesurgery.facts.reading import number
 from anesurgery.facts.slices import reads
+from anesurgery.facts.whole_numbers import WholeNumbers
 from anesurgery.facts.work import is_tensor
-from anesurgery.mil import Block, Operation, Var, constant, static_shape
+from anesurgery.mil import Block, Operation, Var, constant, np_dtype, static_shape
 from anesurgery.ops import IMPURE, names
 
 OF_SHAPES = {"shape": "x", "fill_like": "ref_tensor"}
@@ -54,6 +55,16 @@ def shape_only(op: Operation) -> Var | None:
     elif op.op_type in ROW_LOOKUPS and _same_rows(op):
         operand = op.indices
     return operand
+
+
+def differ(op: Operation, numbers: WholeNumbers) -> bool:
+    """Does a test of equality compare integers whose ranges have nothing in common?"""
+    if op.op_type not in ("equal", "not_equal") or any(np_dtype(v).kind not in "iu" for v in (op.x, op.y)):
+        return False
+    if static_shape(op.outputs[0]) is None:
+        return False
+    (low, high), (least, most) = numbers.known(op.x), numbers.known(op.y)
+    return high < least or most < low
 
 
 def _same_rows(op: Operation) -> bool:

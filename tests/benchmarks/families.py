@@ -165,7 +165,11 @@ ENCODERS = {
         "DebertaV2", TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 32}
     ),
     "roformer": encoder("RoFormer", TEXT | {"embedding_size": 768}),
-    "squeezebert": encoder("SqueezeBert", TEXT | {"embedding_size": 256}),
+    "squeezebert": encoder(
+        "SqueezeBert",
+        TEXT
+        | {"hidden_size": 768, "embedding_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+    ),
     "nomic_bert": encoder("NomicBert"),
     "t5_encoder": encoder("T5", T5, model="T5EncoderModel"),
     "clip_text": Architecture(hugging_face("CLIPTextModel", "CLIPTextConfig", TEXT), tokens, "encoder_ane"),

@@ -185,6 +185,33 @@ def test_a_lookup_among_equal_rows_is_the_same_for_every_index() -> None:
     assert_same_numbers(program, after, {"x": np.array([[0, 8, 3, 1]], np.float16)}, session=session)
 
 
+def counted_ids(padding: int) -> Program:
+    """RoBERTa's positions: the ids that are no padding are counted."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def program(ids: Var) -> Any:
+        kept = mb.cast(x=mb.not_equal(x=ids, y=np.int32(padding)), dtype="int32")
+        places = mb.mul(x=mb.cumsum(x=kept, axis=1), y=kept)
+        rows = np.arange(10, dtype=np.float16).reshape(5, 2)
+        words = mb.gather(x=np.eye(9, 2, dtype=np.float16), indices=mb.minimum(x=ids, y=np.int32(8)), axis=0)
+        return mb.add(x=words, y=mb.gather(x=rows, indices=places, axis=0), name="y")
+
+    return program
+
+
+def test_without_padding_positions_are_constant() -> None:
+    program = counted_ids(padding=1)
+    assert "cumsum" in kinds(ane.apply(program, [FoldConstants()], quiet=True).program)
+    surgery = ane.apply(program, [FoldConstants()], assume={"ids": (2, 8)}, quiet=True)
+    assert kinds(surgery.program) == ["minimum", "gather", "add"]
+    assert_same_numbers(program, surgery.program, {"ids": np.array([[2, 8, 3, 5]], np.int32)})
+
+
+def test_a_range_with_the_padding_in_it_decides_nothing() -> None:
+    surgery = ane.apply(counted_ids(padding=2), [FoldConstants()], assume={"ids": (2, 8)}, quiet=True)
+    assert "cumsum" in kinds(surgery.program)
+
+
 def test_one_other_row_is_enough_to_keep_it() -> None:
     program = looked_up(np.array([[1, 1, 1, 0, 1, 1, 1, 1, 1]], np.int32))
     after, _ = apply_pass(FoldConstants(), program)

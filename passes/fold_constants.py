@@ -120,6 +120,7 @@ class _Folding:
         for op in list(block.operations):
             self.compressed(op)
             if differ(op, numbers) and not is_output(op.outputs[0]):
+                self.session.notes.append(f"by their ranges %{op.x.name} never equals %{op.y.name}")
                 self.fold(op, op.outputs, [np.full(op.outputs[0].shape, op.op_type == "not_equal")])
         fixed = fixed_ops(block)
         staying = set[Operation]()

@@ -172,6 +172,7 @@ ENCODERS = {
     ),
     "nomic_bert": encoder("NomicBert"),
     "t5_encoder": encoder("T5", T5, model="T5EncoderModel"),
+    "longformer": encoder("Longformer", TEXT | {"attention_window": [32, 32]}),
     "clip_text": Architecture(hugging_face("CLIPTextModel", "CLIPTextConfig", TEXT), tokens, "encoder_ane"),
 }
 """Text encoders."""
@@ -193,6 +194,23 @@ SEQUENCES = {
         T5 | {"feed_forward_proj": "gated-gelu"},
         both,
         "seq2seq_ane",
+    ),
+    "led": plain(
+        "LEDForConditionalGeneration", "LEDConfig", SEQ2SEQ | {"attention_window": 32}, both, "seq2seq_ane"
+    ),
+    "clap": plain(
+        "ClapAudioModelWithProjection",
+        "ClapAudioConfig",
+        {
+            "patch_embeds_hidden_size": 48,
+            "depths": [1, 1, 1, 1],
+            "num_attention_heads": [2, 2, 4, 4],
+            "hidden_size": 384,
+            "spec_size": 128,
+            "num_mel_bins": 32,
+            "window_size": 4,
+        },
+        lambda: {"input_features": mel(256)["input_features"][:, None, :32].transpose(0, 1, 3, 2).copy()},
     ),
     "wav2vec2_bert": plain(
         "Wav2Vec2BertModel",
@@ -285,6 +303,12 @@ OTHERS = {
     "timm_vit_reg": from_timm("vit_small_patch16_dinov3", 256, recipe="vit_ane", depth=2),
     "timm_maxvit": from_timm("maxvit_rmlp_pico_rw_256", 256),
     "timm_inception_next": from_timm("inception_next_tiny", depths=(1, 1, 1, 1)),
+    "timm_gcvit": from_timm("gcvit_xxtiny", depths=(1, 1, 2, 1)),
+    "timm_sequencer": from_timm("sequencer2d_s", layers=(1, 1, 1, 1)),
+    "timm_halonet": from_timm("halonet26t", 256),
+    "timm_xcit": from_timm("xcit_nano_12_p16_224", depth=2),
+    "timm_coatnet": from_timm("coatnet_nano_rw_224"),
+    "timm_hiera": from_timm("hiera_tiny_224", stages=(1, 1, 1, 1)),
     "sd_unet": from_diffusers(
         "UNet2DConditionModel",
         noisy(sample=(1, 4, 32, 32), encoder_hidden_states=(1, 77, 128)),

@@ -29,7 +29,8 @@ converted with `frontend.register()`, with `rerank` among the passes of the conv
 `make matrix` measures them and writes this page; nothing on it is typed.
 
 * **trace, export**: PSNR in dB of the fp32 conversion on our interpreter against torch, by `torch.jit.trace`
-  and by `torch.export`; or the reason why it does not convert.
+  and by `torch.export` (`draft_export` where a branch depends on data: the side that the example takes); or the
+  reason why it does not convert.
 * **fp16**: PSNR in dB of the fp16 package in fp16 arithmetic against torch, as converted and after the method;
   of the outputs that both have.
 * **ops, flop**: share in percent that `inspect` expects on the Neural Engine, before and after. It estimates

@@ -120,3 +120,24 @@ def test_a_branch_on_data_that_draft_export_takes() -> None:
     model = convert(Module(branch), {"x": X}, "draft_export", "iOS17", "FLOAT32")
     (found,) = run(model, {"x": X.numpy()}).values()
     assert_close(found, branch(X).numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_slices_that_are_written_are_joined_and_not_scattered(how: str) -> None:
+    """Before iOS 18; a wrong order of the parts, or a slice too short, would not agree."""
+    frontend.register()
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        y = x.new_zeros(2, 4, 4)
+        y[:, :-1, 1:3] = x[..., :2]
+        y[:, -1, 2:] = x[:, 0, 1:3] * 2
+        y[1, 1:3] = 7.0
+        return y
+
+    module = Module(write)
+    model = convert(module, {"x": X}, how, "iOS17", "FLOAT32")
+    kinds = {op.op_type for op in model._mil_program.functions["main"].operations}
+    assert "concat" in kinds
+    assert not kinds & {"scatter", "scatter_nd"}
+    (found,) = run(model, {"x": -X.numpy()}).values()
+    assert_close(found, write(-X).numpy(), rtol=1e-6)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend import assigning, locating, strided_views
+from anesurgery.frontend import assigning, locating, strided_views, written_slices
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.decomposing import decomposable
 from anesurgery.frontend.experts import register_experts
@@ -51,6 +51,7 @@ def register() -> None:
     assigning.register()
     strided_views.register()
     locating.register()
+    written_slices.register()
     _compute_bfloat16_as_float32()
 
 

@@ -24,6 +24,7 @@ from architectures import (
     from_diffusers,
     from_timm,
     hugging_face,
+    masked,
     mel,
     noisy,
     picture,
@@ -172,7 +173,7 @@ ENCODERS = {
     ),
     "nomic_bert": encoder("NomicBert"),
     "t5_encoder": encoder("T5", T5, model="T5EncoderModel"),
-    "longformer": encoder("Longformer", TEXT | {"attention_window": [32, 32]}),
+    "longformer": plain("LongformerModel", "LongformerConfig", TEXT | {"attention_window": [32, 32]}, masked),
     "clip_text": Architecture(hugging_face("CLIPTextModel", "CLIPTextConfig", TEXT), tokens, "encoder_ane"),
 }
 """Text encoders."""
@@ -195,9 +196,7 @@ SEQUENCES = {
         both,
         "seq2seq_ane",
     ),
-    "led": plain(
-        "LEDForConditionalGeneration", "LEDConfig", SEQ2SEQ | {"attention_window": 32}, both, "seq2seq_ane"
-    ),
+    "led": plain("LEDForConditionalGeneration", "LEDConfig", SEQ2SEQ | {"attention_window": 32}, both),
     "clap": plain(
         "ClapAudioModelWithProjection",
         "ClapAudioConfig",

@@ -1,6 +1,6 @@
 """What is written into a slice at constant places is joined to what stays: slices and concatenations.
 
-Before iOS 18 coremltools flattens the tensor and scatters, which was not placed on the Neural Engine in any form
+Before iOS 18 coremltools flattens the tensor and scatters, which was placed on the Neural Engine in no form
 (measured: M4, macOS 27). From iOS 18 on it writes `slice_update`, which is kept: caches are read from it.
 """
 

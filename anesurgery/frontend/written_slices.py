@@ -70,10 +70,10 @@ def _written(x: Var, updates: Var, ranges: Ranges, axis: int) -> Var:
     if axis == x.rank:
         return updates
     (first, last), length = ranges[axis], int(x.shape[axis])
-    parts = [(0, first), (first, last), (last, length)]
-    before, written, after = (_part(x, axis, *part) if part[0] < part[1] else None for part in parts)
-    joined = [before, _written(written, updates, ranges, axis + 1) if axis + 1 < x.rank else updates, after]
-    return mb.concat(values=[part for part in joined if part is not None], axis=axis)
+    inner = updates if axis + 1 == x.rank else _written(_part(x, axis, first, last), updates, ranges, axis + 1)
+    joined = [_part(x, axis, 0, first)] if first else []
+    joined += [inner, _part(x, axis, last, length)] if last < length else [inner]
+    return mb.concat(values=joined, axis=axis)
 
 
 def _part(x: Var, axis: int, first: int, last: int) -> Var:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from anesurgery.errors import LoadError, Refusal, SurgeryError
 from anesurgery.placement.standing import Standing
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass, run_on
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.subject import Subject
@@ -45,16 +46,25 @@ def passing(
     model, kept, refusals = again(), list[Pass](), list[tuple[str, Refusal]]()
     if standing(model, session.target) != start:
         raise LoadError(f"{model.source} was changed while the recipe was applied; run it again")
+    given = start
     for step in steps:
         trial, own = model.clone(), session.again(prove_sites=False)
         run_on(step, trial, own)
         end = standing(trial, session.target) if own.changes else start
-        if end is not None and not step.essential and (loss := _loss(start, end, session.target)):
+        loss = "" if end is None or step.essential else _loss(start, end, session.target)
+        if loss and end is not None and _is_known(step, model, session.target):
+            loss = end.lowered(start, ("flop",)) or _loss(given, end, session.target)
+        if loss:
             refusals.append((step.name, Refusal(f"undone: {loss}; run it by name to have it")))
         else:
             model, start = trial, end or start
             kept.append(step)
     return kept, refusals
+
+
+def _is_known(step: Pass, model: Subject, target: str | None) -> bool:
+    """Was a gain measured on the target? Then the step may cost ops that other steps brought onto the ANE."""
+    return target is not None and any(step.known_gain(g, Target.parse(target)) for g in model.chosen)
 
 
 def standing(model: Subject, target: str | None) -> Standing | None:

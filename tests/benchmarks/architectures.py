@@ -178,10 +178,12 @@ def hugging_face(model: str, config: str, sizes: Sizes) -> Callable[[], Any]:
     return build
 
 
-def decoder(name: str, sizes: Sizes = DECODER, config: str = "", model: str = "") -> Architecture:
-    """A causal language model."""
+def decoder(
+    name: str, sizes: Sizes = DECODER, config: str = "", model: str = "", recipe: str | None = "decoder_ane"
+) -> Architecture:
+    """A causal language model; one without attention is not for `decoder_ane`."""
     build = hugging_face(model or f"{name}ForCausalLM", config or f"{name}Config", sizes)
-    return Architecture(build, tokens, "decoder_ane", (("use_cache", False),))
+    return Architecture(build, tokens, recipe, (("use_cache", False),))
 
 
 def encoder(name: str, sizes: Sizes = TEXT, *, model: str = "", inputs: Any = masked) -> Architecture:

@@ -129,16 +129,18 @@ DECODERS = {
     "gpt_oss": decoder("GptOss", DECODER | DENSE | {"num_local_experts": 4, "sliding_window": 32}),
     "deepseek_v2": decoder("DeepseekV2", LATENT | DENSE),
     "deepseek_v3": decoder("DeepseekV3", LATENT | DENSE | {"head_dim": 16, "n_group": 2}),
-    "mamba": decoder("Mamba", STATES | {"state_size": 8}),
+    "mamba": decoder("Mamba", STATES | {"state_size": 8}, recipe=None),
     "mamba2": decoder(
-        "Mamba2", STATES | {"state_size": 16, "num_heads": 8, "head_dim": 64, "n_groups": 2, "chunk_size": 64}
+        "Mamba2",
+        STATES | {"state_size": 16, "num_heads": 8, "head_dim": 64, "n_groups": 2, "chunk_size": 64},
+        recipe=None,
     ),
     "bamba": decoder("Bamba", DECODER | SCANS | {"attn_layer_indices": [1]}),
     "falcon_h1": decoder("FalconH1", DECODER | SCANS | {"mamba_d_ssm": 512}),
     "recurrent_gemma": decoder(
         "RecurrentGemma", DECODER | {"lru_width": 256, "block_types": ["recurrent", "attention"]}
     ),
-    "xlstm": decoder("xLSTM", STATES | {"num_heads": 4, "chunk_size": 64}),
+    "xlstm": decoder("xLSTM", STATES | {"num_heads": 4, "chunk_size": 64}, recipe=None),
     "qwen3_next": decoder(
         "Qwen3Next",
         DECODER

@@ -2,17 +2,17 @@
 
 Before::
 
-    main(%x: 1x1x2xfp16) {
-      %y: 1x1x3xfp16 = linear(x=%x, weight=const<3x2xfp16>, bias=const<3xfp16>)
+    main(%x: 1x1x16xfp16) {
+      %y: 1x1x32xfp16 = linear(x=%x, weight=const<32x16xfp16>, bias=const<32xfp16>)
       return %y
     }
 
 After::
 
-    main(%x: 1x1x2xfp16) {
-      %x_pixel: 1x2x1x1xfp16 = reshape(x=%x, shape=[1, 2, 1, 1])
-      %y_pixel: 1x3x1x1xfp16 = conv(x=%x_pixel, weight=const<3x2x1x1xfp16>, bias=const<3xfp16>)
-      %y: 1x1x3xfp16 = reshape(x=%y_pixel, shape=[1, 1, 3])
+    main(%x: 1x1x16xfp16) {
+      %x_pixel: 1x16x1x1xfp16 = reshape(x=%x, shape=[1, 16, 1, 1])
+      %y_pixel: 1x32x1x1xfp16 = conv(x=%x_pixel, weight=const<32x16x1x1xfp16>, bias=const<32xfp16>)
+      %y: 1x1x32xfp16 = reshape(x=%y_pixel, shape=[1, 1, 32])
       return %y
     }
 
@@ -110,9 +110,9 @@ class PointwiseConvolution(Rewrite):
 def example() -> Program:
     """A small head over one position."""
     rng = np.random.default_rng(0)
-    weight, bias = (rng.standard_normal(shape).astype(np.float16) for shape in ((3, 2), (3,)))
+    weight, bias = (rng.standard_normal(shape).astype(np.float16) for shape in ((32, 16), (32,)))
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 2), dtype=types.fp16)])
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 16), dtype=types.fp16)])
     def program(x: Var) -> Var:
         return mb.linear(x=x, weight=weight, bias=bias, name="y")
 

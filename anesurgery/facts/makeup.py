@@ -29,6 +29,8 @@ class Makeup:
     """Attentions that see positions ahead of the query; of a mask that is an input this is not known."""
     convolutions: int
     lookups: int
+    ids: int
+    """Inputs of integers: short tables are read by products, and then there is no lookup."""
     states: int
     pictures: tuple[Var, ...]
     """Inputs of rank 4, or 5 for films, at least `SIDE` high and wide."""
@@ -53,7 +55,7 @@ class Makeup:
     @property
     def encodes_text(self) -> bool:
         """Does it turn token ids into features, with one attention after another and no next words?"""
-        words = self.lookups and not (self.pictures or self.states)
+        words = (self.lookups or (self.ids and not self.signals)) and not (self.pictures or self.states)
         predicts = self.causal and (self.open or self.head is not None)
         return bool(self.attentions and words and not predicts)
 
@@ -80,6 +82,7 @@ def makeup(program: Program | Function) -> Makeup:
         open=sights["open"],
         convolutions=kinds["conv"] + kinds["conv_transpose"],
         lookups=sum(op.op_type == "gather" and constant(op.x) is not None for op in ops),
+        ids=sum(hasattr(v, "rank") and np_dtype(v).kind in "iu" for f in functions for v in f.inputs.values()),
         states=sum(kinds[kind] for kind in STATEFUL),
         pictures=pictures,
         signals=tuple(v for v in inputs if v not in pictures),

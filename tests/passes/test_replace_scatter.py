@@ -168,12 +168,10 @@ def test_an_update_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
         apply_pass(ReplaceScatter(), scattered("scatter", [2, 0, 2], (4, 3), (3, 3), axis=0, mode="update"))
 
 
-def test_a_converted_assignment() -> None:
+def test_a_converted_scatter() -> None:
     class Written(torch.nn.Module):
         def forward(self, x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-            x = x * 1
-            x[:, 1:3] = u
-            return x + 1
+            return (x * 1).scatter(1, torch.tensor([[1, 2], [1, 2]]), u) + 1
 
     x, u = torch.randn(2, 5), torch.randn(2, 2)
     with quiet_host():

@@ -48,7 +48,7 @@ def test_with_an_attention_mask(converted: Callable[..., Any]) -> None:
 def test_it_fails_where_there_is_no_cache() -> None:
     @mb.program(input_specs=[mb.TensorSpec((1, 8), types.int32)], opset_version=ct.target.iOS18)
     def program(ids: Var) -> Var:
-        x = mb.gather(x=np.ones((5, 4), np.float16), indices=ids, axis=0)
+        x = mb.gather(x=np.eye(5, 4, dtype=np.float16), indices=ids, axis=0)
         mask = np.triu(np.full((8, 8), -1e4, np.float16), 1)
         shares = mb.softmax(x=mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mask))
         return mb.cumsum(x=mb.matmul(x=shares, y=x), axis=1, name="running")

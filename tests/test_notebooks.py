@@ -23,11 +23,12 @@ SAID = {
     "vision": ["reflect_pad_slices", "after"],
     "gpt2": ["causal_mask_tensor", "embedding_matmul"],
     "whisper": ["encoder:", "decoder:"],
+    "families": ["layout: channels first, head by head", "by evidence -> "],
     "llama_cache": ["the same 53 tokens from both", "cache_0"],
     "characters": ["Beautiful is better than ugly", "gate 60 dB", "['ids', 'position', 'cache_0']"],
 }
 """Notebook -> what its outputs hold."""
-LONG = ("gpt2", "vision", "whisper", "characters", "llama_cache")
+LONG = ("gpt2", "vision", "whisper", "characters", "llama_cache", "families")
 """They convert a model of PyTorch."""
 
 

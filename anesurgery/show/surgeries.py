@@ -50,9 +50,7 @@ def _steps_table(surgery: Surgery) -> Table:
     table = Table("step", "edits", "how each edit was checked", "seconds", box=box.SIMPLE_HEAD)
     made = counts(surgery.changes)
     listed = {step.name: str(step) for step in surgery.steps}
-    for name in [*listed, *(n for n in made if n not in listed)]:  # a step may run passes of its own
-        if name in listed and name in _idle(surgery):
-            continue
+    for name in _rows(surgery):
         own = [c for c in surgery.changes if c.pass_name == name]
         seconds = surgery.timings.get(name)
         table.add_row(
@@ -64,11 +62,19 @@ def _steps_table(surgery: Surgery) -> Table:
     return table
 
 
+def _rows(surgery: Surgery) -> list[str]:
+    """The steps that have a row, each followed by the passes of its own that changed something."""
+    made, idle = counts(surgery.changes), _idle(surgery)
+    steps = [step for step in surgery.steps if step.name not in idle]
+    rows = [n for step in steps for n in (step.name, *(p.name for p in step.parts() if p.name in made))]
+    return list(dict.fromkeys([*rows, *made]))
+
+
 def _idle(surgery: Surgery) -> list[str]:
     """The steps of a long list that changed nothing: a line names them all, in place of a row each."""
     made = counts(surgery.changes)
-    names = [step.name for step in surgery.steps]
-    return [name for name in names if name not in made] if len(names) > ROWS else []
+    idle = [s.name for s in surgery.steps if made.keys().isdisjoint((s.name, *(p.name for p in s.parts())))]
+    return idle if len(surgery.steps) > ROWS else []
 
 
 def _ops_line(surgery: Surgery) -> str:

@@ -69,6 +69,15 @@ def test_a_recipe_with_the_layout_on_request() -> None:
     assert "linear" not in kinds(turned.program)
 
 
+def test_a_report_shows_its_parts_under_it() -> None:
+    recipe = recipes.vit_ane.with_options(layout="channels_first")
+    lines = str(ane.apply(block("vit"), recipe, prove=None, quiet=True)).splitlines()
+    rows = [line.split()[0] for line in lines if line.split()]
+    at = rows.index(next(row for row in rows if row.startswith("sequence_layout")))
+    assert rows[at + 1 : at + 3] == ["channels_first", "split_heads"]
+    assert not any("sequence_layout" in line for line in lines if line.startswith("changed nothing"))
+
+
 HALF = np.float16
 
 

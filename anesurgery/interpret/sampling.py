@@ -21,11 +21,13 @@ from anesurgery.mil import (
     producer,
     types,
 )
-from anesurgery.ops import JOINING, MOVING
+from anesurgery.ops import JOINING, MOVING, REARRANGING
 
 LOOKUPS = {"gather": ("indices", "x"), "gather_along_axis": ("indices", "x"), "gather_nd": ("indices", "x")}
 KEEPS_INDEX = MOVING | JOINING | {"cast", "add", "sub", "select", "maximum", "minimum", "clip"}
 """Ops through which an id is followed to the table that it indexes (guards included)."""
+WHOLE = REARRANGING | JOINING | {"cast", "tile"}
+"""Ops that hand every number of a value on."""
 
 
 def sample_inputs(
@@ -129,7 +131,7 @@ def index_range(var: Var, without: Collection[Operation] = ()) -> int | None:
 
 
 def rows_read(var: Var) -> int | None:
-    """The rows of the smallest table that a value indexes as it is, guards of negative ids apart; or None."""
+    """The rows of the smallest table that a value indexes as a whole, guards of negative ids apart; or None."""
     seen, stack, rows = {var}, [var], []
     while stack:
         value = stack.pop()
@@ -138,7 +140,7 @@ def rows_read(var: Var) -> int | None:
                 axis = constant(op.inputs.get("axis"))
                 size = op.x.shape[int(axis or 0)]
                 rows += [] if is_symbolic(size) else [int(size)]
-            elif op.op_type in MOVING | JOINING | {"cast"} or _guards(op):
+            elif (op.op_type in WHOLE and op.inputs.get("x", value) is value) or _guards(op):
                 fresh = [v for v in op.outputs if v not in seen]
                 seen.update(fresh)
                 stack += fresh
@@ -146,9 +148,10 @@ def rows_read(var: Var) -> int | None:
 
 
 def _guards(op: Operation) -> bool:
-    """Does it choose between an id and another by whether the id is negative?"""
+    """Does it count a negative id from the end of its table?"""
     cond = producer(op.cond, "greater_equal", "less") if op.op_type == "select" else None
-    return cond is not None and constant(cond.y) == 0
+    zero = None if cond is None else constant(cond.y)
+    return zero is not None and not np.any(zero) and any(producer(v, "add") for v in (op.a, op.b))
 
 
 def _added(op: Operation) -> int:

@@ -147,3 +147,28 @@ def test_an_id_beyond_its_table_is_an_error(change: Callable[[Any], Any], wrong:
 def test_an_id_that_the_model_clamps_may_be_any() -> None:
     (found,) = looked_up(lambda ids: mb.minimum(x=ids, y=np.int32(4)))({"ids": np.array([[1, 900]])}).values()
     assert found.argmax(-1).tolist() == [[1, 4]]
+
+
+def first(ids: Any) -> Any:
+    return mb.slice_by_index(x=ids, begin=[0, 0], end=[1, 1])
+
+
+def at_least_0(ids: Any) -> Any:
+    return mb.select(cond=mb.greater_equal(x=ids, y=np.int32(0)), a=ids, b=np.zeros((1, 2), np.int32))
+
+
+@pytest.mark.parametrize(("change", "ids", "rows"), [(first, [3, 900], [3]), (at_least_0, [3, -100], [3, 0])])
+def test_ids_that_reach_no_table_may_be_any(
+    change: Callable[[Any], Any], ids: list[int], rows: list[int]
+) -> None:
+    """Those that are cut off, or replaced, are no ids of the table."""
+    (found,) = looked_up(change)({"ids": np.array([ids])}).values()
+    assert found.argmax(-1).tolist() == [rows]
+
+
+def test_looked_up_ids_are_not_ids_of_the_first_table() -> None:
+    """What `gather_nd` reads at the input indexes the second table; the input itself may be larger."""
+    codes = np.arange(12, dtype=np.int32) % 5
+    change = lambda ids: mb.gather_nd(x=codes, indices=mb.expand_dims(x=ids, axes=[2]))  # noqa: E731
+    (found,) = looked_up(change)({"ids": np.array([[3, 11]])}).values()
+    assert found.argmax(-1).tolist() == [[3, 1]]

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend import assigning, locating, strided_views, written_slices
+from anesurgery.frontend import assigning, error_context, strided_views, written_slices
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.decomposing import decomposable
 from anesurgery.frontend.experts import register_experts
@@ -50,7 +50,7 @@ def register() -> None:
     known |= decomposable(known)
     assigning.register()
     strided_views.register()
-    locating.register()
+    error_context.register()
     written_slices.register()
     _compute_bfloat16_as_float32()
 

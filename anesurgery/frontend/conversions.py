@@ -17,8 +17,9 @@ from anesurgery.frontend.complex_numbers import (
 )
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
 from anesurgery.frontend.elementary import PRIMITIVES, SHORTENED, completed
+from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
-from anesurgery.frontend.exported_tuples import OUTPUTS, of_export
+from anesurgery.frontend.exported_rnns import OUTPUTS, of_export
 from anesurgery.frontend.fast_attention import encoder_layer, multi_head_attention
 from anesurgery.frontend.ignored_arguments import (
     gelu,
@@ -29,15 +30,14 @@ from anesurgery.frontend.ignored_arguments import (
     with_threshold,
     with_word,
 )
-from anesurgery.frontend.left_out import all_true, one_row, pooling
-from anesurgery.frontend.recurrence import CONVERSIONS as RECURRENCE
-from anesurgery.frontend.recurrence import WRAPPERS as RECURRENCE_WRAPPERS
+from anesurgery.frontend.missing_axes import one_row, pooling
 from anesurgery.frontend.repeating import copying, repeating, with_grouped_heads
 from anesurgery.frontend.resampling import resampled
 from anesurgery.frontend.scattering import CONVERSIONS as SCATTERING
 from anesurgery.frontend.scattering import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.strided_views import as_strided, unfold
 from anesurgery.frontend.symbolic_numbers import sym_ite, sym_not
+from anesurgery.frontend.triangular import solve_triangular
 from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
 
@@ -306,7 +306,6 @@ CONVERSIONS: dict[str, Convert] = {
     "bucketize": bucketize,
     "polar": polar,
     "round.decimals": rounded,
-    "_is_all_true": all_true,
     "view_as_complex": view_as_complex,
     "addcmul": _with_scaled("mul"),
     "addcdiv": _with_scaled("real_div"),
@@ -317,7 +316,7 @@ CONVERSIONS: dict[str, Convert] = {
     "sym_not": sym_not,
     "as_strided": as_strided,
     **{f"{kind}.input": of_export(kind) for kind in OUTPUTS},
-    **RECURRENCE,
+    "linalg_solve_triangular": solve_triangular,
     **SCATTERING,
     **ELEMENTARY,
 }
@@ -380,7 +379,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
     "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
-    **RECURRENCE_WRAPPERS,
+    **ELEMENTARY_WRAPPERS,
     **SCATTERING_WRAPPERS,
     **dict.fromkeys(SHORTENED, completed),
 }

@@ -1,7 +1,8 @@
-"""Small operations that coremltools lacks: rounding, products, sums, distances."""
+"""Small operations that coremltools lacks or converts in part: rounding, products, sums, distances."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value, promoted
 from anesurgery.frontend.ignored_arguments import variance
-from anesurgery.mil import mb, np_dtype, types
+from anesurgery.mil import Var, mb, np_dtype, types
 
 PRIMITIVES = {
     f"prims::{name}": name
@@ -102,6 +103,45 @@ def distances(context: Any, node: Any) -> None:
     context.add(norm(x=apart, axes=[-1], name=node.name))
 
 
+def summing_from_the_front(host: Convert) -> Convert:
+    """`torch.cumsum(x, axis)`: MIL counts axes from the front, and takes -1 at most."""
+
+    def cumsum(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        axis = known_value(argument(context, node, 1, "dim"))
+        if axis is not None and int(axis) < -1:
+            name = f"{node.name}_axis"
+            context.add(mb.const(val=np.int32(int(axis) + x.rank), name=name))
+            node.inputs = [node.inputs[0], name, *node.inputs[2:]]
+        host(context, node)
+
+    return cumsum
+
+
+def dividing_whole_numbers(host: Convert) -> Convert:
+    """`a // b` of integers is an integer, as torch has it: it counts repeats and heads."""
+
+    def floor_divide(context: Any, node: Any) -> None:
+        given = inputs_of(context, node)[:2]
+        if all(np_dtype(v).kind in "iu" for v in given if isinstance(v, Var)):
+            a, b = promoted(given)
+            context.add(mb.floor_div(x=a, y=b, name=node.name))
+        else:
+            host(context, node)
+
+    return floor_divide
+
+
+def all_true(context: Any, node: Any) -> None:
+    """`torch.all` of all elements, as `torch.export` decomposes it."""
+    x = inputs_of(context, node)[0]
+    if (value := known_value(x)) is not x and value is not None:
+        context.add(mb.const(val=bool(np.all(value)), name=node.name))
+        return
+    least = mb.reduce_min(x=mb.cast(x=x, dtype="int32"), keep_dims=False)
+    context.add(mb.cast(x=least, dtype="bool", name=node.name))
+
+
 CONVERSIONS: dict[str, Convert] = {
     "trunc": truncated,
     "fmod": remainder_of_its_sign,
@@ -112,4 +152,9 @@ CONVERSIONS: dict[str, Convert] = {
     "prims::sum": total,
     "prims::hypot": hypotenuse,
     "_cdist_forward": distances,
+    "_is_all_true": all_true,
+}
+WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
+    "cumsum": summing_from_the_front,
+    "floor_divide": dividing_whole_numbers,
 }

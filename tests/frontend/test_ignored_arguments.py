@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from conversion import convert
+from conversion import Function, assert_each_agrees, convert
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from anesurgery import frontend
@@ -47,33 +46,18 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Module(torch.nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
-
-
-def converted(name: str, how: str, precision: str) -> Any:
+def converted(function: Callable[[torch.Tensor], Any], how: str, precision: str) -> Any:
     frontend.register()
-    return convert(Module(CASES[name]), {"x": X}, how, "iOS17", precision)
+    return convert(Function(function), {"x": X}, how, "iOS17", precision)
 
 
 @pytest.mark.parametrize("how", ["trace", "export"])
-@pytest.mark.parametrize("name", CASES)
-def test_each_argument_counts(name: str, how: str) -> None:
-    model = converted(name, how, "FLOAT32")
-    for x in (X, -X / 3):
-        (found,) = run(model, {"x": x.numpy()}).values()
-        expected = CASES[name](x).numpy()
-        assert np.size(found) == expected.size
-        assert_close(np.reshape(found, expected.shape), expected, rtol=1e-6)
+def test_each_argument_counts(how: str) -> None:
+    assert_each_agrees(CASES, (X, -X / 3), how)
 
 
 def test_a_norm_of_large_values_in_fp16() -> None:
     """Their squares would overflow."""
-    model = converted("rms_norm_weight", "export", "FLOAT16")
+    model = converted(CASES["rms_norm_weight"], "export", "FLOAT16")
     (found,) = run(model, {"x": X.numpy() * 4096}, precision="fp16").values()
     assert_close(found, CASES["rms_norm_weight"](X).numpy(), rtol=2e-3)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from closeness import assert_close
 
+from anesurgery import frontend
+from anesurgery.interpret import run
 from anesurgery.mil import ct, quiet_host
+
+
+class Function(torch.nn.Module):
+    """A function of one tensor as a module."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
 
 
 def convert(
@@ -44,6 +58,27 @@ def convert(
             skip_model_load=True,
             **options,
         )
+
+
+def assert_each_agrees(
+    cases: Mapping[str, Callable[[torch.Tensor], torch.Tensor]],
+    inputs: Sequence[torch.Tensor],
+    how: str,
+    rtol: float = 1e-6,
+) -> None:
+    """Functions agree with torch on each input, converted with the first one.
+
+    All are in one model, as most of the time goes into coremltools' passes.
+    """
+    frontend.register()
+    whole = Function(lambda x: tuple(function(x) for function in cases.values()))
+    model = convert(whole, {"x": inputs[0]}, how, "iOS17", "FLOAT32")
+    for x in inputs:
+        found = run(model, {"x": x.numpy()}).values()
+        for (name, function), value in zip(cases.items(), found, strict=True):
+            expected = np.atleast_1d(function(x).numpy())
+            assert np.atleast_1d(value).shape == expected.shape, name
+            assert_close(np.atleast_1d(value), expected, rtol=rtol)
 
 
 class _Quick(threading.local):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from conversion import convert
+from conversion import Function, convert
 
 from anesurgery import frontend
 from anesurgery.interpret import run
@@ -156,15 +156,6 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Module(torch.nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
-
-
 def converted_module(
     module: torch.nn.Module, how: str, target: str = "iOS17", precision: str = "FLOAT32"
 ) -> Any:
@@ -175,7 +166,7 @@ def converted_module(
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("name", CASES)
 def test_each_conversion_agrees_with_torch(name: str, how: str) -> None:
-    module = Module(CASES[name])
+    module = Function(CASES[name])
     (found,) = run(converted_module(module, how), {"x": X.numpy()}).values()
     # in fp32 torch's bicubic kernels place the pixels to about 1e-6, each width of vectors in its own way
     expected = module(X.double() if name.startswith("bicubic") else X).numpy()
@@ -192,7 +183,7 @@ def test_a_mixture_of_experts_in_groups() -> None:
         made: torch.Tensor = torch.nn.functional.grouped_mm(x, experts, offs=ends)
         return made
 
-    (found,) = run(converted_module(Module(grouped), "trace"), {"x": X.numpy()}).values()
+    (found,) = run(converted_module(Function(grouped), "trace"), {"x": X.numpy()}).values()
     assert_close(found, grouped(X).numpy(), rtol=1e-6)
 
 
@@ -228,7 +219,7 @@ def test_dense_experts_are_those_that_transformers_chooses(name: str) -> None:
     assert_close(made["dense"], made["eager"], rtol=1e-5)
     with pytest.raises(AssertionError):
         assert_close(made["dense"], experts(tokens, chosen.flip(-1), shares).detach().numpy(), rtol=1e-2)
-    module = Module(lambda x: experts(x, chosen, shares))
+    module = Function(lambda x: experts(x, chosen, shares))
     model = convert(module, {"x": tokens}, "trace", "iOS17", "FLOAT32")
     (found,) = run(model, {"x": tokens.numpy()}).values()
     assert_close(found, made["eager"], rtol=1e-5)
@@ -239,7 +230,7 @@ def test_dense_experts_are_those_that_transformers_chooses(name: str) -> None:
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("name", CASES)
 def test_each_conversion_in_fp16(name: str, how: str, target: str) -> None:
-    module = Module(CASES[name])
+    module = Function(CASES[name])
     model = converted_module(module, how, target, "FLOAT16")
     (found,) = run(model, {"x": X.numpy()}, precision="fp16").values()
     expected = module(X).numpy()
@@ -285,7 +276,7 @@ def test_what_is_not_covered_is_refused_by_name(
     function: Callable[[torch.Tensor], torch.Tensor], said: str, how: str
 ) -> None:
     with pytest.raises(NotImplementedError, match=said):
-        converted_module(Module(function), how)
+        converted_module(Function(function), how)
 
 
 FAMILIES = ["gpt2", "llama", "qwen2", "bert", "t5", "whisper", "vit"]

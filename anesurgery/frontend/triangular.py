@@ -1,43 +1,13 @@
-"""What state-space models and linear attention compute with: sums so far and triangles."""
+"""Triangular systems, which gated linear attention solves, by matrix products."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, argument, inputs_of, known_value, promoted
-from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
-
-
-def summing_from_the_front(host: Convert) -> Convert:
-    """`torch.cumsum(x, axis)`: MIL counts axes from the front, and takes -1 at most."""
-
-    def cumsum(context: Any, node: Any) -> None:
-        x = inputs_of(context, node)[0]
-        axis = known_value(argument(context, node, 1, "dim"))
-        if axis is not None and int(axis) < -1:
-            name = f"{node.name}_axis"
-            context.add(mb.const(val=np.int32(int(axis) + x.rank), name=name))
-            node.inputs = [node.inputs[0], name, *node.inputs[2:]]
-        host(context, node)
-
-    return cumsum
-
-
-def dividing_whole_numbers(host: Convert) -> Convert:
-    """`a // b` of integers is an integer, as torch has it: it counts repeats and heads."""
-
-    def floor_divide(context: Any, node: Any) -> None:
-        given = inputs_of(context, node)[:2]
-        if all(np_dtype(v).kind in "iu" for v in given if isinstance(v, Var)):
-            a, b = promoted(given)
-            context.add(mb.floor_div(x=a, y=b, name=node.name))
-        else:
-            host(context, node)
-
-    return floor_divide
+from anesurgery.frontend.arguments import argument, inputs_of, known_value, promoted
+from anesurgery.mil import Array, is_symbolic, mb, types
 
 
 def solve_triangular(context: Any, node: Any) -> None:
@@ -70,10 +40,3 @@ def _beside(n: int, size: int, *, upper: bool) -> Array:
     block = np.arange(n) // size
     one, other = (block[None], block[:, None]) if upper else (block[:, None], block[None])
     return (one // 2 == other // 2) & (one > other)
-
-
-CONVERSIONS: dict[str, Convert] = {"linalg_solve_triangular": solve_triangular}
-WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
-    "cumsum": summing_from_the_front,
-    "floor_divide": dividing_whole_numbers,
-}

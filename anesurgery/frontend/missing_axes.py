@@ -1,12 +1,10 @@
-"""What torch lets be left out: the batch and the stride of a pooling, all rows of a weight but one, axes."""
+"""Axes that torch does without: pools without a batch, products with a weight of one row."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from anesurgery.frontend.arguments import Convert, argument, inputs_of, known_value
+from anesurgery.frontend.arguments import Convert, argument, inputs_of
 from anesurgery.mil import mb
 
 
@@ -48,13 +46,3 @@ def one_row(host: Convert) -> Convert:
         context.add(mb.identity(x=made, name=node.name))
 
     return convert
-
-
-def all_true(context: Any, node: Any) -> None:
-    """`torch.all` of all elements, as `torch.export` decomposes it."""
-    x = inputs_of(context, node)[0]
-    if (value := known_value(x)) is not x and value is not None:
-        context.add(mb.const(val=bool(np.all(value)), name=node.name))
-        return
-    least = mb.reduce_min(x=mb.cast(x=x, dtype="int32"), keep_dims=False)
-    context.add(mb.cast(x=least, dtype="bool", name=node.name))

@@ -1,4 +1,4 @@
-"""What a conversion fails with says where in the model it was: coremltools tells that to its log alone."""
+"""Errors of a conversion say where in the model they arose: coremltools says that in its log only."""
 
 from __future__ import annotations
 

@@ -1,0 +1,34 @@
+"""Slices that a model writes to, before iOS 18."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from closeness import assert_close
+from conversion import Function, convert
+
+from anesurgery import frontend
+from anesurgery.interpret import run
+
+X = torch.arange(24.0).reshape(2, 3, 4).sin()
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_slices_that_are_written_are_joined_and_not_scattered(how: str) -> None:
+    """Before iOS 18; a wrong order of the parts, or a slice too short, would not agree."""
+    frontend.register()
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        y = x.new_zeros(2, 4, 4)
+        y[:, :-1, 1:3] = x[..., :2]
+        y[:, -1, 2:] = x[:, 0, 1:3] * 2
+        y[1, 1:3] = 7.0
+        return y
+
+    module = Function(write)
+    model = convert(module, {"x": X}, how, "iOS17", "FLOAT32")
+    kinds = {op.op_type for op in model._mil_program.functions["main"].operations}
+    assert "concat" in kinds
+    assert not kinds & {"scatter", "scatter_nd"}
+    (found,) = run(model, {"x": -X.numpy()}).values()
+    assert_close(found, write(-X).numpy(), rtol=1e-6)

@@ -2,9 +2,10 @@
 
 `decoder_ane` gives the logits of the last position only, folds what depends on no input, makes the causal mask
 one tensor, and splits the head where the target cannot hold it; where products of one row stay on the CPU, the
-head becomes convolutions. Routers of experts compare their choice in fp16, and slices that are written into a
-buffer are joined. Lookups stay on the CPU, as the first op: of what stood before them nothing is left, since
-token ids come from a tokenizer and are never negative::
+head becomes convolutions. Routers of experts compare their choice in fp16, slices that are written into a
+buffer are joined, and running sums, as in the scans of hybrid models, become products. Lookups stay on the CPU,
+as the first op: of what stood before them nothing is left, since token ids come from a tokenizer and are never
+negative::
 
     recipes.decoder_ane("llama.mlpackage", target="M1/macOS 14").save("llama_ane.mlpackage")
 
@@ -21,6 +22,7 @@ from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import described, makeup
 from anesurgery.mil import Program
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
+from anesurgery.passes.decompose_ops import DecomposeOps
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.gather_to_moves import GatherToMoves
 from anesurgery.passes.group_by_unit import GroupByUnit
@@ -61,6 +63,7 @@ decoder_ane = Recipe(
         SplitHead(),
         PointwiseConvolution(),
         SequenceLayout(layout="as_given"),
+        DecomposeOps(),
         GroupByUnit(),
     ),
     applies_to=is_causal,

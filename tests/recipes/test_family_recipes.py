@@ -128,6 +128,25 @@ def test_the_mask_of_a_decoder_may_be_an_input() -> None:
     ane.apply(program, "decoder_ane", prove=None, quiet=True)
 
 
+def test_the_running_sums_of_a_hybrid_decoder_become_products() -> None:
+    """A scan beside attention adds up over positions; no running sum stays, and the numbers do."""
+    rng = np.random.default_rng(0)
+    ahead = np.triu(np.full((32, 32), -1e4, np.float16), 1)
+    head = (0.1 * rng.standard_normal((64, 16))).astype(np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 32, 16), types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=ahead)
+        mixed = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x)
+        return mb.linear(x=mb.cumsum(x=mb.sigmoid(x=mixed), axis=1), weight=head)
+
+    for target in TARGETS:
+        surgery = ane.apply(program, "decoder_ane", target=target, prove="model", quiet=True)
+        assert "cumsum" not in {op.op_type for op in walk_ops(surgery.program)}
+        _, (inspection,) = stand(surgery.program, Target.parse(target))
+        assert not [row.op_type for row in inspection.ops if row.legal is False]
+
+
 def test_options_follow_the_target(converted: Callable[..., Any]) -> None:
     """Heads of 50257 words are cut for the M1 and left whole for the M4."""
     most = {t: [s for s in recipes.decoder_ane.aimed_at(t).steps if s.name == "split_head"] for t in TARGETS}

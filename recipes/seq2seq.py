@@ -6,8 +6,8 @@ positions in fp16, gives the logits of the last position only, and cuts a head t
 
     recipes.seq2seq_ane("t5.mlpackage", target="M1/macOS 14").save("t5_ane.mlpackage")
 
-Refuses models that do not look up two sequences (`encoder_ane`, `decoder_ane`), and sound and pictures
-(`whisper_ane`, `vit_ane`).
+Refuses models that do not look up two sequences, or whose attentions are all causal, or all open (`encoder_ane`,
+`decoder_ane`), and sound and pictures (`whisper_ane`, `vit_ane`).
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ def is_seq2seq(program: Program) -> Refusal | None:
     ids = [v for f in program.functions.values() for v in f.inputs.values() if np_dtype(v).kind in "iu"]
     if found.attentions and (len(ids) < 2 or found.lookups < 2):
         return Refusal(f"it does not look up two sequences: see encoder_ane and decoder_ane; {found}")
+    if found.attentions and found.causal == found.attentions:
+        return Refusal(f"every attention is causal, so that no encoder reads ahead: see decoder_ane; {found}")
     if found.attentions and not found.attentions > found.open:
         return Refusal(f"no attention has a mask that may be causal: see encoder_ane; {found}")
     return found.without_attention

@@ -71,5 +71,6 @@ def _same_rows(op: Operation) -> bool:
     table, axis = constant(op.x), number(op.inputs.get("axis"))
     if table is None or constant(op.indices) is not None or axis is None or not np.ndim(table):
         return False
-    rows = np.moveaxis(np.asarray(table), int(axis), 0)
+    whole = np.ascontiguousarray(table)
+    rows = np.moveaxis(whole.view(f"u{whole.itemsize}"), int(axis), 0)  # by their bits: -0 is not 0
     return len(rows) > 0 and np.array_equal(rows[0], rows[-1]) and bool((rows == rows[:1]).all())

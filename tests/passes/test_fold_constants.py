@@ -177,6 +177,17 @@ def looked_up(table: Any) -> Program:
     return built(body)
 
 
+def test_rows_that_differ_in_the_sign_of_zero_are_not_equal() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2,), types.int32)], opset_version=ct.target.iOS17)
+    def program(ids: Var) -> Var:
+        return mb.inverse(
+            x=mb.gather(x=np.array([[0.0], [-0.0]], np.float32), indices=ids, axis=0), epsilon=0.0
+        )
+
+    _, session = apply_pass(FoldConstants(), program)
+    assert not session.changes
+
+
 def test_a_lookup_among_equal_rows_is_the_same_for_every_index() -> None:
     """RoBERTa's token types, which are 0 at every position."""
     program = looked_up(np.ones((1, 9), np.int32))

@@ -115,6 +115,14 @@ def test_models_without_attention_are_refused(recipe: str) -> None:
         ane.apply(program, recipe, quiet=True)
 
 
+def test_a_decoder_that_counts_positions_from_its_mask_is_no_encoder_with_a_decoder(
+    converted: Callable[..., Any],
+) -> None:
+    """It has two inputs of integers and two lookups, as such a model has."""
+    with pytest.raises(SurgeryError, match="every attention is causal, .*: see decoder_ane; .*, 2 lookups"):
+        ane.apply(converted("opt", mask=True).model, "seq2seq_ane", prove=None, quiet=True)
+
+
 def test_the_mask_of_a_decoder_may_be_an_input() -> None:
     """What a mask that is given at run time hides is not known, so nothing speaks against the model."""
 

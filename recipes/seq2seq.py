@@ -6,8 +6,8 @@ positions in fp16, gives the logits of the last position only, and cuts a head t
 
     recipes.seq2seq_ane("t5.mlpackage", target="M1/macOS 14").save("t5_ane.mlpackage")
 
-Refuses models that do not look up two sequences, or whose attentions are all causal, or all open (`encoder_ane`,
-`decoder_ane`), and sound and pictures (`whisper_ane`, `vit_ane`).
+Refuses models that do not look up two sequences, or whose attentions are all causal, or all open
+(`encoder_ane`, `decoder_ane`), and sound and pictures (`whisper_ane`, `vit_ane`).
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ OTHERS = {
     "timm_vit_reg": from_timm("vit_small_patch16_dinov3", 256, recipe="vit_ane", depth=2),
     "timm_maxvit": from_timm("maxvit_rmlp_pico_rw_256", 256),
     "timm_inception_next": from_timm("inception_next_tiny", depths=(1, 1, 1, 1)),
-    "timm_gcvit": from_timm("gcvit_xxtiny", depths=(1, 1, 2, 1)),
+    "timm_gcvit": from_timm("gcvit_xxtiny"),
     "timm_sequencer": from_timm("sequencer2d_s", layers=(1, 1, 1, 1)),
     "timm_halonet": from_timm("halonet26t", 256),
     "timm_xcit": from_timm("xcit_nano_12_p16_224", depth=2),

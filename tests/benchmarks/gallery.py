@@ -74,6 +74,7 @@ PIECES = {
     "gpt2": Piece("gpt2_ane", "GPT-2, 2 layers, 64 tokens", small("gpt2")),
     "llama": Piece("decoder_ane", "Llama, 2 layers, 64 tokens", small("llama")),
     "bert": Piece("encoder_ane", "BERT with a mask, 2 layers, 64 tokens", small("bert-mask")),
+    "t5": Piece("seq2seq_ane", "T5, 2 and 2 layers, 64 and 8 tokens", small("t5")),
     "whisper": Piece("whisper_ane", "Whisper, 2 and 2 layers", small("whisper")),
     "vit": Piece("vit_ane", "ViT, 2 layers, 224 x 224", small("vit")),
     "unet": Piece("unet_ane", "a UNet with mirrored edges, 256 x 256", mirrored_unet),

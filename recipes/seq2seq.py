@@ -2,7 +2,8 @@
 
 `seq2seq_ane` takes the guards and casts away that stand before lookups, as token ids come from a tokenizer and
 are never negative, makes the causal masks of the decoder one tensor, computes padding masks and counted
-positions in fp16, gives the logits of the last position only, and cuts a head that is too long for the target::
+positions in fp16, gives the logits of the last position only, and cuts a head that is too long for the target;
+where products of one row stay on the CPU, the head becomes convolutions::
 
     recipes.seq2seq_ane("t5.mlpackage", target="M1/macOS 14").save("t5_ane.mlpackage")
 
@@ -24,6 +25,7 @@ from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.index_casts import IndexCasts
 from anesurgery.passes.integers_as_floats import IntegersAsFloats
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
+from anesurgery.passes.pointwise_convolution import PointwiseConvolution
 from anesurgery.passes.rerank import Rerank
 from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.passes.sequence_layout import SequenceLayout
@@ -65,6 +67,7 @@ seq2seq_ane = Recipe(
         DecomposeOps(),
         Rerank(),
         SplitHead(),
+        PointwiseConvolution(),
         SequenceLayout(layout="as_given"),
         GroupByUnit(),
     ),

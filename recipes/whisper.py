@@ -1,7 +1,8 @@
 """Speech: Whisper's encoder and decoder, together or each by itself.
 
 `whisper_ane` folds what depends on no input, makes the causal masks of the decoder one tensor, gives the logits
-of the last position only, and cuts heads and kernels that are too long for the target::
+of the last position only, and cuts heads and kernels that are too long for the target; where products of one
+row stay on the CPU, the head becomes convolutions::
 
     recipes.whisper_ane("whisper.mlpackage", target="M1/macOS 14").save("whisper_ane.mlpackage")
 
@@ -21,6 +22,7 @@ from anesurgery.passes.index_casts import IndexCasts
 from anesurgery.passes.integers_as_floats import IntegersAsFloats
 from anesurgery.passes.long_convolution import LongConvolution
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
+from anesurgery.passes.pointwise_convolution import PointwiseConvolution
 from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
@@ -51,6 +53,7 @@ whisper_ane = Recipe(
         IntegersAsFloats(masks=True),
         LongConvolution(),
         SplitHead(),
+        PointwiseConvolution(),
         SequenceLayout(layout="as_given"),
         GroupByUnit(),
     ),

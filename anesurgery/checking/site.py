@@ -7,7 +7,9 @@ themselves, or are drawn.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +43,8 @@ LARGEST_SITE = 400
 
 PLACED = frozenset({"slice_by_size", "slice_by_index", "slice_update"})
 """Ops that may read dynamic places which have to lie inside."""
+LARGE_VALUE = 1 << 20
+"""Elements of a value of an edit above which memory is given back after its check."""
 TRIES = 4
 """How often such places are drawn to see that the old side takes them."""
 FARTHEST = 16
@@ -77,7 +81,8 @@ def check_site(
     key = (fingerprint(replaced, site.old_ops, site.new_ops), _facts(site, sample))
     if key not in known:
         try:
-            known[key] = _checked(site, sample, seed, promise)
+            with _trimmed(site):
+                known[key] = _checked(site, sample, seed, promise)
         except Refused as reason:
             return Refusal(str(reason))
     return known[key]
@@ -101,9 +106,21 @@ def _for_any_weights(
         return Refusal("no weights")
     key = fingerprint(site.replaced, site.old_ops, site.new_ops, stand_ins.numbers)
     if key not in known:
-        proof = prove_for_any_weights(site, seed, stand_ins, finite=not promise.tolerates_nonfinite)
+        with _trimmed(site):
+            proof = prove_for_any_weights(site, seed, stand_ins, finite=not promise.tolerates_nonfinite)
         known[key] = Refusal(proof.reason) if isinstance(proof, NoProof) else _of_bits(proof, seed)
     return known[key]
+
+
+@contextmanager
+def _trimmed(site: Site) -> Iterator[None]:
+    """Give back the memory that the check of a large edit took."""
+    from anesurgery.interpret.arithmetic.precision import trim
+
+    yield
+    values = (v for op in (*site.old_ops, *site.new_ops) for v in op.outputs)
+    if any(math.prod(drawn_shape(v)) > LARGE_VALUE for v in values):
+        trim()
 
 
 def _of_bits(proof: Proof, seed: int) -> SiteCheck:

@@ -84,6 +84,8 @@ def test_the_field_moves_alike(op_type: str) -> None:
     exact = Evaluator(made_by, olds, Algebraic(0))(
         {x: field.Image([torch.arange(point.numel()).reshape(tuple(x.shape))] * field.LANES)}  # type: ignore[dict-item]
     )
+    apart = Evaluator(made_by, olds, Algebraic(0))({x: field.Image(point.lanes)})  # type: ignore[dict-item]
+    assert all(a.same(b) for a, b in zip(images, apart, strict=True)), "names are moved as residues are"
     for image, numbers, again in zip(images, small, exact, strict=True):
         assert isinstance(image, field.Image)
         assert image.shape == numbers.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -97,7 +98,7 @@ class Bitwise(Symbolic):
         place = flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride()
         if place not in self._rows:
             parts = [self._rows_in(part) for part in torch.split(flat, max(1, SOME // terms))]
-            made = Image([torch.cat([p.lanes[i] for p in parts]) for i in range(field.LANES)])
+            made = field.together(parts, torch.cat)
             if not self.stand_ins and flat.dtype != torch.float16:  # what is stored in fp16 stays where it is
                 return made
             self._rows[place] = flat, made  # kept with it, so that nothing else can come to lie there
@@ -140,8 +141,13 @@ def added(a: Bitwise, op: Operation, x: Image, y: Image) -> Image:
     made = _sorted(a, ("add", a.rounds_to(op)), x, y)
     for one, other in ((x, y), (y, x)) if a.one_zero else ():
         empty = packed(other) == packed(a.lift(0.0))
-        made = Image([torch.where(empty, v, w) for v, w in zip(one.lanes, made.lanes, strict=True)])
+        made = field.together([one, made], functools.partial(_chosen, empty))
     return made
+
+
+def _chosen(first: torch.Tensor, each: list[torch.Tensor]) -> torch.Tensor:
+    """Elements of the first of two where told, else of the second."""
+    return torch.where(first, each[0], each[1])
 
 
 def _sorted(a: Bitwise, name: Any, x: Image, y: Image, turned: torch.Tensor | None = None) -> Image:

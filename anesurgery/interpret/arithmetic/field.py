@@ -1,7 +1,7 @@
 """Numbers of a prime field, three independent ones for each element, and random functions of them.
 
 The prime lies below 2^20, so that a sum of 8192 products stays below 2^53: products of matrices are those of
-float64, and the three residues of an element fit into 60 bits.
+float64, and the three residues of an element fit into one number of 64 bits, which is its name.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from anesurgery.errors import InterpretError
@@ -28,14 +29,15 @@ LONGEST = 8192
 """Products that may be added up in float64 without rounding."""
 HALF = (P + 1) // 2
 PIECE = 21
-"""Bits of a hash of 64 that make one residue."""
+"""Bits of a hash of 64 that make one residue, and of a name that hold one: a bit more than it has."""
+LOW = (1 << PIECE) - 1
+ONES = sum(1 << (PIECE * lane) for lane in range(LANES))
+"""The name whose residues are 1."""
 CACHED = 1 << 15
 """Elements that are scrambled at a time: they stay in the cache of a core."""
-GOLDEN, FIRST, SECOND = (
-    torch.tensor(c, dtype=torch.int64)
-    for c in (-7046029254386353131, -4658895280553007687, -7723592293110705685)
-)
+GOLDEN, FIRST, SECOND = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """The odd constants of splitmix64."""
+Words = npt.NDArray[np.uint64]
 
 
 class Zero(InterpretError):  # noqa: N818 - reads as a statement
@@ -43,40 +45,77 @@ class Zero(InterpretError):  # noqa: N818 - reads as a statement
 
 
 class Image:
-    """A tensor over the field: `LANES` tensors of residues, and the degree of what they are as polynomials."""
+    """A tensor over the field: the residues of its elements, and the degree of what they are as polynomials.
 
-    __slots__ = ("degree", "fraction", "lanes")
+    It holds the residues in `LANES` tensors, or the names of the elements in one, which takes a third of the
+    memory; each is found from the other.
+    """
 
-    def __init__(self, lanes: Sequence[Tensor], degree: float = 1, fraction: bool = False) -> None:
-        self.lanes = list(lanes)
+    __slots__ = ("_lanes", "degree", "fraction", "names")
+
+    def __init__(
+        self, lanes: Sequence[Tensor], degree: float = 1, fraction: bool = False, *, names: Tensor | None = None
+    ) -> None:
+        self._lanes = list(lanes)
+        self.names = names
+        """The elements as one number each; None where it holds lanes."""
         self.degree, self.fraction = degree, fraction
+
+    @classmethod
+    def of(cls, names: Tensor, degree: float = 1, fraction: bool = False) -> Image:
+        """The elements that have these names."""
+        return cls((), degree, fraction, names=names)
+
+    @property
+    def lanes(self) -> list[Tensor]:
+        """The residues, a tensor for each lane."""
+        return self._lanes if self.names is None else [_lane(self.names, i) for i in range(LANES)]
 
     @property
     def shape(self) -> torch.Size:
         """The shape of the tensor."""
-        return self.lanes[0].shape
+        return (self._lanes[0] if self.names is None else self.names).shape
 
     @property
     def ndim(self) -> int:
         """The rank of the tensor."""
-        return self.lanes[0].ndim
+        return len(self.shape)
 
     def numel(self) -> int:
         """The number of elements."""
-        return self.lanes[0].numel()
+        return self.shape.numel()
 
     def __bool__(self) -> bool:
         raise Unsupported("control flow that depends on an input")
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Image:
         """Elements moved in all lanes alike."""
-        return Image([function(lane) for lane in self.lanes], self.degree, self.fraction)
+        if self.names is not None:
+            return Image.of(function(self.names), self.degree, self.fraction)
+        return Image([function(lane) for lane in self._lanes], self.degree, self.fraction)
 
     def same(self, other: Image) -> bool:
         """Is every element the same in every lane?"""
-        return self.shape == other.shape and all(
-            torch.equal(a, b) for a, b in zip(self.lanes, other.lanes, strict=True)
-        )
+        if self.shape != other.shape:
+            return False
+        if self.names is not None and other.names is not None:
+            return torch.equal(self.names, other.names)
+        return all(torch.equal(a, b) for a, b in zip(self.lanes, other.lanes, strict=True))
+
+
+def _lane(names: Tensor, lane: int) -> Tensor:
+    """One residue of each name."""
+    return torch.bitwise_right_shift(names, PIECE * lane).bitwise_and_(LOW)
+
+
+def together(images: Sequence[Image], function: Callable[[list[Tensor]], Tensor]) -> Image:
+    """Elements of several tensors, moved in all lanes alike."""
+    degree, fraction = max(x.degree for x in images), any(x.fraction for x in images)
+    if any(x.names is not None for x in images):
+        return Image.of(function([packed(x) for x in images]), degree, fraction)
+    return Image(
+        [function(list(lanes)) for lanes in zip(*(x.lanes for x in images), strict=True)], degree, fraction
+    )
 
 
 def key(*parts: Any) -> int:
@@ -89,17 +128,22 @@ def mix(h: Tensor) -> Tensor:
     """Scramble 64 bits."""
     made = h.clone(memory_format=torch.contiguous_format)
     for part in torch.split(made.view(-1), CACHED):
-        _mix(part, torch.empty_like(part))
+        words = _words(part)
+        _mix(words, np.empty_like(words))
     return made
 
 
-def _mix(h: Tensor, scratch: Tensor) -> None:
+def _words(numbers: Tensor) -> Words:
+    """The same memory without a sign, for numpy: shifts need no mask and run in the processor's vectors."""
+    return numbers.numpy().view(np.uint64)
+
+
+def _mix(h: Words, scratch: Words) -> None:
     """Scramble as many as stay in the cache."""
     for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
-        torch.bitwise_right_shift(h, shift, out=scratch)
-        h ^= scratch.bitwise_and_((1 << (64 - shift)) - 1)
+        np.bitwise_xor(h, np.right_shift(h, np.uint64(shift), out=scratch), out=h)
         if factor is not None:
-            h *= factor
+            np.multiply(h, factor, out=h)
 
 
 def blocks(shape: Sequence[int]) -> Iterator[tuple[Any, ...]]:
@@ -115,19 +159,28 @@ def blocks(shape: Sequence[int]) -> Iterator[tuple[Any, ...]]:
 
 
 def packed(x: Image) -> Tensor:
-    """The three residues of each element as one number."""
+    """The names of the elements: the three residues of each as one number."""
+    if x.names is not None:
+        return x.names
     made = torch.empty(x.shape, dtype=torch.int64)
     for at in blocks(x.shape):
-        part = torch.bitwise_left_shift(x.lanes[2][at], 20, out=made[at])
-        part.bitwise_or_(x.lanes[1][at]).bitwise_left_shift_(20).bitwise_or_(x.lanes[0][at])
+        part = torch.bitwise_left_shift(x.lanes[2][at], PIECE, out=made[at])
+        part.bitwise_or_(x.lanes[1][at]).bitwise_left_shift_(PIECE).bitwise_or_(x.lanes[0][at])
     return made
 
 
 def opaque(name: int, *arguments: Tensor) -> Image:
-    """A random function of packed arguments: different ones give unrelated results."""
+    """A random function of packed arguments: different ones give unrelated results.
+
+    The first arguments are mixed once for all the elements that they broadcast to.
+    """
     shape = np.broadcast_shapes(*(a.shape for a in arguments))
-    spread = [a.expand(shape) for a in arguments]
-    return _function(name, shape, lambda at: [a[at] for a in spread])
+    before, rest = torch.tensor(name, dtype=torch.int64), list(arguments)
+    while len(rest) > 1 and np.broadcast_shapes(before.shape, rest[0].shape) != shape:
+        first = rest.pop(0)
+        before = mix((before ^ first).add_(int(GOLDEN.view(np.int64))))
+    spread = [a.expand(shape) for a in rest]
+    return _function(before, shape, lambda at: [_words(a[at]) for a in spread])
 
 
 def commuting(name: int, x: Tensor, y: Tensor, turned: Tensor | None = None) -> Image:
@@ -135,36 +188,59 @@ def commuting(name: int, x: Tensor, y: Tensor, turned: Tensor | None = None) -> 
     shape = np.broadcast_shapes(x.shape, y.shape)
     a, b = x.expand(shape), y.expand(shape)
     turned = None if turned is None else turned.expand(shape)
-    return _function(name, shape, lambda at: [torch.minimum(a[at], b[at]), torch.maximum(a[at], b[at])], turned)
+
+    def ordered(at: Any) -> list[Words]:
+        v, w = _words(a[at]), _words(b[at])
+        return [np.minimum(v, w), np.maximum(v, w)]
+
+    return _function(torch.tensor(name, dtype=torch.int64), shape, ordered, turned)
 
 
 def _function(
-    name: int, shape: tuple[int, ...], arguments: Callable[[Any], list[Tensor]], turned: Tensor | None = None
+    before: Tensor,
+    shape: tuple[int, ...],
+    arguments: Callable[[Any], list[Words]],
+    turned: Tensor | None = None,
 ) -> Image:
-    """A random function of what `arguments` gives for each block."""
-    first = torch.tensor(name, dtype=torch.int64)
-    lanes = [torch.empty(shape, dtype=torch.int64) for _ in range(LANES)]
+    """A random function of what was mixed before, and of what `arguments` gives for each block."""
+    before, names = before.expand(shape), torch.empty(shape, dtype=torch.int64)
     for at in blocks(shape):
-        h = first.expand(lanes[0][at].shape).contiguous()
-        scratch = torch.empty_like(h)
+        made = _words(names[at])
+        h, scratch = _words(before[at]).copy(), np.empty_like(made)
         for argument in arguments(at):
-            h ^= argument
-            h += GOLDEN
+            np.add(np.bitwise_xor(h, argument, out=h), GOLDEN, out=h)
             _mix(h, scratch)
-        sign = None if turned is None else turned[at].long().neg_()
-        for i, lane in enumerate(lanes):
-            made = torch.bitwise_right_shift(h, PIECE * i, out=lane[at])
-            made.bitwise_and_((1 << PIECE) - 1).mul_(P).bitwise_right_shift_(PIECE)
-            if sign is not None:
-                _turn(made, sign, scratch)
-    return Image(lanes)
+        _name(h, scratch, made)
+        if turned is not None:
+            _turn(made, turned[at].numpy(), scratch)
+    return Image.of(names)
 
 
-def _turn(v: Tensor, sign: Tensor, scratch: Tensor) -> None:
-    """Make v its negative where `sign` is -1 and not 0."""
-    v.bitwise_xor_(sign).sub_(sign)
-    torch.bitwise_right_shift(v, 63, out=scratch)
-    v += scratch.bitwise_and_(P)
+def _name(h: Words, scratch: Words, made: Words) -> None:
+    """A name from the pieces of each hash, every one scaled to a residue."""
+    for lane in range(LANES):
+        np.right_shift(h, np.uint64(PIECE * lane), out=scratch)
+        np.multiply(np.bitwise_and(scratch, np.uint64(LOW), out=scratch), np.uint64(P), out=scratch)
+        np.right_shift(scratch, np.uint64(PIECE), out=scratch if lane else made)
+        if lane:
+            np.bitwise_or(made, np.left_shift(scratch, np.uint64(PIECE * lane), out=scratch), out=made)
+
+
+def _turn(names: Words, turned: npt.NDArray[np.bool_], scratch: Words) -> None:
+    """Make names those of the negatives where told."""
+    np.copyto(names, _negative(names, scratch), where=turned)
+
+
+def _negative(names: Words, scratch: Words) -> Words:
+    """The names of the negatives: P minus each residue, and 0 for 0.
+
+    P plus what it lacks to 2^20 sets the bit that no residue has.
+    """
+    made = np.subtract(np.uint64(P * ONES), names)
+    np.add(made, np.uint64(((1 << (PIECE - 1)) - P) * ONES), out=scratch)
+    np.bitwise_and(np.right_shift(scratch, np.uint64(PIECE - 1), out=scratch), np.uint64(ONES), out=scratch)
+    made -= np.multiply(scratch, np.uint64(P), out=scratch)
+    return made
 
 
 def positions(count: int, name: int) -> Image:
@@ -174,7 +250,10 @@ def positions(count: int, name: int) -> Image:
 
 def random(shape: Sequence[int], generator: torch.Generator) -> Image:
     """A random point for each element."""
-    return Image([torch.randint(0, P, tuple(shape), generator=generator) for _ in range(LANES)])
+    names = torch.randint(0, P, tuple(shape), generator=generator)
+    for lane in range(1, LANES):
+        names |= torch.randint(0, P, tuple(shape), generator=generator).bitwise_left_shift_(PIECE * lane)
+    return Image.of(names)
 
 
 def exact(value: Any) -> Tensor:
@@ -214,26 +293,25 @@ def inverse(x: Tensor) -> Tensor:
 
 def negated(x: Image) -> Image:
     """-x."""
+    if x.names is not None:
+        return with_sign(x, torch.ones((), dtype=torch.bool))
     return Image([(P - lane) % P for lane in x.lanes], x.degree, x.fraction)
 
 
 def signed(x: Image) -> tuple[Image, Tensor]:
     """One of x and -x, the same for both, and where it is -x."""
-    turned = x.lanes[0] >= HALF
+    turned = (x.lanes[0] if x.names is None else _lane(x.names, 0)) >= HALF
     return with_sign(x, turned), turned
 
 
 def with_sign(x: Image, turned: Tensor) -> Image:
     """-x where told."""
     shape = np.broadcast_shapes(x.shape, turned.shape)
-    spread, olds = turned.expand(shape), [v.expand(shape) for v in x.lanes]
-    lanes = [torch.empty(shape, dtype=v.dtype) for v in olds]
+    spread, olds, names = turned.expand(shape), packed(x).expand(shape), torch.empty(shape, dtype=torch.int64)
     for at in blocks(shape):
-        sign = spread[at].long().neg_()
-        scratch = torch.empty_like(sign)
-        for v, made in zip(olds, lanes, strict=True):
-            _turn(made[at].copy_(v[at]), sign, scratch)
-    return Image(lanes, x.degree, x.fraction)
+        made = _words(names[at].copy_(olds[at]))
+        _turn(made, spread[at].numpy(), np.empty_like(made))
+    return Image.of(names, x.degree, x.fraction)
 
 
 def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
@@ -242,12 +320,14 @@ def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
     count = math.prod(x.shape[a] for a in axes)
     kept = [1 if a in axes else n for a, n in enumerate(x.shape)]
     last = list(range(x.ndim - len(axes), x.ndim))
-
-    def total(v: Tensor, w: Tensor) -> Tensor:
-        rows = v.movedim(axes, last).reshape(*(n for a, n in enumerate(v.shape) if a not in axes), count)
-        return (torch.matmul(rows, w) % P).reshape(kept)
-
-    return Image([total(v, w) for v, w in zip(x.lanes, weights.lanes, strict=True)], x.degree, x.fraction)
+    rows = x.map(lambda v: v.movedim(axes, last).reshape(-1, count))
+    made, factors = torch.empty(len(weights.lanes), rows.shape[0], dtype=torch.int64), weights.lanes
+    step = max(1, CACHED // max(1, count))
+    for at in range(0, rows.shape[0], step):
+        part = rows.map(lambda v, at=at: v[at : at + step])  # type: ignore[misc]
+        for v, w, total in zip(part.lanes, factors, made, strict=True):
+            torch.mv(v, w, out=total[at : at + step])
+    return Image([v.reshape(kept) for v in made.remainder_(P)], x.degree, x.fraction)
 
 
 def pairwise(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], degree: float) -> Image:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.arithmetic.field import LANES, Image, P, key
+from anesurgery.interpret.arithmetic.field import Image, P, key
 from anesurgery.mil import Array
 
 Tensor = torch.Tensor
@@ -28,7 +28,6 @@ KEPT = 1 << 22
 """Members that are remembered, the last ones made."""
 NOBODY = (1 << 62) - 1
 """Stands where a set has no more members; no name is as large."""
-LOW_BITS = (1 << 20) - 1
 
 
 class Sets(NamedTuple):
@@ -201,7 +200,7 @@ def _unique(members: Tensor) -> Tensor:
 
 def _unpacked(names: Tensor) -> Image:
     """The residues of names that are one number each."""
-    return Image([(names >> (20 * i)) & LOW_BITS for i in range(LANES)])
+    return Image.of(names)
 
 
 def _negative(names: Tensor) -> Tensor:

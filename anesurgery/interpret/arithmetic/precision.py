@@ -9,6 +9,7 @@ Integers of every width run as int32.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from collections.abc import Callable
@@ -137,6 +138,12 @@ def forget(array: Any) -> None:
     length = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
     if length > 0:
         mapped.madvise(mmap.MADV_DONTNEED, first, length)
+
+
+def trim() -> None:
+    """Give back to the system what was freed: glibc keeps it, so that what is mapped next comes on top."""
+    with suppress(OSError, TypeError, AttributeError):  # not on every system
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def as_tensor(array: Any) -> torch.Tensor:

@@ -22,6 +22,7 @@ from anesurgery.interpret.ops.elementwise import BINARY, UNARY
 from anesurgery.interpret.ops.indexing import undefined
 from anesurgery.interpret.table import TABLE, Meaning, Unsupported, ints
 from anesurgery.mil import Operation, Var, static_shape
+from anesurgery.ops import MOVING as MOVES
 from anesurgery.ops import names
 
 Tensor = torch.Tensor
@@ -160,7 +161,7 @@ class Symbolic:
         if op.op_type in MOVING:
             return MOVING[op.op_type](self, op, **arguments)
         if known.moves and _moves_only(arguments, symbolic):
-            return self._moved(known, arguments)
+            return self._moved(op, known, arguments)
         rule = self.rules.get(op.op_type)
         if rule is not None:
             return rule(self, op, **arguments)
@@ -181,10 +182,9 @@ class Symbolic:
                 if isinstance(arguments.get(name), Tensor)
             }
             parts.append(self._run(op, known, {**arguments, **given}))
-        lanes = [torch.cat([p.lanes[i] for p in parts], axis) for i in range(field.LANES)]
-        return Image(lanes, max(p.degree for p in parts), any(p.fraction for p in parts))
+        return field.together(parts, lambda each: torch.cat(each, axis))
 
-    def _moved(self, known: Meaning, arguments: dict[str, Any]) -> Any:
+    def _moved(self, op: Operation, known: Meaning, arguments: dict[str, Any]) -> Any:
         name, x = next((k, v) for k, v in arguments.items() if isinstance(v, Image))
         if str(arguments.get("mode", "")) == "constant" or ("pad" in arguments and "mode" not in arguments):
             value = self.lift(np.float32(arguments.get("constant_val", 0.0)))
@@ -192,6 +192,11 @@ class Symbolic:
                 known.function(**{**arguments, name: lane, "constant_val": float(v)})
                 for lane, v in zip(x.lanes, value.lanes, strict=True)
             ]
+        elif x.names is not None and op.op_type in MOVES:
+            made = known.function(**{**arguments, name: x.names})
+            several = isinstance(made, (list, tuple))
+            parts = tuple(Image.of(v, x.degree, x.fraction) for v in (made if several else [made]))
+            return parts if several else parts[0]
         else:
             lanes = [known.function(**{**arguments, name: lane}) for lane in x.lanes]
         if isinstance(lanes[0], (list, tuple)):
@@ -284,8 +289,7 @@ def _axes(given: Any, rank: int, op: Operation) -> list[int]:
 def _concat(a: Symbolic, op: Operation, values: list[Any], **how: Any) -> Any:
     images = [a.image(v) for v in values]
     function = TABLE[op.op_type].function
-    lanes = [function([x.lanes[i] for x in images], **how) for i in range(field.LANES)]
-    return Image(lanes, max(x.degree for x in images), any(x.fraction for x in images))
+    return field.together(images, lambda each: function(each, **how))
 
 
 def _lane_by_lane(a: Symbolic, op: Operation, first: str, second: str, arguments: dict[str, Any]) -> Any:
@@ -293,8 +297,7 @@ def _lane_by_lane(a: Symbolic, op: Operation, first: str, second: str, arguments
         return a.uninterpreted(op, arguments)
     x, y = a.image(arguments[first]), a.image(arguments[second])
     function = TABLE[op.op_type].function
-    lanes = [function(**{**arguments, first: v, second: w}) for v, w in zip(x.lanes, y.lanes, strict=True)]
-    return Image(lanes, max(x.degree, y.degree), x.fraction or y.fraction)
+    return field.together([x, y], lambda each: function(**{**arguments, first: each[0], second: each[1]}))
 
 
 def _slice_update(a: Symbolic, op: Operation, **arguments: Any) -> Any:
@@ -346,9 +349,7 @@ def _select(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
     cond, x, y = arguments["cond"], a.image(arguments["a"]), a.image(arguments["b"])
     if isinstance(cond, Image):
         return a.choose(cond, x, y)
-    degree, fraction = max(x.degree, y.degree), x.fraction or y.fraction
-    lanes = [torch.where(cond.bool(), v, w) for v, w in zip(x.lanes, y.lanes, strict=True)]
-    return Image(lanes, degree, fraction)
+    return field.together([x, y], lambda each: torch.where(cond.bool(), each[0], each[1]))
 
 
 def _sampled(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:

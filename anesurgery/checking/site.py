@@ -118,7 +118,8 @@ def _trimmed(site: Site) -> Iterator[None]:
     from anesurgery.interpret.arithmetic.precision import trim
 
     yield
-    values = (v for op in (*site.old_ops, *site.new_ops) for v in op.outputs)
+    made = (v for op in (*site.old_ops, *site.new_ops) for v in op.outputs)
+    values = (v for v in made if types.is_tensor(v.sym_type))
     if any(math.prod(drawn_shape(v)) > LARGE_VALUE for v in values):
         trim()
 

@@ -85,7 +85,10 @@ def test_the_field_moves_alike(op_type: str) -> None:
         {x: field.Image([torch.arange(point.numel()).reshape(tuple(x.shape))] * field.LANES)}  # type: ignore[dict-item]
     )
     apart = Evaluator(made_by, olds, Algebraic(0))({x: field.Image(point.lanes)})  # type: ignore[dict-item]
-    assert all(a.same(b) for a, b in zip(images, apart, strict=True)), "names are moved as residues are"
+    for image, other in zip(images, apart, strict=True):
+        assert isinstance(image, field.Image)
+        assert isinstance(other, field.Image)
+        assert image.same(other), "names are moved as residues are"
     for image, numbers, again in zip(images, small, exact, strict=True):
         assert isinstance(image, field.Image)
         assert image.shape == numbers.shape

@@ -80,3 +80,10 @@ def test_tensors_are_moved_together_where_some_are_names(first: bool) -> None:
     x, y = residues((2, 3)), field.negated(residues((2, 3)))
     mixed = [named(x), y] if first else [x, named(y)]
     assert field.together(mixed, torch.cat).same(field.together([x, y], torch.cat))
+
+
+def test_what_is_computed_of_residues_is_the_same_for_names() -> None:
+    x = residues((3, 50))
+    made = named(x).of_residues(lambda v: v.cumsum(1))
+    assert made.same(x.of_residues(lambda v: v.cumsum(1)))
+    assert not made.same(named(x).map(lambda v: v.cumsum(1))), "names do not add up"

@@ -89,10 +89,14 @@ class Image:
         raise Unsupported("control flow that depends on an input")
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Image:
-        """Elements moved in all lanes alike."""
+        """Elements moved in all lanes alike; what computes with them is for `of_residues`."""
         if self.names is not None:
             return Image.of(function(self.names), self.degree, self.fraction)
         return Image([function(lane) for lane in self._lanes], self.degree, self.fraction)
+
+    def of_residues(self, function: Callable[[Tensor], Tensor]) -> Image:
+        """What a function computes of the residues of each lane."""
+        return Image([function(lane) % P for lane in self.lanes], self.degree, self.fraction)
 
     def same(self, other: Image) -> bool:
         """Is every element the same in every lane?"""

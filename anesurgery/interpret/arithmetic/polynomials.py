@@ -87,7 +87,7 @@ class Algebraic(Symbolic):
 
     def scaled(self, x: Image, factor: int) -> Image:
         """X times a number of the field."""
-        return x.map(lambda v: v * factor % P)
+        return x.of_residues(lambda v: v * factor)
 
     def root(self, x: Image) -> Image:
         """The square root, a random function."""

@@ -120,7 +120,7 @@ def _softmax(a: Algebraic, op: Operation, x: Any, axis: int = -1) -> Image:
 
 def _cumsum(a: Algebraic, op: Operation, **arguments: Any) -> Image:
     x = a.image(arguments.pop("x"))
-    made = x.map(lambda v: TABLE["cumsum"].function(x=v, **arguments) % P)
+    made = x.of_residues(lambda v: TABLE["cumsum"].function(x=v, **arguments))
     return Image(made.lanes, x.degree * (x.numel() if x.fraction else 1), x.fraction)
 
 
@@ -193,7 +193,7 @@ def _avg_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
     """Means are sums over counts."""
     total, counts = _window_sums(a.image(x), op, how)
     inverse = torch.tensor([pow(int(c), P - 2, P) for c in counts.reshape(-1)]).reshape(counts.shape)
-    return total.map(lambda v: v * inverse % P)
+    return total.of_residues(lambda v: v * inverse)
 
 
 def _l2_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend import assigning, error_context, strided_views, written_slices
+from anesurgery.frontend import assigning, error_context, fused_scales, strided_views, written_slices
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.decomposing import decomposable
 from anesurgery.frontend.experts import register_experts
@@ -52,6 +52,7 @@ def register() -> None:
     strided_views.register()
     error_context.register()
     written_slices.register()
+    fused_scales.register()
     _compute_bfloat16_as_float32()
 
 

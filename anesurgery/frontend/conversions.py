@@ -21,6 +21,7 @@ from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.exported_rnns import OUTPUTS, of_export
 from anesurgery.frontend.fast_attention import encoder_layer, multi_head_attention
+from anesurgery.frontend.folding import folding
 from anesurgery.frontend.ignored_arguments import (
     gelu,
     rms_norm,
@@ -372,6 +373,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
     "rms_norm": lambda _: rms_norm,
     "linear": one_row,
+    "col2im": folding,
     **{f"{kind}_pool{n}d": pooling(n + 2) for kind in ("max", "avg") for n in (1, 2, 3)},
     "round": lambda _: rounded,
     "softplus": with_threshold,

@@ -1,5 +1,6 @@
 """What is written into a slice at constant places is joined to what stays: slices and concatenations.
 
+It takes the dtype of what it is written into, and an empty slice changes nothing, as in torch.
 Before iOS 18 coremltools flattens the tensor and scatters, which was placed on the Neural Engine in no form
 (measured: M4, macOS 27). From iOS 18 on it writes `slice_update`, which is kept: caches are read from it.
 """
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import known_value
+from anesurgery.frontend.arguments import dtype_of, known_value
 from anesurgery.mil import Var, is_symbolic, mb
 
 Ranges = list[tuple[int, int]]
@@ -29,12 +30,14 @@ def register() -> None:
 
 def _joining(host: Callable[..., Var]) -> Callable[..., Var]:
     def translate(x: Var, updates: Var, begin: Any, end: Any, **options: Any) -> Var:
-        name = options.get("name")
-        ranges = _ranges(x, begin, end, options)
-        if ranges is None or updates.dtype != x.dtype or name is None:
-            return host(x=x, updates=updates, begin=begin, end=end, **options)
-        region = [last - first for first, last in ranges]
-        if 0 in region or any(map(is_symbolic, updates.shape)) or math.prod(updates.shape) != math.prod(region):
+        name, ranges = options.get("name"), _ranges(x, begin, end, options)
+        region = [last - first for first, last in ranges or ()]
+        if name is not None and 0 in region:
+            return mb.identity(x=x, name=name)
+        if updates.dtype != x.dtype:
+            updates = mb.cast(x=updates, dtype=dtype_of(x))
+        dynamic = ranges is None or any(map(is_symbolic, updates.shape))
+        if dynamic or name is None or _has_slice_update() or math.prod(updates.shape) != math.prod(region):
             return host(x=x, updates=updates, begin=begin, end=end, **options)
         if list(updates.shape) != region:
             updates = mb.reshape(x=updates, shape=region)
@@ -45,11 +48,8 @@ def _joining(host: Callable[..., Var]) -> Callable[..., Var]:
 
 def _ranges(x: Var, begin: Any, end: Any, options: dict[str, Any]) -> Ranges | None:
     """The first place and the one after the last, on each axis; None where they are dynamic or apart."""
-    from coremltools.converters.mil._deployment_compatibility import AvailableTarget
-    from coremltools.converters.mil.frontend.torch.ops import is_current_opset_version_compatible_with
-
     begin, end, stride = (known_value(v) for v in (begin, end, options.get("stride")))
-    if is_current_opset_version_compatible_with(AvailableTarget.iOS18) or begin is None or end is None:
+    if begin is None or end is None:
         return None
     if any(map(is_symbolic, x.shape)) or not (stride is None or (np.asarray(stride) == 1).all()):
         return None
@@ -61,6 +61,13 @@ def _ranges(x: Var, begin: Any, end: Any, options: dict[str, Any]) -> Ranges | N
         _, last, _ = slice(None, None if to_end[axis] else int(end[axis])).indices(length)
         found.append((first, first + 1 if one[axis] else max(first, last)))
     return found
+
+
+def _has_slice_update() -> bool:
+    from coremltools.converters.mil._deployment_compatibility import AvailableTarget
+    from coremltools.converters.mil.frontend.torch.ops import is_current_opset_version_compatible_with
+
+    return bool(is_current_opset_version_compatible_with(AvailableTarget.iOS18))
 
 
 def _written(x: Var, updates: Var, ranges: Ranges, axis: int) -> Var:

@@ -1,6 +1,8 @@
-"""Slices that a model writes to, before iOS 18."""
+"""Slices that a model writes to: joined before iOS 18; an empty one, and numbers of another dtype."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -32,3 +34,28 @@ def test_slices_that_are_written_are_joined_and_not_scattered(how: str) -> None:
     assert not kinds & {"scatter", "scatter_nd"}
     (found,) = run(model, {"x": -X.numpy()}).values()
     assert_close(found, write(-X).numpy(), rtol=1e-6)
+
+
+def empty(x: torch.Tensor) -> torch.Tensor:
+    made = x + 1
+    made[1, 3:] = made[0, 0]
+    return made
+
+
+def whole_numbers(x: torch.Tensor) -> torch.Tensor:
+    made = x + 1
+    made[:, 1] = torch.arange(4)
+    return made
+
+
+@pytest.mark.parametrize("target", ["iOS17", "iOS18"])
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize("write", [empty, whole_numbers])
+def test_each_write_agrees_with_torch(
+    write: Callable[[torch.Tensor], torch.Tensor], how: str, target: str
+) -> None:
+    frontend.register()
+    model = convert(Function(write), {"x": X}, how, target, "FLOAT32")
+    for x in (X, X / 7):
+        (found,) = run(model, {"x": x.numpy()}).values()
+        assert_close(found, write(x).numpy(), rtol=1e-6)

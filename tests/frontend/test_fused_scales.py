@@ -1,0 +1,39 @@
+"""A scale and a shift of one channel to many, and of as many channels as there are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from closeness import assert_close
+from conversion import convert
+
+from anesurgery import frontend
+from anesurgery.interpret import run
+
+MANY = torch.arange(1.0, 4.0).reshape(1, 3, 1, 1)
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, scale: torch.Tensor, shift: torch.Tensor) -> None:
+        super().__init__()
+        self.scale, self.shift = scale, shift
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale + self.shift).relu()
+
+
+@pytest.mark.parametrize(
+    ("channels", "shift", "fused"),
+    [(3, MANY, True), (1, MANY, False), (3, torch.ones(1, 1, 1, 1), False)],
+    ids=["same", "one_channel", "one_shift"],
+)
+def test_only_the_same_channels_become_a_batch_norm(channels: int, shift: torch.Tensor, fused: bool) -> None:
+    frontend.register()
+    x = torch.arange(4.0 * channels).reshape(1, channels, 2, 2).sin()
+    module = Scaled(MANY, shift)
+    model = convert(module, {"x": x}, "trace", "iOS17", "FLOAT32")
+    kinds = [op.op_type for op in model._mil_program.functions["main"].operations]
+    assert ("batch_norm" in kinds) == fused
+    for given in (x, 3 - x):
+        (found,) = run(model, {"x": given.numpy()}).values()
+        assert_close(found, module(given).numpy(), rtol=2e-5)  # a batch norm adds 1e-5 to the variance

@@ -36,8 +36,13 @@ def _joining(host: Callable[..., Var]) -> Callable[..., Var]:
             return mb.identity(x=x, name=name)
         if updates.dtype != x.dtype:
             updates = mb.cast(x=updates, dtype=dtype_of(x))
-        dynamic = ranges is None or any(map(is_symbolic, updates.shape))
-        if dynamic or name is None or _has_slice_update() or math.prod(updates.shape) != math.prod(region):
+        if (
+            ranges is None
+            or name is None
+            or any(map(is_symbolic, updates.shape))
+            or math.prod(updates.shape) != math.prod(region)
+            or _has_slice_update()
+        ):
             return host(x=x, updates=updates, begin=begin, end=end, **options)
         if list(updates.shape) != region:
             updates = mb.reshape(x=updates, shape=region)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from closeness import assert_close
@@ -10,7 +12,7 @@ from conversion import convert
 from anesurgery import frontend
 from anesurgery.interpret import run
 
-FORMS = {
+FORMS: dict[str, dict[str, Any]] = {
     "tiles": {"output_size": (4, 6), "kernel_size": 2, "stride": 2},
     "remainder": {"output_size": (5, 7), "kernel_size": 2, "stride": 2},
     "overlap": {"output_size": (4, 5), "kernel_size": (2, 3)},

@@ -136,7 +136,8 @@ class Architecture:
             if isinstance(part, torch.nn.Conv2d):
                 part.reset_parameters()
         _settle_norms(made, self.example())
-        return made.eval()
+        _show_something(made.eval(), self.example())
+        return made
 
     def example(self) -> tuple[torch.Tensor, ...]:
         """The inputs as tensors."""
@@ -152,6 +153,26 @@ def _settle_norms(module: torch.nn.Module, example: tuple[torch.Tensor, ...]) ->
         norm.train()
     with torch.no_grad():
         module(*(torch.cat([v, v.flip(-1), -v, v / 2]) for v in example)) if norms else None
+
+
+def _show_something(module: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> None:
+    """Where the output is one number all over, as behind a head of zeros, draw what was set to one number.
+
+    Raises:
+        ValueError: it still is: nothing that is compared with it could be wrong.
+    """
+    with torch.no_grad():
+        if not _is_constant(module(*example)):
+            return
+        for parameter in module.parameters():
+            if parameter.numel() > 1 and _is_constant(parameter):
+                parameter += 0.1 * torch.randn_like(parameter)
+        if _is_constant(module(*example)):
+            raise ValueError("the output is one number all over, whatever is computed")
+
+
+def _is_constant(x: torch.Tensor) -> bool:
+    return bool((x == x.flatten()[0]).all())
 
 
 class _OneOutput(torch.nn.Module):

@@ -166,7 +166,7 @@ def _show_something(module: torch.nn.Module, example: tuple[torch.Tensor, ...]) 
             return
         for parameter in module.parameters():
             if parameter.numel() > 1 and _is_constant(parameter):
-                parameter += 0.1 * torch.randn_like(parameter)
+                parameter.add_(0.1 * torch.randn_like(parameter))
         if _is_constant(module(*example)):
             raise ValueError("the output is one number all over, whatever is computed")
 

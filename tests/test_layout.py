@@ -299,6 +299,42 @@ def test_calls_lead_to_the_saved_package_in_few_hops_and_never_upwards(tmp_path:
     assert not [(a, b) for a, b in upward if (room(a), b) != ("checking", "anesurgery.rewriting.rewrite")]
 
 
+CLOCK = re.compile(
+    r"\btime\.(?:time|perf_counter|process_time|monotonic|thread_time)(?:_ns)?\b|\bfrom time import"
+    r"|\btimeit\b|datetime\.(?:now|today)|\bgetrusage\b|\bru_\w+|timeout=\d"
+)
+"""Whatever a machine at work gives another number for; a child that hangs is stopped by `children.HUNG`."""
+BY_THE_CLOCK = {"test_kills_and_savers.py": "a child is killed at moments of one save; none is judged"}
+"""Test files that look at a clock, and why that decides nothing."""
+
+
+def clocks(text: str) -> list[str]:
+    """What a file of tests judges by the clock, or by the memory of a process; code in strings counts."""
+    return [line.strip() for line in text.splitlines() if CLOCK.search(line)]
+
+
+def test_no_test_judges_by_the_clock() -> None:
+    """Growth is shown by counting (`counting.assert_linear`); times belong in tests/benchmarks."""
+    files = [p for p in TESTS.rglob("*.py") if "benchmarks" not in p.parts and p != Path(__file__)]
+    by_clock = {p.name: clocks(p.read_text(encoding="utf-8")) for p in files if p.name not in BY_THE_CLOCK}
+    assert {name: found for name, found in by_clock.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "assert time.process_time() - start < 2",
+        "start = time.monotonic_ns()",
+        "from time import perf_counter",
+        "seconds = timeit.timeit(work)",
+        'CHILD = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"',
+        "subprocess.run(command, timeout=60)",
+    ],
+)
+def test_a_clock_in_a_test_is_noticed(line: str) -> None:
+    assert clocks(f"x = 1\n{line}\n") == [line]
+
+
 def test_no_file_name_is_used_in_two_rooms() -> None:
     names = Counter(path.name for path in sources() if path.name not in ("__init__.py", "_template.py"))
     assert not [name for name, count in names.items() if count > 1]

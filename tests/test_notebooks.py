@@ -10,6 +10,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from children import HUNG
 from nbclient import NotebookClient
 
 pytestmark = pytest.mark.first
@@ -44,7 +45,7 @@ def text_of(notebook: Any) -> str:
 @pytest.mark.parametrize("path", [marked(path) for path in sorted(NOTEBOOKS.glob("*.ipynb"))])
 def test_notebooks_run(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=HUNG, kernel_name="python3").execute()
     assert [words for words in SAID[path.stem] if words not in text_of(notebook)] == []
 
 

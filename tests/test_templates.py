@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from children import run_child
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("anesurgery", "passes", "recipes", "tests", "docs", "pyproject.toml", "README.md")
@@ -55,7 +55,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def run(checkout: Path, *arguments: str) -> str:
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False, timeout=300)
+    done = run_child(command, cwd=checkout, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

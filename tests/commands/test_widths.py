@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import re
-import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from anesurgery import registry
+from anesurgery.commands import waiting
 from anesurgery.commands.app import app
 from anesurgery.commands.options import complete_name, complete_steps
-from anesurgery.commands.waiting import waiting
 from anesurgery.display import folded
+from anesurgery.files import progress
 from anesurgery.files.package import save
-from anesurgery.files.progress import advance, work
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb
 
@@ -121,23 +120,48 @@ class Terminal(io.StringIO):
         return True
 
 
+@dataclass
+class Clock:
+    """A clock that goes on by a second whenever somebody waits; it stands in for `time`, and for an event."""
+
+    waits: int
+    """How often the event is waited for in vain."""
+    now: float = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        self.waits -= 1
+        return self.waits < 0
+
+
 def test_a_long_wait_shows_what_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: Any = Terminal()
     monkeypatch.setattr("sys.stderr", shown)
-    with waiting("proving"):
-        time.sleep(1.3)
-    assert "proving ... 1 s" in shown.getvalue()
-    assert shown.getvalue().endswith("\r\033[K")
-    shown.truncate(0)
-    with waiting("saving"), work(2_000_000):
-        advance(500_000)
-        time.sleep(1.3)
-    assert re.search(r"saving ... 1 s, 500.0 kB of 2.0 MB, [345] s left", shown.getvalue())
-    quiet: Any = Terminal()
-    monkeypatch.setattr("sys.stderr", quiet)
-    with waiting("proving", quiet=True):
+    clock: Any = Clock(waits=2)
+    for module in (waiting, progress):
+        monkeypatch.setattr(module, "time", clock)
+    listener = progress.Listener(progress.Amount(2_000_000, done=500_000, start=clock.now))
+    waiting._tick("saving", clock, listener)
+    assert shown.getvalue().split("\r\033[K") == [
+        "saving ...",
+        "saving ... 1 s, 500.0 kB of 2.0 MB, 3 s left",
+        "saving ... 2 s, 500.0 kB of 2.0 MB, 6 s left",
+    ]
+
+
+def test_a_wait_is_told_on_a_terminal_and_wiped_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: Any = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    with waiting.waiting("proving", quiet=True):
         pass
-    assert quiet.getvalue() == ""
+    assert shown.getvalue() == ""
+    with waiting.waiting("proving"):
+        pass
+    assert shown.getvalue().startswith("proving ...")
+    assert shown.getvalue().endswith("\r\033[K")
 
 
 def test_split_says_its_options_as_they_are_written() -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from children import run_child
 from saved import model, scratches, state
 
 from anesurgery.errors import LoadError
@@ -115,7 +115,7 @@ print(json.dumps(winners))
 
 def in_a_process(code: str, *arguments: object) -> Any:
     command = [sys.executable, "-c", START.format(support=str(SUPPORT)) + code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = run_child(command, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -223,9 +223,7 @@ writing._place = careless
 @pytest.mark.slow
 def test_the_kills_notice_a_wrong_way(tmp_path: Path) -> None:
     command = [sys.executable, "-c", START.format(support=str(SUPPORT)) + WITHOUT_CARE + KILLS]
-    done = subprocess.run(
-        [*command, str(tmp_path), "40", "exchange"], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = run_child([*command, str(tmp_path), "40", "exchange"], check=False)
     assert done.returncode or json.loads(done.stdout)["gone"]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import fuzzing
 import pytest
+from children import run_child
 from compiled_models import compile_package
 
 SUPPORT = Path(fuzzing.__file__).parent
@@ -33,13 +33,8 @@ COMPILED = ["fluid_argmax.mlmodelc", "silero_unified.mlmodelc", "silero_unified_
 def fuzz(models: list[Path], folder: Path, first: int, count: int) -> dict[int, str]:
     """What was said of each damaged file that cannot be loaded, by seed."""
     command = [sys.executable, fuzzing.__file__, str(folder), str(first), str(count), *map(str, models)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=60 + 60 * count,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])},
+    done = run_child(
+        command, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     raw = [line for line in lines if "raw" in line]

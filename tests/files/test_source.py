@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from children import run_child
 
 import anesurgery as ane
 from anesurgery.errors import LoadError
@@ -172,7 +172,7 @@ except LoadError as error:
 def test_a_source_that_is_cut_short_in_mid_save_ends_the_save(package: Path, tmp_path: Path) -> None:
     """In a process of its own: it went on for ever."""
     command = [sys.executable, "-c", CUT_IN_MID_SAVE, str(package), str(tmp_path / "saved.mlpackage")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = run_child(command, check=True)
     assert "was cut short after it was read" in done.stdout
     assert [p.name for p in tmp_path.iterdir()] == ["network.mlpackage"]
 

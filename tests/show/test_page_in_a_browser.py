@@ -6,11 +6,11 @@ import html
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from children import run_child
 from report_models import ODD, finding, inspection, large, row, twenty
 
 from anesurgery.placement import Estimate, Inspection
@@ -25,7 +25,7 @@ def started(file: Path, *flags: str) -> str:
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("chromium is not installed")
-    done = subprocess.run(
+    done = run_child(
         [
             chromium,
             "--headless",
@@ -43,9 +43,6 @@ def started(file: Path, *flags: str) -> str:
             *flags,
             file.as_uri(),
         ],
-        capture_output=True,
-        text=True,
-        timeout=120,
         check=True,
     )
     assert "CONSOLE" not in done.stderr, done.stderr

@@ -1,0 +1,180 @@
+"""Every public name stays what it is, whatever was imported and called before it: each call is made twice."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery import registry
+from anesurgery.errors import SurgeryError
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement import Grade, Rule
+from anesurgery.placement.registered import unregister_rule
+from anesurgery.surgery import Recipe
+
+PACKAGES = {"passes", "recipes"}
+"""The public names that are packages on purpose."""
+NOT_CALLED = {"Builder", "Comparison", "Inspection", "Match", "OpPattern", "Ops", "Pass", "Picture"}
+NOT_CALLED |= {"Refusal", "Rewrite", "Sensitivity", "Surgery", "SurgeryError"}
+"""Classes whose objects calls give, or from which users derive."""
+
+
+def small() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.linear(x=mb.relu(x=x), weight=np.eye(4, dtype=np.float32), name="y")
+
+    return program
+
+
+def counting() -> Program:
+    """A decoder of 8 words that always says the next one."""
+    following = np.roll(np.eye(8, dtype=np.float32), 1, axis=1)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)])
+    def program(ids: Var) -> Var:
+        return mb.gather(x=following, indices=ids, axis=0, name="logits")
+
+    return program
+
+
+def compiled(folder: Path) -> Any:
+    """A model that is not compiled, which `decompile` refuses in words."""
+    with pytest.raises(SurgeryError):
+        ane.decompile(folder / "small.mlpackage", folder / "opened.mlpackage")
+
+
+@dataclass(frozen=True)
+class Nothing(ane.Pass):
+    """A user's own pass that changes nothing."""
+
+    name: ClassVar[str] = "nothing_at_all"
+
+    def run(self, graph: Any, session: Any) -> None:
+        """Leave the graph."""
+
+
+RULE = Rule(
+    "own",
+    frozenset({"band_part"}),
+    "because",
+    "not measured",
+    test=lambda *_: "",
+    kind="speed",
+    grade=Grade.GUESS,
+    advice="none",
+)
+X = {"x": np.ones((2, 4), np.float32)}
+CALLS: dict[str, Callable[[Path], Any]] = {
+    "Pipeline": lambda _: ane.Pipeline((ane.passes.NegateSubtract(),)),
+    "Predictor": lambda _: ane.Predictor(small())(X),
+    "Recipe": lambda _: ane.Recipe(name="own", steps=(ane.passes.NegateSubtract(),)),
+    "Sampler": lambda _: ane.Sampler(),
+    "Target": lambda _: ane.Target.parse("M1/macOS 14"),
+    "Tolerance": lambda _: ane.Tolerance(1e-5),
+    "any_of": lambda _: ane.any_of(ane.var("x"), ane.var("y")),
+    "apply": lambda _: ane.apply(small(), "negate_subtract", quiet=True),
+    "compare": lambda _: ane.compare(small(), small()),
+    "decompile": compiled,
+    "draw": lambda _: ane.draw(small()),
+    "extract": lambda at: ane.extract(at / "merged.mlpackage", "one", at / "one.mlpackage", overwrite=True),
+    "first_divergence": lambda _: ane.first_divergence(small(), small(), X),
+    "generate": lambda _: ane.generate(counting(), [1, 2], 2, quiet=True),
+    "inspect": lambda _: ane.inspect(small()),
+    "load": lambda at: ane.load(at / "small.mlpackage"),
+    "merge": lambda at: ane.merge(
+        {"one": at / "small.mlpackage", "two": at / "small.mlpackage"}, at / "merged.mlpackage", overwrite=True
+    ),
+    "ranges": lambda _: ane.ranges(small()),
+    "register": lambda _: ane.register(Nothing),
+    "register_rule": lambda _: ane.register_rule(RULE),
+    "run": lambda _: ane.run(small(), X),
+    "save": lambda at: ane.save(ane.load(small()), at / "small.mlpackage", overwrite=True),
+    "sensitivity": lambda _: ane.sensitivity(small(), X, ["linear-8"], smallest=1),
+    "split": lambda _: ane.split(small(), 2),
+    "to_text": lambda _: ane.to_text(small()),
+    "upgrade": lambda _: ane.upgrade(small()),
+    "var": lambda _: ane.var("x"),
+}
+ORDER = sorted(CALLS, key=lambda name: (name != "save", name != "merge", name))
+"""The files that other calls read come first."""
+
+
+def modules_in(package: ModuleType) -> list[str]:
+    """The names of the modules in a package."""
+    return [found.name for found in pkgutil.iter_modules(package.__path__)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def everything() -> None:
+    """Import every module, so that it is an attribute of its package."""
+    for found in pkgutil.walk_packages(ane.__path__, "anesurgery."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the calls write."""
+    return tmp_path_factory.mktemp("calls")
+
+
+def test_every_public_name_is_tried() -> None:
+    assert sorted(ane.__all__) == sorted({*PACKAGES, *NOT_CALLED, *CALLS})
+    assert all(isinstance(getattr(ane, name), type) for name in NOT_CALLED)
+    assert all(isinstance(getattr(ane, name), ModuleType) for name in PACKAGES)
+
+
+@pytest.mark.parametrize("package", [ane, ane.passes, ane.recipes], ids=lambda package: package.__name__)
+def test_no_public_name_is_that_of_a_module(package: ModuleType) -> None:
+    public = set(getattr(package, "__all__", dir(package)))
+    assert public & set(modules_in(package)) <= (PACKAGES if package is ane else set())
+    assert not set(registry.recipe_names()) & set(modules_in(ane.recipes))
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_each_call_works_twice(name: str, folder: Path) -> None:
+    for _ in range(2):
+        CALLS[name](folder)
+    registry.unregister(Nothing.name)
+    unregister_rule(RULE.id)
+
+
+@pytest.mark.parametrize("name", registry.recipe_names())
+def test_each_recipe_works_twice(name: str) -> None:
+    results = []
+    for _ in range(2):
+        recipe = getattr(ane.recipes, name)
+        assert isinstance(recipe, Recipe)
+        try:
+            results.append(type(recipe(small(), quiet=True)).__name__)
+        except SurgeryError as error:
+            results.append(str(error))
+    assert results[0] == results[1]
+    if name == "auto":
+        assert results[0] == "MLModel"
+
+
+def test_a_former_module_is_there_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"import from anesurgery.recipes.any_model"):
+        exec("from anesurgery.recipes.auto import auto", names := dict[str, Any]())
+    assert names["auto"] is ane.recipes.auto
+    with pytest.warns(DeprecationWarning, match="use anesurgery.recipes.auto, the recipe"):
+        assert not hasattr(sys.modules["anesurgery.recipes.auto"], "none_such")
+
+
+def test_the_recipe_is_no_module_though_its_former_module_is_imported_first() -> None:
+    code = "import anesurgery.recipes.auto, anesurgery; print(type(anesurgery.recipes.auto).__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "Recipe"

@@ -42,7 +42,7 @@ from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.files.interface import VERSION
 from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.files.protobuf import opset_version, raise_opset
+from anesurgery.files.protobuf import opset_version
 from anesurgery.mil import (
     Function,
     Operation,
@@ -61,6 +61,7 @@ from anesurgery.placement.loadable import of_version
 from anesurgery.placement.rules.legality import FORBIDDEN
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.newer_opsets import raised, why_not
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
@@ -90,6 +91,8 @@ class InterfaceFp16(Pass):
 
     def requires(self, program: Program) -> Refusal | None:
         """fp16 at the interface came with iOS 16."""
+        if self.newer_opset and _is_old(program) and (refusal := why_not(program, NEEDED)) is not None:
+            return refusal
         if self.newer_opset or not _is_old(program):
             return None
         return Refusal("the program is for iOS 15, where inputs and outputs cannot be fp16")
@@ -97,7 +100,7 @@ class InterfaceFp16(Pass):
     def run(self, program: Program, session: Session) -> None:
         """Each fp32 input, then each fp32 output, of each function."""
         if _is_old(program) and any(self.wanted(session, f) for f in program.functions.values()):
-            raise_opset(program, NEEDED)
+            program.functions.update(raised(program, NEEDED).functions)
             words = "it needs iOS 16 or macOS 13"
             session.contract.append(InterfaceChange(words, (VERSION,), retypes=True))
         for function in program.functions.values():

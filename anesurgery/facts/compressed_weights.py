@@ -201,7 +201,7 @@ def _sparse(op: Operation, edit: Edit, fill: float) -> Form:
         mask: Part = Result(made.form, 0) if shared else edited(op.mask, edit)
         return Form(op.op_type, {"nonzero_data": made, "mask": mask})
     packed = _given(op, "shape") is not None
-    old = _unpacked(op.mask.val, 1, edit.shape) if packed else np.asarray(op.mask.val)
+    old = unpacked(op.mask.val, 1, edit.shape) if packed else np.asarray(op.mask.val)
     mask = edit.apply(old)
     data = _nonzero(np.asarray(inner.val), old, edit, mask)
     if not packed:
@@ -292,7 +292,7 @@ def _packed_palette(op: Operation, edit: Edit, fill: float) -> Form:
     """IOS 16: one table for all, the indices packed."""
     table = np.asarray(op.lut.val)
     bits = int(table.size).bit_length() - 1
-    indices = edit.apply(_unpacked(op.indices.val, bits, edit.shape))
+    indices = edit.apply(unpacked(op.indices.val, bits, edit.shape))
     if edit.pads:
         found = _Palette(indices, table.reshape(*[1] * len(edit.result), -1, 1), edit, fill)
         made = found.with_entry() or found.with_free_entry() or found.wider(PACKED_BITS)
@@ -306,7 +306,8 @@ def _packed_palette(op: Operation, edit: Edit, fill: float) -> Form:
     return Form(op.op_type, {"indices": sub_byte.pack(indices, bits), "lut": table, "shape": shape})
 
 
-def _unpacked(packed: Any, bits: int, shape: tuple[int, ...]) -> Array:
+def unpacked(packed: Any, bits: int, shape: tuple[int, ...]) -> Array:
+    """Numbers of a few bits, in a byte each, from those packed into bytes in the form of iOS 16."""
     return np.asarray(sub_byte.unpack(np.asarray(packed), bits, False, shape)).astype(np.uint8)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from anesurgery.errors import LoadError
 from anesurgery.files.transcription import FetchWeight, OpError, reading, said, tidy
-from anesurgery.mil import Array, Function, Operation, Program, Var, ct, exclusive, quiet_host, types, walk_ops
+from anesurgery.mil import Array, Function, Program, Var, ct, exclusive, quiet_host, types
 
 with quiet_host():
     from coremltools import _OPSET, proto
@@ -26,7 +26,6 @@ with quiet_host():
         types_to_proto_primitive,
     )
     from coremltools.converters.mil.frontend.milproto import load as reader
-    from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 StoreWeight = Callable[[Var], int | None]
 """constant -> offset; None: the value is written into the protobuf."""
@@ -139,24 +138,29 @@ def without_weights() -> Iterator[None]:
         yield
 
 
-def _newest(function: Function, version: int) -> str:
-    """The opset of a specification version, or the function's own where its ops have forms of that one only.
-
-    Weights compressed for iOS 16 are decoded by ops that have other inputs from iOS 18 on.
-    """
-    forms = [op for op in walk_ops(function) if op.op_type.startswith("constexpr_")]
-    return _OPSET[version if all(_takes(op, version) for op in forms) else opset_version(function)]
+def opset_name(version: int) -> str:
+    """The name of the opset of a specification version."""
+    return str(_OPSET[version])
 
 
-def _takes(op: Operation, version: int) -> bool:
-    """Does the op of this name take the same inputs in the opset of a version?"""
-    versions = SSAOpRegistry.core_ops.get(op.op_type, {})
-    newest = max((v for v in versions if int(v.value) <= version), key=lambda v: int(v.value), default=None)
-    return newest is not None and set(op.inputs) <= set(versions[newest].input_spec.input_types)
+def stored_value(array: Array, held: HeldWeights) -> Any:
+    """The `Value` of an array that is held, not written out; its dtype says of how few bits it is."""
+    held.append(array)
+    element = types.numpy_type_to_builtin_type(array.dtype)
+    return create_file_value_tensor(
+        file_name=WEIGHT_FILE,
+        offset=len(held) - 1,
+        dim=array.shape,
+        data_type=types_to_proto_primitive(element),
+    )
 
 
 class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
-    """coremltools' exporter, writing weights through `store` and keeping each function's opset."""
+    """coremltools' exporter, writing weights through `store` and keeping each function's opset.
+
+    coremltools makes every function one of the opset of the file, where ops may mean something else; what is
+    to be raised is raised before (`rewriting.newer_opsets`).
+    """
 
     def __init__(self, program: Program, version: int, store: StoreWeight, opsets: dict[str, str]) -> None:
         super().__init__(program, "", version)
@@ -176,7 +180,7 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
 
     def export(self) -> Any:
         functions = {
-            name: self.convert_function(f, self._opsets.get(name) or _newest(f, self.specification_version))
+            name: self.convert_function(f, self._opsets.get(name) or opset_name(max(6, opset_version(f))))
             for name, f in self.prog.functions.items()
         }
         return proto.MIL_pb2.Program(version=1, functions=functions)
@@ -192,7 +196,9 @@ def to_proto(program: Program, version: int, store: StoreWeight, source: Any = N
         store: puts the value of a constant somewhere and gives its offset.
         source: the protobuf that the program came from: opsets, attributes and documentation are kept.
     """
-    opsets = {} if source is None else {n: _newer(f.opset, program, n) for n, f in source.functions.items()}
+    opsets = (
+        {} if source is None else {n: _opset_kept(f.opset, program, n) for n, f in source.functions.items()}
+    )
     with quiet_host():
         made = _Exporter(program, version, store, opsets).export()
     if source is not None:
@@ -218,26 +224,11 @@ class HeldWeights(list[Array]):
         return self[offset]
 
 
-def _newer(opset: str, program: Program, name: str) -> str:
-    """The opset that a function had, or the one that it was raised to."""
-    own = opset_version(program.functions[name]) if name in program.functions else 0
-    given = _TARGETS.get(opset)
-    return opset if given is None or own <= given else _OPSET[own]
-
-
-def raise_opset(program: Program, version: int) -> None:
-    """Make the functions of a program those of a newer opset; the arrays of the constants are shared.
-
-    Args:
-        program: it is changed.
-        version: the specification version of the opset.
-    """
-    held = HeldWeights()
-    raised = from_proto(to_proto(program, version, held.store), version, held.read)
-    for name, old in list(program.functions.items()):
-        new = raised.functions[name]
-        new.input_types, new.output_types = old.input_types, old.output_types
-        program.functions[name] = new
+def _opset_kept(opset: str, program: Program, name: str) -> str:
+    """The opset of a function: the one that its ops are of, under the name that it had."""
+    if name not in program.functions or opset not in _TARGETS:
+        return opset
+    return opset_name(max(6, opset_version(program.functions[name])))
 
 
 def copy_program(program: Program) -> Program:
@@ -262,4 +253,13 @@ def numpy_type(element: Any) -> Any:
     return np.dtype(types.nptype_from_builtin(element))
 
 
-__all__ = ["copy_program", "from_proto", "numpy_type", "opset_version", "proto", "to_proto", "version_of"]
+__all__ = [
+    "copy_program",
+    "from_proto",
+    "numpy_type",
+    "opset_name",
+    "opset_version",
+    "proto",
+    "to_proto",
+    "version_of",
+]

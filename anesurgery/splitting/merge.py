@@ -15,6 +15,7 @@ from anesurgery.files.package import Loaded, save
 from anesurgery.files.protobuf import HeldWeights, from_proto, proto, to_proto
 from anesurgery.loading import load
 from anesurgery.mil import exclusive, function_of
+from anesurgery.rewriting.newer_opsets import raised
 
 FUNCTIONS = 9
 """The first specification version (iOS 18) with several functions."""
@@ -30,7 +31,9 @@ def merge(
 ) -> Path:
     """Write one package whose functions are the given models; equal weights are in it once.
 
-    Weights are equal where their bytes are. They are read and written piece by piece, never held in memory.
+    Weights are equal where their bytes are. They are read and written piece by piece, never held in memory. All
+    functions become ones of the newest opset among them, of iOS 18 at least, and every op keeps its meaning: an
+    index that may be negative is counted from the front, for instance, since lookups do not from iOS 17 on.
 
     Args:
         models: name of a function -> path, MLModel or MIL program, whose default function is taken.
@@ -40,7 +43,8 @@ def merge(
 
     Raises:
         LoadError: a model cannot be read, or the package cannot be written.
-        SurgeryError: fewer than two models, a name that is not an identifier, or no such default.
+        SurgeryError: fewer than two models, a name that is not an identifier, no such default, or an op that
+            would mean something else in the newer opset.
     """
     names = list(models)
     first = names[0] if default is None and names else default
@@ -52,11 +56,11 @@ def merge(
     loaded = {name: load(model) for name, model in models.items()}
     held = HeldWeights()
     whole = proto.MIL_pb2.Program(version=1)
-    spec = proto.Model_pb2.Model(specificationVersion=max([FUNCTIONS, *(m.version for m in loaded.values())]))
+    version = max([FUNCTIONS, *(m.version for m in loaded.values())])
+    spec = proto.Model_pb2.Model(specificationVersion=version)
     for name, model in loaded.items():
-        own = to_proto(
-            model.program, model.version, held.store, None if model.spec is None else model.spec.mlProgram
-        )
+        program = raised(model.program, version, f"function {name!r}")
+        own = to_proto(program, version, held.store, None if model.spec is None else model.spec.mlProgram)
         place, source = spec.description.functions.add(name=name), _described(model)
         whole.functions[name].CopyFrom(own.functions[default_function(model)])
         for kind in ("input", "output", "state"):
@@ -65,7 +69,6 @@ def merge(
             spec.description.metadata.CopyFrom(model.spec.description.metadata)
     spec.description.defaultFunctionName = first
     spec.mlProgram.SetInParent()
-    version = spec.specificationVersion
     program = from_proto(whole, version, held.read, "the merged model")
     for model in loaded.values():
         model.check_source()

@@ -1,0 +1,366 @@
+"""A program of an older opset becomes one of a newer opset, and every op keeps its meaning.
+
+Many ops have a newer form from some opset on. Most of these only take more types, or a new input whose default
+is the old meaning; those are listed, so that one of a later coremltools is never taken on trust. The others
+are rewritten before the program is read as one of the newer opset, or refused:
+
+==========================  ======  ==========================================================================
+op                          since   what is done
+==========================  ======  ==========================================================================
+gather*, scatter*           iOS 17  a negative index counts no more from the end: indices that may be negative
+                                    get `select(i >= 0, i, i + length)`, constant ones are counted anew
+clip                        iOS 17  `alpha` must be below `beta`: else `minimum(maximum(x, alpha), beta)`
+crop_resize                 iOS 17  boxes and results have another form: refused
+non_maximum_suppression     iOS 17  no `score_threshold`, other axes, three results of four: refused
+constexpr_lut_to_dense      iOS 18  indices with a shape and fewer bits, in place of packed bytes
+constexpr_sparse_to_dense   iOS 18  the same for its mask
+==========================  ======  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+
+from anesurgery.errors import Refusal, SurgeryError
+from anesurgery.facts.compressed_weights import unpacked
+from anesurgery.facts.token_ids import never_negative
+from anesurgery.files.protobuf import HeldWeights, from_proto, opset_name, stored_value, to_proto, version_of
+from anesurgery.mil import (
+    Array,
+    Block,
+    Function,
+    Operation,
+    Program,
+    Var,
+    ct,
+    exclusive,
+    inside,
+    is_symbolic,
+    mb,
+    np_dtype,
+    quiet_host,
+    types,
+    walk_ops,
+)
+from anesurgery.rewriting.copying import copied
+
+with quiet_host():
+    from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+
+IOS16, IOS17, IOS18 = (int(t.value) for t in (ct.target.iOS16, ct.target.iOS17, ct.target.iOS18))
+
+Keep = Callable[[Operation], Refusal | None]
+"""Rewrites an op of an older opset so that it means the same in the newer one; or says why it cannot."""
+
+Parts = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What is different in the form of an op that came with an opset."""
+
+    since: int
+    """The specification version of the opset."""
+    what: str
+    keep: Keep | None = None
+    """None: what the older form accepts means the same in the newer one."""
+    recode: Callable[[Operation], Parts] | None = None
+    """Of a compressed weight: its parts in the newer form."""
+
+
+@exclusive
+def raised(program: Program, version: int, what: str = "the program") -> Program:
+    """The program in a newer opset; the arrays of its constants are shared, and it is not changed.
+
+    Args:
+        program: the program.
+        version: the specification version of the opset.
+        what: what errors call it.
+
+    Raises:
+        SurgeryError: an op would mean something else, or the program is of a newer opset.
+    """
+    refusal = why_not(program, version)
+    if refusal is not None:
+        raise SurgeryError(f"{what} {_cannot(program, version)}: {refusal}")
+    if version_of(program) == version:
+        return program
+    kept = copied(program)
+    for function in kept.functions.values():
+        if (refusal := _keep_meanings(function, version)) is not None:
+            raise SurgeryError(f"{what} {_cannot(program, version)}: {refusal}")
+    held = HeldWeights()
+    spec = to_proto(kept, version_of(kept), held.store)
+    for name, message in spec.functions.items():
+        _recode(message, kept.functions[name], version, held)
+        _rename(message, version)
+    made = from_proto(spec, version, held.read, what)
+    for name, before in program.functions.items():
+        new = made.functions[name]
+        new.input_types, new.output_types = before.input_types, before.output_types
+    return made
+
+
+def why_not(program: Program, version: int) -> Refusal | None:
+    """Why a program cannot be one of another opset, as far as it can be told without trying."""
+    if version_of(program) > version:
+        return Refusal("an opset is never lowered; convert the model for the older one")
+    for op in walk_ops(program):
+        for since in _changes(op, version):
+            if not any(row.since == since for row in DIFFERENCES.get(op.op_type, ())):
+                words = f"what {op.op_type} means from {_in_words(since)} on is not known here"
+                return Refusal(f"{words}; convert the model for it", op)
+        for row in differences(op, version):
+            if row.keep is _refused:
+                return Refusal(f"{row.what}; convert the model again for {_in_words(version)}", op)
+    return None
+
+
+def differences(op: Operation, version: int) -> list[Difference]:
+    """What becomes different for an op that is raised to the opset of a version."""
+    since = _changes(op, version)
+    return [row for row in DIFFERENCES.get(op.op_type, ()) if row.since in since]
+
+
+def _keep_meanings(function: Function, version: int) -> Refusal | None:
+    """Rewrite what would mean something else in the opset of a version; or why that cannot be."""
+    with function:
+        for op in list(walk_ops(function)):
+            for row in differences(op, version):
+                refusal = None if row.keep is None else row.keep(op)
+                if refusal is not None:
+                    return refusal
+    return None
+
+
+def _changes(op: Operation, version: int) -> list[int]:
+    """The newer opsets, up to that of a version, that have another form of an op."""
+    later = [since for since in changes(op.op_type) if since <= version]
+    return [since for since in later if since > int(op.opset_version.value)]
+
+
+@lru_cache(maxsize=1024)
+def changes(op_type: str) -> tuple[int, ...]:
+    """The specification versions of the opsets with another form of an op than the one before them."""
+    forms = sorted(SSAOpRegistry.core_ops.get(op_type, {}).items(), key=lambda item: int(item[0].value))
+    return tuple(int(new.value) for (_, old), (new, form) in pairwise(forms) if form is not old)
+
+
+def _cannot(program: Program, version: int) -> str:
+    return f"is of {_in_words(version_of(program))} and cannot become one of {_in_words(version)}"
+
+
+def _in_words(version: int) -> str:
+    return str(ct.target(version).name).replace("iOS", "iOS ")
+
+
+# -- rewritten in the older opset --------------------------------------------------------------------------
+
+
+def _refused(op: Operation) -> Refusal | None:
+    return Refusal("its form is another one", op)
+
+
+def _of_axis(op: Operation) -> list[int]:
+    return [int(op.axis.val) if op.inputs.get("axis") is not None else 0]
+
+
+def _of_coordinates(op: Operation) -> list[int]:
+    first = op.inputs.get("batch_dims")
+    start = 0 if first is None else int(first.val)
+    return list(range(start, start + int(op.indices.shape[-1])))
+
+
+def _from_the_end(axes_of: Callable[[Operation], Sequence[int]], table: str) -> Keep:
+    """Make the indices count from the front."""
+
+    def keep(op: Operation) -> Refusal | None:
+        indices, source = op.indices, op.inputs[table]
+        axes = axes_of(op)
+        if never_negative(indices):
+            return None
+        sizes = [source.shape[a] for a in axes]
+        dynamic = any(is_symbolic(size) for size in sizes)
+        if indices.val is not None and not dynamic:
+            ends = np.array(sizes, np.int64)
+            wide = np.asarray(indices.val).astype(np.int64)
+            counted = np.where(wide < 0, wide + ends.reshape(() if len(axes) == 1 else -1), wide)
+            counted = counted.reshape(wide.shape).astype(np_dtype(indices))
+            with inside(cast(Block, op.enclosing_block)):
+                front = mb.const(val=counted, name=f"{op.name}_from_the_front", before_op=op)
+            op.set_inputs(indices=front)
+            return None
+        if np_dtype(indices) != np.int32:
+            return Refusal(f"its indices %{indices.name} may be negative, and are no int32", op)
+        with inside(cast(Block, op.enclosing_block)):
+            op.set_inputs(indices=_guarded(op, indices, source, axes, sizes, dynamic))
+        return None
+
+    return keep
+
+
+def _guarded(
+    op: Operation, indices: Var, source: Var, axes: Sequence[int], sizes: Sequence[Any], dynamic: bool
+) -> Var:
+    """`select(i >= 0, i, i + length)`, right before the op."""
+    name = f"{op.name}_from_the_front"
+    if not dynamic:
+        ends: Any = np.int32(sizes[0]) if len(axes) == 1 else np.array(sizes, np.int32)
+    else:
+        shape = mb.shape(x=source, before_op=op, name=f"{name}_shape")
+        places = np.array([a % source.rank for a in axes], np.int32)
+        ends = mb.gather(x=shape, indices=places, axis=0, before_op=op, name=f"{name}_ends")
+    later = mb.add(x=indices, y=ends, before_op=op, name=f"{name}_later")
+    front = mb.greater_equal(x=indices, y=np.int32(0), before_op=op, name=f"{name}_test")
+    made: Var = mb.select(cond=front, a=indices, b=later, before_op=op, name=name)
+    return made
+
+
+def _clip(op: Operation) -> Refusal | None:
+    """The order of a clip whose limits are equal, or exchanged: the upper one wins."""
+    if op.alpha.val < op.beta.val:
+        return None
+    block, old = cast(Block, op.enclosing_block), op.outputs[0]
+    with inside(block):
+        low = mb.maximum(x=op.x, y=op.alpha, before_op=op, name=f"{op.name}_above")
+        new = mb.minimum(x=low, y=op.beta, before_op=op, name=f"{op.name}_below")
+    block.replace_uses_of_var_after_op(anchor_op=op, old_var=old, new_var=new, force_replace=True)
+    block.remove_ops([op])
+    new.name = new.op.name = old.name
+    return None
+
+
+# -- compressed weights ------------------------------------------------------------------------------------
+
+
+def _palette(op: Operation) -> Parts:
+    """Indices in the shape of the weight, and a table with an axis for each of theirs."""
+    shape = tuple(int(n) for n in op.shape.val)
+    lut = np.asarray(op.lut.val)
+    bits = int(lut.size).bit_length() - 1
+    return {
+        "indices": _with_bits(unpacked(op.indices.val, bits, shape), bits),
+        "lut": lut.reshape(*[1] * len(shape), lut.size, 1),
+    }
+
+
+def _sparse(op: Operation) -> Parts:
+    """A mask in the shape of the weight."""
+    shape = tuple(int(n) for n in op.shape.val)
+    return {
+        "nonzero_data": np.asarray(op.nonzero_data.val),
+        "mask": _with_bits(unpacked(op.mask.val, 1, shape), 1),
+    }
+
+
+def _with_bits(values: Array, bits: int) -> Array:
+    """Numbers whose type says of how few bits they are."""
+    return values.view(types.nptype_from_builtin(types.string_to_builtin(f"uint{bits}")))
+
+
+def _recode(function: Any, old: Function, version: int, held: HeldWeights) -> None:
+    """Give the compressed weights of a `Function` protobuf the parts of the newer form."""
+    recoded = {}
+    for op in walk_ops(old):
+        for row in differences(op, version) if op.op_type.startswith("constexpr_") else ():
+            recoded[op.outputs[0].name] = {} if row.recode is None else row.recode(op)
+    for op in _ops_of(function):
+        if not recoded.keys() & {v.name for v in op.outputs}:
+            continue
+        parts = recoded[op.outputs[0].name]
+        before = {name: op.attributes.pop(name) for name in list(op.attributes) if name != "name"}
+        for name, value in before.items() if not parts else ():
+            op.inputs[name].arguments.add().value.CopyFrom(value)
+        for name, array in parts.items():
+            op.inputs[name].arguments.add().value.CopyFrom(stored_value(array, held))
+
+
+def _ops_of(function: Any) -> Iterator[Any]:
+    """The ops of a `Function` protobuf, those of nested blocks included."""
+    pending = list(function.block_specializations.values())
+    while pending:
+        for op in pending.pop().operations:
+            yield op
+            pending += op.blocks
+
+
+def _rename(function: Any, version: int) -> None:
+    """Let a `Function` protobuf be one of another opset."""
+    block = function.block_specializations[function.opset]
+    copy = type(block)()
+    copy.CopyFrom(block)
+    del function.block_specializations[function.opset]
+    function.opset = opset_name(version)
+    function.block_specializations[function.opset].CopyFrom(copy)
+
+
+# -- the table ---------------------------------------------------------------------------------------------
+
+PARAMETERS = "its numbers may have another type than x"
+MORE_TYPES = "integers of 8 and 16 bits"
+NEGATIVE = "negative indices lie outside"
+
+
+def _rows(ops: str, since: int, what: str) -> dict[str, tuple[Difference, ...]]:
+    return dict.fromkeys(ops.split(), (Difference(since, what),))
+
+
+def _lookup(before: str, axes_of: Callable[[Operation], Sequence[int]], table: str) -> tuple[Difference, ...]:
+    older = (Difference(IOS16, before),) if before else ()
+    return (*older, Difference(IOS17, NEGATIVE, _from_the_end(axes_of, table)))
+
+
+DIFFERENCES: dict[str, tuple[Difference, ...]] = {
+    **_rows(
+        "clamped_relu elu leaky_relu linear_activation prelu scaled_tanh sigmoid_hard softplus_parametric "
+        "thresholded_relu conv conv_transpose linear matmul batch_norm instance_norm l2_norm layer_norm "
+        "local_response_norm inverse log rsqrt",
+        IOS17,
+        PARAMETERS,
+    ),
+    **_rows(
+        "cast reshape_like expand_dims squeeze reverse reverse_sequence sliding_windows transpose "
+        "slice_by_index slice_by_size",
+        IOS17,
+        MORE_TYPES,
+    ),
+    **_rows("lstm rnn", IOS17, "fp16"),
+    **_rows("reduce_argmax reduce_argmin", IOS17, "the type of the result may be chosen; int32 by default"),
+    **_rows("upsample_bilinear", IOS16, "half_pixel_centers, by default what align_corners is not"),
+    **_rows("reshape", IOS17, "a 0 may stand where shape and x differ in rank, which was an error"),
+    "resample": (Difference(IOS16, "fp16 coordinates"), Difference(IOS17, MORE_TYPES)),
+    "topk": (
+        Difference(IOS16, "sort and return_indices, both true by default"),
+        Difference(IOS17, "the type of the indices may be chosen; int32 by default"),
+    ),
+    "gru": (
+        Difference(IOS17, "fp16"),
+        Difference(IOS18, "reset_after and input_bias: false and none by default"),
+    ),
+    "gather": _lookup("batch_dims, 0 by default", _of_axis, "x"),
+    "gather_along_axis": _lookup("indices of 16 bits", _of_axis, "x"),
+    "gather_nd": _lookup("batch_dims, 0 by default", _of_coordinates, "x"),
+    "scatter": _lookup("", _of_axis, "data"),
+    "scatter_along_axis": _lookup("", _of_axis, "data"),
+    "scatter_nd": _lookup("", _of_coordinates, "data"),
+    "clip": (Difference(IOS17, "alpha must be below beta", _clip),),
+    "crop_resize": (
+        Difference(IOS16, "pad_value, 0 by default"),
+        Difference(IOS17, "its boxes and results have another form from iOS 17 on", _refused),
+    ),
+    "non_maximum_suppression": (
+        Difference(IOS17, "it has no score_threshold, and other axes, from iOS 17 on", _refused),
+    ),
+    "constexpr_lut_to_dense": (Difference(IOS18, "indices have the shape of the weight", None, _palette),),
+    "constexpr_sparse_to_dense": (Difference(IOS18, "the mask has the shape of the weight", None, _sparse),),
+    "constexpr_cast": (Difference(IOS18, "its parts are inputs"),),
+}
+"""Op type -> what is different in each newer form of it."""
+
+__all__ = ["DIFFERENCES", "Difference", "changes", "differences", "raised", "why_not"]

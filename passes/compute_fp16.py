@@ -32,10 +32,12 @@ After::
 Inputs and outputs keep their types, with casts at the ends; constants are stored as fp16. Each op is judged
 by its constants, by intervals that hold for every input, and by `ranges`, what is known of values by name:
 promised, as `{"mask": (0, 1)}`, or observed, `{r.name: (r.minimum, r.maximum) for r in ane.ranges(m).rows}`.
-Epsilons of norms below 1e-7 become 1e-7; finite fills of masks beyond fp16 become -3e4. An integer that does
-nothing but mask scores is taken to hold 0 and 1; the notes of the surgery name it. Nested blocks stay.
+Epsilons of norms below 1e-7 become 1e-7; finite fills of masks beyond fp16 become -3e4: the softmax gives
+the same zeros, as scores stay above -2e4. An input that does nothing but mask scores is taken to hold 0 and 1,
+and rows that are masked by sums to keep a score; the notes of the surgery say so. Nested blocks stay.
 
-Refuses when an op has a constant or a result above 65504, when a guard such as x + 1e-12 becomes zero (then
+Refuses when an op has a constant or a result above 65504 (so a constant mask that masks a whole row by sums),
+when a guard such as x + 1e-12 becomes zero (then
 also the squares that it guards, the division, and all sums whose logarithm is taken), when it may hold
 integers above 2048, and when the op takes no fp16. Each op that stays is reported with the value; what is
 unknown is taken to fit, so compare whole models (60 dB).

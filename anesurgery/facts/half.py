@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.facts.attention import MASKING
+from anesurgery.facts.attention import MASKED
 from anesurgery.facts.constants import LARGEST, MOST, Interval, of_constant
-from anesurgery.facts.integer_masks import fills_scores, masks_scores
+from anesurgery.facts.integer_masks import FILLING, fills_scores, masks_scores, only_softmax_reads
 from anesurgery.facts.intervals import interval
 from anesurgery.facts.norms import squared
 from anesurgery.facts.reading import number, readers_after
@@ -32,6 +32,11 @@ INTEGERS = 2048.0
 """Every integer up to here is a number of fp16."""
 FILL = 3e4
 """What stands for a mask's infinity: far above any score, below the 32768 of the engine's sums."""
+KEEPS = (
+    "each row of masked scores is taken to keep one of them: where all are masked by sums, fp16 shares as fp32 "
+    "does only if they are below 8"
+)
+"""Beside -3e38 a score vanishes; beside -3e4, where fp16 counts in steps of 16, only one below 8 does."""
 
 UNLIMITED = 1e18
 """Limits above this, such as the largest fp32 number or its root, clip nothing."""
@@ -58,6 +63,8 @@ LINEAR = (
     SUMS | PRODUCTS | names("abs concat stack split slice_by_index slice_by_size reverse pad reduce_l2_norm")
 )
 """What may stand between an input and a logarithm."""
+FILLS = FILLING | {"fill", "fill_like"}
+"""Ops that make fills, and that may stand between one and the softmax."""
 AS_STORED = CONTROL | STATEFUL | LISTS | {"slice_update"}
 """Ops whose values keep the type in which they are carried."""
 
@@ -77,6 +84,8 @@ class Verdicts:
     huge: set[Var] = field(default_factory=set)
     tiny: set[Var] = field(default_factory=set)
     whole: set[Var] = field(default_factory=set)
+    filled: set[Var] = field(default_factory=set)
+    """Values between such a constant and the softmax, which are large where it masks."""
 
 
 def judge(ops: Iterable[Operation], ranges: Mapping[str, Interval]) -> Verdicts:
@@ -88,11 +97,21 @@ def judge(ops: Iterable[Operation], ranges: Mapping[str, Interval]) -> Verdicts:
         reason = _reason(op, ranges, found)
         if reason:
             found.stays[op] = reason
+        _follow_fill(op, found)
         if op in found.guards:
             found.stays = _before_guard(op) | found.stays
         if op.op_type == "cast" and np_dtype(op.outputs[0]).kind in "iu":
             found.stays = _before_integers(op, ranges) | found.stays
     return found
+
+
+def _follow_fill(op: Operation, found: Verdicts) -> None:
+    """Note what holds a fill: in fp32 as large as it was, so that its readers must not round it to infinity."""
+    if any(v in found.fills or v in found.filled for _, v in operands(op)):
+        if op not in found.stays and op.op_type in FILLS:
+            found.filled.update(op.outputs)
+        elif op in found.stays and any(_too_large(v) for _, v in operands(op)):
+            found.huge.update(op.outputs)
 
 
 def _before_integers(cast: Operation, ranges: Mapping[str, Interval]) -> dict[Operation, str]:
@@ -179,6 +198,8 @@ def _overflow(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) ->
             found.fills[var] = (
                 f"%{var.name} masks scores with {large:.4g}; {math.copysign(FILL, large):g} in fp16"
             )
+            if _is_added(op) and _numbers(var).size == 1:
+                found.taken[op] = KEEPS
         elif large:
             return _note(
                 op, found.huge, ranges, f"the constant %{var.name} holds {large:.4g}, above {LARGEST:g}"
@@ -188,7 +209,8 @@ def _overflow(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) ->
             return _note(op, found.huge, ranges, f"%{var.name}, which it reads, may be above {LARGEST:g}")
     for var in op.outputs:
         most = max(map(abs, known(var, ranges)))
-        if LARGEST < most < math.inf and not any(v in found.fills for _, v in operands(op)):
+        filled = any(v in found.fills or v in found.filled for _, v in operands(op))
+        if LARGEST < most < math.inf and not (filled and op.op_type in FILLS):
             found.huge.add(var)
             return f"%{var.name} can reach {most:.4g}, above {LARGEST:g}"
     return ""
@@ -226,18 +248,32 @@ def _numbers(var: Var) -> Any:
 
 
 def _is_fill(op: Operation, name: str, var: Var, ranges: Mapping[str, Interval]) -> bool:
-    """Does a constant do nothing but mask scores of a softmax?"""
+    """Does a constant do nothing but mask scores of a softmax, in no row all of them?"""
     low, high = of_constant(var)
-    if op.op_type not in ("add", "sub", "mul", "select") or name == "cond" or max(-low, high) <= LARGEST:
+    if op.op_type not in FILLS or name in ("cond", "shape") or max(-low, high) <= LARGEST:
         return False
     if min(abs(low), abs(high)) > 0 and low * high < 0:
         return False
-    readers = list(readers_after(op.outputs[0], MASKING))
-    if not readers or any(r.op_type != "softmax" for r in readers):
+    if not only_softmax_reads(op.outputs[0]) or _masks_rows(op, var):
         return False
     if op.op_type != "mul" or fills_scores(op):
         return True
     return max(map(abs, known(op.y if op.x is var else op.x, ranges))) <= 1
+
+
+def _is_added(op: Operation) -> bool:
+    """Do scores become sums with what an op masks with, rather than it?"""
+    chosen = FILLING - {"add", "sub"}
+    readers = readers_after(op.outputs[0], chosen)
+    return op.op_type in ("add", "sub") or any(r.op_type != "softmax" for r in readers)
+
+
+def _masks_rows(op: Operation, var: Var) -> bool:
+    """Is a whole row masked by a constant that is added? Scores vanish beside -3e38, and not beside -3e4."""
+    value = _numbers(var) if op.op_type in ("add", "sub") else None
+    if value is None or value.shape[-1] < 2:
+        return False
+    return bool((np.abs(value) >= -MASKED).all(-1).any())
 
 
 def _guard(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
@@ -302,6 +338,8 @@ def _integer(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> 
         how = "of unknown range" if most == math.inf else f"up to {most:g}"
         return f"%{op.x.name} holds integers {how}; fp16 counts to {INTEGERS:g}"
     floats = [v for _, v in operands(op) if dtype_name(v) == "fp32"]
+    if any(v in found.fills for v in floats):
+        return ""
     counted = [v for v in floats if v in found.whole or _rounded(v)]
     offset = op.op_type in OFFSETS and any(_rounded(v) for v in floats)
     if not counted or not (offset or all(v in counted or _integral(v) for v in floats)):

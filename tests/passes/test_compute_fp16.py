@@ -12,6 +12,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
+from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, dtype_name, mb, quiet_host, types, walk_ops
 from anesurgery.network_editing.upgrade import NOTES
 from anesurgery.passes.compute_fp16 import ComputeFp16
@@ -173,6 +174,118 @@ def test_an_integer_that_only_masks_scores_is_taken_for_a_bit(fill: float, shown
     assert any("holds integers of unknown range" in r for r in reasons(session)) == shown
     assert any("is taken to hold 0 and 1" in words for words in session.notes) != shown
     values = {"a": np.ones((1, 4, 4), np.float32), "mask": np.array([[1, 1, 0, 0]], np.int32)}
+    assert_same_numbers(program, after, values, rtol=2e-3)
+
+
+LEAST = float(np.finfo(np.float32).min)
+ONE = np.float32(1)
+
+
+def complement(mask: Var) -> Var:
+    return mb.sub(x=ONE, y=mb.cast(x=mb.expand_dims(x=mask, axes=[1]), dtype="fp32"))
+
+
+def expanded(mask: Var) -> Var:
+    return mb.tile(x=mask, reps=[1, 4, 1])
+
+
+MASKINGS: dict[str, Callable[[Var, Var], Var]] = {
+    "a product": lambda a, m: mb.add(x=a, y=mb.mul(x=complement(m), y=np.float32(LEAST))),
+    "a product, copied": lambda a, m: mb.add(x=a, y=expanded(mb.mul(x=complement(m), y=np.float32(LEAST)))),
+    "copies, filled": lambda a, m: mb.add(
+        x=a,
+        y=mb.select(
+            cond=mb.cast(x=(bits := expanded(complement(m))), dtype="bool"), a=np.float32(LEAST), b=bits
+        ),
+    ),
+    "less 1": lambda a, m: mb.add(
+        x=a,
+        y=mb.mul(
+            x=mb.sub(x=mb.cast(x=mb.expand_dims(x=m, axes=[1]), dtype="fp32"), y=ONE), y=np.float32(-LEAST)
+        ),
+    ),
+    "taken away": lambda a, m: mb.sub(x=a, y=mb.mul(x=complement(m), y=np.float32(-LEAST))),
+    "both sides": lambda a, m: mb.add(
+        x=a,
+        y=mb.mul(
+            x=mb.sub(
+                x=ONE,
+                y=mb.cast(
+                    x=mb.mul(x=mb.expand_dims(x=m, axes=[1]), y=mb.reshape(x=m, shape=[1, 4, 1])), dtype="fp32"
+                ),
+            ),
+            y=np.float32(LEAST),
+        ),
+    ),
+    "a choice of a full tensor": lambda a, m: mb.select(
+        cond=expanded(mb.equal(x=mb.expand_dims(x=m, axes=[1]), y=types.nptype_from_builtin(m.dtype)(0))),
+        a=mb.fill(shape=[1, 4, 4], value=np.float32(LEAST)),
+        b=a,
+    ),
+}
+
+
+def masking(body: Callable[[Var, Var], Var], dtype: Any) -> Program:
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 4, 4)), mb.TensorSpec((1, 4), dtype=dtype)],
+        opset_version=ct.target.iOS17,
+    )
+    def program(a: Var, mask: Var) -> Var:
+        return mb.softmax(x=body(a, mask))
+
+    return program
+
+
+@pytest.mark.parametrize("dtype", [types.int32, types.fp32])
+@pytest.mark.parametrize("name", MASKINGS)
+def test_masks_of_the_least_number_of_fp32_are_computed_in_fp16(name: str, dtype: Any) -> None:
+    program = masking(MASKINGS[name], dtype)
+    after, session = apply_pass(ComputeFp16(), program)
+    assert "fp32" not in types_made(after).values(), (to_text(after), reasons(session))
+    scores = np.random.default_rng(0).uniform(-7, 7, (1, 4, 4)).astype(np.float32)
+    for seen in ([1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0]):
+        values = {"a": scores, "mask": np.array([seen], types.nptype_from_builtin(dtype))}
+        before, found = (run(p, values, precision=how) for p, how in ((program, "fp32"), (after, "fp16")))
+        (x,), (y,) = before.values(), found.values()
+        assert ((x == 0) == (y == 0)).all(), "masked shares are exactly 0 in both"
+        np.testing.assert_allclose(y, x, atol=2e-3)
+
+
+def test_that_rows_keep_something_is_said_where_it_is_taken() -> None:
+    for name, said in (("a product", True), ("a choice of a full tensor", False)):
+        _, session = apply_pass(ComputeFp16(), masking(MASKINGS[name], types.int32))
+        assert any("is taken to keep one of them" in words for words in session.notes) == said, name
+
+
+def test_a_constant_that_masks_a_whole_row_by_sums_stays() -> None:
+    """The wrong version: beside -3e4 scores above 8 do not vanish, so that the row shares otherwise."""
+    fills = np.array([[0, 0, 0, 0], [LEAST] * 4, [0, 0, LEAST, LEAST], [0, LEAST, 0, 0]], np.float32)
+    program = program_of(lambda a: mb.softmax(x=mb.add(x=a, y=fills)), (4, 4))
+    after, _ = apply_pass(ComputeFp16(), program)
+    assert types_made(after)["add"] == "fp32"
+    assert_same_numbers(program, after, {"a": np.arange(16, dtype=np.float32).reshape(4, 4) * 9}, rtol=2e-3)
+    kept = program_of(lambda a: mb.softmax(x=mb.add(x=a, y=np.delete(fills, 1, 0))), (3, 4))
+    assert types_made(apply_pass(ComputeFp16(), kept)[0])["add"] == "fp16"
+
+
+def test_what_raises_scores_is_no_mask() -> None:
+    """The wrong version: limited to 3e4, what was raised no longer hides the score beside it."""
+    program = masking(lambda a, m: mb.add(x=a, y=mb.mul(x=complement(m), y=np.float32(-LEAST))), types.int32)
+    assert types_made(apply_pass(ComputeFp16(), program)[0])["add"] == "fp32"
+
+
+def test_what_stays_in_fp32_is_not_rounded_to_infinity() -> None:
+    """A fill beside a number of unknown range: a cast to fp16 would make it infinite, and the row NaN."""
+
+    def body(a: Var, m: Var) -> Var:
+        counted = mb.expand_dims(x=mb.cast(x=mb.mul(x=m, y=np.int32(3)), dtype="fp32"), axes=[1])
+        return mb.add(
+            x=a, y=mb.select(cond=mb.equal(x=counted, y=np.float32(0)), a=np.float32(LEAST), b=counted)
+        )
+
+    program = masking(body, types.int32)
+    after, _ = apply_pass(ComputeFp16(), program)
+    values = {"a": np.ones((1, 4, 4), np.float32), "mask": np.zeros((1, 4), np.int32)}
     assert_same_numbers(program, after, values, rtol=2e-3)
 
 

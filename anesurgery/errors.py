@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+
+class SurgeryWarning(UserWarning):
+    """Something was done as it was asked for, which has a price."""
+
+
+def warn(words: str) -> None:
+    """Warn at the line of the caller's own code."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("anesurgery"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(words, SurgeryWarning, stacklevel=level)
 
 
 class SurgeryError(Exception):

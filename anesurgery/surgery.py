@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
-from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName
+from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, warn
 from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Program, exclusive
@@ -105,7 +105,8 @@ def apply(
         model: path of a package or .mlmodel, MLModel, or MIL Program; passes over layers need a neural network.
         passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these.
         target: chip and OS ("M1/macOS 14"): steps of a recipe take the options that suit it, and one that
-            loses something there is undone and reported; every chip by default.
+            loses something there is undone and reported, unless it was asked for by name, which warns; every
+            chip by default.
         member: of a pipeline, the one model to edit, by name or number; each by default.
         assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}, that passes may rely on.
         prove: "sites" compares both sides of every edit and gives the best grade that it reaches; "model"
@@ -150,8 +151,8 @@ def apply(
     except SurgeryError as error:
         _rescue(error, start, edited, steps, session)
         raise
-    if recipe is not None:
-        edited, session = _gated(model, start, edited, steps, session, quiet)
+    if recipe is not None and (session.changes or not misfits):
+        edited, session = _gated(model, start, edited, steps, session, quiet, recipe.chosen)
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
     check_interface(start.interface, edited.interface, session)
@@ -201,7 +202,13 @@ def _rescue(
 
 
 def _gated(
-    model: Any, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, quiet: bool
+    model: Any,
+    start: _Start,
+    edited: Subject,
+    steps: Sequence[Pass],
+    session: Session,
+    quiet: bool,
+    asked: Collection[str],
 ) -> tuple[Subject, Session]:
     """The model after the steps that lose nothing on the target: as it is, or made anew without the others."""
 
@@ -211,13 +218,15 @@ def _gated(
         edited.check_source()
         return subject_of(steps).read(model).only(edited.member)
 
-    kept, refusals = passing(steps, start.standing, again, edited, session)
-    if not refusals:
-        return edited, session
-    session = session.again()
-    session.refusals += refusals
-    edited = again()
-    _run(kept, edited, session, quiet)
+    passed = passing(steps, start.standing, again, edited, session, asked)
+    if passed.refusals:
+        session = session.again()
+        session.refusals += passed.refusals
+        edited = again()
+        _run(passed.steps, edited, session, quiet)
+    session.notes += passed.warnings
+    for words in passed.warnings:
+        warn(words)
     return edited, session
 
 
@@ -297,7 +306,7 @@ class Recipe:
     strict: bool = False
     """Is a model that it is not for left as it is, and refused with an error?"""
     chosen: frozenset[str] = frozenset()
-    """Names of the steps whose options the caller chose."""
+    """Names of the steps that the caller asked for, or whose options he chose; the gate does not undo these."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(in_order(self.steps)))
@@ -315,7 +324,8 @@ class Recipe:
         steps = list(self.steps)
         for key, value in options.items():
             steps = self._with_option(steps, key, value)
-        chosen = self.chosen | {step.name for step in steps if step not in self.steps} | set(options)
+        asked = {step.name for key in options for step in self.steps if key in (step.name, *step.options())}
+        chosen = self.chosen | {step.name for step in steps if step not in self.steps} | asked
         return dataclasses.replace(self, steps=tuple(steps), chosen=chosen)
 
     def aimed_at(self, target: str | None) -> Recipe:

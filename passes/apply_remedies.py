@@ -28,13 +28,13 @@ Candidates are the passes that findings of the inspection name, with the options
 where none pays by itself, pairs are tried: a step, and then one that is named after it, also a step that helps
 against a second reason why an op is off the ANE. Where a step changes results, the search runs again without
 it, and as good an end is preferred. A trial is kept only if no op that was legal becomes illegal, neither the
-share of the flop nor that of the ops on the ANE falls, and something is better, in this order: less off the
-ANE, less that cannot run there at all, fewer switches between units, a lower estimate, fewer findings; or a
-gain was measured on the target that no estimate shows (`sequence_layout`). A pass that changes what the model
-gives back (`select_last_token`) is kept only for a decoder, where each position sees those before it alone;
-one that makes inputs and outputs fp16, only where the target pays for the casts. `keep_interface` rules out
-both. The notes of the surgery say what was gained; its refusals, what was not kept, and what keeps ops off the
-ANE still.
+share of the flop nor that of the ops on the ANE falls since more is off it, and something is better, in this
+order: less off the ANE, less that cannot run there at all, fewer switches between units, a lower estimate,
+fewer findings; or a gain was measured on the target that no estimate shows (`sequence_layout`). A pass that
+changes what the model gives back (`select_last_token`) is kept only for a decoder, where each position sees
+those before it alone; one that makes inputs and outputs fp16, only where the target pays for the casts.
+`keep_interface` rules out both. The notes of the surgery say what was gained; its refusals, what was not kept,
+and what keeps ops off the ANE still.
 
 Refuses when no candidate makes the model stand better.
 

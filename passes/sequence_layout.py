@@ -38,8 +38,8 @@ After::
 `channels_first`, then `split_heads`; with `block`, `tile_queries` after them. `encoder_ane` and `auto` take it
 for text encoders on the chips on which that was measured to help, M1 (and M1 Max) and A15; all recipes of
 families take it on request, `layout="channels_first"`, and none with `layout="as_given"`. It is undone as a
-whole where something is lost by it. It is proved a layer at a time; layers that differ in their weights only
-are proved once.
+whole where something is lost by it, unless it was asked for: then a warning says what. It is proved a layer at
+a time; layers that differ in their weights only are proved once.
 
 Refuses when `channels_first` and `split_heads` do; and `layout="by_evidence"` where nothing was measured.
 

@@ -157,6 +157,9 @@ class Standing:
     def lowered(self, before: Standing, shares: Sequence[str] = ("flop", "ops")) -> str:
         """What can no longer run on the ANE, or which share there falls, in words; "" for nothing.
 
+        A share that falls because less is left on the ANE, as where two layers became one, is no loss: more
+        must be off it.
+
         Args:
             before: the standing to compare with.
             shares: those that must not fall.
@@ -164,10 +167,11 @@ class Standing:
         if lost := sorted(before.legal & self.illegal):
             more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             return f"%{lost[0][1]}{more} would no longer be legal on the ANE"
+        more_off = {"flop": self.off[0] > before.off[0], "ops": self.off[1] > before.off[1]}
         for what in shares:
             old, new = before.share[what], self.share[what]
             counts = what != "flop" or before.flop  # of nothing there is no share
-            if counts and new < old:
+            if counts and new < old and more_off[what]:
                 return f"the share of {what} on the ANE would fall {_percents(old, new)}"
         return ""
 

@@ -1,8 +1,12 @@
-"""The gate of a recipe: a step that makes a model stand worse on its target is left out, and reported."""
+"""The gate of a recipe: a step that makes a model stand worse on its target is left out, and reported.
+
+What the caller asked for by name is done all the same, with a warning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 from anesurgery.errors import LoadError, Refusal, SurgeryError
 from anesurgery.placement.standing import Standing
@@ -12,13 +16,26 @@ from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.subject import Subject
 
 
+@dataclass
+class Passed:
+    """What the gate of a recipe says of its steps."""
+
+    steps: list[Pass]
+    """Those that stay."""
+    refusals: list[tuple[str, Refusal]] = field(default_factory=list)
+    """The name of each other one, and why it does not."""
+    warnings: list[str] = field(default_factory=list)
+    """What is lost by steps that stay since they were asked for by name."""
+
+
 def passing(
     steps: Sequence[Pass],
     start: Standing | None,
     again: Callable[[], Subject],
     after: Subject,
     session: Session,
-) -> tuple[list[Pass], list[tuple[str, Refusal]]]:
+    asked: Collection[str] = (),
+) -> Passed:
     """The steps of a recipe that pass its gate, and why the others do not.
 
     All of them, where the whole recipe loses nothing; else each is run on a copy and left out if something is
@@ -31,19 +48,20 @@ def passing(
         again: makes the model anew, as it was before the first step.
         after: the model after the last one.
         session: in which they were run.
+        asked: names of the steps that the caller asked for.
 
     Raises:
         LoadError: `again` gives another model: the file was changed since.
         SurgeryError: it was a neural network, and less of it could run on the ANE as an ML Program.
     """
-    if start is None or not session.changes:
-        return list(steps), []
-    if words := after.worse_than_layers(session.target or "any"):
+    if start is not None and (words := after.worse_than_layers(session.target or "any")):
         raise SurgeryError(words)
+    if start is None or not session.changes:
+        return Passed(list(steps))
     end = standing(after, session.target)
     if end is None or not _loss(start, end, session.target):
-        return list(steps), []
-    model, kept, refusals = again(), list[Pass](), list[tuple[str, Refusal]]()
+        return Passed(list(steps))
+    model, passed = again(), Passed([])
     if standing(model, session.target) != start:
         raise LoadError(f"{model.source} was changed while the recipe was applied; run it again")
     given = start
@@ -54,12 +72,14 @@ def passing(
         loss = "" if end is None or step.essential else _loss(start, end, session.target)
         if loss and end is not None and _is_known(step, model, session.target):
             loss = end.lowered(start, ("flop",)) or _loss(given, end, session.target)
-        if loss:
-            refusals.append((step.name, Refusal(f"undone: {loss}; run it by name to have it")))
-        else:
-            model, start = trial, end or start
-            kept.append(step)
-    return kept, refusals
+        if loss and step.name in asked:
+            passed.warnings.append(f"{step.name} was asked for, and is kept although {loss}")
+        elif loss:
+            passed.refusals.append((step.name, Refusal(f"undone: {loss}; ask for it by name to have it")))
+            continue
+        model, start = trial, end or start
+        passed.steps.append(step)
+    return passed
 
 
 def _is_known(step: Pass, model: Subject, target: str | None) -> bool:

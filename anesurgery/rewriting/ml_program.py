@@ -13,7 +13,8 @@ from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.files.package import Loaded, mlmodel_of, save, to_mlmodel
 from anesurgery.files.pipeline_file import LoadedPipeline, members, read_pipeline, save_pipeline, write_pipeline
 from anesurgery.loading import clone, interface, load
-from anesurgery.mil import Array, Operation, Program, walk_ops
+from anesurgery.mil import Array, Operation, Program, ct, dtype_name, walk_ops
+from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.standing import Standing, placed
@@ -37,8 +38,10 @@ class MLProgram(Subject):
     suffix: ClassVar[str] = ".mlpackage"
     converts: ClassVar[bool] = True
 
-    def __init__(self, loaded: Loaded, must_stay: bool = False) -> None:
+    def __init__(self, loaded: Loaded, must_stay: bool = False, layers: Any = None) -> None:
         self.loaded, self._must_stay = loaded, must_stay
+        self.layers = layers
+        """The neural network that the program was made of, as path or MLModel; None where it was none."""
 
     @classmethod
     def read(cls, model: Any) -> Self:
@@ -47,7 +50,8 @@ class MLProgram(Subject):
         A pipeline counts as its ML Programs, edited one after the other; its other models stay as they are.
         """
         try:
-            return cls(load(model), isinstance(model, (Program, Loaded)))
+            loaded = load(model)
+            return cls(loaded, isinstance(model, (Program, Loaded)), _layers(model, loaded))
         except IsPipeline:
             place = getattr(model, "package_path", model)
             if place is None:
@@ -62,7 +66,7 @@ class MLProgram(Subject):
 
     def clone(self) -> Self:
         """A program of its own; weights are shared."""
-        return type(self)(clone(self.loaded))
+        return type(self)(clone(self.loaded), layers=self.layers)
 
     @property
     def source(self) -> Path | None:
@@ -107,18 +111,14 @@ class MLProgram(Subject):
 
     def notes(self, before: Self) -> list[str]:
         """What changed when a neural network became a program, and what that means for the ANE."""
-        return [*self.loaded.notes, *([FROM_NETWORK] if self.was_network else [])]
-
-    @property
-    def was_network(self) -> bool:
-        """Was it read from an .mlmodel of layers?"""
-        return self.source is not None and self.source.suffix == ".mlmodel" and self.loaded.weights is None
+        slow = self.layers is not None and not _computes_in_half(self.loaded.program)
+        return [*self.loaded.notes, *([FROM_NETWORK] if slow else [])]
 
     def worse_than_layers(self, target: str) -> str:
         """Which share that can run, or is expected, on the ANE is less than that of the layers."""
-        if not self.was_network:
-            return ""
-        layers = inspect_other(self.source, Target.parse(target), inspect_program)
+        layers = None
+        if self.layers is not None:
+            layers = inspect_other(self.layers, Target.parse(target), inspect_program)
         if layers is None:
             return ""
         upgraded = Standing.of_upgraded(self.loaded, Target.parse(target))
@@ -162,12 +162,27 @@ class MLProgram(Subject):
         return save(self.loaded, path, overwrite=overwrite)
 
 
+def _layers(model: Any, loaded: Loaded) -> Any:
+    """What holds the layers of which a program was made, for `inspect`: a path or an MLModel; else None."""
+    if isinstance(model, ct.models.MLModel) and model.package_path is None:
+        return model if model.get_spec().WhichOneof("Type") in NETWORKS else None
+    source = loaded.source
+    return source if source is not None and source.suffix == ".mlmodel" and loaded.weights is None else None
+
+
+def _computes_in_half(program: Program) -> bool:
+    """Does any op of it compute in fp16?"""
+    ops = (op for op in walk_ops(program) if op.op_type not in ("const", "cast"))
+    return any(dtype_name(v) == "fp16" for op in ops for v in op.outputs)
+
+
 class ProgramPipeline(MLProgram):
     """The ML Programs of a pipeline."""
 
     def __init__(self, pipeline: LoadedPipeline, given: Interface | None = None) -> None:
         self.pipeline = pipeline
         self.given = given or pipeline.interface
+        self.layers = None
 
     @property
     def must_stay(self) -> bool:

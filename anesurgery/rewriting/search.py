@@ -226,7 +226,7 @@ class Search:
         try:
             for step in steps:
                 run_pass(step, program, own)
-            return _too_far(old.program, program, own) if rounds else None
+            return _too_far(old.model, program, own) if rounds else None
         except SurgeryError as error:
             return Refusal(str(error))
 
@@ -236,9 +236,15 @@ class Search:
             self.rejected[str(steps[0])] = steps[0].name, Refusal(reason)
 
 
-def _too_far(before: Program, after: Program, session: Session) -> Refusal | None:
-    """What rounding does to the outputs on a sampled input, where it is more than the gate allows."""
-    for function in before.functions:
+def _too_far(before: Loaded, after: Program, session: Session) -> Refusal | None:
+    """What rounding does to the outputs on a sampled input, where it is more than the gate allows.
+
+    Args:
+        before: the model, whose description says which inputs are images: their pixels go from 0 to 255.
+        after: its program after the steps.
+        session: in which they ran.
+    """
+    for function in before.program.functions:
         found = compare(
             before, after, precision="fp16", contract=session.contract, gate=GATE, function=function
         )

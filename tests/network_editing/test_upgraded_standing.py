@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
+from anesurgery.errors import SurgeryError
 from anesurgery.interpret import run
 from anesurgery.loading import load
-from anesurgery.mil import dtype_name, walk_ops
+from anesurgery.mil import ct, dtype_name, walk_ops
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.placement.networks import inspect_network
@@ -100,3 +102,57 @@ def test_a_program_in_fp32_can_run_less(tmp_path: Path) -> None:
     slow, fast = (Standing.of_upgraded(load(ane.upgrade(path, precision=p)), aim) for p in ("fp32", "fp16"))
     assert slow.can_run_less(before) == "the share of the ops that the ANE can run would fall 100.0% -> 0.0%"
     assert fast.can_run_less(before) == ""
+
+
+def held(path: Path, how: str) -> Any:
+    """A network as a user may give it."""
+    return path if how == "path" else ct.models.MLModel(str(path), skip_model_load=True)
+
+
+@pytest.mark.parametrize("how", ["path", "MLModel"])
+def test_a_network_that_auto_can_only_make_worse_is_refused(tmp_path: Path, how: str) -> None:
+    """The wrong version: without an edit it is saved as an fp32 program, which stays off the ANE."""
+    layers = [make_layer("activation", ["x"], ["y"], linear={"alpha": 1e6})]
+    path = saved(make_network({"x": (1, 64, 8, 8)}, layers, ["y"]), tmp_path)
+    target = "M4/macOS 15"
+    assert Standing.of_layers(ane.inspect(path, target=target)).can_run["ops"] == 1
+    program = load(path).program
+    assert not ane.apply(program, "auto", target=target, quiet=True).changes
+    with pytest.raises(
+        SurgeryError, match=r"that the ANE can run would fall 100.0% -> 0.0%.*neuralnetwork_ane"
+    ):
+        ane.apply(held(path, how), "auto", target=target, quiet=True)
+
+
+def test_a_network_of_which_nothing_can_run_is_not_refused(tmp_path: Path) -> None:
+    """The wrong version: whatever was a network and is not edited is refused."""
+    path = saved(make_network({"x": (1, 64, 8, 8)}, [make_layer("ceil", ["x"], ["y"])], ["y"]), tmp_path)
+    target = "M4/macOS 15"
+    assert Standing.of_layers(ane.inspect(path, target=target)).can_run["ops"] == 0
+    assert ane.apply(path, "auto", target=target, quiet=True).after == {"ceil": 1}
+    assert ane.apply(path, "negate_subtract", target=target, quiet=True).changes == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_pixels_are_checked_as_pixels(corpus: Path, target: str) -> None:
+    """The wrong version: an image of normal numbers keeps 44 dB in fp16, and auto gives the fp32 form."""
+    surgery = ane.apply(corpus / "blazeface_scaled.mlmodel", "auto", target=target, prove=None, quiet=True)
+    assert "compute_fp16" in {change.pass_name for change in surgery.changes}
+    assert not [words for words in surgery.notes if "in fp32, which the ANE does not run" in words]
+
+
+@pytest.mark.slow
+def test_a_network_whose_numbers_leave_fp16_is_refused(corpus: Path) -> None:
+    with pytest.raises(SurgeryError, match=r"share of the flop that the ANE can run would fall 100.0% -> 0.0%"):
+        ane.apply(corpus / "sinet_portrait_seg.mlmodel", "auto", target="M4/macOS 15", quiet=True)
+
+
+def test_a_share_that_falls_since_less_is_left_on_the_ane_is_no_loss(corpus: Path) -> None:
+    """Two layers become one: 7 of 9 are 6 of 8, and as many are off the ANE."""
+    surgery = ane.apply(corpus / "mlt_gesture_classifier.mlmodel", "neuralnetwork_ane", prove=None, quiet=True)
+    before, after = (Standing.of_layers(found[0]) for found in surgery.inspected)
+    assert after.share["ops"] < before.share["ops"]
+    assert after.off == before.off
+    assert after.lowered(before) == ""
+    moved = replace(after, on_ops=after.on_ops - 1)
+    assert moved.lowered(before) == "the share of ops on the ANE would fall 77.8% -> 62.5%"

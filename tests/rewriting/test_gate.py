@@ -10,7 +10,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery import loading
-from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.errors import LoadError, SurgeryError, SurgeryWarning
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.rewriting.builder import Builder
@@ -59,6 +59,19 @@ class ExpToTanh(Rewrite):
         return mb.tanh(x=m.root.x)
 
 
+@dataclass(frozen=True)
+class ExpToSinh(Rewrite):
+    """Another legal op becomes illegal."""
+
+    name: ClassVar[str] = "exp_to_sinh"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.exp()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.sinh(x=m.root.x)
+
+
 RECIPE = Recipe("two_steps", (TanhToSinh(), CumsumToExp()))
 
 
@@ -81,6 +94,53 @@ def test_a_step_that_loses_is_undone_and_the_others_stay() -> None:
     (said,) = [str(r) for name, r in surgery.refusals if name == "tanh_to_sinh"]
     assert "undone: " in said
     assert "would no longer be legal on the ANE" in said
+
+
+@dataclass(frozen=True)
+class TanhToCumsum(Rewrite):
+    """What is legal becomes illegal, on request."""
+
+    name: ClassVar[str] = "tanh_to_cumsum"
+    exclusive: bool = False
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.tanh()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.cumsum(x=m.root.x, axis=2, exclusive=self.exclusive)
+
+
+ASKED = Recipe("asked", (TanhToCumsum(), ExpToTanh()))
+
+
+@pytest.mark.parametrize("target", ["M4/macOS 15", None])
+@pytest.mark.parametrize(
+    "options", [{"exclusive": True}, {"exclusive": False}, {"tanh_to_cumsum": True}], ids=str
+)
+def test_what_was_asked_for_is_kept_with_a_warning(options: dict[str, Any], target: str | None) -> None:
+    recipe = ASKED.with_options(**options)
+    with pytest.warns(SurgeryWarning, match="tanh_to_cumsum was asked for, and is kept although") as caught:
+        surgery = ane.apply(program(), recipe, target=target, prove=None, quiet=True)
+    assert kinds(surgery) == ["cumsum"] * 3
+    assert not surgery.refusals
+    (said,) = [note for note in surgery.notes if note.startswith("tanh_to_cumsum was asked for")]
+    assert "would no longer be legal on the ANE" in said
+    assert [(Path(w.filename).name, str(w.message)) for w in caught] == [(Path(__file__).name, said)]
+
+
+@pytest.mark.parametrize("options", [{}, {"exp_to_tanh": True}, {"tanh_to_cumsum": False}], ids=str)
+def test_what_was_not_asked_for_is_undone(options: dict[str, Any]) -> None:
+    surgery = ane.apply(program(), ASKED.with_options(**options), target="M4", prove=None, quiet=True)
+    assert kinds(surgery) == ["tanh", "cumsum", "tanh"]
+
+
+def test_of_several_steps_the_one_asked_for_is_kept_and_another_undone() -> None:
+    recipe = Recipe("both", (TanhToSinh(), ExpToSinh())).with_options(exp_to_sinh=True)
+    exp = ane.apply(program(), CumsumToExp(), prove=None, quiet=True).program
+    with pytest.warns(SurgeryWarning, match="exp_to_sinh was asked for"):
+        surgery = ane.apply(exp, recipe, target="M4/macOS 15", prove=None, quiet=True)
+    assert kinds(surgery) == ["tanh", "sinh", "tanh"]
+    assert [name for name, _ in surgery.refusals] == ["tanh_to_sinh"]
 
 
 def test_without_a_target_legality_and_flop_count_on_all_chips_at_once() -> None:

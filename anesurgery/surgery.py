@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
-from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, warn
+from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Program, exclusive
@@ -105,8 +105,7 @@ def apply(
         model: path of a package or .mlmodel, MLModel, or MIL Program; passes over layers need a neural network.
         passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these.
         target: chip and OS ("M1/macOS 14"): steps of a recipe take the options that suit it, and one that
-            loses something there is undone and reported, unless it was asked for by name, which warns; every
-            chip by default.
+            loses something there is undone, unless it was asked for by name; every chip by default.
         member: of a pipeline, the one model to edit, by name or number; each by default.
         assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}, that passes may rely on.
         prove: "sites" compares both sides of every edit and gives the best grade that it reaches; "model"
@@ -152,7 +151,7 @@ def apply(
         _rescue(error, start, edited, steps, session)
         raise
     if recipe is not None and (session.changes or not misfits):
-        edited, session = _gated(model, start, edited, steps, session, quiet, recipe.chosen)
+        edited, session = _gated(model, start, edited, steps, session, recipe.chosen)
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
     check_interface(start.interface, edited.interface, session)
@@ -202,13 +201,7 @@ def _rescue(
 
 
 def _gated(
-    model: Any,
-    start: _Start,
-    edited: Subject,
-    steps: Sequence[Pass],
-    session: Session,
-    quiet: bool,
-    asked: Collection[str],
+    given: Any, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, asked: Collection[str]
 ) -> tuple[Subject, Session]:
     """The model after the steps that lose nothing on the target: as it is, or made anew without the others."""
 
@@ -216,17 +209,15 @@ def _gated(
         if start.model is not None:
             return start.model.clone()
         edited.check_source()
-        return subject_of(steps).read(model).only(edited.member)
+        return subject_of(steps).read(given).only(edited.member)
 
     passed = passing(steps, start.standing, again, edited, session, asked)
     if passed.refusals:
         session = session.again()
         session.refusals += passed.refusals
         edited = again()
-        _run(passed.steps, edited, session, quiet)
-    session.notes += passed.warnings
-    for words in passed.warnings:
-        warn(words)
+        _run(passed.steps, edited, session, quiet=True)
+    passed.warn(session)
     return edited, session
 
 
@@ -262,9 +253,8 @@ def _recipe(passes: Any) -> Recipe | None:
 
 
 def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session: Session) -> str:
-    assert recipe is not None
     reasons = refusal_lines([r for r in session.refusals if r[1] not in misfits])
-    return "; ".join([f"{recipe.name} changed nothing: {misfits[0]}", *reasons])
+    return "; ".join([f"{recipe and recipe.name} changed nothing: {misfits[0]}", *reasons])
 
 
 def _prove_model(

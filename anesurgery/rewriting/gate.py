@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from anesurgery.errors import LoadError, Refusal, SurgeryError
+from anesurgery.errors import LoadError, Refusal, SurgeryError, warn
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass, run_on
@@ -26,6 +26,12 @@ class Passed:
     """The name of each other one, and why it does not."""
     warnings: list[str] = field(default_factory=list)
     """What is lost by steps that stay since they were asked for by name."""
+
+    def warn(self, session: Session) -> None:
+        """Say so to the caller, and in the notes."""
+        session.notes += self.warnings
+        for words in self.warnings:
+            warn(words)
 
 
 def passing(

@@ -1,21 +1,24 @@
-"""Encoders with decoders for text: T5, BART, Marian, Pegasus, M2M100, NLLB.
+"""Encoders with decoders that give text: T5, BART, Marian, Pegasus, M2M100, NLLB; of pictures TrOCR, Donut.
 
 `seq2seq_ane` takes the guards and casts away that stand before lookups, as token ids come from a tokenizer and
 are never negative, makes the causal masks of the decoder one tensor, computes padding masks and counted
-positions in fp16, gives the logits of the last position only, and cuts a head that is too long for the target;
+positions in fp16, makes patch embeddings of a picture whose kernel the target does not take into moves and a
+1x1 convolution, gives the logits of the last position only, and cuts a head that is too long for the target;
 where products of one row stay on the CPU, the head becomes convolutions::
 
     recipes.seq2seq_ane("t5.mlpackage", target="M1/macOS 14").save("t5_ane.mlpackage")
 
-Refuses models that do not look up two sequences, or whose attentions are all causal, or all open
-(`encoder_ane`, `decoder_ane`), and sound and pictures (`whisper_ane`, `vit_ane`).
+Refuses models that do not look up two sequences, or one beside a picture, or whose attentions are all causal,
+or all open (`encoder_ane`, `decoder_ane`), sound (`whisper_ane`), and pictures without text (`vit_ane`).
 """
 
 from __future__ import annotations
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.makeup import described, makeup
-from anesurgery.mil import Program, np_dtype
+from anesurgery.facts.attention import runtime_inputs
+from anesurgery.facts.makeup import described, is_picture, makeup
+from anesurgery.interpret.attentions import attentions
+from anesurgery.mil import Function, Program, np_dtype
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.passes.decompose_ops import DecomposeOps
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
@@ -25,6 +28,7 @@ from anesurgery.passes.group_by_unit import GroupByUnit
 from anesurgery.passes.index_casts import IndexCasts
 from anesurgery.passes.integers_as_floats import IntegersAsFloats
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
+from anesurgery.passes.patch_convolution import PatchConvolution
 from anesurgery.passes.pointwise_convolution import PointwiseConvolution
 from anesurgery.passes.rerank import Rerank
 from anesurgery.passes.select_last_token import SelectLastToken
@@ -35,15 +39,16 @@ from anesurgery.surgery import Recipe
 
 
 def is_seq2seq(program: Program) -> Refusal | None:
-    """Refuse what does not read two sequences of ids, one of them as an encoder does."""
+    """Refuse what does not read ids as a decoder does, beside other ids or a picture as an encoder does."""
     found = makeup(program)
     given = (*found.pictures, *found.signals)
-    if given and found.convolutions:
+    writes = bool(found.causal) and any(map(_reads_pictures, program.functions.values()))
+    if given and found.convolutions and not writes:
         return Refusal(
             f"the input {described(given[0])} is sound or a picture: see whisper_ane, vit_ane; {found}"
         )
     ids = [v for f in program.functions.values() for v in f.inputs.values() if np_dtype(v).kind in "iu"]
-    if found.attentions and (len(ids) < 2 or found.lookups < 2):
+    if found.attentions and not writes and (len(ids) < 2 or found.lookups < 2):
         return Refusal(f"it does not look up two sequences: see encoder_ane and decoder_ane; {found}")
     if found.attentions and found.causal == found.attentions:
         return Refusal(f"every attention is causal, so that no encoder reads ahead: see decoder_ane; {found}")
@@ -52,11 +57,21 @@ def is_seq2seq(program: Program) -> Refusal | None:
     return found.without_attention
 
 
+def _reads_pictures(function: Function) -> bool:
+    """Does an attention depend on ids and on a picture, as that of a decoder over what an encoder saw?"""
+    for attention in attentions(function):
+        read = runtime_inputs(attention.weights.outputs)
+        if any(map(is_picture, read)) and any(np_dtype(v).kind in "iu" for v in read):
+            return True
+    return False
+
+
 seq2seq_ane = Recipe(
     name="seq2seq_ane",
     steps=(
         FoldConstants(),
         GatherToMoves(),
+        PatchConvolution(),
         TokenIdGuard(nonnegative=True),
         IndexCasts(),
         EmbeddingMatmul(most_rows=1024, nonnegative_ids=True),

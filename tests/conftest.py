@@ -156,11 +156,29 @@ class _NanoGPT(torch.nn.Module):
         return self.head(self.ln_f(x))
 
 
+def _trocr(attn: str) -> Any:
+    """A decoder of text that attends to what an encoder makes of a picture."""
+    import transformers as hf
+
+    sides = {"image_size": 32, "patch_size": 16}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    words = {"decoder_layers": 1, "decoder_attention_heads": 2, "d_model": 32, "decoder_ffn_dim": 64}
+    encoder = hf.ViTConfig(**sizes, **sides, attn_implementation=attn)
+    decoder = hf.TrOCRConfig(
+        **words, vocab_size=101, cross_attention_hidden_size=32, max_position_embeddings=32
+    )
+    torch.manual_seed(0)
+    parts = {"encoder": hf.ViTModel(encoder, add_pooling_layer=False), "decoder": hf.TrOCRForCausalLM(decoder)}
+    return hf.VisionEncoderDecoderModel(**parts).eval()
+
+
 def _build(name: str, attn: str) -> Any:
     """A model of two layers; GPT-2's vocabulary is odd, as the real one is."""
     if name == "nanogpt":
         torch.manual_seed(0)
         return _NanoGPT(flash=attn == "sdpa").eval()
+    if name == "trocr":
+        return _trocr(attn)
     import transformers as hf
 
     decoder = {
@@ -233,6 +251,11 @@ def _example(name: str, mask: bool) -> dict[str, Array]:
     ids = rng.integers(3, 101, (1, 16)).astype(np.int32)
     if name == "vit":
         return {"pixel_values": rng.standard_normal((1, 3, 32, 32)).astype(np.float32)}
+    if name == "trocr":
+        return {
+            "pixel_values": rng.standard_normal((1, 3, 32, 32)).astype(np.float32),
+            "decoder_input_ids": ids[:, :8],
+        }
     if name == "whisper":
         features = rng.standard_normal((1, 16, 48)).astype(np.float32)
         return {"input_features": features, "decoder_input_ids": ids[:, :8]}

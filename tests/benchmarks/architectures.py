@@ -102,6 +102,29 @@ def spoken() -> dict[str, Array]:
     return mel() | {"decoder_input_ids": tokens()["input_ids"][:, :8]}
 
 
+def written() -> dict[str, Array]:
+    """A picture of words, and the first of them."""
+    return pixels()() | {"decoder_input_ids": tokens()["input_ids"][:, :8]}
+
+
+def trocr(sizes: Sizes) -> Callable[[], Any]:
+    """An encoder of pictures, and a decoder that reads what it makes of them."""
+
+    def build() -> Any:
+        import transformers as hf
+
+        words = {"d_model": sizes["hidden_size"], "vocab_size": 32000, "pad_token_id": 1}
+        words |= {"decoder_layers": 2, "decoder_attention_heads": sizes["num_attention_heads"]}
+        words |= {"decoder_ffn_dim": sizes["intermediate_size"], "max_position_embeddings": 64}
+        words |= {"cross_attention_hidden_size": sizes["hidden_size"]}
+        encoder = hf.ViTModel(hf.ViTConfig(**sizes, image_size=224, patch_size=16), add_pooling_layer=False)
+        return hf.VisionEncoderDecoderModel(
+            encoder=encoder, decoder=hf.TrOCRForCausalLM(hf.TrOCRConfig(**words))
+        )
+
+    return build
+
+
 def noisy(**extra: tuple[int, ...]) -> Callable[[], dict[str, Array]]:
     """A latent picture, a time step, and what conditions it."""
 

@@ -32,7 +32,9 @@ from architectures import (
     plain,
     spoken,
     tokens,
+    trocr,
     waves,
+    written,
 )
 
 UNET: Sizes = {
@@ -184,6 +186,7 @@ SEQUENCES = {
     "t5": plain("T5ForConditionalGeneration", "T5Config", T5, both, "seq2seq_ane"),
     "bart": plain("BartForConditionalGeneration", "BartConfig", SEQ2SEQ, both, "seq2seq_ane"),
     "marian": plain("MarianMTModel", "MarianConfig", SEQ2SEQ, both, "seq2seq_ane"),
+    "trocr": Architecture(trocr(LAYERS), written, "seq2seq_ane", (("use_cache", False),)),
     "whisper": plain("WhisperForConditionalGeneration", "WhisperConfig", WHISPER, spoken, "whisper_ane"),
     "whisper_encoder": Architecture(
         lambda: hugging_face("WhisperModel", "WhisperConfig", WHISPER)().encoder, mel, "whisper_ane"

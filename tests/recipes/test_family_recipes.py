@@ -27,6 +27,7 @@ MEMBERS = [
     ("decoder_ane", "qwen2", False),
     ("whisper_ane", "whisper", False),
     ("vit_ane", "vit", False),
+    ("seq2seq_ane", "trocr", False),
 ]
 """Recipe, model, with an attention mask."""
 
@@ -56,6 +57,32 @@ def test_of_a_decoder_the_lookup_alone_stays_off(converted: Callable[..., Any], 
     illegal = [row.op_type for row in inspection.ops if row.legal is False]
     assert illegal == ["gather"]
     assert "assumed of the inputs: token ids are never negative" in surgery.notes
+
+
+def test_a_picture_beside_text_that_is_not_written_is_no_encoder_with_a_decoder() -> None:
+    """Pictures and texts that are compared, as in CLIP: no attention reads both."""
+    rng = np.random.default_rng(0)
+    table, patches = rng.standard_normal((9, 8)), rng.standard_normal((8, 3, 8, 8))
+    table, patches = table.astype(np.float16), patches.astype(np.float16)
+    ahead = np.triu(np.full((4, 4), -1e4, np.float16), 1)
+
+    def attention(x: Var, mask: Any) -> Var:
+        scores = mb.matmul(x=x, y=x, transpose_y=True)
+        return mb.matmul(x=mb.softmax(x=scores if mask is None else mb.add(x=scores, y=mask)), y=x)
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 3, 32, 32), types.fp16), mb.TensorSpec((1, 4), types.int32)],
+        opset_version=ct.target.iOS17,
+    )
+    def program(image: Var, ids: Var) -> Var:
+        text = attention(mb.gather(x=table, indices=ids, validate_indices=False), ahead)
+        seen = mb.reshape(x=mb.conv(x=image, weight=patches, strides=[8, 8]), shape=[1, 8, 16])
+        seen = attention(mb.transpose(x=seen, perm=[0, 2, 1]), None)
+        both = [mb.reduce_mean(x=x, axes=[1]) for x in (seen, text)]
+        return mb.matmul(x=both[0], y=both[1], transpose_y=True)
+
+    with pytest.raises(SurgeryError, match="is sound or a picture: see whisper_ane, vit_ane"):
+        ane.apply(program, "seq2seq_ane", prove=None, quiet=True)
 
 
 def picture_to_picture() -> Program:

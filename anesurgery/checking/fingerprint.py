@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from anesurgery.text import type_text
 
 INLINE = 1 << 22
 """Constants of up to this many bytes are compared by content, larger ones by identity."""
+_NUMBERS: WeakKeyDictionary[Operation, int] = WeakKeyDictionary()
+_counted = itertools.count()
 
 
 def fingerprint(
@@ -42,15 +46,28 @@ def fingerprint(
         if value is not None:
             array = np.asarray(value)
             if array.nbytes > INLINE:
-                return ("constant", id(var))
+                return ("constant", _number_of(cast(Operation, var.op)))
             content = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16)
             return ("constant", array.dtype.str, array.shape, content.digest())
         return (numbers.setdefault(var, len(numbers)), type_text(var))
 
     def written(op: Operation) -> Hashable:
         inputs = tuple((k, known(v)) for k, v in op.inputs.items() if v is not None)
-        nested = tuple(id(block) for block in op.blocks)
-        return (op.op_type, str(op.opset_version), inputs, nested, tuple(known(v) for v in op.outputs))
+        nested = tuple((each(block.inputs), side(block.operations), each(block.outputs)) for block in op.blocks)
+        return (op.op_type, str(op.opset_version), inputs, nested, each(op.outputs))
 
-    sides = tuple(tuple(written(op) for op in ops if op.op_type != "const") for ops in (old, new))
+    def each(values: Iterable[Var]) -> Hashable:
+        return tuple(known(v) for v in values)
+
+    def side(ops: Iterable[Operation]) -> Hashable:
+        return tuple(written(op) for op in ops if op.op_type != "const")
+
+    sides = side(old), side(new)
     return (sides, tuple((known(a), known(b)) for a, b in replaced))
+
+
+def _number_of(op: Operation) -> int:
+    """The number of an op, which no other gets, not even one that lies where this one lay."""
+    if op not in _NUMBERS:
+        _NUMBERS[op] = next(_counted)
+    return _NUMBERS[op]

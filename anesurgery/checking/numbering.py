@@ -64,7 +64,7 @@ class Table:
 
     def __init__(self) -> None:
         self._made: weakref.WeakValueDictionary[Hashable, Value] = weakref.WeakValueDictionary()
-        self._contents: dict[int, Hashable] = {}
+        self._contents: dict[Var, Hashable] = {}
 
     def key(self, op: Operation, values: Mapping[Var, Value]) -> Hashable | None:
         """Equal for ops that compute the same; None for an op with nested blocks, or that is no function."""
@@ -82,14 +82,14 @@ class Table:
 
     def _content(self, var: Var) -> Hashable:
         """A constant by what it holds."""
-        if id(var) not in self._contents:
+        if var not in self._contents:
             made_by = var.op
             if made_by is not None and made_by.op_type != "const":
                 rest = tuple((k, self._content(v)) for k, v in made_by.inputs.items() if isinstance(v, Var))
-                self._contents[id(var)] = (made_by.op_type, rest)
+                self._contents[var] = (made_by.op_type, rest)
             else:
-                self._contents[id(var)] = _digest(constant(var))
-        return self._contents[id(var)]
+                self._contents[var] = _digest(constant(var))
+        return self._contents[var]
 
     def enter(self, key: Hashable | None, made: Sequence[Value]) -> None:
         """Remember what an op of the first program made."""

@@ -7,9 +7,8 @@ them uses nothing that is special about the weights, so that it need not be repe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -48,17 +47,16 @@ class StandIns:
     def numbers(self) -> dict[Var, int]:
         """Weight -> the number of its content, which is read here first."""
         numbers: dict[Var, int] = {}
-        known: dict[Any, int] = {}
-        seen: dict[Any, int] = {}
+        known: dict[Hashable, int] = {}
+        digests: dict[Hashable, tuple[Array, Hashable | None]] = {}
         for var in self.weights:
-            array = np.ascontiguousarray(constant(var))
-            place = array.__array_interface__["data"][0], array.nbytes, array.dtype.str
-            if place not in seen and not _is_one_number(array):
-                content = array.dtype.str, hashlib.blake2b(array.data, digest_size=16).digest()
-                seen[place] = known.setdefault(content, len(known))
-                forget(array)
-            if place in seen:
-                numbers[var] = seen[place]
+            array = np.asarray(constant(var))
+            place = array.__array_interface__["data"][0], array.dtype.str, array.shape, array.strides
+            if place not in digests:  # the array is kept with it, so that nothing else can come to lie there
+                digests[place] = array, _content(array)
+            content = digests[place][1]
+            if content is not None:
+                numbers[var] = known.setdefault(content, len(known))
         return numbers
 
     @cached_property
@@ -84,6 +82,16 @@ def _weights(ops: Sequence[Operation]) -> list[Var]:
         for var in reads(op):
             found[var] = found.get(var, True) and computes and var in anything
     return [v for v, plain in found.items() if plain and _is_large(v)]
+
+
+def _content(array: Array) -> Hashable | None:
+    """The numbers of an array in their order, whatever its shape; None where it holds one again and again."""
+    ordered = np.ascontiguousarray(array)
+    if _is_one_number(ordered):
+        return None
+    content = ordered.dtype.str, hashlib.blake2b(ordered.data, digest_size=16).digest()
+    forget(ordered)
+    return content
 
 
 def _is_one_number(array: Array) -> bool:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator
 from itertools import accumulate
 
+import numpy as np
+
 from anesurgery.facts.reading import in_words, shape_in_words
 from anesurgery.facts.work import elements, is_tensor, is_weight, size_of
 from anesurgery.mil import Block, Function, Operation, Var, consumers, producer, static_shape, types, walk_ops
@@ -57,7 +59,9 @@ def _weights(function: Function) -> int:
     for op in walk_ops(function):
         if op.op_type == "const" and is_tensor(op.outputs[0]):
             value = op.outputs[0].val
-            place = getattr(value, "__array_interface__", {}).get("data", (id(op),))[0]
+            place = (
+                value.ctypes.data if isinstance(value, np.ndarray) else op
+            )  # a scalar has no place of its own
             seen[place, size_of(op.outputs[0])] = size_of(op.outputs[0])
     return sum(seen.values())
 

@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from both_sides import checked
 
 from anesurgery.checking import proofs, stand_ins
-from anesurgery.checking.grades import Grade
+from anesurgery.checking.grades import Grade, SiteCheck
+from anesurgery.checking.stand_ins import StandIns
 from anesurgery.errors import ProofError
-from anesurgery.mil import Array, Program, Var, mb
+from anesurgery.mil import Array, Program, Var, mb, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
@@ -26,10 +28,10 @@ def matrix() -> Array:
     return RNG.standard_normal((WIDTH, WIDTH)).astype(np.float16).astype(np.float32)
 
 
-def layers(*weights: Array) -> Program:
+def layers(*weights: Array, width: int = WIDTH) -> Program:
     """Products one after the other."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 5, WIDTH))])
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, width))])
     def program(x: Var) -> Var:
         for weight in weights:
             x = mb.tanh(x=mb.linear(x=x, weight=weight))
@@ -132,3 +134,39 @@ def test_weights_that_are_reordered_are_proved_as_they_are(proved: list[Any]) ->
     assert not any(proved)
     assert change.proof is not None
     assert change.proof.grade is Grade.BITS
+
+
+Weights = tuple[Array, Array, Array]
+
+
+def combined(a: Array, b: Array, c: Array) -> Callable[[Var], Any]:
+    """One product less the product of two others."""
+    return lambda x: mb.sub(
+        x=mb.linear(x=x, weight=a), y=mb.mul(x=mb.linear(x=x, weight=b), y=mb.linear(x=x, weight=c))
+    )
+
+
+def transposed(width: int) -> Weights:
+    """Weights that are not contiguous: what is made of one to read it is gone when the next one is read."""
+    a, b, c = (RNG.standard_normal((width, width)).astype(np.float32).T for _ in range(3))
+    return a, b, c
+
+
+@pytest.mark.parametrize("width", [64, 128, 300])
+def test_weights_that_are_not_contiguous_are_told_apart(width: int) -> None:
+    a, b, c = transposed(width)
+    other = checked(combined(a, b, c), combined(c, b, a), (types.fp32, (2, width)))
+    assert isinstance(other, SiteCheck)
+    assert other.max_abs > 0
+    assert other.grade is Grade.NUMBERS
+    same = checked(combined(a, b, c), combined(a, b, c), (types.fp32, (2, width)))
+    assert isinstance(same, SiteCheck)
+    assert same.grade is Grade.BITS
+
+
+def test_numbers_of_contents() -> None:
+    """The same content has one number, in whatever layout it lies."""
+    a, b, c = transposed(128)
+    program = layers(a, b, c, np.ascontiguousarray(a), a.T, width=128)
+    found = StandIns(list(program.functions["main"].operations), [], seed=0).numbers
+    assert list(found.values()) == [0, 1, 2, 0, 3]

@@ -25,10 +25,23 @@ Bounds = dict[Var, tuple[Any, Any]]
 """Value -> the least and the largest number of all its elements, or of each."""
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
-ROUNDS = ("normal", "special", "nonfinite", "ties", "near", "large", "small", "rows", "largest")
+ROUNDS = (
+    "normal",
+    "special",
+    "nonfinite",
+    "ties",
+    "near",
+    "offset",
+    "cancelling",
+    "large",
+    "small",
+    "rows",
+    "largest",
+)
 """The kinds of rounds, the most telling first."""
 CALLED = {"nonfinite": "infinities and NaN", "ties": "ties", "large": "large numbers"}
 CALLED |= {"small": "small numbers", "largest": "the largest numbers"}
+CALLED |= {"offset": "means far above the spread", "cancelling": "terms that cancel"}
 """Kinds of rounds as reports say them."""
 FEW = 3
 """Rounds of a site with many numbers."""
@@ -44,11 +57,13 @@ HUGE = 1 << 24
 """Numbers read, weights among them, above which a site gets one round, or two if it reads floats."""
 NUMBERS = 4096
 """How many numbers a small site is checked on at least, the rounds being repeated up to `REPEATS` times."""
-REPEATS = 6
+REPEATS = 5
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that is drawn: what the interpreter computes with."""
 BEYOND_FLOATS = (2**11, 2**11 + 1, *(2**24, 2**24 + 1) * 3)
 """Neighbouring integers that are one number in fp16 or in fp32; the latter more often."""
+OFFSET, OFFSET_HALF = 3000.0, 1000.0
+"""How many times its spread the mean of a value is, in the dtype: the spread has to be more than its rounding."""
 SHARES = (0.1, 0.5)
 """Shares of infinities and NaN: few, so that a row is left finite, or so many that two values meet in one."""
 MODERATE = (8.0, 1e4)
@@ -142,6 +157,8 @@ class Drawing:
         if self.ordinary and largest > 1e5:
             largest = math.sqrt(largest)
         normal = np.asarray(rng.standard_normal(shape, np.float32))
+        if kind in ("offset", "cancelling"):
+            return self._far(normal, dtype, alternating=kind == "cancelling")
         if kind == "small":
             return normal * np.float32(1e-4)
         if kind == "large":
@@ -164,6 +181,13 @@ class Drawing:
         if kind == "nonfinite":
             return _some(rng, normal, rng.choice(SHARES), np.array([np.inf, -np.inf, np.nan]))
         return normal
+
+    def _far(self, normal: Array, dtype: np.dtype[Any], *, alternating: bool) -> Array:
+        """Numbers whose mean is far above their spread; alternating, those that lie beside each other cancel."""
+        times = OFFSET_HALF if dtype == np.float16 else OFFSET
+        mean = min(times, self.magnitude / 2)  # the same for all values: their differences are small too
+        made = np.float32(mean) + normal * np.float32(mean / times)
+        return made * (1 - 2 * (np.indices(normal.shape).sum(0) % 2)) if alternating else made
 
     def _special(self, dtype: np.dtype[Any], largest: float) -> Array:
         """Zeros, subnormals, ties, the largest numbers, and each constant with its neighbours."""

@@ -38,6 +38,8 @@ FEW_NUMBERS = 1 << 14
 """Numbers read up to which each element is looked at by itself."""
 SLACK = 16.0
 """How many times what rounding was seen to do a difference has to be, to be none."""
+OWN = 4.0
+"""How many times what the old side itself loses by rounding the new one may be off from it."""
 DRAWS = 8
 """How often the operands of the old side are put off, to see what rounding can do to it."""
 
@@ -226,30 +228,37 @@ def measured(
     try:
         if all(p.max_rel <= rtol for p in parts):
             return hidden(sides, numbers, pairs, parts, undefined, promise)
-        return rounding(sides, numbers, parts, undefined, promise)
+        return rounding(sides, numbers, pairs, parts, undefined, promise)
     except InterpretError:
         return parts
 
 
 def rounding(
-    sides: BothSides, numbers: Numbers, parts: Sequence[Apart], undefined: Undefined, promise: Promise
+    sides: BothSides,
+    numbers: Numbers,
+    pairs: Pairs,
+    parts: Sequence[Apart],
+    undefined: Undefined,
+    promise: Promise,
 ) -> list[Apart]:
-    """The parts, relative to what flows through the old side where the difference is only rounding.
+    """The parts, relative to what rounding does to the old side where the difference is only rounding.
 
     Sums that cancel round by a share of their terms, not of the result. What that share is shows in how far the
-    old values move when each operand is off by the tolerance. A difference counts as rounding if it is `FINER`
-    in fp64, where that of a wrong rewrite is as large as in fp32.
+    old values move when each operand is off by the tolerance (by no more than another order of a sum may be), and
+    in how far they are from those in fp64. A difference counts as rounding if it is `FINER` in fp64, where that
+    of a wrong rewrite is as large as in fp32.
     """
     rtol = promise.tolerance.rtol
+    share = min(rtol, REASSOCIATED.rtol)
     finer = sides.run_double(numbers)
-    draws = sides.spread(numbers, rtol)
+    draws = sides.spread(numbers, share)
     found = []
     for i, (part, exact) in enumerate(zip(parts, _apart(finer, undefined, promise), strict=True)):
-        off = [_apart([(finer[i][0], draw[i])], undefined[i : i + 1], promise)[0].max_abs for draw in draws]
-        flow = max(off) / rtol
-        finer_too = exact.max_rel <= rtol and exact.max_abs <= rtol * FINER * flow
-        if finer_too and 0 < flow < math.inf:
-            part = part._replace(max_rel=min(part.max_rel, part.max_abs / flow))
+        old, none = finer[i][0], undefined[i : i + 1]
+        off = max(_apart([(old, draw[i])], none, promise)[0].max_abs for draw in draws)
+        allowed = max(off, OWN * _apart([(old, pairs[i][0])], none, promise)[0].max_abs)
+        if exact.max_rel <= rtol and exact.max_abs <= FINER * allowed and 0 < allowed < math.inf:
+            part = part._replace(max_rel=min(part.max_rel, rtol * part.max_abs / allowed))
         found.append(part)
     return found
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from both_sides import checked
 
-from anesurgery.checking.grades import REASSOCIATED, Grade, Promise, SiteCheck
+from anesurgery.checking.grades import REASSOCIATED, Grade, Promise, SiteCheck, Tolerance
 from anesurgery.mil import Var, mb, types
 
 NEAR = Promise(REASSOCIATED, tolerates_nonfinite=False, magnitude=8.0)
@@ -71,3 +71,95 @@ def test_a_new_side_that_cancels_where_the_old_does_not_is_caught() -> None:
 def test_a_bit_exact_promise_excuses_nothing() -> None:
     check = found(cancelling, lambda x: mb.mul(x=x, y=np.float32(1)), Promise())
     assert not check.within(Promise().tolerance)
+
+
+def variance(x: Var) -> Any:
+    """The mean of the squares of what is left when the mean is taken away."""
+    z = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[-1], keep_dims=True))
+    return mb.reduce_mean(x=mb.square(x=z), axes=[-1], keep_dims=True)
+
+
+def variance_of_squares(x: Var) -> Any:
+    """The mean of the squares less the square of the mean."""
+    mean = mb.reduce_mean(x=x, axes=[-1], keep_dims=True)
+    return mb.sub(x=mb.reduce_mean(x=mb.square(x=x), axes=[-1], keep_dims=True), y=mb.square(x=mean))
+
+
+@pytest.mark.parametrize("rtol", [1e-6, 1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("dtype", [types.fp32, types.fp16])
+@pytest.mark.parametrize("shape", [(2, 16), (40, 50), (3, 70, 90)])
+def test_a_variance_of_squares_loses_digits(rtol: float, dtype: Any, shape: tuple[int, ...]) -> None:
+    promise = Promise(Tolerance(rtol))
+    check = checked(variance, variance_of_squares, (dtype, shape), promise=promise)
+    assert isinstance(check, SiteCheck)
+    assert not check.within(promise.tolerance)
+    assert check.grade is Grade.NUMBERS
+
+
+@pytest.mark.parametrize("axes", [[0], [1], [0, 1]])
+def test_a_variance_in_another_order_passes(axes: list[int]) -> None:
+    """What the old side loses of such rows too is no difference."""
+
+    def old(x: Var) -> Any:
+        z = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=axes, keep_dims=True))
+        return mb.reduce_mean(x=mb.square(x=z), axes=axes, keep_dims=True)
+
+    def new(x: Var) -> Any:
+        count = np.float32(np.prod([(16, 16)[a] for a in axes]))
+        mean = mb.mul(x=mb.reduce_sum(x=x, axes=axes, keep_dims=True), y=1 / count)
+        z = mb.sub(x=mean, y=x)
+        return mb.mul(x=mb.reduce_sum(x=mb.mul(x=z, y=z), axes=axes, keep_dims=True), y=1 / count)
+
+    check = checked(old, new, (types.fp32, (16, 16)), promise=Promise(REASSOCIATED))
+    assert isinstance(check, SiteCheck)
+    assert check.within(REASSOCIATED)
+    assert check.grade is Grade.PROVED
+
+
+def square_apart(x: Var, y: Var) -> Any:
+    """The square of a difference."""
+    return mb.square(x=mb.sub(x=x, y=y))
+
+
+def squares_apart(x: Var, y: Var) -> Any:
+    """The squares of both, less twice their product."""
+    both = mb.add(x=mb.square(x=x), y=mb.square(x=y))
+    return mb.sub(x=both, y=mb.mul(x=mb.mul(x=x, y=y), y=np.float32(2)))
+
+
+def products_apart(x: Var, y: Var) -> Any:
+    """A difference times a sum."""
+    return mb.mul(x=mb.sub(x=x, y=y), y=mb.add(x=x, y=y))
+
+
+def of_difference(x: Var, y: Var) -> Any:
+    """A product with a weight, of a difference."""
+    return mb.linear(x=mb.sub(x=x, y=y), weight=WEIGHT)
+
+
+def difference_of(x: Var, y: Var) -> Any:
+    """A difference of products with a weight."""
+    return mb.sub(x=mb.linear(x=x, weight=WEIGHT), y=mb.linear(x=y, weight=WEIGHT))
+
+
+WEIGHT = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+LOSING = {
+    "a square of a difference": (square_apart, squares_apart),
+    "a difference of squares": (products_apart, lambda x, y: mb.sub(x=mb.square(x=x), y=mb.square(x=y))),
+    "a product with a difference": (of_difference, difference_of),
+}
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_what_is_alike_is_subtracted_first(name: str) -> None:
+    """A new side that makes large terms of two values that are alike loses what the old side keeps."""
+    keeping, losing = LOSING[name]
+    two = [(types.fp32, (3, 16))] * 2
+    promise = Promise(REASSOCIATED, tolerates_nonfinite=False)
+    check = checked(keeping, losing, *two, promise=promise)
+    assert isinstance(check, SiteCheck)
+    assert not check.within(REASSOCIATED)
+    back = checked(losing, keeping, *two, promise=promise)
+    assert isinstance(back, SiteCheck)
+    assert back.within(REASSOCIATED)
+    assert back.grade is Grade.PROVED

@@ -14,17 +14,20 @@ import torch
 from anesurgery.interpret.arithmetic.symbolic import EXACT
 from anesurgery.interpret.table import Meaning
 from anesurgery.mil import Operation
-from anesurgery.ops import CARRIERS
+from anesurgery.ops import CARRIERS, names
 
 STEADY = EXACT | CARRIERS
 """Ops that make no float by rounding."""
+ROUNDED_ONCE = names("add sub")
+"""Ops that round their result and nothing else: two numbers that are alike have an exact difference."""
 
 
 class Double:
     """Floats are fp64 between ops.
 
     Args:
-        off: each float that an op reads is off by this share of it, up or down.
+        off: each float that an op reads is off by this share of it, up or down; of a sum of two numbers,
+            the result is.
         seed: of the directions.
     """
 
@@ -35,6 +38,8 @@ class Double:
 
     def meaning(self, op: Operation, known: Meaning) -> Callable[..., Any]:
         """The function on fp64 operands."""
+        if op.op_type in ROUNDED_ONCE:
+            return lambda **operands: self._wide(known.function(**{k: _double(v) for k, v in operands.items()}))
         return lambda **operands: known.function(**{k: self._wide(v) for k, v in operands.items()})
 
     def _wide(self, value: Any) -> Any:

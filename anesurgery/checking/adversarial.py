@@ -25,19 +25,7 @@ Bounds = dict[Var, tuple[Any, Any]]
 """Value -> the least and the largest number of all its elements, or of each."""
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
-ROUNDS = (
-    "normal",
-    "special",
-    "nonfinite",
-    "ties",
-    "near",
-    "offset",
-    "cancelling",
-    "large",
-    "small",
-    "rows",
-    "largest",
-)
+ROUNDS = ("normal", "special", "nonfinite", "ties", "offset", "cancelling", "large", "small", "rows", "largest")
 """The kinds of rounds, the most telling first."""
 CALLED = {"nonfinite": "infinities and NaN", "ties": "ties", "large": "large numbers"}
 CALLED |= {"small": "small numbers", "largest": "the largest numbers"}
@@ -49,7 +37,7 @@ MANY = 1 << 20
 """Numbers in a round above which a site gets few rounds."""
 PERIOD = 262_139
 """Floats of a large value after which they come again: a prime, so that rows and columns differ."""
-SEVERAL, IN_SMALL = 1 << 14, ("near", "rows")
+SEVERAL, IN_SMALL = 1 << 14, ("rows",)
 """Numbers in a round above which a site does without some kinds."""
 FEW_ROWS = 8
 """Rows at which two tables differ that are looked at."""
@@ -63,7 +51,8 @@ LARGEST = float(np.finfo(np.float32).max)
 BEYOND_FLOATS = (2**11, 2**11 + 1, *(2**24, 2**24 + 1) * 3)
 """Neighbouring integers that are one number in fp16 or in fp32; the latter more often."""
 OFFSET, OFFSET_HALF = 3000.0, 1000.0
-"""How many times its spread the mean of a value is, in the dtype: the spread has to be more than its rounding."""
+"""How many times its spread the mean of a value is: in fp16 the spread has to be more than rounding, too."""
+SCALES = {"small": 1e-4, "large": 64.0}
 SHARES = (0.1, 0.5)
 """Shares of infinities and NaN: few, so that a row is left finite, or so many that two values meet in one."""
 MODERATE = (8.0, 1e4)
@@ -118,10 +107,10 @@ class Drawing:
         if dtype.kind not in "fiu":
             raise ValueError(f"%{var.name} holds {dtype}")
         if dtype.kind != "f":
-            return self._bounded(var, self._integers(var, kind, rng), dtype)
+            return self.bounded(var, self._integers(var, kind, rng), dtype)
         if math.prod(shape) <= 2 * PERIOD:
-            return self._bounded(var, self.floats(shape, dtype, kind, rng), dtype)
-        few = self._bounded(var, self.floats((PERIOD,), dtype, kind, rng), dtype)
+            return self.bounded(var, self.floats(shape, dtype, kind, rng), dtype)
+        few = self.bounded(var, self.floats((PERIOD,), dtype, kind, rng), dtype)
         return np.resize(few, shape)
 
     def _aimed(self, var: Var, given: Array, kind: str, rng: np.random.Generator) -> Array:
@@ -153,16 +142,12 @@ class Drawing:
         self, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, rng: np.random.Generator
     ) -> Array:
         """Floats of one kind of round."""
-        largest = min(float(np.finfo(dtype).max), LARGEST, self.magnitude)
-        if self.ordinary and largest > 1e5:
-            largest = math.sqrt(largest)
+        largest = self.ends(dtype)[1]
         normal = np.asarray(rng.standard_normal(shape, np.float32))
+        if kind in SCALES:
+            return normal * np.float32(SCALES[kind])
         if kind in ("offset", "cancelling"):
             return self._far(normal, dtype, alternating=kind == "cancelling")
-        if kind == "small":
-            return normal * np.float32(1e-4)
-        if kind == "large":
-            return normal * np.float32(64)
         if kind == "largest":
             return _uniform(rng, shape, -1, 1) * np.float32(largest)
         if kind == "ties":
@@ -172,7 +157,7 @@ class Drawing:
         if kind == "near":
             known = self._special(dtype, min(largest, rng.choice(MODERATE))).astype(np.float32)
             scaled = normal * np.float32(10) ** _uniform(rng, shape, -4, 0)
-            chosen = rng.choice(known, shape)
+            chosen = each(rng, known, shape)
             return np.where(rng.random(shape) < 0.5, chosen + scaled, chosen)  # -0.0 stays what it is
         if kind == "special":
             decades = _uniform(rng, shape, -4, min(4.0, math.log10(largest)))
@@ -182,8 +167,15 @@ class Drawing:
             return _some(rng, normal, rng.choice(SHARES), np.array([np.inf, -np.inf, np.nan]))
         return normal
 
+    def ends(self, dtype: np.dtype[Any]) -> tuple[float, float]:
+        """The smallest magnitude of what is aimed at, but 0, and the largest of all."""
+        largest = min(float(np.finfo(dtype).max), LARGEST, self.magnitude)
+        if self.ordinary and largest > 1e5:
+            largest = math.sqrt(largest)
+        return 1 / largest if self.ordinary else 0.0, largest
+
     def _far(self, normal: Array, dtype: np.dtype[Any], *, alternating: bool) -> Array:
-        """Numbers whose mean is far above their spread; alternating, those that lie beside each other cancel."""
+        """Numbers whose mean is far above their spread; alternating, neighbours cancel."""
         times = OFFSET_HALF if dtype == np.float16 else OFFSET
         mean = min(times, self.magnitude / 2)  # the same for all values: their differences are small too
         made = np.float32(mean) + normal * np.float32(mean / times)
@@ -198,7 +190,7 @@ class Drawing:
             up, down = (np.nextafter(around, dtype.type(end)) for end in (np.inf, -np.inf))
             found = np.concatenate([np.array(fixed), around, up, down, around + 1.0, around - 1.0])
         both = np.concatenate([found, -found]).astype(np.float64)
-        least = 1 / largest if self.ordinary else 0.0
+        least = self.ends(dtype)[0]
         kept = np.isfinite(both) & (np.abs(both) <= largest) & ((np.abs(both) >= least) | (both == 0))
         return both[kept]
 
@@ -226,7 +218,7 @@ class Drawing:
             return np.where(rng.random(shape) < 0.9, rng.choice(held, shape), few) if held.size else few
         return few
 
-    def _bounded(self, var: Var, values: Array, dtype: np.dtype[Any]) -> Array:
+    def bounded(self, var: Var, values: Array, dtype: np.dtype[Any]) -> Array:
         """Inside what is known of the var."""
         low, high = interval(var)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -263,8 +255,14 @@ def _some(rng: np.random.Generator, values: Array, share: float, known: Array) -
     hit = np.asarray(rng.random(values.shape, np.float32) < share)
     if hit.size and not hit.any():
         hit.flat[rng.integers(hit.size)] = True
-    chosen = known.astype(np.float32)[rng.integers(0, len(known), values.shape, np.uint16)]
-    return np.where(hit, chosen, values)
+    values = values.copy()
+    values[hit] = each(rng, known.astype(np.float32), (int(hit.sum()),))
+    return values
+
+
+def each(rng: np.random.Generator, known: Array, shape: tuple[int, ...]) -> Array:
+    """Known numbers in any order: each of them, where there is room for all."""
+    return np.resize(rng.permutation(known), math.prod(shape)).reshape(shape)
 
 
 def constants_of(ops: Iterable[Operation]) -> tuple[float, ...]:

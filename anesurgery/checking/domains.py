@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import ADDRESSES, Drawing, weights
+from anesurgery.checking.aiming import aimed, targets
 from anesurgery.checking.grades import Promise
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.checking.numbers import (
@@ -114,11 +115,40 @@ def sweep(
             continue
         every = np.resize(np.array(values, np_dtype(var)), (rounds, *drawn_shape(var)))
         for values_here in every:
-            numbers = drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_here)}
-            pairs = sides.run(numbers)
-            worst.add(measured(sides, numbers, pairs, [_undefined(old) for old, _ in pairs], promise), numbers)
+            _meet(
+                sides,
+                drawn_numbers(drawn, drawing, "normal", rng) | {var: as_tensor(values_here)},
+                worst,
+                promise,
+            )
             if not worst.within(promise):
                 return
+
+
+def aim(
+    sides: BothSides, drawing: Drawing, worst: Difference, rng: np.random.Generator, promise: Promise
+) -> None:
+    """Let floats and free integers take each constant of both sides, where that costs little."""
+    constants = targets([*sides.old_ops, *sides.new_ops])
+    cost = sum(math.prod(drawn_shape(v)) for v in sides.drawn) + weights([*sides.old_ops, *sides.new_ops])
+    spent = 0
+    for values in aimed(sides.drawn, drawing, constants, rng, apart=promise.tolerance.rtol > 0):
+        spent += cost
+        if spent > MOST_SWEPT:
+            worst.untried = (*worst.untried, "each constant")
+            return
+        numbers = drawn_numbers(sides.drawn, drawing, "normal", rng)
+        _meet(sides, numbers | {v: as_tensor(x) for v, x in values.items()}, worst, promise)
+        if not worst.within(promise):
+            return
+
+
+def _meet(sides: BothSides, numbers: Numbers, worst: Difference, promise: Promise) -> None:
+    """One more round on these numbers, unless the old side overflows and the pass promises only a tolerance."""
+    pairs = sides.run(numbers)
+    if promise.tolerance.rtol and any(bool(torch.isinf(old).any()) for old, _ in pairs):
+        return  # a sum in another order may overflow elsewhere
+    worst.add(measured(sides, numbers, pairs, [_undefined(old) for old, _ in pairs], promise), numbers)
 
 
 def _span(var: Var, drawing: Drawing, rng: np.random.Generator) -> range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import Drawing, schedule, untried, weights
+from anesurgery.checking.aiming import crossed
 from anesurgery.checking.grades import REASSOCIATED, Promise
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError, Refused
@@ -169,20 +171,25 @@ def compare_numbers(
     size = sum(math.prod(drawn_shape(v)) for v in sides.drawn if is_tensor(v))
     weight = weights([*sides.old_ops, *sides.new_ops])
     floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
-    tried = set()
+    tried = Counter[str]()
     for kind in schedule(size, promise.tolerates_nonfinite, weight, floats):
         numbers = drawn_numbers(sides.drawn, drawing, kind, rng)
+        if kind == "nonfinite" and tried[kind] % 2 == 0:
+            plain = {v: x.numpy() for v, x in numbers.items()}
+            numbers |= {
+                v: as_tensor(x) for v, x in crossed(sides.drawn, drawing, plain, size * tried[kind]).items()
+            }
         pairs = sides.run(numbers)
         undefined = [torch.isnan(old) if old.is_floating_point() else None for old, _ in pairs]
         if kind == "nonfinite":
             finite = {v: _finite(t) for v, t in numbers.items()}
             if all(t is numbers[v] for v, t in finite.items()):
-                tried.add(kind)  # none can occur here
+                tried[kind] += 1  # none can occur here
                 continue
             undefined = [torch.isnan(o) if o.is_floating_point() else None for o, _ in sides.run(finite)]
         elif promise.tolerance.rtol and any(bool(torch.isinf(o).any()) for o, _ in pairs):
             continue  # a sum in another order may overflow elsewhere
-        tried.add(kind)
+        tried[kind] += 1
         worst.add(measured(sides, numbers, pairs, undefined, promise), numbers)
         if not worst.within(promise):
             break
@@ -244,9 +251,9 @@ def rounding(
     """The parts, relative to what rounding does to the old side where the difference is only rounding.
 
     Sums that cancel round by a share of their terms, not of the result. What that share is shows in how far the
-    old values move when each operand is off by the tolerance (by no more than another order of a sum may be), and
-    in how far they are from those in fp64. A difference counts as rounding if it is `FINER` in fp64, where that
-    of a wrong rewrite is as large as in fp32.
+    old values move when each operand is off by the tolerance (no more than another order of a sum may be), and
+    in how far they are from what fp64 gives. A difference counts as rounding if it is `FINER` in fp64, where
+    that of a wrong rewrite is as large as in fp32.
     """
     rtol = promise.tolerance.rtol
     share = min(rtol, REASSOCIATED.rtol)

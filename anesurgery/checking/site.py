@@ -233,7 +233,7 @@ def _at_lengths(site: Site, sample: Sampler, seed: int, promise: Promise) -> Sit
 
 def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promise: Promise) -> SiteCheck:
     from anesurgery.checking.counterexample import shrunk
-    from anesurgery.checking.domains import combinations, compare_all, sweep
+    from anesurgery.checking.domains import aim, combinations, compare_all, sweep
     from anesurgery.checking.numbers import compare_numbers
     from anesurgery.checking.overflow import overflow
 
@@ -248,8 +248,9 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
     else:
         rng = np.random.default_rng(seed)
         worst = compare_numbers(sides, drawing, rng, promise)
-        if worst.within(promise):
-            sweep(sides, drawing, worst, rng, promise)
+        for more in (aim, sweep):
+            if worst.within(promise):
+                more(sides, drawing, worst, rng, promise)
     kept = worst.within(promise)
     example = "" if kept else shrunk(sides, worst.numbers, promise)
     shown = promise.magnitude < np.inf and _lie_within(site.drawn, promise.magnitude)

@@ -1,0 +1,160 @@
+"""Aim at constants: rounds in which each constant of both sides, with its neighbours, is met for certain.
+
+A condition such as x = 5 holds for one number of all. Beside much larger numbers what happens there is below
+any tolerance, so that constants of one size are met together, among numbers of this size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+
+import numpy as np
+
+from anesurgery.checking.adversarial import IMPLIED, SMALL_CONSTANT, Drawing
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.facts.work import is_tensor
+from anesurgery.mil import Array, Operation, Var, constant, np_dtype, operands
+from anesurgery.ops import POINTWISE, names
+
+DECIDING = POINTWISE & names(
+    "equal not_equal greater greater_equal less less_equal select maximum minimum clip threshold floor_div mod"
+)
+"""Ops that may decide by each number of a small vector; of other ops only single numbers are aimed at."""
+ALWAYS = (0.0, 0.5, 1.0, 1.5, 2.5)
+"""Numbers that are special by themselves: zeros, ties of rounding."""
+SPAN = 32.0
+"""How many times the smallest of the constants that are met together the largest may be."""
+NONFINITE = (0.0, math.inf, -math.inf, math.nan)
+"""What a value is in turn; in the place of 0, what was drawn."""
+MOST_CROSSED = 3
+"""Values of which all combinations of these are met; more take the patterns of the first ones."""
+COMBINED = 8
+"""Constants up to which sums, differences, products and quotients of two are aimed at where there is room."""
+
+
+def targets(ops: Iterable[Operation]) -> tuple[float, ...]:
+    """The distinct finite constants that ops may decide by: numbers they compute with, not places or sizes."""
+    found: set[float] = set()
+    for op in ops:
+        found.update(IMPLIED.get(op.op_type, ()))
+        for _, var in operands(op):
+            value = constant(var)
+            if value is None or isinstance(value, str):
+                continue
+            array = np.asarray(value)
+            counts = array.dtype.kind == "f" or (op.op_type in POINTWISE and array.dtype.kind in "iu")
+            if counts and array.size <= (SMALL_CONSTANT if op.op_type in DECIDING else 1):
+                found.update(float(v) for v in array.ravel() if np.isfinite(v))
+    return tuple(sorted(found))
+
+
+def aimed(
+    drawn: Sequence[Var], drawing: Drawing, constants: Sequence[float], rng: np.random.Generator, *, apart: bool
+) -> Iterator[dict[Var, Array]]:
+    """Values for the floats and the free integers that are read, round by round.
+
+    Args:
+        drawn: what is read.
+        drawing: what is known of it.
+        constants: what is aimed at; see `targets`.
+        rng: for the order, and for what is left.
+        apart: are constants of different sizes met in different rounds? Where equal bits are promised, a
+            difference beside larger numbers shows too.
+    """
+    free = [v for v in drawn if _is_free(v, drawing)]
+    for band in _bands({*constants, *ALWAYS, *(c + d for c in constants for d in (-1, 1))}, apart):
+        wanted = {v: _around(v, band, set(constants), drawing) for v in free}
+        wanted = {v: values for v, values in wanted.items() if values.size}
+        rounds = max((-(-len(values) // _count(v)) for v, values in wanted.items()), default=0)
+        filled = {v: _filled(v, values, rounds, constants, rng) for v, values in wanted.items()}
+        for i in range(rounds):
+            here = ((v, values[i * _count(v) : (i + 1) * _count(v)]) for v, values in filled.items())
+            yield {v: drawing.bounded(v, x.reshape(drawn_shape(v)), np_dtype(v)) for v, x in here}
+
+
+def _is_free(var: Var, drawing: Drawing) -> bool:
+    """Is it a float, or an integer that says nothing about a place, that the pass does not draw itself?"""
+    if not is_tensor(var) or not _count(var) or var in (drawing.bounds or {}):
+        return False
+    return np_dtype(var).kind in "fiu" and drawing.sample(var, np.random.default_rng(0)) is None
+
+
+def _count(var: Var) -> int:
+    return math.prod(drawn_shape(var))
+
+
+def _bands(constants: Iterable[float], apart: bool) -> list[list[float]]:
+    """Constants of about one size together; 0 with those of about 1."""
+    ordered = sorted(constants, key=_size)
+    if not apart:
+        return [ordered]
+    first, bands = 0.0, list[list[float]]()
+    for number in ordered:
+        if not bands or _size(number) > SPAN * first:
+            first = _size(number)
+            bands.append([])
+        bands[-1].append(number)
+    return bands
+
+
+def _size(number: float) -> float:
+    return abs(number) or 1.0
+
+
+def _around(var: Var, band: Sequence[float], constants: set[float], drawing: Drawing) -> Array:
+    """The numbers of a band and the neighbours of the constants in it, with their negatives."""
+    dtype = np_dtype(var)
+    if dtype.kind != "f":
+        info = np.iinfo(dtype)
+        whole = {int(n) + d for n in band if abs(n) < 2**31 for d in ((-1, 0, 1) if n in constants else (0,))}
+        return np.array([n for n in sorted(whole | {-n for n in whole}) if info.min <= n <= info.max], np.int64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        here = np.array(band, np.float64).astype(dtype)
+        own = here[[n in constants or n == 0 for n in band]]
+        beside = [np.nextafter(own, dtype.type(end)) for end in (np.inf, -np.inf)]
+    found = np.unique(np.concatenate([here, *beside]).astype(np.float64))
+    found = np.concatenate([found, -found])
+    least, most = drawing.ends(dtype)
+    return found[np.isfinite(found) & (np.abs(found) <= most) & ((np.abs(found) >= least) | (found == 0))]
+
+
+def _filled(
+    var: Var, wanted: Array, rounds: int, constants: Sequence[float], rng: np.random.Generator
+) -> Array:
+    """What is wanted, what two constants make where there is room, and numbers near to what is wanted."""
+    room = rounds * _count(var) - len(wanted)
+    more = rng.permutation([n for n in _combined(constants) if _size(n) <= SPAN * float(np.abs(wanted).max())])
+    near = np.resize(rng.permutation(wanted), max(room - len(more), 0))
+    if np_dtype(var).kind == "f":
+        near = near * (1 + rng.standard_normal(len(near)) * 10 ** rng.uniform(-4, 0, len(near)))
+    return rng.permutation(np.concatenate([wanted, more[:room], near]))
+
+
+def _combined(constants: Sequence[float]) -> list[float]:
+    """What two constants make by one operation: where x + 1 is compared with 6, 5 counts."""
+    if len(constants) > COMBINED:
+        return []
+    made = {n for a, b in product(constants, repeat=2) for n in (a + b, a - b, a * b, a / b if b else a)}
+    return sorted(n for n in made if math.isfinite(n))
+
+
+def crossed(drawn: Sequence[Var], drawing: Drawing, numbers: Mapping[Var, Array], at: int) -> dict[Var, Array]:
+    """Values of which each meets infinities and NaN where the others do and where they do not.
+
+    Args:
+        drawn: what is read.
+        drawing: what is known of it.
+        numbers: finite values for it.
+        at: where the pattern begins; the number of places that earlier rounds had.
+    """
+    floats = [v for v in drawn if _is_free(v, drawing) and np_dtype(v).kind == "f"]
+    found = {}
+    for i, var in enumerate(floats if len(floats) > 1 else []):
+        turn = (np.arange(at, at + _count(var)) // len(NONFINITE) ** (i % MOST_CROSSED)) % len(NONFINITE)
+        other = np.array(NONFINITE, np.float32)[turn].reshape(drawn_shape(var))
+        found[var] = drawing.bounded(
+            var, np.where(turn.reshape(other.shape) == 0, numbers[var], other), np_dtype(var)
+        )
+    return found

@@ -264,7 +264,7 @@ def rounding(
         old, none = finer[i][0], undefined[i : i + 1]
         off = max(_apart([(old, draw[i])], none, promise)[0].max_abs for draw in draws)
         allowed = max(off, OWN * _apart([(old, pairs[i][0])], none, promise)[0].max_abs)
-        if exact.max_rel <= rtol and exact.max_abs <= FINER * allowed and 0 < allowed < math.inf:
+        if exact.max_abs <= FINER * allowed and 0 < allowed < math.inf:
             part = part._replace(max_rel=min(part.max_rel, rtol * part.max_abs / allowed))
         found.append(part)
     return found

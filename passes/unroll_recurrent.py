@@ -61,6 +61,7 @@ class UnrollRecurrent(Rewrite):
 
     name: ClassVar[str] = "unroll_recurrent"
     tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerates_nonfinite: ClassVar[bool] = False  # a state of zeros is left out: 0 times NaN
     max_steps: int = 64
     """Longest sequence that is unrolled."""
 

@@ -6,11 +6,8 @@ everywhere else a `Var` is a `Var` and not `Any`.
 
 from __future__ import annotations
 
-import logging
-import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
@@ -18,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anesurgery.errors import SurgeryError, UnknownName
+from anesurgery.forking import ForkLock, Silence
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +23,14 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
-HOST = threading.RLock()
+def _forget_builds() -> None:
+    """Let coremltools forget what a thread was building that is not there in a new process."""
+    for stack in (VALID_OPS_TO_COPY_SCOPE_INFO, SCOPE_STACK, _BEFORE_OP_STACK):
+        stack.clear()
+    _blocks.BLOCK_STACK = []
+
+
+HOST = ForkLock(_forget_builds)
 """Held by one thread around every use of coremltools' builder, whose current block, scopes and symbols are
 global. This library's own calls take it. Code that builds programs itself in several threads (`mb.program`,
 `ct.convert`) must hold it too: `with anesurgery.mil.HOST:`. Nothing takes it while a module is imported."""
@@ -45,34 +50,10 @@ def exclusive(function: Callable[P, R]) -> Callable[P, R]:
     return alone
 
 
-class _Silence:
-    """Off while any thread is inside: what coremltools logs, and warnings."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._restore = threading.Lock(), 0, ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside > 1:
-                return
-            logger = logging.getLogger("coremltools")
-            self._restore.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.CRITICAL)
-            self._restore.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._restore.close()
+_SILENCE = Silence("coremltools")
 
 
-_SILENCE = _Silence()
-
-
-def quiet_host() -> _Silence:
+def quiet_host() -> Silence:
     """Silence what coremltools prints about the platform and untested versions of its neighbours."""
     return _SILENCE
 
@@ -80,10 +61,12 @@ def quiet_host() -> _Silence:
 with quiet_host():
     import coremltools as ct
     from coremltools.converters.mil import mil as _mil
+    from coremltools.converters.mil.mil import block as _blocks
     from coremltools.converters.mil.mil import types
     from coremltools.converters.mil.mil.block import curr_block
+    from coremltools.converters.mil.mil.builder import _BEFORE_OP_STACK
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
-    from coremltools.converters.mil.mil.scope import VALID_OPS_TO_COPY_SCOPE_INFO
+    from coremltools.converters.mil.mil.scope import SCOPE_STACK, VALID_OPS_TO_COPY_SCOPE_INFO
     from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
 if TYPE_CHECKING:

@@ -57,6 +57,7 @@ ROOMS = tuple(
         text
         mil
         ops
+        forking
         errors
     """.strip().splitlines()
 )

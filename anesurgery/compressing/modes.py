@@ -13,7 +13,6 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from anesurgery.facts.compressed_weights import decoded, is_compressed
 from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.files.mil_types import ELEMENTS, shape_of
 from anesurgery.files.progress import advance, work
+from anesurgery.forking import patched
 from anesurgery.mil import Array, Var, exclusive, operands, quiet_host
 from anesurgery.splitting.carving import Stretch, carve
 from anesurgery.splitting.graph import Graph
@@ -34,7 +34,7 @@ KINDS = {
 """Kind of compression -> coremltools' class of options, and its function and pass of the same name."""
 
 NAME = re.compile(r"(palettize|linear|prune)-(\d+)(?:-(uniform|group|block)(?:-(\d+))?)?")
-BARS = "coremltools.optimize.coreml._quantization_passes.tqdm"
+BARS = "tqdm"
 """What draws coremltools' own progress bars."""
 SMALLEST = 2048
 """Elements above which coremltools compresses a weight."""
@@ -141,9 +141,9 @@ def compress(
     function = program.functions["main"]
     places = [(op, k) for op in function.operations for k, v in operands(op) if v.name == weight]
     named = op_name(places[0][0].inputs[places[0][1]])
-    with quiet_host(), mock.patch(BARS, lambda ops, **_: ops):
+    with quiet_host():
         from coremltools.optimize.coreml import _quantization_passes as host
-
+    with quiet_host(), patched(host, BARS, lambda ops, **_: ops):
         try:
             getattr(host, KINDS[mode.kind][1])(mode.config([named], smallest)).apply(program)
         except (ValueError, ModuleNotFoundError) as error:
@@ -172,10 +172,11 @@ def apply_configs(model: Any, chosen: Mapping[str, Mode], smallest: int = SMALLE
     kinds = {kind: {n: mode for n, mode in chosen.items() if mode.kind == kind} for kind in KINDS}
     with quiet_host(), redirect_stderr(io.StringIO()):  # its progress bars
         from coremltools.optimize import coreml as host
+        from coremltools.optimize.coreml import _quantization_passes as bars
 
         for kind, of_kind in kinds.items():
             if of_kind:
-                with work(len(of_kind), "weights"), mock.patch(BARS, partial(_counted, of_kind)):
+                with work(len(of_kind), "weights"), patched(bars, BARS, partial(_counted, of_kind)):
                     model = getattr(host, KINDS[kind][1])(model, config_of(kind, of_kind, smallest))
     return model
 

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,11 +32,13 @@ from anesurgery.files.compiled import (
 from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.description import check_features, describe, new_spec
 from anesurgery.files.espresso_network import read_espresso
+from anesurgery.files.interruption import allowed, held_back
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import WeightFile, WeightWriter
 from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
+from anesurgery.forking import ForkLock
 from anesurgery.mil import Array, Program, ct, quiet_host, types
 
 MODEL = Path("com.apple.CoreML") / "model.mlmodel"
@@ -315,11 +316,12 @@ def mlmodel_of(write: Callable[[Path], None], compute_units: Any = None) -> Any:
     Raises:
         LoadError: the package cannot be written.
     """
-    with temporary_files():
-        folder = Path(tempfile.mkdtemp(dir=_temporary()))
+    with temporary_files(), held_back():
+        folder = Path(tempfile.mkdtemp(dir=_TEMPORARY.folder()))
         package = folder / "model.mlpackage"
         try:
-            write(package)
+            with allowed():
+                write(package)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -330,9 +332,40 @@ def mlmodel_of(write: Callable[[Path], None], compute_units: Any = None) -> Any:
         return ct.models.MLModel(str(package), compute_units=units, skip_model_load=not _is_macos())
 
 
-@cache
-def _temporary() -> Path:
+class _Temporary:
     """The scratch folder of this process for temporary packages; those of dead processes are removed."""
-    kept, owner = ExitStack(), os.getpid()
-    atexit.register(lambda: kept.close() if os.getpid() == owner else None)  # a fork is not the owner
-    return kept.enter_context(scratch_folder(Path(tempfile.gettempdir())))
+
+    def __init__(self) -> None:
+        self._lock = ForkLock()
+        self._kept, self._owner = ExitStack(), 0
+        self._folder: Path | None = None
+        self._state: os.stat_result | None = None
+
+    def folder(self) -> Path:
+        """The folder; another one after a fork, and where somebody removed the last one."""
+        with self._lock:
+            if self._folder is None or self._owner != os.getpid() or not self._is_there(self._folder):
+                self._make()
+            assert self._folder is not None
+            return self._folder
+
+    def _is_there(self, folder: Path) -> bool:
+        try:
+            return self._state is not None and os.path.samestat(os.lstat(folder), self._state)
+        except OSError:
+            return False
+
+    def _make(self) -> None:
+        if self._owner != os.getpid():  # what a fork inherits belongs to its parent
+            self._kept, self._owner = ExitStack(), os.getpid()
+            atexit.register(self._end, self._owner)
+        self._kept.close()
+        self._folder = self._kept.enter_context(scratch_folder(Path(tempfile.gettempdir())))
+        self._state = os.lstat(self._folder)
+
+    def _end(self, owner: int) -> None:
+        if os.getpid() == owner:
+            self._kept.close()
+
+
+_TEMPORARY = _Temporary()

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from anesurgery.errors import LoadError
 from anesurgery.files.transcription import FetchWeight, OpError, reading, said, tidy
+from anesurgery.forking import patched
 from anesurgery.mil import Array, Function, Program, Var, ct, exclusive, quiet_host, types
 
 with quiet_host():
@@ -134,7 +134,7 @@ def _in_file(var: Var, offset: int) -> Any:
 @contextmanager
 def without_weights() -> Iterator[None]:
     """Let coremltools' exporter write no weight file, for a specification of which only the rest is needed."""
-    with mock.patch.object(writer.MILProtoExporter, "create_file_value", lambda self, var: _in_file(var, 0)):
+    with patched(writer.MILProtoExporter, "create_file_value", lambda self, var: _in_file(var, 0)):
         yield
 
 

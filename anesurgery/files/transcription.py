@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from anesurgery.errors import LoadError
+from anesurgery.forking import patched
 from anesurgery.mil import quiet_host, types
 
 with quiet_host():
@@ -49,11 +49,11 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
         return symbols.get_new_variadic_symbol() if variadic else dimension(spec)
 
     with (
-        mock.patch.object(reader, "_load_value", _values(fetch)),
-        mock.patch.object(reader, "_load_operation", _operations()),
-        mock.patch.object(InputSpec, "validate_inputs", check),
-        mock.patch.object(helper, "get_proto_dim", size),
-        mock.patch.object(control_flow, "get_existing_symbol", _names()),
+        patched(reader, "_load_value", _values(fetch)),
+        patched(reader, "_load_operation", _operations()),
+        patched(InputSpec, "validate_inputs", check),
+        patched(helper, "get_proto_dim", size),
+        patched(control_flow, "get_existing_symbol", _names()),
     ):
         yield
 

@@ -2,34 +2,37 @@
 
 It is made in a scratch folder beside its place and moved in one step: after a failure, a kill or a crash the
 old one is there, or the new one. A scratch folder is locked while its maker lives; the next save into the same
-place removes those of dead makers, and brings back what they had moved aside.
+place removes those of dead makers, and brings back what they had moved aside. What is not certainly one of ours
+(`scratch.py` says how that is told) is left as it is, and a warning names it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
-import shutil
+import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anesurgery.errors import LoadError
-
-SCRATCH = ".anesurgery-"
-"""How the names of scratch folders begin."""
-NEW, OLD = "new", "old"
-"""What a scratch folder holds: what is being made, and what had to be moved aside."""
+from anesurgery.files import handles
+from anesurgery.files import scratch as scratches
+from anesurgery.files.interruption import allowed, held_back
+from anesurgery.files.locks import locked
+from anesurgery.files.scratch import NEW, OLD, SCRATCH, Foreign, Scratch
 
 RENAMES = {"linux": ("renameat2", -100, 2, 1), "darwin": ("renameatx_np", -2, 2, 4)}
 """System -> function that renames with flags, its number for the current folder, its flag to exchange two
 places, and its flag to refuse a place that is taken."""
 UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 """What a system says that cannot do so on this file system."""
+ATTEMPTS = 100
+"""Times that a place is tried which others fill and empty meanwhile."""
 
 
 def write_atomically(target: Path, write: Callable[[Path], object], overwrite: bool) -> Path:
@@ -43,21 +46,21 @@ def write_atomically(target: Path, write: Callable[[Path], object], overwrite: b
     Raises:
         LoadError: it cannot be written, or exists; what was there before is still there.
     """
-    scratch = None
+    kept = None
     try:
-        with scratch_folder(target.parent) as scratch:
-            made = scratch / NEW / target.name
-            made.parent.mkdir()
-            write(made)
+        with held_back(), _working(target.parent, target.name) as scratch:
+            kept = scratch.path / OLD / target.name
+            made = scratch.place / NEW / target.name
+            with allowed():
+                write(made)
             if overwrite and os.path.lexists(target):
                 _sync(made)  # the old one goes for good
-            with _locked(target.parent):
-                _place(made, target, scratch, overwrite)
+            _place(made, scratch.beside / target.name, scratch, overwrite)
     except FileExistsError as error:
         raise LoadError(_exists(target)) from error
     except OSError as error:
-        kept = scratch / OLD / target.name if scratch is not None else None
-        words = "nothing was changed" if kept is None or not kept.exists() else f"what was there is now {kept}"
+        stays = kept is not None and os.path.lexists(kept)
+        words = f"what was there is now {kept}" if stays else "nothing was changed"
         raise LoadError(f"{target} was not written: {error.strerror or error}; {words}") from error
     return target
 
@@ -78,87 +81,131 @@ def temporary_files() -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """A folder for what is being made, which goes away with its maker; those of dead makers go first."""
-    with _locked(parent):
-        recover(parent)
-        scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=parent))
-        lock = os.open(scratch, os.O_RDONLY)
-        with suppress(OSError):  # a file system without locks: then nobody cleans up after the dead
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    try:
-        yield scratch
-    finally:
-        try:
-            _retire(scratch)
-        finally:
-            _close(lock)
-
-
-def recover(parent: Path) -> None:
-    """Remove the scratch folders of makers that are dead, after bringing back what they had moved aside."""
-    try:
-        found = [Path(e.path) for e in os.scandir(parent) if e.name.startswith(SCRATCH) and e.is_dir()]
-    except OSError:
-        return  # not ours to list
-    for scratch in found:
-        with suppress(OSError):
-            lock = os.open(scratch, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _retire(scratch)
-            finally:
-                _close(lock)
-
-
-def _retire(scratch: Path) -> None:
-    """Remove a scratch folder; what was moved aside goes back to its place if that is empty."""
-    aside = scratch / OLD
-    for old in aside.iterdir() if aside.is_dir() else ():
-        with suppress(FileExistsError):
-            _move(old, scratch.parent / old.name)
-    shutil.rmtree(scratch, ignore_errors=True)
+    """A folder for temporary files, which goes away with its maker; those of dead makers go first."""
+    with _working(parent, None) as scratch:
+        yield scratch.path / NEW
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Be the only saver at work in a folder, where its file system has locks."""
+def _working(parent: Path, target: str | None) -> Iterator[Scratch]:
+    """A scratch folder for what is being made; those of dead makers go first."""
+    recover(parent)
+    scratch = scratches.make(parent, target)
     try:
-        lock = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # it may be written to and not read
-        yield
-        return
-    try:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield scratch
     finally:
-        _close(lock)
+        _retire(scratch)
 
 
-def _close(lock: int) -> None:
-    """Give up a lock; nothing was written through it that could fail to arrive."""
-    with suppress(OSError):
-        os.close(lock)
+def recover(parent: Path) -> None:
+    """Remove the scratch folders of makers that are dead, after bringing back what they had moved aside.
+
+    What only looks like one of them is left as it is, and a warning names it.
+    """
+    try:
+        handle = os.open(parent, handles.FOLDER)
+    except OSError:
+        return  # not ours to list
+    try:
+        for name in sorted(name for name in os.listdir(handle) if name.startswith(SCRATCH)):
+            with suppress(OSError):
+                _recover(parent, handle, name)
+    except OSError:
+        return
+    finally:
+        handles.close(handle)
 
 
-def _place(made: Path, target: Path, scratch: Path, overwrite: bool) -> None:
+def _recover(parent: Path, handle: int, name: str) -> None:
+    """Remove one of the folders of dead makers."""
+    try:
+        scratch = scratches.take(parent, handle, name)
+    except Foreign as why:
+        if not _of_others(handle, name):
+            _warn(parent / name, str(why))
+        return
+    if scratch is not None:
+        _retire(scratch)
+
+
+def _of_others(handle: int, name: str) -> bool:
+    """Is it a folder that another user keeps where all users keep such, as in /tmp? That is nobody's fault."""
+    shared = os.fstat(handle).st_mode & stat.S_ISVTX
+    return bool(shared) and os.lstat(name, dir_fd=handle).st_uid != os.geteuid()
+
+
+def _warn(place: Path, why: str) -> None:
+    words = f"{str(place)!r} is named like what a save leaves that was killed, but {why}"
+    warnings.warn(f"{words}: it was left as it is; look into it, and remove it yourself", stacklevel=2)
+
+
+def _retire(scratch: Scratch) -> None:
+    """Remove a scratch folder; what was moved aside goes back to its place if that is empty.
+
+    An interrupt or a failure in the middle of it is answered by trying once more.
+    """
+    try:
+        if scratch.maker == os.getpid():
+            _clean(scratch)
+    except OSError:
+        with suppress(OSError):
+            _clean(scratch)
+    except BaseException:
+        with suppress(OSError):
+            _clean(scratch)
+        raise
+    finally:
+        scratch.close()
+
+
+def _clean(scratch: Scratch) -> None:
+    try:
+        old = scratches.moved_aside(scratch)
+        if old is not None:
+            _move(old, scratch.beside / old.name, scratch)
+    except FileExistsError:
+        _warn(scratch.path, f"it holds the {scratch.target!r} that was to be replaced, whose place is taken")
+    except (Foreign, LoadError) as why:
+        _warn(scratch.path, str(why))
+    else:
+        scratches.remove(scratch)
+
+
+def _place(made: Path, target: Path, scratch: Scratch, overwrite: bool) -> None:
     """Move what was made to its place; what was there, if anything, is then in the scratch folder."""
-    if not (overwrite and os.path.lexists(target)):
-        _move(made, target)
-    elif not _rename(made, target, exchange=True):
-        aside = scratch / OLD / target.name
-        aside.parent.mkdir()
-        target.rename(aside)
+    for _ in range(ATTEMPTS):
+        there = overwrite and os.path.lexists(target)
+        try:
+            if not there:
+                _move(made, target, scratch)
+            elif not _rename(made, target, exchange=True):
+                _replace(made, target, scratch)
+        except (FileExistsError, FileNotFoundError) as error:
+            again = not there if isinstance(error, FileExistsError) else os.path.lexists(made)
+            if not (overwrite and again):
+                raise
+        else:
+            return
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+
+def _replace(made: Path, target: Path, scratch: Scratch) -> None:
+    """Move what is there aside, and what was made to its place, where the system cannot exchange them."""
+    with locked(handles.open_folder(target.parent), scratch.folder):
+        scratches.note_moved(scratch)
+        target.rename(scratch.place / OLD / target.name)
         made.rename(target)  # on failure `_retire` brings the old one back, now or at the next save
 
 
-def _move(made: Path, target: Path) -> None:
+def _move(made: Path, target: Path, scratch: Scratch) -> None:
     """Move to a place that must be empty.
 
     Raises:
         FileExistsError: it is not.
     """
-    if not _rename(made, target, exchange=False):
+    if _rename(made, target, exchange=False):
+        return
+    with locked(handles.open_folder(target.parent), scratch.folder):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         made.rename(target)
@@ -183,7 +230,9 @@ def _rename(made: Path, target: Path, *, exchange: bool) -> bool:
 def _sync(made: Path) -> None:
     """Let the disk have a file, or all files of a folder, before what they replace is removed."""
     for path in [made, *made.rglob("*")] if made.is_dir() else [made]:
-        handle = os.open(path, os.O_RDONLY)
+        if path.is_symlink():
+            continue
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.fsync(handle)
         finally:

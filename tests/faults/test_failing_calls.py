@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -163,23 +165,52 @@ def test_copies_that_come_short(tmp_path: Path, name: str, piece: int) -> None:
     saving.check(raised=False)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, SystemExit])
-def test_other_ends_of_a_save(tmp_path: Path, error: type[BaseException]) -> None:
-    """Ctrl-C at any call: nothing is left behind."""
+RARE = (MemoryError, SystemExit)
+OFTEN = [SAMPLE, pytest.param(1, marks=pytest.mark.slow)]
+"""Every how many calls are tried: in the short run, and in the long one."""
+
+
+@pytest.mark.parametrize("every", OFTEN)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, *(pytest.param(e, marks=pytest.mark.slow) for e in RARE)])
+@pytest.mark.usefixtures("system")
+def test_other_ends_of_a_save(tmp_path: Path, error: type[BaseException], after: bool, every: int) -> None:
+    """Ctrl-C at any call, before it or after: nothing is left behind, at once and not by the next save."""
     saving = Saving(tmp_path, there=True)
 
     def act(name: str) -> None:
         raise error
 
-    for at in range(1, count(saving) + 1, SAMPLE):
+    for at in range(1, count(saving) + 1, every):
         saving.prepare()
-        with calls(at, act):
+        with calls(at, act, after):
             try:
                 saving.save()
                 raised = False
             except error:
                 raised = True
+        assert not scratches(tmp_path), at
         saving.check(raised)
+
+
+@pytest.mark.parametrize("every", OFTEN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("system")
+def test_signals_at_any_call(tmp_path: Path, number: int, every: int) -> None:
+    """The process ends as it would have, and nothing is left behind."""
+    saving = Saving(tmp_path, there=True)
+    for at in range(1, count(saving) + 1, every):
+        saving.prepare()
+        child = os.fork()
+        if not child:
+            signal.signal(number, signal.SIG_DFL)
+            with suppress(BaseException), calls(at, lambda name: signal.raise_signal(number)):
+                saving.save()
+            os._exit(0)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert ended == -number, at
+        assert not scratches(tmp_path), at
+        saving.check(raised=True)
 
 
 def test_a_result_of_surgery_fails_in_words(tmp_path: Path) -> None:

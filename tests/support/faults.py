@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CALLS: dict[Any, tuple[str, ...]] = {
     os: (
         *("open", "close", "mkdir", "rmdir", "unlink", "rename", "stat", "lstat", "fstat", "access"),
-        *("scandir", "listdir", "fsync", "copy_file_range", "pread"),
+        *("scandir", "listdir", "fsync", "copy_file_range", "pread", "write"),
     ),
     fcntl: ("flock",),
     writing: ("_rename",),
@@ -32,8 +32,8 @@ FILE = ("read", "write", "truncate", "flush", "close")
 class Calls:
     """Counts calls, and acts at one of them."""
 
-    def __init__(self, at: int | None, act: Callable[[str], object]) -> None:
-        self.at, self.act = at, act
+    def __init__(self, at: int | None, act: Callable[[str], object], after: bool) -> None:
+        self.at, self.act, self.after = at, act, after
         self.names: list[str] = []
 
     def tell(self, name: str) -> None:
@@ -46,7 +46,7 @@ class Calls:
         """The call, told about first; a file is closed even where closing fails."""
 
         def told(*given: Any, **named: Any) -> Any:
-            if not name.endswith("close"):
+            if not (self.after or name.endswith("close")):
                 self.tell(name)
                 return call(*given, **named)
             done = call(*given, **named)
@@ -74,9 +74,11 @@ class _File:
 
 
 @contextmanager
-def calls(at: int | None = None, act: Callable[[str], object] = lambda name: None) -> Iterator[Calls]:
-    """Count the calls of the system made inside, and act right before the one numbered `at` (from 1)."""
-    told = Calls(at, act)
+def calls(
+    at: int | None = None, act: Callable[[str], object] = lambda name: None, after: bool = False
+) -> Iterator[Calls]:
+    """Count the calls of the system made inside, and act before or after the one numbered `at` (from 1)."""
+    told = Calls(at, act, after)
     really = io.open
 
     def opened(*given: Any, **named: Any) -> Any:

@@ -1,0 +1,146 @@
+"""A lock of somebody else on a folder stops no save that does not need it, and none for ever."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import LoadError
+from anesurgery.files import locks, package, writing
+from anesurgery.files.package import save, to_mlmodel
+from anesurgery.files.scratch import SCRATCH
+from anesurgery.files.writing import write_atomically
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, mb
+
+HOLD = (
+    "import fcntl, os, sys\n"
+    "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), getattr(fcntl, sys.argv[2]))\n"
+    "print(flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+@pytest.fixture(params=["LOCK_EX", "LOCK_SH"])
+def holder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
+    """A process that holds a lock on the folder and does not let go."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path), str(request.param)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate()
+
+
+def program() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
+    def made(x: Var) -> Var:
+        return mb.sub(x=np.float32(1), y=mb.relu(x=x), name="y")
+
+    return made
+
+
+@pytest.mark.usefixtures("holder")
+def test_a_save_that_needs_no_lock_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", _without_patience(fcntl.flock))
+    for content in ("first", "second"):
+        write_atomically(tmp_path / "x", lambda place, c=content: place.write_text(c), overwrite=True)  # type: ignore[misc]
+    assert (tmp_path / "x").read_text() == "second"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(package, "_TEMPORARY", package._Temporary())
+    assert Path(to_mlmodel(load(program())).package_path).is_relative_to(tmp_path)
+
+
+def _without_patience(flock: object) -> object:
+    """A lock that nobody may wait for."""
+
+    def told(handle: int, how: int) -> object:
+        assert how & fcntl.LOCK_NB, "it waits for as long as somebody else likes"
+        return flock(handle, how)  # type: ignore[operator]
+
+    return told
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_save_that_needs_the_lock_says_who_has_it(
+    tmp_path: Path, holder: int, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Systems that cannot exchange two names need two moves, which nobody may come between."""
+    (tmp_path / "x").write_text("old")
+    monkeypatch.setattr(writing, "_rename", lambda made, target, *, exchange: False)
+    monkeypatch.setattr(locks, "PATIENCE", 0)
+    who = f"process {holder} " if locks.TABLE.is_file() else "another process"
+    place = tmp_path / ("x" if overwrite else "y")
+    with pytest.raises(LoadError, match=rf"is locked by {who}.*; end it or wait for it, or save into another"):
+        write_atomically(place, lambda place: place.write_text("new"), overwrite=overwrite)
+    assert (tmp_path / "x").read_text() == "old"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_a_system_that_does_not_tell_who(tmp_path: Path, holder: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "TABLE", tmp_path / "nothing")
+    monkeypatch.setattr(locks, "PATIENCE", 0)
+    handle = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(LoadError, match=r"locked by another process \(`lsof`"), locks.locked(handle, tmp_path):
+        pytest.fail("it is locked")
+
+
+def test_a_lock_that_is_given_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_SH)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            os.close(other)
+
+    monkeypatch.setattr("time.sleep", pause)
+    with locks.locked(os.open(tmp_path, os.O_RDONLY), tmp_path):
+        assert len(pauses) == 3
+
+
+def test_a_file_system_whose_locks_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without locks is done without; any other failure is told."""
+    codes = [errno.ENOLCK]
+
+    def flock(handle: int, how: int) -> None:
+        raise OSError(codes[0], os.strerror(codes[0]))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(writing, "_rename", lambda made, target, *, exchange: False)
+    write_atomically(tmp_path / "x", lambda place: place.write_text("it"), overwrite=True)
+    codes[0] = errno.EIO
+    with pytest.raises(LoadError, match="Input/output error"):
+        write_atomically(tmp_path / "x", lambda place: place.write_text("it"), overwrite=True)
+
+
+def test_the_temporary_folder_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cleaners remove what is old, also of those that still run."""
+    import shutil
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    temporary = package._Temporary()
+    monkeypatch.setattr(package, "_TEMPORARY", temporary)
+    loaded = load(save(load(program()), tmp_path / "in.mlpackage"))
+    first = Path(to_mlmodel(loaded).package_path)
+    for removed in (first.parents[1], first.parents[2]):
+        shutil.rmtree(removed, ignore_errors=True)
+        again = Path(to_mlmodel(loaded).package_path)
+        assert again.is_dir()
+        assert again.parents[2] != first.parents[2]
+        assert again.parents[1] == temporary.folder(), "and it stays the same one"
+    (left,) = [p for p in tmp_path.iterdir() if p.name.startswith(SCRATCH)]
+    temporary._kept.close()
+    assert not left.exists()

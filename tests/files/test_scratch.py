@@ -1,0 +1,316 @@
+"""Only folders that a save left are cleaned up; whatever merely looks like one stays as it is, and is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from leftovers import die
+
+import anesurgery as ane
+from anesurgery.files import scratch, writing
+from anesurgery.files.package import save, to_mlmodel
+from anesurgery.files.scratch import JOURNAL, MOVED, NEW, OLD, SCRATCH
+from anesurgery.files.writing import recover, write_atomically
+from anesurgery.loading import load
+from anesurgery.mil import Program, Var, mb
+
+OURS = SCRATCH + "0" * 32
+
+
+def package(place: Path, content: str = "old") -> Path:
+    place.mkdir()
+    (place / "content").write_text(content)
+    return place
+
+
+def saved(target: Path) -> Path:
+    return write_atomically(target, lambda place: place.write_text("it"), overwrite=False)
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """What is in a folder: of each place its kind and owner, and its content or where it leads."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        state = path.lstat()
+        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(folder))] = (state.st_mode, state.st_uid, state.st_ino, content)
+    return found
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Of somebody who keeps something in it."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "id_rsa").write_text("secret")
+    package(home / "x", "theirs")
+    return home
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where models are saved."""
+    made = tmp_path / "models"
+    made.mkdir()
+    return made
+
+
+def test_what_the_dead_left_is_removed_and_brought_back(folder: Path) -> None:
+    package(folder / "x")
+    left = die(folder / "x", "between")
+    assert len(left) == 1
+    assert not (folder / "x").exists()
+    assert sorted(os.listdir(left[0])) == [JOURNAL, MOVED, NEW, OLD]
+    saved(folder / "z")
+    assert (folder / "x" / "content").read_text() == "old"
+    assert sorted(os.listdir(folder)) == ["x", "z"]
+
+
+def test_what_was_half_written_is_removed(folder: Path) -> None:
+    package(folder / "x")
+    assert len(die(folder / "x", "at the write")) == 1
+    saved(folder / "z")
+    assert (folder / "x" / "content").read_text() == "old"
+    assert sorted(os.listdir(folder)) == ["x", "z"]
+
+
+def test_a_place_that_is_taken_since_is_left_and_the_old_one_too(folder: Path) -> None:
+    """Nobody knows which of both is wanted."""
+    package(folder / "x")
+    (left,) = die(folder / "x", "between")
+    package(folder / "x", "another")
+    with pytest.warns(UserWarning, match="whose place is taken"):
+        saved(folder / "z")
+    assert (folder / "x" / "content").read_text() == "another"
+    assert (left / OLD / "x" / "content").read_text() == "old"
+
+
+def forged(folder: Path, name: str = OURS) -> Path:
+    """A folder that is in every way like one of ours, and that nobody works in."""
+    made = scratch.make(folder, "x")
+    os.rename(folder / made.name, folder / name)
+    made.close()
+    note = json.loads((folder / name / JOURNAL).read_text())
+    (folder / name / JOURNAL).write_text(json.dumps({**note, "name": name}))
+    (folder / name / OLD).mkdir(mode=0o700)
+    package(folder / name / OLD / "x", "planted")
+    package(folder / name / NEW / "x", "planted")
+    inode = (folder / name / OLD / "x").stat().st_ino
+    (folder / name / MOVED).write_text(json.dumps({**note, "name": name, "inode": inode}))
+    return folder / name
+
+
+def test_the_forgery_is_a_good_one(folder: Path) -> None:
+    forged(folder)
+    recover(folder)
+    assert os.listdir(folder) == ["x"]
+
+
+def _link(place: Path, home: Path) -> None:
+    shutil.rmtree(place)
+    place.symlink_to(home)
+
+
+def _note(place: Path, **words: Any) -> None:
+    place.write_text(json.dumps({**json.loads(place.read_text()), **words}))
+
+
+def _copied(place: Path) -> None:
+    """As an archive brings it along, or a backup."""
+    os.rename(place, place.with_name("original"))
+    shutil.copytree(place.with_name("original"), place)
+    shutil.rmtree(place.with_name("original"))
+
+
+def _fifo(place: Path) -> None:
+    place.unlink()
+    os.mkfifo(place)
+
+
+def _journal_elsewhere(place: Path, home: Path) -> None:
+    os.rename(place / JOURNAL, home / "note")
+    (place / JOURNAL).symlink_to(home / "note")
+
+
+def _elsewhere(place: Path, home: Path) -> None:
+    os.rename(place, home / place.name)
+    place.symlink_to(home / place.name)
+
+
+def _exchanged(place: Path, home: Path) -> None:
+    shutil.rmtree(place / OLD / "x")
+    os.link(home / "id_rsa", place / OLD / "x")
+
+
+def _instead(place: Path, make: Callable[[], object]) -> None:
+    shutil.rmtree(place)
+    make()
+
+
+PLANTED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "old leads elsewhere": (lambda p, h: _link(p / OLD, h), "its old is no folder in it"),
+    "new leads elsewhere": (lambda p, h: _link(p / NEW, h), "its new is no folder in it"),
+    "what was moved leads elsewhere": (
+        lambda p, h: _link(p / OLD / "x", h),
+        "something else than what was moved",
+    ),
+    "the folder itself leads elsewhere": (lambda p, h: _link(p, h), "it is a link"),
+    "it leads to one of ours": (_elsewhere, "it is a link"),
+    "a copy": (lambda p, h: _copied(p), "that of another folder"),
+    "the moved one was exchanged": (_exchanged, "something else than what was moved"),
+    "others may write into it": (lambda p, h: p.chmod(0o770), "others may write into it"),
+    "it belongs to another user": (lambda p, h: os.chown(p, 12345, 12345), "it belongs to another user"),
+    "its journal is another user's": (lambda p, h: os.chown(p / JOURNAL, 12345, 0), "no file of this user's"),
+    "its journal has two names": (lambda p, h: os.link(p / JOURNAL, h / "note"), "no file of this user's"),
+    "its journal is a pipe": (lambda p, h: _fifo(p / JOURNAL), "no file of this user's"),
+    "its journal is elsewhere": (_journal_elsewhere, "no file of this user's"),
+    "no journal": (lambda p, h: (p / JOURNAL).unlink(), "it has no journal"),
+    "no note of what was moved": (lambda p, h: (p / MOVED).unlink(), "it has no moved"),
+    "a journal of another inode": (lambda p, h: _note(p / JOURNAL, inode=1), "that of another folder"),
+    "a journal of another name": (lambda p, h: _note(p / JOURNAL, name=SCRATCH), "that of another folder"),
+    "a journal that leads out": (lambda p, h: _note(p / JOURNAL, target="../x"), "that of another folder"),
+    "a journal without sense": (lambda p, h: (p / JOURNAL).write_text("[" * 9999), "none that a save writes"),
+    "the moved one is elsewhere": (lambda p, h: _note(p / MOVED, target="../x"), "that of another folder"),
+    "something foreign in it": (lambda p, h: (p / "id_rsa").write_text("mine"), "it holds 'id_rsa'"),
+    "something foreign in old": (lambda p, h: package(p / OLD / "mine"), "its old holds 'mine'"),
+    "something foreign in new": (lambda p, h: package(p / NEW / "my\nmodel"), r"its new holds 'my\\nmodel'"),
+    "a name that is not given": (lambda p, h: os.rename(p, f"{p}f"), "its name is none that a save gives"),
+    "a file": (lambda p, h: _instead(p, p.touch), "it is no folder"),
+    "a pipe": (lambda p, h: _instead(p, lambda: os.mkfifo(p)), "it is no folder"),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_not_ours_is_left_and_named(kind: str, folder: Path, home: Path) -> None:
+    change, words = PLANTED[kind]
+    if "another user" in kind and os.geteuid():
+        pytest.skip("only root can give a file away")
+    change(forged(folder), home)
+    before = everything(folder), everything(home)
+    with pytest.warns(UserWarning, match=words):
+        recover(folder)
+    assert (everything(folder), everything(home)) == before
+    with pytest.warns(UserWarning, match=r"it was left as it is; look into it, and remove it yourself"):
+        saved(folder / "z")
+    (folder / "z").unlink()
+    assert (everything(folder), everything(home)) == before
+
+
+def test_a_planted_folder_with_links_moves_nothing(folder: Path, home: Path) -> None:
+    """As an archive that was unpacked there holds it: the whole home was moved by the next save."""
+    planted = folder / f"{SCRATCH}x\n"
+    planted.mkdir()
+    (planted / OLD).symlink_to(home)
+    before = everything(home)
+    with pytest.warns(UserWarning, match=r"anesurgery-x\\n' is named like"):
+        saved(folder / "z")
+    assert everything(home) == before
+    assert not (folder / "id_rsa").exists()
+
+
+def program() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
+    def made(x: Var) -> Var:
+        return mb.sub(x=np.float32(1), y=mb.relu(x=x), name="y")
+
+    return made
+
+
+USES: dict[str, Callable[[Path], object]] = {
+    "save": lambda folder: save(load(program()), folder / "out.mlpackage"),
+    "model": lambda folder: to_mlmodel(load(program())),
+    "apply": lambda folder: ane.apply(program(), "negate_subtract", quiet=True).model,
+    "report": lambda folder: ane.inspect(program()).save_html(folder / "report.html"),
+    "merge": lambda folder: ane.merge({"a": program(), "b": program()}, folder / "out.mlpackage"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_no_use_of_the_library_follows_a_planted_link(
+    use: str, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anesurgery.files.package._TEMPORARY", type(ane.files.package._TEMPORARY)())
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (folder / OURS).mkdir(mode=0o700)
+    (folder / OURS / OLD).symlink_to(home)
+    before = everything(home), everything(folder / OURS)
+    with pytest.warns(UserWarning, match="it has no journal"):
+        USES[use](folder)
+    assert (everything(home), everything(folder / OURS)) == before
+
+
+def test_folders_of_other_users_in_a_shared_folder_are_nobodys_fault(folder: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    folder.chmod(0o1777)
+    os.chown(forged(folder), 12345, 12345)
+    before = everything(folder)
+    saved(folder / "z").unlink()  # a warning is an error in these tests
+    assert everything(folder) == before
+
+
+def test_links_within_what_is_removed_are_not_followed(folder: Path, home: Path) -> None:
+    before = everything(home)
+
+    def write(place: Path) -> None:
+        package(place)
+        (place / "home").symlink_to(home)
+        (place / "deeper").mkdir()
+        (place / "deeper" / "key").symlink_to(home / "id_rsa")
+
+    write_atomically(folder / "x", write, overwrite=False)
+    write_atomically(folder / "x", write, overwrite=True)  # which removes the first one
+    assert everything(home) == before
+    assert os.listdir(folder) == ["x"]
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_target_that_is_a_link_is_replaced_and_not_followed(
+    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    before = everything(home)
+    (folder / "x").symlink_to(home / "x")
+    if not exchange:
+        monkeypatch.setattr(writing, "_rename", lambda made, target, *, exchange: False)
+    write_atomically(folder / "x", lambda place: package(place, "new"), overwrite=True)
+    assert not (folder / "x").is_symlink()
+    assert everything(home) == before
+    assert os.listdir(folder) == ["x"]
+
+
+def test_a_parent_that_becomes_a_link_in_between(folder: Path, home: Path) -> None:
+    """What was begun in a folder is finished in it, wherever its name leads by then."""
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("the system gives open folders no path")
+    before = everything(home)
+
+    def write(place: Path) -> None:
+        os.rename(folder, folder.with_name("away"))
+        folder.symlink_to(home)
+        package(place, "new")
+
+    write_atomically(folder / "y", write, overwrite=False)
+    assert everything(home) == before
+    assert os.listdir(folder.with_name("away")) == ["y"]
+
+
+def test_a_scratch_folder_is_for_its_owner(folder: Path) -> None:
+    with writing.scratch_folder(folder) as made:
+        assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("at", ["nothing", JOURNAL])
+def test_a_maker_that_died_at_once_leaves_nothing(folder: Path, at: str) -> None:
+    (folder / OURS).mkdir(mode=0o700)
+    if at == JOURNAL:
+        (folder / OURS / JOURNAL).touch()
+    saved(folder / "z")
+    assert os.listdir(folder) == ["z"]

@@ -20,11 +20,12 @@ The long axis is cut into frames of `stride * phases` elements, which become cha
 results become channels too and are unfolded at the end. The weights are the old ones, shifted for each phase,
 with zeros between them, so the folded kernel is about `phases` times shorter. A dilation is written into the
 weights. Taps that were not there are multiplied with zeros; values are taken to be finite. A kernel that is too
-wide and too high is folded twice.
+wide and too high is folded twice. Where the weights of the phases would be too many, the kernel is cut into
+pieces instead: the input, shifted by a piece each time, makes the channels, and the weights stay as many.
 
 Refuses when lengths are symbolic, when the weight is dynamic, or compressed in a form that does not hold its
 numbers beside zeros (a full palette without one; `compressed=` allows it), and when no number of phases up to
-`most_phases` makes the kernel small enough or keeps the weights below 16 million numbers.
+`most_phases` makes the kernel small enough. Pieces are for weights of phases above 16 million numbers.
 
 Why it helps: kernels up to 15 wide and 31 high are taken on M4 (measured through Core ML, macOS 27), up to 13
 and 29 on M1 and A14 and up to 16 and 32 on M2 and M3 (tables of the compiler); larger ones run on the CPU. The
@@ -36,7 +37,6 @@ Grade: proved.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -47,8 +47,8 @@ from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.axis_phases import framed, unfolded
 from anesurgery.facts.compressed_weights import decoded
+from anesurgery.facts.kernel_folds import Fold, Pieces
 from anesurgery.facts.reading import ints, number
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.facts.window_pads import window_pads
 from anesurgery.facts.work import is_stored
 from anesurgery.mil import Array, Operation, Program, Var, constant, mb, static_shape
@@ -59,54 +59,11 @@ from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 
 LARGEST = 1 << 24
-"""Most numbers of a folded weight."""
+"""Most numbers of a weight that repeats the kernel for each phase: 32 MB, which are read each time."""
 
 
-@dataclass(frozen=True)
-class _Fold:
-    """How one axis of a convolution is folded."""
-
-    axis: int
-    stride: int
-    dilation: int
-    reach: int
-    """Elements from the first to the last tap."""
-    phases: int
-    """Neighbouring results that become channels."""
-
-    @property
-    def frame(self) -> int:
-        """Elements of the input that become channels."""
-        return self.stride * self.phases
-
-    @property
-    def taps(self) -> int:
-        """Width of the folded kernel."""
-        return math.ceil((self.stride * (self.phases - 1) + self.reach) / self.frame)
-
-    def weight(self, old: Array) -> Array:
-        """The taps of the axis go to the channels: that of a frame's elements, times that of the phases."""
-        flat = np.moveaxis(old, self.axis, -1)
-        outputs, inputs, *others, width = flat.shape
-        new = np.zeros((outputs, self.phases, inputs, self.frame, *others, self.taps), old.dtype)
-        for phase in range(self.phases):
-            for k in range(width):
-                tap, place = divmod(self.stride * phase + self.dilation * k, self.frame)
-                new[:, phase, :, place, ..., tap] = flat[..., k]
-        made = new.reshape(outputs * self.phases, inputs * self.frame, *others, self.taps)
-        return np.moveaxis(made, -1, self.axis)
-
-    def edit(self, shape: Sequence[int]) -> Edit:
-        """Which axes the new weight has: for the taps, which are mixed, any of the old ones."""
-        outputs, inputs = (
-            np.repeat(np.arange(int(shape[a])), n) for a, n in ((0, self.phases), (1, self.frame))
-        )
-        made = Edit.of(shape).taken(0, outputs).taken(1, inputs)
-        return made.taken(self.axis, np.zeros(self.taps, np.intp))
-
-
-def _folded(fold: _Fold, weight: Var) -> Array:
-    return fold.weight(decoded(weight))
+def _changed(how: Fold | Pieces, weight: Var) -> Array:
+    return how.weight(decoded(weight))
 
 
 @dataclass(frozen=True)
@@ -159,14 +116,15 @@ class LongConvolution(Rewrite):
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
         stride, dilation = ((ints(op, n) or [1, 1])[axis - 2] for n in ("strides", "dilations"))
         reach = dilation * (shape[axis] - 1) + 1
-        folds = (_Fold(axis, stride, dilation, reach, n) for n in range(1, self.most_phases + 1))
+        folds = (Fold(axis, stride, dilation, reach, n) for n in range(1, self.most_phases + 1))
         fold = next((f for f in folds if f.taps <= most), None)
         if fold is None:
             return Refusal(f"{self.most_phases} phases leave a kernel {reach} {words} above {most}", op)
         numbers = math.prod(shape) // shape[axis] * fold.phases * fold.frame * fold.taps
-        if numbers > LARGEST:
-            return Refusal(f"the folded weight would hold {numbers} numbers, above {LARGEST}", op)
-        return m.bind(fold=fold)
+        if numbers > LARGEST and shape[axis] > most:
+            pieces = math.ceil(shape[axis] / most)
+            return m.bind(how=Pieces(axis, stride, dilation, shape[axis], pieces))
+        return m.bind(how=fold)
 
     def long_input(self, op: Operation) -> int | None:
         """The axis that is too long before the convolution only, which steps along it."""
@@ -181,25 +139,36 @@ class LongConvolution(Rewrite):
         return None
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Frames to channels, the small convolution, channels to neighbours."""
-        op, fold, place = m.root, m.fold, m.fold.axis - 2
-        pads, results = window_pads(op), int(op.outputs[0].shape[fold.axis])
-        rows = math.ceil(results / fold.phases)
-        x = framed(mb, m.x, fold.axis, fold.frame, rows + fold.taps - 1, pads[2 * place])
-        key, name = (m.weight, str(fold)), f"{m.weight.name}_folded"
-        numbers, edit = partial(_folded, fold, m.weight), fold.edit(m.weight.shape)
+        """Frames to channels, the small convolution, channels to neighbours; or pieces to channels."""
+        op, how, place = m.root, m.how, m.how.axis - 2
+        pads, results = window_pads(op), int(op.outputs[0].shape[how.axis])
+        groups = int(number(op.inputs.get("groups")) or 1)
+        if isinstance(how, Pieces):
+            x = how.shifted(mb, m.x, pads[2 * place :], results, groups)
+            return self.small(mb, m, x, how.stride, 1, how.dilation)
+        rows = math.ceil(results / how.phases)
+        x = framed(mb, m.x, how.axis, how.frame, rows + how.taps - 1, pads[2 * place])
+        small = self.small(mb, m, x, 1, how.phases, 1)
+        return unfolded(mb, small, how.axis, how.phases, results)
+
+    def small(self, mb: Builder, m: Match, x: Var, stride: int, phases: int, dilation: int) -> Var:
+        """The small convolution of an input that is padded along the axis."""
+        op, how, place = m.root, m.how, m.how.axis - 2
+        key, name = (m.weight, str(how)), f"{m.weight.name}_folded"
+        numbers, edit = partial(_changed, how, m.weight), how.edit(m.weight.shape)
         weight = mb.stored_like(m.weight, numbers, key, name, edit, exact=True)
         bias = constant(op.inputs.get("bias"))
         more: dict[str, Any] = {}
         if bias is not None:
-            more["bias"] = np.repeat(np.asarray(bias), fold.phases)
-        for name in ("strides", "dilations"):
+            more["bias"] = np.repeat(np.asarray(bias), phases)
+        for name, step in (("strides", stride), ("dilations", dilation)):
             steps = ints(op, name) or [1] * (x.rank - 2)
-            more[name] = [*steps[:place], 1, *steps[place + 1 :]]
+            more[name] = [*steps[:place], step, *steps[place + 1 :]]
+        pads = window_pads(op)
         pads[2 * place : 2 * place + 2] = [0, 0]
         groups = int(number(op.inputs.get("groups")) or 1)
-        small = mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
-        return unfolded(mb, small, fold.axis, fold.phases, results)
+        made: Var = mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
+        return made
 
 
 def example() -> Program:

@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint types conformance conformance-mac equivalence bench bench-decode bench-large placement residency \
-	matrix caches notebooks gallery docs dist clean
+	matrix matrix-real caches notebooks gallery docs dist clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,10 @@ residency: $(READY)  ## what `auto` gains on the corpus and on small models of e
 matrix: $(READY)  ## which architectures convert, how exact, and their share on the ANE: docs/architectures.md
 	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[dev,matrix]'
 	$(BIN)/python tests/benchmarks/matrix.py --page docs/architectures.md
+
+matrix-real: $(READY)  ## the same of two layers of real width, in less than 4 GB each
+	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[dev,matrix]'
+	$(BIN)/python tests/benchmarks/matrix.py --real --page docs/architectures.md
 
 caches: $(READY)  ## which families of decoders take a cache: docs/decoders.md
 	$(BIN)/python tests/benchmarks/caches.py --page docs/decoders.md

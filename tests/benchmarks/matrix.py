@@ -2,6 +2,7 @@
 
 Each row is converted by trace and by export and run against torch, in fp32 and in fp16. Its family's recipe, or
 `auto`, is applied for each target; no share may fall, and outputs stay within 3 dB of the package as given.
+`--real` measures two layers of the width of models in use instead, by trace.
 Figures are kept in a folder, a file for each architecture: a run that is cut goes on where it stopped.
 docs/architectures.md is written from them, and from nothing else.
 """
@@ -15,7 +16,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,12 +42,15 @@ sys.path.append(str(Path(__file__).parent))
 
 from architectures import Architecture
 from families import ARCHITECTURES
-from matrix_page import page
+from matrix_page import page, real_section, with_real_widths
+from real_widths import REAL
 
 TARGETS = ("M1/macOS 14", "M4/macOS 15", "A15/iOS 17")
 OPSET = "iOS17"
 """The newest that all targets load."""
 FOLDER = Path("build/matrix")
+REAL_FOLDER = Path("build/matrix_real")
+BOTH = ("trace", "export")
 
 Row = dict[str, Any]
 Arrays = dict[str, Array]
@@ -103,12 +107,12 @@ def one(outputs: Any) -> Array:
     return np.asarray(value)
 
 
-def measure(row: Architecture) -> Row:
+def measure(row: Architecture, hows: Sequence[str]) -> Row:
     """The figures of one architecture, all at one commit."""
     module = row.module()
     with torch.no_grad():
         expected = module(*row.example()).numpy()
-    ways = {how: conversion(row, module, how, expected) for how in ("trace", "export")}
+    ways = {how: conversion(row, module, how, expected) for how in hows}
     made: Row = {"recipe": row.recipe, "commit": commit(), "convert": ways, "fp16": None, "targets": {}}
     good = next((how for how, figures in ways.items() if figures["error"] is None), None)
     if good is not None:
@@ -189,11 +193,11 @@ def on(given: Given, target: str) -> Row:
     return {"before": shares(given.loaded.program, target), "after": {chosen: after}}
 
 
-def is_whole(known: Row) -> bool:
-    """Did it convert in both ways, and are the figures of all targets known? If not, it is measured again."""
+def is_whole(known: Row, hows: Sequence[str]) -> bool:
+    """Did it convert in all ways, and are the figures of all targets known? If not, it is measured again."""
     ways = known.get("convert", {})
     return (
-        len(ways) == 2
+        ways.keys() == set(hows)
         and all(figures["error"] is None for figures in ways.values())
         and known["targets"].keys() == set(TARGETS)
     )
@@ -218,11 +222,40 @@ def operated(given: Given, recipe: str, target: str) -> Row:
     }
 
 
+def measure_missing(
+    rows: Mapping[str, Architecture], names: Sequence[str], hows: Sequence[str], folder: Path, again: bool
+) -> None:
+    """Measure what is missing in a folder, or all that is named."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names or rows:
+        path, row = folder / f"{name}.json", rows[name]
+        known: Row = json.loads(path.read_text()) if path.exists() and not again else {}
+        if not is_whole(known, hows):
+            found = attempt(partial(measure, row, hows), {"recipe": row.recipe, "commit": commit()})
+            print(name, f"{found['seconds']:.0f} s", found["error"] or "", flush=True)
+            path.write_text(json.dumps(found, indent=1))
+
+
+def write_page(path: Path, folder: Path, real_folder: Path | None) -> None:
+    """Write the tables of a folder; those of the other stay as they are on the page."""
+
+    def figures(place: Path) -> dict[str, Row]:
+        return {p.stem: json.loads(p.read_text()) for p in place.glob("*.json")}
+
+    old = path.read_text() if path.exists() else ""
+    if real_folder is not None:
+        path.write_text(with_real_widths(old, figures(real_folder), TARGETS))
+    else:
+        path.write_text("\n".join([page(figures(folder), TARGETS), *real_section(old)]))
+
+
 def main() -> None:
     """Measure what is missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all by default")
+    parser.add_argument("--real", action="store_true", help="two layers as wide as models in use")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where figures are kept")
+    parser.add_argument("--real-folder", type=Path, default=REAL_FOLDER, help="where those of --real are kept")
     parser.add_argument("--again", action="store_true", help="measure what was measured before")
     parser.add_argument("--page", type=Path, help="write the page there")
     chosen = parser.parse_args()
@@ -230,17 +263,12 @@ def main() -> None:
     kernels = torchvision_without_kernels()
     frontend.register()
     frontend.register_experts()
-    chosen.folder.mkdir(parents=True, exist_ok=True)
-    for name in chosen.names or ARCHITECTURES:
-        path, row = chosen.folder / f"{name}.json", ARCHITECTURES[name]
-        known: Row = json.loads(path.read_text()) if path.exists() and not chosen.again else {}
-        if not is_whole(known):
-            found = attempt(partial(measure, row), {"recipe": row.recipe, "commit": commit()})
-            print(name, f"{found['seconds']:.0f} s", found["error"] or "", flush=True)
-            path.write_text(json.dumps(found, indent=1))
+    if chosen.real:
+        measure_missing(REAL, chosen.names, BOTH[:1], chosen.real_folder, chosen.again)
+    else:
+        measure_missing(ARCHITECTURES, chosen.names, BOTH, chosen.folder, chosen.again)
     if chosen.page is not None:
-        figures = {p.stem: json.loads(p.read_text()) for p in chosen.folder.glob("*.json")}
-        chosen.page.write_text(page(figures, TARGETS))
+        write_page(chosen.page, chosen.folder, chosen.real_folder if chosen.real else None)
     del kernels
 
 

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from families import ARCHITECTURES, DECODERS, ENCODERS, OTHERS, PICTURES, SEQUENCES
+from real_widths import REAL
 
 Row = dict[str, Any]
 
@@ -46,14 +47,45 @@ The method is the recipe of the family; where there is none, `auto`. The shares 
 iOS 17, were compared too: the summary names each that falls.
 """
 
+REAL_TITLE = "## Real widths"
+REAL_HEAD = f"""{REAL_TITLE}
+
+Two layers of random weights, as wide and with vocabularies and pictures as large as models in use have them;
+`make matrix-real` measures them, by trace alone. An error that grows with the width shows here.
+"""
+
 
 def page(figures: dict[str, Row], targets: Sequence[str]) -> str:
-    """The whole page."""
+    """The whole page, but for models of real width."""
     parts = [HEAD, "\n".join(summary(figures, targets))]
     for title, rows in SECTIONS.items():
         known = {name: figures[name] for name in rows if name in figures}
         parts.append("\n".join([f"## {title}", "", *table(known, targets)]))
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def with_real_widths(text: str, figures: dict[str, Row], targets: Sequence[str]) -> str:
+    """A page with its last section anew."""
+    rest = text.partition(REAL_TITLE)[0].rstrip() + "\n"
+    return "\n".join([rest, *real_widths(figures, targets), ""])
+
+
+def real_section(text: str) -> list[str]:
+    """The last section of a page, where it has one."""
+    _, title, rest = text.partition(REAL_TITLE)
+    return [title + rest] if title else []
+
+
+def real_widths(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
+    """Two layers as wide as models in use, where another op may be the one that does not fit."""
+    yield REAL_HEAD
+    commits = Counter(row.get("commit") or "unknown" for row in figures.values())
+    yield f"* of {len(REAL)}, {len(figures)} are measured, at {in_counts(commits)}"
+    known = {name: figures[name] for name in REAL if name in figures}
+    for name, cases in misses(known).items():
+        yield f"* {name}: {in_words(cases)}"
+    yield ""
+    yield from table(known, targets)
 
 
 def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
@@ -64,7 +96,7 @@ def summary(figures: dict[str, Row], targets: Sequence[str]) -> Iterator[str]:
     count = f"of {len(ARCHITECTURES)} architectures, {len(figures)} are measured"
     yield f"* {count}: {', '.join(on)}; `make matrix` does the rest"
     commits = Counter(row.get("commit") or "unknown" for row in figures.values())
-    yield f"* measured at {', '.join(f'{name} ({count})' for name, count in commits.most_common())}"
+    yield f"* measured at {in_counts(commits)}"
     for how in ("trace", "export"):
         good = [n for n, w in ways.items() if how in w and w[how]["error"] is None]
         failed = set(figures) - set(good)
@@ -192,6 +224,11 @@ def shortened(text: str, most: int = 70) -> str:
 def in_words(cases: Iterable[str]) -> str:
     """Names, each once."""
     return ", ".join(Counter(sorted(cases))) or "none"
+
+
+def in_counts(counted: Counter[str]) -> str:
+    """Names with their counts, the most frequent first."""
+    return ", ".join(f"{name} ({count})" for name, count in counted.most_common())
 
 
 def line(cells: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from families import ARCHITECTURES
-from matrix_page import page
+from matrix_page import page, real_section, with_real_widths
 
 TARGETS = ("M1/macOS 14", "M4/macOS 15", "A15/iOS 17")
 MOST = {"ops": 0.99, "flop": 1.0}
@@ -108,3 +108,18 @@ def test_a_target_that_was_not_measured_has_no_share() -> None:
     shares = "- | - | 85.0 → 99.0 | 13.0 → 100"
     assert f"| `llama` | 140 | 140 | 74 → 75 | `decoder_ane` | {shares} | 1 gather | 1.5 |" in made
     assert any("1 are measured: 0 on M1/macOS 14, 1 on M4/macOS 15, 0 on A15/iOS 17" in line for line in made)
+
+
+def test_models_of_real_width_have_a_section_of_their_own() -> None:
+    whole = page({"llama": ROW}, TARGETS)
+    both = with_real_widths(whole, {"llama": ROW, "bert": ROW}, TARGETS)
+    assert both.startswith(whole.rstrip())
+    (section,) = real_section(both)
+    assert both.endswith(section)
+    assert section.count("| `llama` | 140 |") == section.count("| `bert` | 140 |") == 1
+    assert with_real_widths(both, {"llama": ROW, "bert": ROW}, TARGETS) == both
+    assert real_section(whole) == []
+    wrong = copy.deepcopy(ROW)
+    wrong["targets"][TARGETS[1]]["after"]["decoder_ane"]["fp16"] = 12.0
+    named = with_real_widths(whole, {"llama": wrong}, TARGETS)
+    assert "* fp16 falls by more than 3 dB: llama (decoder_ane, M4/macOS 15)" in named

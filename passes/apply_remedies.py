@@ -33,8 +33,10 @@ order: less off the ANE, less that cannot run there at all, fewer switches betwe
 fewer findings; or a gain was measured on the target that no estimate shows (`sequence_layout`). A pass that
 changes what the model gives back (`select_last_token`) is kept only for a decoder, where each position sees
 those before it alone; one that makes inputs and outputs fp16, only where the target pays for the casts.
-`keep_interface` rules out both. The notes of the surgery say what was gained; its refusals, what was not kept,
-and what keeps ops off the ANE still.
+`keep_interface` rules out both. Last, a model of up to 2^29 stored numbers that has norms over a root runs once
+in fp16 on sampled inputs: `rms_norm` and `group_norm` change those whose squares are beyond a quarter of 65504,
+whatever that costs. The notes of the surgery say what was gained; its refusals, what was not kept, and what
+keeps ops off the ANE still.
 
 Refuses when no candidate makes the model stand better.
 
@@ -53,9 +55,13 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery import registry
+from anesurgery.checking.large_squares import large_squares
 from anesurgery.errors import Refusal
+from anesurgery.facts.constants import LARGEST
 from anesurgery.facts.masks import is_decoder
 from anesurgery.mil import Operation, Program, Var, mb, types, walk_ops
+from anesurgery.passes.group_norm import GroupNorm
+from anesurgery.passes.rms_norm import RmsNorm
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.copying import copied
@@ -102,6 +108,19 @@ class ApplyRemedies(Pass):
             session.notes.append(f"before: {start.standing}")
             session.notes += search.kept
             session.notes.append(f"after: {end.standing}")
+        self.repair_squares(program, session)
+
+    def repair_squares(self, program: Program, session: Session) -> None:
+        """Give norms whose squares overflow on sampled inputs the form that cannot."""
+        squares = large_squares(program, session.seed)
+        edits = len(session.changes)
+        for step in (RmsNorm(only=tuple(squares)), GroupNorm(only=tuple(squares))) if squares else ():
+            run_pass(step, program, session)
+        if len(session.changes) > edits:
+            session.notes.append(
+                f"norms in a form that fp16 holds: {len(session.changes) - edits}; squares reach "
+                f"{max(squares.values()):.3g} on sampled inputs, and more than {LARGEST:g} is infinite"
+            )
 
     def objection(self, attempt: Session, program: Program) -> Refusal | None:
         """Why a trial that changes the interface is not kept; None where it may be."""

@@ -31,6 +31,8 @@ class NormForm(Rewrite):
     """Does the norm take the mean away?"""
     form: str = "largest"
     """Either "largest", or "layer_norm"."""
+    only: tuple[str, ...] = ()
+    """Names of the squares in the norms that are meant; all by default."""
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -43,11 +45,15 @@ class NormForm(Rewrite):
     def check(self, m: Match) -> Match | Refusal | None:
         """Is it such a norm, and may its squares overflow?"""
         norm = root_norm(m.root)
-        if norm is None or norm.centred != self.centred:
+        if norm is None or norm.centred != self.centred or not self.means(norm):
             return None
         if (refusal := cannot_overflow(norm)) is not None:
             return refusal
         return m.bind(ops=norm.ops, norm=norm)
+
+    def means(self, norm: RootNorm) -> bool:
+        """Is the norm among those that are meant?"""
+        return not self.only or any(v.name in self.only for op in norm.ops for v in op.outputs)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The norm in the other form."""

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import anesurgery as ane
+from anesurgery.checking.metrics import compare_arrays
+from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes.apply_remedies import ApplyRemedies, example
@@ -260,3 +262,33 @@ def test_patches_of_a_film_go_where_two_things_speak_against_them() -> None:
     assert before.illegal_flop
     assert not after.illegal_flop
     assert not after.loss(before)
+
+
+def gated_norm(largest: float) -> Program:
+    """A root mean square norm of what a gate multiplies, as in Mamba-2: numbers beyond 255 have no square."""
+    weight = (largest * np.eye(32)).astype(np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        gated = mb.mul(x=mb.linear(x=x, weight=weight), y=mb.silu(x=x))
+        mean = mb.reduce_mean(x=mb.square(x=gated, name="squares"), axes=[-1], keep_dims=True)
+        return mb.mul(x=gated, y=mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5))))
+
+    return program
+
+
+def test_auto_changes_norms_whose_squares_overflow_and_no_others() -> None:
+    """The wrong version, without it: where squares are infinite, the root is, and the row becomes 0."""
+    program = gated_norm(500)
+    surgery = ane.apply(program, "auto", target="M1/macOS 14", quiet=True)
+    assert [c.pass_name for c in surgery.changes] == ["rms_norm"]
+    assert any("squares reach inf on sampled inputs" in words for words in surgery.notes)
+    exact = ane.run(program, inputs := sample_inputs(program))
+    before, after = (ane.run(p, inputs, precision="fp16") for p in (program, surgery.program))
+    assert psnr(exact, before) < 30 < 60 < psnr(exact, after)
+    assert not ane.apply(gated_norm(1), "auto", target="M1/macOS 14", quiet=True).changes
+
+
+def psnr(expected: dict[str, Any], found: dict[str, Any]) -> float:
+    (x,), (y,) = expected.values(), found.values()
+    return compare_arrays("y", x, y).psnr

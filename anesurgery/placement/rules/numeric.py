@@ -245,8 +245,8 @@ RULES: tuple[Rule, ...] = (
         test=large_square,
         kind="numeric",
         grade=Grade.DOCUMENTED,
-        advice="divide by the largest magnitude first, as coremltools writes its own rms_norm, or write the "
-        "norm as layer_norm of concat(x, -x); `inputs=` tells what samples reach",
+        advice="divide by the largest magnitude first, as rms_norm does by name and auto where sampled inputs "
+        "overflow, or scale by calibration, as scale_ranges does; `inputs=` tells what samples reach",
     ),
     Rule(
         "num-scale-after",

@@ -16,6 +16,7 @@ from anesurgery.display import Drawn
 from anesurgery.errors import InterfaceError, InterpretError, IsPipeline
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.package import Loaded
+from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.features import bind, images
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
@@ -46,7 +47,7 @@ class Comparison(Drawn):
 
     @property
     def ok(self) -> bool:
-        """Does every output reach the gate by finite values, with nothing undefined on one side only?"""
+        """Does every output reach the gate by finite values, and is nothing NaN or infinite but by design?"""
         some = any(o.compared for o in self.outputs)
         if self.proof is not None and self.proof.trial is not None and self.proof.trial.failure:
             return False
@@ -54,14 +55,14 @@ class Comparison(Drawn):
 
     @property
     def verdict(self) -> str:
-        """How the numbers stand to the gate, what no number says, and where it begins; in words."""
+        """What no number says, how the numbers stand to the gate, and where it begins; in words."""
         failures = [o.failure for o in self.outputs if o.failure]
         if not failures and not any(o.compared for o in self.outputs):
             failures = ["no output holds a number: nothing was compared"]
         measured = [o.psnr for o in self.outputs if o.compared]
         worst = [f"worst PSNR {min(measured):.1f} dB, gate {self.gate:g} dB"] if measured else []
         place = [f"first diverging op: {self.first_divergence}"] if self.first_divergence else []
-        return "; ".join([*worst, *failures, *place])
+        return "; ".join([*failures, *worst, *place])
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -99,11 +100,15 @@ def compare(
 ) -> Comparison:
     """Run two models on the same inputs with the interpreter and measure how far apart they are.
 
+    NaN is never a success, even where both sides have it; nor is an infinity, but where the first model gives
+    the same one in fp64: it is meant then, as in a mask with -inf that a model gives back. One that comes of an
+    overflow of fp16 or fp32 is not.
+
     Args:
         a: the reference: path, MLModel or program.
         b: the candidate.
-        inputs: of `a`, by name; made by `sample_inputs` when absent, of magnitudes where the outputs of these
-            hold no finite number.
+        inputs: of `a`, by name; made by `sample_inputs` when absent, of magnitudes where these give NaN or
+            infinities.
         precision: "fp32", or "fp16" for the arithmetic as stored.
         contract: declared interface changes from `a` to `b` (`Surgery.contract`).
         gate: PSNR in dB that `ok` asks of every output.
@@ -146,6 +151,9 @@ def compare(
     else:
         found = run(second.program, new_inputs, precision=precision, function=function)
     rows = _rows(expected, found, last)
+    if any(row.undefined for row in rows):
+        exact = run(first.program, inputs, precision=Double(), function=function)  # type: ignore[arg-type]
+        rows = _rows(expected, found, last, adapt_outputs(contract, exact, inputs))
     words = tuple(change.words for change in contract)
     proof = _proved(first, second, inputs, contract, gate, function, seed, last) if prove else None
     result = Comparison(rows, precision, gate, None, words, proof)
@@ -164,17 +172,17 @@ def _sampled(
     described = images(model.described_inputs)
     inputs = sample_inputs(model.program, function=function, seed=seed, shapes=shapes, images=described)
     outputs = run(model.program, inputs, precision=precision, function=function)
-    if _has_meaning(outputs):
+    if (defined := _defined(outputs)) == 1:
         return inputs, outputs
     positive = {n: np.abs(v) if np.asarray(v).dtype.kind == "f" else v for n, v in inputs.items()}
     found = run(model.program, positive, precision=precision, function=function)
-    return (positive, found) if _has_meaning(found) else (inputs, outputs)
+    return (positive, found) if _defined(found) > defined else (inputs, outputs)
 
 
-def _has_meaning(outputs: Mapping[str, Any]) -> bool:
-    """Does each output of numbers hold a finite one?"""
+def _defined(outputs: Mapping[str, Any]) -> float:
+    """The share of finite numbers in the output that has the fewest."""
     arrays = [np.asarray(v) for v in outputs.values()]
-    return all(np.isfinite(v).any() for v in arrays if v.dtype.kind == "f" and v.size)
+    return min((float(np.isfinite(v).mean()) for v in arrays if v.dtype.kind == "f" and v.size), default=1.0)
 
 
 def _proved(
@@ -261,8 +269,11 @@ def _compare_pipelines(
         found = dict(call(b, given, precision))
     else:
         found = Predictor(b, precision=precision, fuse=False)(given)
-    words = tuple(change.words for change in contract)
-    return Comparison(_rows(expected, found, last), precision, gate, None, words)
+    rows = _rows(expected, found, last)
+    if any(row.undefined for row in rows):
+        exact = Predictor(a, precision=Double(), fuse=False)(values)  # type: ignore[arg-type]
+        rows = _rows(expected, found, last, adapt_outputs(contract, exact, values))
+    return Comparison(rows, precision, gate, None, tuple(change.words for change in contract))
 
 
 def _prove_pipelines(
@@ -279,8 +290,16 @@ def _prove_pipelines(
     return prove_models(old, new, given, gate=gate, seed=seed, last=last)
 
 
-def _rows(expected: Mapping[str, Any], found: Mapping[str, Any], last: bool) -> tuple[OutputComparison, ...]:
+def _rows(
+    expected: Mapping[str, Any], found: Mapping[str, Any], last: bool, exact: Mapping[str, Any] | None = None
+) -> tuple[OutputComparison, ...]:
     """The measures of each output.
+
+    Args:
+        expected: the outputs of the reference.
+        found: those of the candidate.
+        last: may the last position of several be compared?
+        exact: those of the reference in fp64, which show the infinities that are meant.
 
     Raises:
         InterfaceError: the outputs are others, or of other shapes.
@@ -290,8 +309,16 @@ def _rows(expected: Mapping[str, Any], found: Mapping[str, Any], last: bool) -> 
             f"the outputs {sorted(expected)} became {sorted(found)}; compare models of the same interface, "
             "or pass the contract of the surgery"
         )
-    pairs = {n: _numbers(expected[n], found[n]) for n in expected}
-    return tuple(compare_arrays(n, *_positions(n, x, y, last)) for n, (x, y) in pairs.items())
+    rows = []
+    for name, old in expected.items():
+        x, y = _positions(name, *_numbers(old, found[name]), last)
+        meant = None if exact is None else np.asarray(exact[name])
+        if meant is not None and meant.shape != x.shape:
+            meant = _positions(name, meant, y, last)[0]
+        rows.append(
+            compare_arrays(name, x, y, meant if meant is not None and meant.dtype.kind == "f" else None)
+        )
+    return tuple(rows)
 
 
 def _positions(name: str, a: Array, b: Array, last: bool) -> tuple[Array, Array]:
@@ -312,12 +339,12 @@ def _positions(name: str, a: Array, b: Array, last: bool) -> tuple[Array, Array]
 
 
 def _numbers(a: Any, b: Any) -> tuple[Array, Array]:
-    """An output as numbers: those of a dictionary in the order of its keys, 1 for a label that is equal."""
+    """An output as numbers: those of a dictionary in the order of its keys, True for a label that is equal."""
     if isinstance(a, Mapping):
         keys = sorted(a.keys() | b.keys())
         x, y = (np.array([value.get(key, np.nan) for key in keys]) for value in (a, b))
         return x, y
     x, y = np.asarray(a), np.asarray(b)
     if x.dtype.kind in "US":
-        return np.ones(x.shape), np.asarray(x == y).astype(np.float64)
+        return np.ones(x.shape, bool), np.asarray(x == y)
     return x, y

@@ -21,19 +21,24 @@ class OutputComparison:
     name: str
     shape: tuple[int, ...]
     psnr: float
-    """20 log10(largest |a| / root mean square of a - b), in dB; infinite when equal; NaN where no element is
-    finite on both sides, so that nothing was measured."""
+    """20 log10(largest |a| / root mean square of a - b), in dB, over elements that are finite on both sides.
+
+    Infinite when equal; NaN where there is no such element, so that nothing was measured. Of integers, booleans
+    and labels -10 log10 of the share of elements that differ: how far one is from another says nothing."""
     max_abs: float
     max_rel: float
     """`max_abs` over the largest |a|."""
     kl: float | None
-    """Mean KL(softmax a || softmax b) over the last axis in nats; None for an output without rows."""
+    """Mean KL(softmax a || softmax b) over the last axis in nats; None for integers, and without rows."""
     top_k: float | None
-    """Share of rows whose best entry in `a` is among the five best of `b`."""
+    """Share of rows whose best entry in `a` is among the five best of `b`, entries as good counted against it;
+    None for rows of five or fewer, of which it would always be, and where `a` has no best entry."""
     bad: int
     """Elements that are NaN or infinite on one side only, or in different ways."""
     compared: int
     """Elements that are finite on both sides: all that the other numbers speak about."""
+    undefined: int = 0
+    """Elements that are NaN or infinite in the same way on both sides, and not by design."""
 
     @property
     def is_vacuous(self) -> bool:
@@ -44,13 +49,30 @@ class OutputComparison:
     def failure(self) -> str:
         """What is wrong whatever the gate is, in words; empty if nothing is."""
         if self.bad:
-            what = "element is" if self.bad == 1 else "elements are"
-            return f"{self.name}: {self.bad:,} {what} NaN or infinite on one side only"
-        return f"{self.name}: no finite value was compared" if self.is_vacuous else ""
+            return f"{self.name}: {_elements(self.bad)} NaN or infinite on one side only"
+        if self.is_vacuous:
+            return f"{self.name}: no finite value was compared"
+        if self.undefined:
+            return (
+                f"{self.name}: {_elements(self.undefined)} NaN or infinite on both sides, which shows nothing"
+            )
+        return ""
 
 
-def compare_arrays(name: str, a: Array, b: Array) -> OutputComparison:
+def _elements(count: int) -> str:
+    return "1 element is" if count == 1 else f"{count:,} elements are"
+
+
+def compare_arrays(name: str, a: Array, b: Array, meant: Array | None = None) -> OutputComparison:
     """The measures of one output.
+
+    Args:
+        name: of the output.
+        a: the reference.
+        b: the candidate, of the same shape.
+        meant: the values that are infinite by design, in the place and with the sign that both sides should
+            have, as in a mask with -inf that a model gives back; other elements do not matter. NaN is never
+            meant.
 
     Raises:
         InterfaceError: the shapes differ.
@@ -58,24 +80,30 @@ def compare_arrays(name: str, a: Array, b: Array) -> OutputComparison:
     if a.shape != b.shape:
         raise InterfaceError(f"output {name!r} has shape {a.shape} in one model and {b.shape} in the other")
     x, y = a.astype(np.float64), b.astype(np.float64)
-    agree = (x == y) | (np.isnan(x) & np.isnan(y))
     finite = np.isfinite(x) & np.isfinite(y)
-    apart = np.where(agree | ~finite, 0.0, np.abs(np.where(finite, x, 0) - np.where(finite, y, 0)))
-    peak = float(np.abs(np.where(np.isfinite(x), x, 0)).max(initial=0.0))
+    agree = (x == y) | (np.isnan(x) & np.isnan(y))
+    intended = np.isinf(x) & (x == meant) if meant is not None else np.zeros(x.shape, bool)
+    apart = np.abs(x[finite] - y[finite])
+    peak = float(np.abs(x[finite]).max(initial=0.0))
     max_abs = float(apart.max(initial=0.0))
-    kl, top_k = _rows(x, y)
+    whole = a.dtype.kind in "biu"
+    kl, top_k = (None, None) if whole else _rows(x, y)
     compared = int(finite.sum())
-    ratio = psnr(peak, float(np.sqrt(np.mean(apart**2))) if apart.size else 0.0)
+    if whole:
+        ratio = psnr(1.0, math.sqrt(float(np.mean(a != b)))) if a.size else math.inf
+    else:
+        ratio = psnr(peak, math.sqrt(float(np.mean(apart**2)))) if compared else math.inf
     return OutputComparison(
         name,
         tuple(a.shape),
-        ratio if compared or not apart.size else math.nan,
+        ratio if compared or not a.size else math.nan,
         max_abs,
         max_abs / peak if peak else max_abs,
         kl,
         top_k,
         int((~agree & ~finite).sum()),
         compared,
+        int((agree & ~finite & ~intended).sum()),
     )
 
 
@@ -93,9 +121,16 @@ def _rows(x: Array, y: Array) -> tuple[float | None, float | None]:
     a, b = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
     log_p, log_q = _log_softmax(a), _log_softmax(b)
     kl = float(np.mean(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)))
-    k = min(TOP_K, a.shape[-1])
-    best = np.argpartition(-b, k - 1, axis=-1)[:, :k]
-    return max(kl, 0.0), float(np.mean((best == a.argmax(-1)[:, None]).any(-1)))
+    return max(kl, 0.0), _contained(a, b)
+
+
+def _contained(a: Array, b: Array) -> float | None:
+    """Share of the rows with a best entry in `a` that is among the best in `b`; None if that shows nothing."""
+    rows = a[a.max(-1) > a.min(-1)], b[a.max(-1) > a.min(-1)]
+    if a.shape[-1] <= TOP_K or not rows[0].size:
+        return None
+    best = np.take_along_axis(rows[1], rows[0].argmax(-1)[:, None], -1)
+    return float(np.mean((rows[1] >= best).sum(-1) <= TOP_K))
 
 
 def _log_softmax(x: Array) -> Array:

@@ -39,6 +39,7 @@ def split(
         ),
     ] = None,
     function: Annotated[str | None, typer.Option(help="The function to cut.", show_default=False)] = None,
+    compare: Annotated[bool, typer.Option(help="Run the model and the chunks once, if that is quick.")] = True,
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -61,6 +62,7 @@ def split(
             target=target,
             function=function,
             shapes=shapes,
+            compare=compare,
         )
         path = chain.save(out, overwrite=overwrite)
     show({"path": str(path), **chain_json(chain)}, chain_group(chain), as_json, quiet)

@@ -98,6 +98,8 @@ class Chain(Drawn):
     """That target, in words."""
     functions: Mapping[str, Ends] = field(default_factory=dict)
     """What each function takes and gives, the default one first; empty where there is one only."""
+    compared: str = ""
+    """What a run beside the model that was cut showed, in words; empty where nobody compared."""
 
     @property
     def spec(self) -> Any:

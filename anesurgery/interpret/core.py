@@ -5,7 +5,7 @@ A value is freed after its last use. Constants are views of the stored weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -325,7 +325,12 @@ class Executable:
         self.stored = {_place(t) for t in self.plan.stored()}
 
     def __call__(
-        self, values: Mapping[str, Any], *, listener: Listener | None = None, state: state.States | None = None
+        self,
+        values: Mapping[str, Any],
+        *,
+        listener: Listener | None = None,
+        state: state.States | None = None,
+        exact: Collection[str] = (),
     ) -> dict[str, Array]:
         """The outputs by name, as numpy arrays.
 
@@ -333,12 +338,13 @@ class Executable:
             values: numpy arrays or tensors by input name.
             listener: told about each op.
             state: states that live on between calls (`make_state`); fresh ones, all zero, when absent.
+            exact: inputs that are not rounded to their type, as they come from another part of one model.
 
         Raises:
             InterpretError: inputs that do not fit, or an op that fails.
         """
         device = self.plan.device
-        bound = inputs.bind(self.function, values, state)
+        bound = inputs.bind(self.function, values, state, exact)
         env = {var: devices.move(value, device) for var, value in bound.items()}
         with torch.inference_mode(), devices.default(device):
             self.plan.run(env, listener)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,17 @@ def describe(value: Any) -> str:
     return f"state {describe(value.value)}" if isinstance(value, state.Box) else _SHORT.repr(value)
 
 
-def bind(function: Function, values: Mapping[str, Any], states: state.States | None) -> dict[Var, Any]:
+def bind(
+    function: Function, values: Mapping[str, Any], states: state.States | None, exact: Collection[str] = ()
+) -> dict[Var, Any]:
     """The first environment of a run.
+
+    Args:
+        function: what is run.
+        values: its inputs by name.
+        states: what lives on between calls.
+        exact: the inputs whose floats are not rounded to the type of the input: what another part of one model
+            gave, which would not have been rounded there either.
 
     Raises:
         InterpretError: an input is missing, has a wrong shape or dtype.
@@ -42,13 +51,13 @@ def bind(function: Function, values: Mapping[str, Any], states: state.States | N
     env: dict[Var, Any] = dict(state.bind(function, states))
     symbols: dict[Any, int] = {}
     for name, var in wanted.items():
-        env[var] = _input(name, var, values[name], symbols)
+        env[var] = _input(name, var, values[name], symbols, name in exact)
         if name == state.POSITION and states is not None and not env[var].is_floating_point():
             state.check_position(env[var], var, states)
     return env
 
 
-def _input(name: str, var: Var, value: Any, symbols: dict[Any, int]) -> torch.Tensor:
+def _input(name: str, var: Var, value: Any, symbols: dict[Any, int], exact: bool) -> torch.Tensor:
     array = as_array(name, value)
     shape = tuple(var.shape or ())
     if not shape and array.shape == (1,):  # how Core ML hands over a scalar
@@ -59,7 +68,8 @@ def _input(name: str, var: Var, value: Any, symbols: dict[Any, int]) -> torch.Te
         expected = tuple(symbols.get(d, "any") if is_symbolic(d) else int(d) for d in shape)
         words = f"({', '.join(map(str, expected))}{',' if len(expected) == 1 else ''})"
         raise InterpretError(f"input {name!r} has shape {array.shape}, expected {words}")
-    array = _cast(name, array, np_dtype(var))
+    if not (exact and array.dtype.kind == np_dtype(var).kind == "f"):
+        array = _cast(name, array, np_dtype(var))
     return precision.finish(precision.as_tensor(array), precision.run_dtype(var), None)
 
 

@@ -249,5 +249,7 @@ def _too_far(before: Loaded, after: Program, session: Session) -> Refusal | None
             before, after, precision="fp16", contract=session.contract, gate=GATE, function=function
         )
         if not found.ok:
-            return Refusal(f"it keeps {found.psnr:.1f} dB of {GATE:g} on a sampled input")
+            keeps = f"it keeps {found.psnr:.1f} dB of {GATE:g}"
+            undefined = next((o.failure for o in found.outputs if o.failure), "")
+            return Refusal(f"{undefined or keeps} on a sampled input")
     return None

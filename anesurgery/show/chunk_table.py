@@ -47,7 +47,8 @@ def chain_group(chain: Chain) -> Group:
     total = sum(border.bytes for border in chain.borders)
     words = f"{len(chain.chunks)} chunks" + (f", {decimal(total)} between them" if chain.borders else "")
     line = Text(words + (f"; for {chain.target}" if chain.target else ""))
-    return Group(table, _borders(chain), line) if chain.borders else Group(table, line)
+    said = [plain(chain.compared)] if chain.compared else []
+    return Group(table, _borders(chain), line, *said) if chain.borders else Group(table, line, *said)
 
 
 def _borders(chain: Chain) -> Table:
@@ -103,4 +104,5 @@ def chain_json(chain: Chain) -> dict[str, Any]:
     ]
     if chain.placed:
         chunks = [{**chunk, "ane": vars(placed)} for chunk, placed in zip(chunks, chain.placed, strict=True)]
-    return {"chunks": chunks, "borders": borders, "inputs": list(chain.inputs), "outputs": list(chain.outputs)}
+    ends = {"inputs": list(chain.inputs), "outputs": list(chain.outputs)}
+    return {"chunks": chunks, "borders": borders, **ends, "compared": chain.compared}

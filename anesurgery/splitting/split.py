@@ -25,6 +25,7 @@ from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other, spec_of
 from anesurgery.placement.target import Target
 from anesurgery.splitting.carving import Stretch, carve_functions, stretches
+from anesurgery.splitting.checked import checked
 from anesurgery.splitting.cuts import Cuts
 from anesurgery.splitting.graph import Graph, read_graphs
 from anesurgery.splitting.network_chunks import cut_network
@@ -50,6 +51,7 @@ def split(
     target: Target | str | None = None,
     function: str | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    compare: bool = True,
 ) -> Chain:
     """Cut a model where the fewest bytes cross, into chunks that compute together what it computes.
 
@@ -69,6 +71,8 @@ def split(
         function: the one function to cut, the others being left out; all of them by default. `at` and
             "estimate" are for one function.
         shapes: with `at`: of what a custom layer makes, by name of the blob, where the file does not say it.
+        compare: also run the model and the chain once on sampled inputs, where that costs little; the chain's
+            `compared` says what that showed.
 
     Returns:
         The chain: its chunks, and what passes between them. Its `save` writes a folder or one package.
@@ -79,6 +83,21 @@ def split(
         UnknownName: no such function, target or balance.
     """
     _check(parts, max_bytes, at, balance, shapes)
+    chain = _cut(model, parts, max_bytes, at, balance, target, function, shapes)
+    return replace(chain, compared=checked(model, chain, function)) if compare else chain
+
+
+def _cut(
+    model: Any,
+    parts: int | None,
+    max_bytes: int | str | None,
+    at: str | None,
+    balance: str,
+    target: Target | str | None,
+    function: str | None,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+) -> Chain:
+    """The chain: see `split`."""
     aim = None if (target, at, balance) == (None, None, "bytes") else Target.parse(target)
     network = None if at is None or aim is None else _network(model)
     if network is not None and aim is not None:

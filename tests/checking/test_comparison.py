@@ -87,10 +87,110 @@ def test_nothing_finite_compared_is_a_failure(value: float) -> None:
         apply(undefined(value), "negate_subtract", prove="both", quiet=True)
 
 
-def test_one_finite_value_is_compared() -> None:
-    a = np.array([math.nan, 2.0])
-    assert compare_arrays("y", a, a.copy()).failure == ""
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_undefined_on_both_sides_is_no_success_and_is_said_first(value: float) -> None:
+    """The wrong version: both sides are NaN in one place, and the rest is equal: PSNR inf, ok."""
+    row = compare_arrays("y", np.array([value, 2.0]), np.array([value, 2.0]))
+    assert (row.bad, row.undefined, row.compared, row.psnr) == (0, 1, 1, math.inf)
+    assert row.failure == "y: 1 element is NaN or infinite on both sides, which shows nothing"
+    shift = np.full((2, 3), 0, np.float32)
+    shift[0, 0] = value
+    found = compare(shifted(shift), shifted(shift))
+    assert found.ok is (value == math.inf)  # an infinite constant is meant: fp64 gives the same
+    said = "y: 1 element is NaN or infinite on both sides, which shows nothing; worst PSNR inf dB, gate 60 dB"
+    assert found.verdict == (said if math.isnan(value) else "worst PSNR inf dB, gate 60 dB")
+
+
+def shifted(shift: Array) -> Program:
+    """Adds an array to whatever comes in."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.add(x=x, y=shift, name="y")
+
+    return program
+
+
+def test_noise_is_not_thinned_out_by_what_is_undefined() -> None:
+    """The wrong version: the mean square counts 999 elements that were not compared, which adds 30 dB."""
+    a, b = np.full(1000, math.nan), np.full(1000, math.nan)
+    a[0], b[0] = 1.0, 1.01
+    assert math.isclose(compare_arrays("y", a, b).psnr, 40, abs_tol=0.01)
+
+
+def large(dtype: Any, factor: float = 300.0) -> Program:
+    """The squares of large numbers, in one half of the row: infinite in fp16 and not in fp32."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 4), dtype=dtype)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        scales = np.array([1, 1, factor, factor], mb_numbers(dtype))
+        return mb.square(x=mb.add(x=mb.mul(x=x, y=scales), y=scales), name="y")
+
+    return program
+
+
+def mb_numbers(dtype: Any) -> Any:
+    return np.float16 if dtype == types.fp16 else np.float32
+
+
+def test_an_overflow_on_both_sides_is_no_success() -> None:
+    inputs = {"x": np.ones((2, 4), np.float16)}
+    found = compare(large(types.fp16), large(types.fp16), inputs, precision="fp16")
+    assert [o.undefined for o in found.outputs] == [4]
+    assert not found.ok
+    assert found.verdict.startswith("y: 4 elements are NaN or infinite on both sides")
+    assert compare(large(types.fp16), large(types.fp16), inputs).ok  # in fp32 it is finite
+
+
+def test_an_overflow_of_fp32_is_no_success() -> None:
+    inputs = {"x": np.ones((2, 4), np.float32)}
+    assert not compare(large(types.fp32, 1e30), large(types.fp32, 1e30), inputs).ok
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_mask_that_is_given_back_may_be_infinite(precision: str) -> None:
+    """The wrong version: every infinity fails. And the other one: one with another sign passes."""
+
+    def masked(fill: float) -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)
+        def program(x: Var) -> Any:
+            hidden = np.array([[0, 0, fill, fill]] * 2, np.float32)
+            return mb.tanh(x=x, name="y"), mb.add(x=mb.mul(x=x, y=np.float32(0)), y=hidden, name="mask")
+
+        return program
+
+    found = compare(masked(-math.inf), masked(-math.inf), precision=precision)
+    assert found.ok
+    assert [o.undefined for o in found.outputs] == [0, 0]
+    assert not compare(masked(-math.inf), masked(math.inf), precision=precision).ok
+
+
+def test_an_output_without_elements_shows_nothing_by_itself() -> None:
     assert compare_arrays("y", np.zeros((0, 3)), np.zeros((0, 3))).failure == ""
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.bool_])
+def test_integers_are_equal_or_not(dtype: Any) -> None:
+    """The wrong version: token 50,000 for token 50,001 is 94 dB."""
+    a = np.array([50_000]).astype(dtype)
+    b = np.array([0 if dtype is np.bool_ else 50_001]).astype(dtype)
+    assert compare_arrays("y", a, b).psnr == 0
+    assert compare_arrays("y", a, a).psnr == math.inf
+    many = np.arange(100_000)
+    other = many.copy()
+    other[7] += 1
+    assert math.isclose(compare_arrays("y", many, other).psnr, 50)
+    near = np.array([2**60]), np.array([2**60 + 1])  # equal as floats
+    assert compare_arrays("y", *near).psnr == 0
+
+
+def test_top_k_says_nothing_where_it_could_not_fail() -> None:
+    """The wrong versions: rows of five, of which each has its best among five, and rows with no best entry."""
+    rows = np.random.default_rng(0).standard_normal((3, 5))
+    assert compare_arrays("y", rows, -rows).top_k is None
+    flat = np.ones((3, 9))
+    assert compare_arrays("y", flat, flat).top_k is None
+    assert compare_arrays("y", np.eye(3, 9), flat[:, :9]).top_k == 0
 
 
 @pytest.mark.parametrize(

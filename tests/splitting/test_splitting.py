@@ -27,6 +27,7 @@ from anesurgery.files.weights import WeightWriter
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.arithmetic import precision as arithmetic
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.splitting import checked
 
 WIDTH, LAYERS = 64, 6
 RNG = np.random.default_rng(3)
@@ -515,3 +516,78 @@ def test_a_kill_while_saving_leaves_the_old_chain_or_the_new_one(
         assert ane.compare(package, target, INPUTS, precision="fp16").psnr == np.inf
         ane.split(package, 2).save(target, overwrite=True)
         assert [p.name for p in tmp_path.iterdir()] == [name]  # what the dead one left is gone
+
+
+def moved_then_summed() -> Program:
+    """A transposed picture, convolved and summed, in fp16."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((32, 32, 3, 3)).astype(np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 24, 24, 32), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        first = mb.relu(x=mb.transpose(x=x, perm=[0, 3, 1, 2]), name="first")
+        second = mb.conv(x=first, weight=weight, pad_type="same", name="second")
+        third = mb.softmax(x=mb.mul(x=second, y=np.float16(1.1)), axis=1, name="third")
+        return mb.reduce_sum(x=third, axes=[2, 3], name="y")
+
+    return program
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_sums_do_not_depend_on_how_a_value_lies_in_memory(precision: str) -> None:
+    """The wrong version: a convolution of a transposed value sums in another order than one of its copy."""
+    whole = moved_then_summed()
+    chain = ane.split(whole, 2)
+    assert ane.compare(whole, chain, precision=precision, gate=np.inf).ok
+    found = ane.run(whole, {"x": X}, precision=precision, outputs=["first", "second"])
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 32, 24, 24), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def rest(first: Var) -> Var:
+        weight = next(op for op in walk_ops(whole) if op.op_type == "conv").weight.val
+        return mb.conv(x=first, weight=weight, pad_type="same", name="second")
+
+    again = ane.run(rest, {"first": np.ascontiguousarray(found["first"])}, precision=precision)
+    np.testing.assert_array_equal(again["second"], found["second"])
+
+
+X = np.random.default_rng(1).standard_normal((1, 24, 24, 32)).astype(np.float16)
+
+
+def test_nothing_is_rounded_at_a_border_in_fp32() -> None:
+    """The wrong version: what passes is rounded to fp16, and 25 of 262,144 labels of a real model differ."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float16)
+        return mb.linear(x=mb.tanh(x=mb.linear(x=x, weight=weight)), weight=weight.T.copy(), name="y")
+
+    assert ane.compare(program, ane.split(program, 2), gate=np.inf).ok
+
+
+def test_a_cut_says_what_a_run_beside_the_whole_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = moved_then_summed()
+    said = "equal to the whole bit for bit, as stored, on one sampled input"
+    chain = ane.split(program, 2)
+    assert chain.compared == said
+    assert said in str(chain)
+    assert ane.split(program, 2, compare=False).compared == ""
+    monkeypatch.setattr(checked, "MOST_FLOP", 1000)
+    assert re.match(r"not compared with the whole: \d+ billion operations", ane.split(program, 2).compared)
+    monkeypatch.setattr(checked, "MOST_BYTES", 10)
+    assert re.match(r"not compared with the whole: 18 KiB of weights", ane.split(program, 2).compared)
+
+
+def test_a_cut_that_differs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = moved_then_summed()
+    chain = ane.split(program, 2)
+    (conv,) = [op for c in chain.chunks for op in walk_ops(c.program) if op.op_type == "conv"]
+    conv.weight.val[0] += 1  # the weights are shared with the whole, which is made anew
+    said = checked.checked(moved_then_summed(), chain, None)
+    assert said.startswith("NOT equal to the whole, as stored, on one sampled input: worst PSNR")
+
+
+def test_a_real_model_with_labels_is_equal_in_chunks(corpus: Path) -> None:
+    path = corpus / "mlc_mosaic.mlpackage"
+    chain = ane.split(path, 2)
+    assert chain.compared == "equal to the whole bit for bit, as stored, on one sampled input"
+    assert ane.compare(path, chain, gate=np.inf).ok

@@ -26,6 +26,13 @@ from anesurgery.interpret.table import Meaning, to_int32
 from anesurgery.mil import Operation, Var, np_dtype, quiet_host, types
 
 PRECISIONS = ("fp32", "fp16", "ane")
+SUMMING = frozenset(
+    {"avg_pool", "conv", "conv_quantized", "conv_transpose", "cumsum", "einsum", "instance_norm"}
+)
+SUMMING |= {"l2_norm", "l2_pool", "layer_norm", "linear", "local_response_norm", "matmul"}
+SUMMING |= {"scaled_dot_product_attention", "softmax"}
+"""Ops that sum, reductions aside: torch sums in the order of the memory, which a transpose upstream changes.
+Bits would then depend on how a value came about, and differ where a model is cut."""
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 CACHED = 1 << 16
@@ -97,9 +104,21 @@ def meaning(op: Operation, known: Meaning, precision: str | Arithmetic) -> Calla
     if not isinstance(precision, str):
         return precision.meaning(op, known)
     if precision in ("fp32", "fp16"):
-        return known.function
+        summing = op.op_type in SUMMING or op.op_type.startswith("reduce_")
+        return _on_dense(known.function) if summing else known.function
     chip = neural_engine.chip_of(precision)
     return neural_engine.meaning(op.op_type, known.function, known.moves, chip)
+
+
+def _on_dense(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on operands whose memory has the order of their axes, so that equal numbers sum equally."""
+
+    def compute(**operands: Any) -> Any:
+        return function(
+            **{k: v.contiguous() if isinstance(v, torch.Tensor) else v for k, v in operands.items()}
+        )
+
+    return compute
 
 
 def finish(value: Any, dtype: torch.dtype | None, rounding: Rounding | None) -> Any:
@@ -160,10 +179,10 @@ def as_tensor(array: Any) -> torch.Tensor:
 
 
 def to_numpy(value: Any, var: Var, precision: str | Arithmetic) -> Any:
-    """An output for the user: fp16 outputs stay float16 in "fp16" arithmetic and are float32 in "fp32"."""
+    """An output for the user: fp16 ones stay float16 in "fp16" and are float32 in "fp32", fp64 in `Double`."""
     if not isinstance(value, torch.Tensor):
         return value
     array = value.detach().cpu().numpy()
-    if precision != "fp32" and np_dtype(var) == np.float16:
+    if isinstance(precision, str) and precision != "fp32" and np_dtype(var) == np.float16:
         return array.astype(np.float16)
     return array if array.dtype.kind == "f" else array.astype(np_dtype(var))

@@ -17,7 +17,7 @@ from anesurgery.errors import InterfaceError, InterpretError, IsPipeline
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic.double import Double
-from anesurgery.interpret.features import bind, images
+from anesurgery.interpret.features import allows, bind, default_shapes, images
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load, load_member
@@ -140,6 +140,7 @@ def compare(
         shapes = _fixed(first, second, function if call is None else None)
         if call is None and not contract:
             shapes = _apart(first, second, function, seed) or shapes
+        shapes = _described(first, function, seed) | shapes
         inputs, old = _sampled(first, function, shapes, seed, precision)
     else:
         inputs = bound(first, inputs, function)
@@ -228,6 +229,16 @@ def _fixed(a: Loaded, b: Loaded, function: str | None) -> dict[str, tuple[int, .
     return {n: shape for n, v in new.items() if n in dynamic and (shape := static_shape(v)) is not None}
 
 
+def _described(model: Loaded, function: str | None, seed: int) -> dict[str, tuple[int, ...]]:
+    """The default shapes of the inputs whose sampled shapes the description rules out, and of images."""
+    features = [f for f in model.described_inputs if f.name in function_of(model.program, function).inputs]
+    drawn = {n: v.shape for n, v in sample_inputs(model.program, function=function, seed=seed).items()}
+    pictures, default = images(features), default_shapes(features)
+    if allows(features, drawn) and not pictures:
+        return {}
+    return {name: shape for name, shape in default.items() if shape}
+
+
 def _apart(a: Loaded, b: Loaded, function: str | None, seed: int) -> dict[str, tuple[int, ...]]:
     """Shapes in which each dynamic dimension has a length of its own; none where a model does not take them."""
     variables = [v for v in function_of(a.program, function).inputs.values() if not types.is_state(v.sym_type)]
@@ -236,6 +247,8 @@ def _apart(a: Loaded, b: Loaded, function: str | None, seed: int) -> dict[str, t
         return {}
     with with_lengths(lengths[0]):
         shapes = {v.name: drawn_shape(v) for v in variables}
+    if not all(allows(model.described_inputs, shapes) for model in (a, b)):
+        return {}
     try:
         inputs = sample_inputs(a.program, function=function, seed=seed, shapes=shapes)
         for model in (a, b):

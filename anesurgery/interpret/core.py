@@ -323,14 +323,11 @@ class Executable:
         ops, outputs = self.function.operations, self.function.outputs
         self.plan = Plan(ops, outputs, precision, fuse=fuse, device=device)
         self.stored = {_place(t) for t in self.plan.stored()}
+        self.exact: Collection[str] = ()
+        """The inputs that are not rounded to their type, as they come from another part of one model."""
 
     def __call__(
-        self,
-        values: Mapping[str, Any],
-        *,
-        listener: Listener | None = None,
-        state: state.States | None = None,
-        exact: Collection[str] = (),
+        self, values: Mapping[str, Any], *, listener: Listener | None = None, state: state.States | None = None
     ) -> dict[str, Array]:
         """The outputs by name, as numpy arrays.
 
@@ -338,13 +335,12 @@ class Executable:
             values: numpy arrays or tensors by input name.
             listener: told about each op.
             state: states that live on between calls (`make_state`); fresh ones, all zero, when absent.
-            exact: inputs that are not rounded to their type, as they come from another part of one model.
 
         Raises:
             InterpretError: inputs that do not fit, or an op that fails.
         """
         device = self.plan.device
-        bound = inputs.bind(self.function, values, state, exact)
+        bound = inputs.bind(self.function, values, state, self.exact)
         env = {var: devices.move(value, device) for var, value in bound.items()}
         with torch.inference_mode(), devices.default(device):
             self.plan.run(env, listener)

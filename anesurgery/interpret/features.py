@@ -133,6 +133,20 @@ def default_shapes(features: Iterable[Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def allows(features: Iterable[Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """May the inputs have these shapes, as far as the description says?"""
+    for feature in (f for f in features if f.name in shapes):
+        size, kind = shapes[feature.name], feature.type
+        allowed = list[list[Range]]()
+        if kind.WhichOneof("Type") == "imageType":
+            size, allowed = (size[-1], size[-2]), _sizes(kind.imageType)
+        elif kind.WhichOneof("Type") == "multiArrayType":
+            allowed = _shapes(kind.multiArrayType)
+        if allowed and not any(_matches(size, one) for one in allowed):
+            return False
+    return True
+
+
 def images(features: Iterable[Any]) -> frozenset[str]:
     """Those that are images."""
     return frozenset(f.name for f in features if f.type.WhichOneof("Type") == "imageType")
@@ -190,18 +204,23 @@ def _image(name: str, kind: Any, value: Any) -> Any:
 
 
 def _check_size(name: str, image: Any, width: int, height: int) -> None:
-    flexible = image.WhichOneof("SizeFlexibility")
-    allowed: list[list[Range]] = [[(image.width, image.width), (image.height, image.height)]]
-    if flexible == "enumeratedSizes":
-        allowed = [[(s.width, s.width), (s.height, s.height)] for s in image.enumeratedSizes.sizes]
-    elif flexible == "imageSizeRange":
-        ranges = image.imageSizeRange
-        allowed = [[(r.lowerBound, r.upperBound) for r in (ranges.widthRange, ranges.heightRange)]]
+    allowed = _sizes(image)
     if not any(_matches((width, height), one) for one in allowed):
         raise InterpretError(
             f"input {name!r} is {width} wide and {height} high, "
             f"expected (width, height) {' or '.join(map(_shape_text, allowed))}"
         )
+
+
+def _sizes(image: Any) -> list[list[Range]]:
+    """The sizes that are allowed: width and height, each as a range."""
+    flexible = image.WhichOneof("SizeFlexibility")
+    if flexible == "enumeratedSizes":
+        return [[(s.width, s.width), (s.height, s.height)] for s in image.enumeratedSizes.sizes]
+    if flexible == "imageSizeRange":
+        ranges = image.imageSizeRange
+        return [[(r.lowerBound, r.upperBound) for r in (ranges.widthRange, ranges.heightRange)]]
+    return [[(image.width, image.width), (image.height, image.height)]]
 
 
 def _plain(name: str, kind: Any, value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,13 +52,17 @@ class Predictor:
         member: str | int | None = None,
     ) -> None:
         self._spec, parts = _read(model, member)
-        self.parts, self._precision = parts, precision
+        self.parts = parts
         self.executables = [
             Executable(
                 p.program, function=_function_name(p, function), precision=precision, fuse=fuse, device=device
             )
             for p in parts
         ]
+        passed: set[str] = set()
+        for executable in self.executables:
+            executable.exact = frozenset(passed if precision == "fp32" else ())  # at a border neither
+            passed |= {v.name for v in executable.function.outputs}
         self._rows = [_rows_read(e.function) for e in self.executables]
         self._descriptions = [_description(p, e.function) for p, e in zip(parts, self.executables, strict=True)]
         whole = self._spec is not None and self._spec.WhichOneof("Type") in PIPELINES
@@ -80,11 +84,10 @@ class Predictor:
         if self._whole is None:
             return self._run(0, values, state, listener)
         features.check_names([f.name for f in self._whole.input], values)
-        known, made = dict(values), dict[str, Any]()
+        known = dict(values)
         for i, description in enumerate(self._descriptions):
             given = {f.name: known[f.name] for f in description.input if f.name in known}
-            made |= self._run(i, given, state, listener, made.keys())
-            known |= made
+            known |= self._run(i, given, state, listener)
         return {f.name: known[f.name] for f in self._whole.output}
 
     @property
@@ -121,23 +124,15 @@ class Predictor:
         return {name: made[name] for name in shapes or made}
 
     def _run(
-        self,
-        part: int,
-        values: Mapping[str, Any],
-        state: Any,
-        listener: Listener | None,
-        passed: Collection[str] = (),
+        self, part: int, values: Mapping[str, Any], state: Any, listener: Listener | None
     ) -> dict[str, Any]:
-        """The outputs of one model; `passed` are the inputs that models before it gave."""
         description, executable = self._descriptions[part], self.executables[part]
         _check_ids(self._rows[part], values)
         if state is not None and len(self.executables) > 1:
             state = {name: box for name, box in state.items() if name in executable.function.inputs}
         if description is None:
             return executable(values, state=state, listener=listener)
-        exact = passed if self._precision == "fp32" else ()  # nothing is rounded in fp32, at a border neither
-        bound = features.bind(description.input, values)
-        made = executable(bound, state=state, listener=listener, exact=exact)
+        made = executable(features.bind(description.input, values), state=state, listener=listener)
         return features.present(description.output, made)
 
     def make_state(self) -> state.States:

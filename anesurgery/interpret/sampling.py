@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +27,10 @@ from anesurgery.ops import JOINING, MOVING, REARRANGING
 
 LOOKUPS = {"gather": ("indices", "x"), "gather_along_axis": ("indices", "x"), "gather_nd": ("indices", "x")}
 KEEPS_INDEX = MOVING | JOINING | {"cast", "add", "sub", "select", "maximum", "minimum", "clip"}
+KEEPS_INDEX |= {"floor", "ceil", "round", "tile", "identity"}
 """Ops through which an id is followed to the table that it indexes (guards included)."""
+FARTHEST = 1 << 20
+"""An index that is moved on by more is lost sight of: no table has so many rows."""
 WHOLE = REARRANGING | JOINING | {"cast", "tile"}
 """Ops that hand every number of a value on."""
 
@@ -41,9 +46,9 @@ def sample_inputs(
 ) -> dict[str, Array]:
     """Inputs for one function of a program.
 
-    Floats are standard normal, those of images whole numbers from 0 to 255. An integer input that indexes a
-    constant table is drawn from the table's range; any other integer is 1 for the first part of its last axis
-    and 0 after it, as a mask of padded text.
+    Floats are standard normal, those of images whole numbers from 0 to 255. An input that indexes a table is
+    drawn from the table's rows, as whole numbers where it holds floats; any other integer is 1 for the first
+    part of its last axis and 0 after it, as a mask of padded text.
     States are left out: a run begins with fresh ones.
 
     Args:
@@ -94,16 +99,21 @@ def sample_function(
 
 def _draw(var: Var, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     dtype = np_dtype(var)
-    if dtype.kind == "f":
-        return rng.standard_normal(shape).astype(dtype)
     if dtype.kind == "b":
         return rng.random(shape) < 0.5
     if (rows := index_range(var)) is not None:
-        return rng.integers(0, rows, shape).astype(dtype)
+        return rng.integers(0, _held(rows, dtype), shape).astype(dtype)
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
     mask = np.ones(shape, dtype)
     if shape:
         mask[..., shape[-1] - shape[-1] // 4 :] = 0
     return mask
+
+
+def _held(rows: int, dtype: np.dtype[Any]) -> int:
+    """The rows that a type tells apart: fp16 holds no odd number above 2048."""
+    return min(rows, 2 ** (np.finfo(dtype).nmant + 1)) if dtype.kind == "f" else rows
 
 
 def index_range(var: Var, without: Collection[Operation] = ()) -> int | None:
@@ -113,7 +123,7 @@ def index_range(var: Var, without: Collection[Operation] = ()) -> int | None:
         var: the value.
         without: ops that are not looked at.
     """
-    seen, stack, rows = {var}, [(var, 0)], []
+    seen, stack, rows = {(var, 0)}, [(var, 0)], list[int]()
     while stack:
         value, shift = stack.pop()
         for op in (op for op in consumers(value) if op not in without):
@@ -123,10 +133,14 @@ def index_range(var: Var, without: Collection[Operation] = ()) -> int | None:
                     axis = op.inputs.get("axis")
                     size = table.shape[int(axis.val) if axis is not None else 0]
                     rows += [] if is_symbolic(size) or size <= shift else [int(size) - shift]
+            elif op.op_type == "one_hot" and op.indices is value:
+                depth = constant(op.one_hot_vector_size)
+                rows += [] if depth is None else [int(depth)]
             elif op.op_type in KEEPS_INDEX:
-                fresh = [v for v in op.outputs if v not in seen]
+                ways = [(v, min(shift + _added(op), FARTHEST)) for v in op.outputs]
+                fresh = [way for way in ways if way not in seen]
                 seen.update(fresh)
-                stack += [(v, shift + _added(op)) for v in fresh]
+                stack += fresh
     return min(rows, default=None)
 
 
@@ -157,4 +171,5 @@ def _guards(op: Operation) -> bool:
 def _added(op: Operation) -> int:
     """The most that a constant adds to an index; a guard that adds all rows is not met by one in range."""
     given = [constant(v) for v in (op.x, op.y)] if op.op_type == "add" else []
-    return max((int(np.max(v)) for v in given if v is not None and np.size(v)), default=0)
+    most = [float(np.max(v)) for v in given if v is not None and np.size(v)]
+    return max((math.ceil(n) if math.isfinite(n) else FARTHEST for n in most), default=0)

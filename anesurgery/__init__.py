@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from anesurgery.files.compiled_package import decompile
     from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
-    from anesurgery.interpret.decoding import Sampler, generate
+    from anesurgery.interpret.decoding import generate
+    from anesurgery.interpret.sampler import Sampler
     from anesurgery.loading import load, to_text
     from anesurgery.network_editing.upgrade import upgrade
     from anesurgery.placement import Inspection, Target
@@ -61,7 +62,7 @@ _HOMES = {
     "Surgery": "surgery",
     "SurgeryError": "errors",
     "Predictor": "interpret",
-    "Sampler": "interpret.decoding",
+    "Sampler": "interpret.sampler",
     "Tolerance": "checking.grades",
     "any_of": "rewriting.pattern",
     "apply": "surgery",

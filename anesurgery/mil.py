@@ -361,7 +361,7 @@ def function_of(program: Program, name: str | None) -> Function:
     if name is None:
         return functions["main"] if "main" in functions else next(iter(functions.values()))
     if name not in functions:
-        raise UnknownName("function", name, functions)
+        raise UnknownName("function", str(name), functions)
     return functions[name]
 
 

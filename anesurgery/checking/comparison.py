@@ -13,7 +13,7 @@ from anesurgery.checking.lengths import drawn_shape, other_lengths, with_lengths
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.checking.model_proofs import ModelProof
 from anesurgery.display import Drawn
-from anesurgery.errors import InterfaceError, InterpretError, IsPipeline
+from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic.double import Double
@@ -132,6 +132,8 @@ def compare(
     if prove and call is not None:
         raise InterfaceError("one call became several, which no proof follows; compare the numbers")
     try:
+        if member is not None and all(isinstance(model, (Program, Loaded)) for model in (a, b)):
+            raise LoadError(f"neither model is a pipeline; leave member={member!r} out")
         first, second = _single(a, member), _single(b, member)
     except IsPipeline:
         whole = _compare_pipelines(a, b, inputs, precision, contract, gate, seed, last)

@@ -20,7 +20,9 @@ def generate(
     top_p: Annotated[
         float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")
     ] = 1.0,
-    stop: Annotated[int | None, typer.Option(help="The token after which to stop.")] = None,
+    stop: Annotated[
+        list[int] | None, typer.Option(help="The token after which to stop; more than once: any of them.")
+    ] = None,
     precision: Annotated[str, typer.Option(help="fp32, fp16 or ane.")] = "fp32",
     seed: Seed = 0,
     as_json: Json = False,
@@ -32,8 +34,8 @@ def generate(
     except ValueError:
         raise SurgeryError(f"--ids {ids!r}: write the tokens as 3,14,15") from None
     load_engine(quiet)
-    from anesurgery.interpret.decoding import Sampler
     from anesurgery.interpret.decoding import generate as write
+    from anesurgery.interpret.sampler import Sampler
 
     sampler = Sampler(temperature, top_k, top_p)
     made = write(

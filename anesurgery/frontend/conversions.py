@@ -31,6 +31,7 @@ from anesurgery.frontend.ignored_arguments import (
     with_threshold,
     with_word,
 )
+from anesurgery.frontend.length_choices import choosing
 from anesurgery.frontend.missing_axes import one_row, pooling
 from anesurgery.frontend.repeating import copying, repeating, with_grouped_heads
 from anesurgery.frontend.resampling import resampled
@@ -380,6 +381,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "new_zeros": lambda _: _filled(0.0, like=True),  # the host's own takes no dtype and no empty size
     "_upsample_bilinear2d_aa": lambda _: SMOOTH,  # the host's own does not smooth
     "_upsample_bilinear2d_aa.vec": lambda _: SMOOTH,
+    **dict.fromkeys(("where", "where.self"), choosing),
     "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
     **ELEMENTARY_WRAPPERS,
     **SCATTERING_WRAPPERS,

@@ -8,6 +8,7 @@ package, where passes leave them: `<package>.<name>.npy`.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampling import index_range
 from anesurgery.interpret.state import POSITION
-from anesurgery.mil import Array, Var, np_dtype, static_shape, types
+from anesurgery.mil import Array, Var, consumers, np_dtype, static_shape, types
 
 BACK = "_out"
 """The ending of outputs that are inputs of the next call."""
@@ -31,6 +32,9 @@ EMBEDDED = "_embeds"
 
 TOKENS, TOP_TOKENS, TOP_VALUES = "tokens", "top_tokens", "top_values"
 """Outputs in place of logits: the likeliest token of each row; or the likeliest few, with their logits."""
+
+VIEWS = ("cast", "expand_dims", "reshape")
+"""What may stand between an input that picks a token and the products that it picks in."""
 
 Tables = Mapping[str, Array]
 
@@ -99,6 +103,15 @@ class Call:
     """The rows that it reads in place of tokens."""
     rows: tuple[Rows, ...] = ()
     """Inputs with a row for each position."""
+    picker: str = ""
+    """The input that picks one position by a 1 there, as `select_last_token(position="input")` adds it."""
+    one_row: bool = False
+    """Does it give the logits of one token only, of several that it reads?"""
+
+    def reads(self, position: int) -> bool:
+        """Can it give the logits of the last token, where so many have been read with those of this call?"""
+        filled = position >= self.length if self.cached else position == self.length
+        return filled or not self.one_row or bool(self.picker)
 
     @property
     def looked_up(self) -> tuple[Rows, ...]:
@@ -173,6 +186,7 @@ def call_of(predictor: Predictor, output: str | None) -> Call:
     axis = min(1, len(shape) - 1)
     embedded = tokens.name.endswith(EMBEDDED) and len(shape) > 1
     picked, known = np_dtype(best).kind == "i", index_range(tokens) or 0
+    pickers = [n for n, v in free.items() if v is not tokens and _picks(v, shape[axis])]
     known = known or (0 if picked or embedded else int(best.shape[-1]))
     return Call(
         predictor,
@@ -188,7 +202,29 @@ def call_of(predictor: Predictor, output: str | None) -> Call:
         (known or sys.maxsize) if picked else 0,
         TOP_VALUES if best.name == TOP_TOKENS else "",
         Rows(tokens.name, shape, axis, np_dtype(tokens)) if embedded else None,
-        tuple(_rows(v, shape[axis]) for v in free.values() if v is not tokens),
+        tuple(_rows(v, shape[axis]) for n, v in free.items() if v is not tokens and n not in pickers),
+        pickers[0] if pickers else "",
+        shape[axis] > 1 and _count(best, best.name == TOP_TOKENS or not picked) == 1,
+    )
+
+
+def _count(var: Var, wide: bool) -> int:
+    """For how many tokens an output holds something, on its last axis or for each."""
+    return math.prod(int(d) for d in (var.shape[:-1] if wide else var.shape))
+
+
+def _picks(var: Var, length: int) -> bool:
+    """Does it only pick one of the tokens, as the left side of products?"""
+    shape = static_shape(var) or ()
+    if np_dtype(var).kind != "f" or not shape or shape[-1] != length or math.prod(shape) != length:
+        return False
+    readers = consumers(var)
+    return bool(readers) and all(
+        op.x is var
+        and (
+            (op.op_type == "matmul" and var.rank > 1) or (op.op_type in VIEWS and _picks(op.outputs[0], length))
+        )
+        for op in readers
     )
 
 
@@ -221,8 +257,13 @@ def tables_of(model: Any, call: Call, given: Tables) -> dict[str, Array]:
     """The tables of the inputs that need one, as the caller gives them or as they lie beside the package.
 
     Raises:
-        InterpretError: one is missing, or has rows of another size.
+        InterpretError: one is missing, has rows of another size, or is of no such input.
     """
+    if not isinstance(given, Mapping):
+        raise InterpretError(f"tables={given!r:.60}; give arrays by the names of inputs")
+    if unknown := sorted(map(str, given.keys() - {rows.name for rows in call.looked_up})):
+        known = ", ".join(rows.name for rows in call.looked_up) or "none"
+        raise InterpretError(f"tables: {unknown[0]!r} is no input that needs a table; those are: {known}")
     places = [Path(model)] if isinstance(model, (str, os.PathLike)) else []
     found = {}
     for rows in call.looked_up:

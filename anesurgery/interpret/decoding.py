@@ -8,10 +8,9 @@ inputs are looked up in tables (`decoder_calls`).
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,10 @@ from tqdm import tqdm
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic.precision import spare
-from anesurgery.interpret.decoder_calls import Call, Tables, calls_of, tables_of
+from anesurgery.interpret.decoder_calls import Call, Tables, call_of, calls_of, tables_of
 from anesurgery.interpret.predictor import Predictor
+from anesurgery.interpret.sampler import Sampler, is_whole
+from anesurgery.interpret.sampling import generator
 from anesurgery.interpret.state import POSITION, reached
 from anesurgery.mil import Array, np_dtype, static_shape
 
@@ -30,52 +31,6 @@ AT_THE_END = 16
 
 LOOKS_AHEAD = 1e-3
 """The change of logits, of the largest, from which on a model sees tokens that come later."""
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """Chooses a token from logits; by default the likeliest.
-
-    ::
-
-        >>> Sampler()(np.array([0.0, 2.0, 1.0]), np.random.default_rng(0))
-        1
-    """
-
-    temperature: float = 0.0
-    """0 takes the likeliest token; 1 samples from what the model says; more is bolder."""
-    top_k: int = 0
-    """Sample from so many of the likeliest tokens only; 0 means all."""
-    top_p: float = 1.0
-    """Sample from the likeliest tokens that together have this probability."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise InterpretError(f"temperature={self.temperature!r}; it must be a finite number from 0 on")
-        if not _is_whole(self.top_k) or self.top_k < 0:
-            raise InterpretError(f"top_k={self.top_k!r}; it must be an integer from 0 on")
-        if not 0 < self.top_p <= 1:
-            raise InterpretError(f"top_p={self.top_p!r}; it must be above 0, and 1 at most")
-
-    def __call__(self, logits: Array, rng: np.random.Generator) -> int:
-        """The number of a token.
-
-        Raises:
-            InterpretError: the logits are not numbers.
-        """
-        largest = np.max(logits)
-        if not np.isfinite(largest):
-            raise InterpretError(f"the largest logit is {largest}; look for the op with `anesurgery.ranges`")
-        if not self.temperature:
-            return int(np.argmax(logits))
-        with np.errstate(over="ignore"):
-            scaled = (np.asarray(logits, np.float64) - largest) / self.temperature
-        order = np.argsort(-scaled, kind="stable")[: self.top_k or None]
-        weights = np.exp(scaled[order])
-        weights /= weights.sum()
-        inside = np.cumsum(weights) - weights < self.top_p
-        weights = np.where(inside, weights, 0)
-        return int(order[rng.choice(len(order), p=weights / weights.sum())])
 
 
 @dataclass(frozen=True)
@@ -190,7 +145,7 @@ class Decoder:
         rows: list[Array] = []
         for at in range(0, count, self._calls[-1].length):
             part = given.take(range(at, min(at + self._calls[-1].length, count)), axis=call.axis)
-            rows += self._feed_part(part)
+            rows += self._feed_part(part, whole)
         found = rows if whole else rows[-1:]
         return np.stack(found)
 
@@ -216,24 +171,27 @@ class Decoder:
             raise InterpretError(f"{wrong.flat[0]} is no token of the model; tokens are from 0 {most}")
         return given
 
-    def _feed_part(self, part: Array) -> list[Array]:
-        """Tokens that fit into the longest function."""
+    def _feed_part(self, part: Array, whole: bool) -> list[Array]:
+        """Tokens that fit into the longest function; the logits of each (`whole`), or of the last at least."""
         axis, before = self._calls[0].axis, self.position
-        self._read = np.concatenate([self._read, part], axis=axis)
         count = part.shape[axis]
         call = next(c for c in self._calls if c.length >= count)
-        start = max(0, before + count - call.length) if call.cached else 0
-        logits = self._run(call, start)
-        if not self._causal and self.position < call.length and len(logits) == call.length:
-            self._check_causal(call, logits[: self.position])
-        if logits.shape[0] == call.length:
-            return list(logits[before - start : before - start + count])
-        if start + call.length != self.position:
+        singly = call.one_row and (whole or not call.reads(before + count))
+        if count > 1 and singly and self._calls[0].reads(before + 1):
+            return [self._feed_part(part.take([at], axis), whole)[0] for at in range(count)]
+        if not call.reads(before + count):
             raise InterpretError(
                 f"the model gives the logits of its last token only, and reads {call.length} at once; "
-                f"{self.position} tokens do not fill it"
+                f'{before + count} tokens do not fill it: use `select_last_token` with position="input", or '
+                "`add_cache` before it"
             )
-        return list(logits)
+        self._read = np.concatenate([self._read, part], axis=axis)
+        start = max(0, before + count - call.length) if call.cached else 0
+        logits = self._run(call, start)
+        some = self.position < call.length
+        if not self._causal and some and (call.picker or len(logits) == call.length):
+            self._check_causal(call, logits[: self.position])
+        return list(logits if call.one_row else logits[before - start : before - start + count])
 
     def _check_causal(self, call: Call, logits: Array) -> None:
         """See that tokens that come later change nothing, with others in their place than zeros.
@@ -264,6 +222,8 @@ class Decoder:
         for rows in call.rows:
             table = self._tables[rows.name]
             values[rows.name] = rows.taken(table, np.arange(start, min(start + call.length, len(table))))
+        if call.picker:
+            values[call.picker] = self._picked(call, stop - 1 - start)
         if call.cached:
             values[POSITION] = np.array([start], np.int32)
             for name in call.back:
@@ -273,13 +233,31 @@ class Decoder:
         return call.logits(made)
 
     @staticmethod
+    def _picked(call: Call, place: int) -> Array:
+        var = call.predictor.ports[0][call.picker]
+        made = np.zeros(static_shape(var) or (), np_dtype(var))
+        made[..., place] = 1
+        return made
+
+    @staticmethod
     def _empty(call: Call, name: str) -> Array:
         var = call.predictor.ports[0][name]
         return np.zeros(static_shape(var) or (), np_dtype(var))
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+def _stops(stop: Any, decoder: Decoder) -> frozenset[int]:
+    """The tokens after which to stop.
+
+    Raises:
+        InterpretError: one is no token of the model.
+    """
+    given = () if stop is None else (stop,) if is_whole(stop) else stop
+    if isinstance(given, (str, bytes)) or not isinstance(given, (Collection, np.ndarray)):
+        raise InterpretError(f"stop={stop!r:.60}; it must be a token, or several as [2, 7]")
+    tokens = list(given)
+    if wrong := [t for t in tokens if not is_whole(t)]:
+        raise InterpretError(f"stop={stop!r:.60}: {wrong[0]!r:.40} is no token; tokens are whole numbers")
+    return frozenset(decoder._whole(tokens).tolist())
 
 
 def generate(
@@ -288,10 +266,10 @@ def generate(
     steps: int,
     sampler: Sampler | Callable[[Array, np.random.Generator], int] | None = None,
     *,
-    stop: int | None = None,
+    stop: int | Collection[int] | None = None,
     seed: int = 0,
-    precision: str = "fp32",
-    device: str = "cpu",
+    precision: str | None = None,
+    device: str | None = None,
     tables: Tables | None = None,
     quiet: bool = False,
 ) -> Writing:
@@ -303,24 +281,25 @@ def generate(
         prompt_ids: the tokens to begin with.
         steps: how many tokens to write.
         sampler: chooses a token from logits; by default the likeliest.
-        stop: the token after which to stop.
-        seed: of the sampler.
-        precision: the arithmetic: "fp32", "fp16" or "ane".
-        device: "cpu", or "cuda" where torch has one.
+        stop: the token after which to stop, or several.
+        seed: of the sampler: a whole number from 0 up.
+        precision: the arithmetic: "fp32" (the default), "fp16" or "ane". A `Decoder` has its own.
+        device: "cpu" (the default), or "cuda" where torch has one. A `Decoder` has its own.
         tables: of inputs that hold embeddings, or a row for each position; those beside the package by default.
+            A `Decoder` has its own.
         quiet: no progress bar (it vanishes by itself when the output is no terminal).
 
     Raises:
-        InterpretError: the model is no decoder, or what is asked for does not fit into its context.
+        InterpretError: the model is no decoder, what is asked for does not fit into its context, or an option
+            cannot be what it is.
     """
-    if not _is_whole(steps) or steps < 1:
+    if not is_whole(steps) or steps < 1:
         raise InterpretError(f"steps={steps!r}; it must be a positive integer")
-    choose, rng = Sampler() if sampler is None else sampler, np.random.default_rng(seed)
+    choose, rng = Sampler() if sampler is None else sampler, generator(seed)
     if not callable(choose):
         raise InterpretError(f"sampler={sampler!r}; it must be a Sampler, or take logits and a generator")
-    decoder = model
-    if not isinstance(model, Decoder):
-        decoder = Decoder(model, precision=precision, device=device, tables=tables)
+    decoder = _decoder(model, precision, device, tables)
+    stops = _stops(stop, decoder)
     prompt = tuple(decoder._whole(prompt_ids).ravel().tolist())
     if decoder.position + len(prompt) + steps - 1 > decoder.context:
         raise InterpretError(
@@ -335,23 +314,43 @@ def generate(
         if written:
             logits = decoder.feed([written[-1]])[-1]
         written.append(int(decoder._whole(choose(logits, rng))))
-        if written[-1] == stop:
+        if written[-1] in stops:
             break
     return Writing(prompt, tuple(written), read - started, time.perf_counter() - read)
+
+
+def _decoder(model: Any, precision: str | None, device: str | None, tables: Tables | None) -> Decoder:
+    """The decoder that writes.
+
+    Raises:
+        InterpretError: a `Decoder` is given, and options that it has already.
+    """
+    options = {"precision": precision, "device": device, "tables": tables}
+    given = {name: value for name, value in options.items() if value is not None}
+    if not isinstance(model, Decoder):
+        return Decoder(model, **given)  # type: ignore[arg-type]
+    if given:
+        raise InterpretError(f"{', '.join(given)}: a Decoder has its own; give it where the Decoder is made")
+    return model
 
 
 def replay(model: Any, values: Mapping[str, Array], precision: str) -> dict[str, Array]:
     """What a cached model gives for all the tokens that its stateless form reads at once.
 
-    They are given in calls of `prefill`, the last ones by `decode`.
+    They are given in calls of `prefill`, the last ones by `decode`. Of a model that gives the logits of its
+    last token only, it is these.
     """
-    decoder = Decoder(model, precision=precision, tables=values)
+    whole = Predictor(model, precision=precision)
+    looked_up = {rows.name for rows in call_of(whole, None).looked_up}
+    tables = {name: v for name, v in values.items() if name in looked_up}
+    decoder = Decoder(whole, precision=precision, tables=tables)
     call = decoder._calls[0]
     tokens = np.asarray(values[call.tokens])
     if call.embedded is not None:
         tokens = np.arange(decoder.vocabulary)[None]
     count = min(decoder.context, tokens.shape[call.axis])
     cut = max(1, count - AT_THE_END)
-    rows = [decoder.feed(tokens.take(range(cut), axis=call.axis))]
+    one_row = decoder._calls[-1].one_row
+    rows = [decoder.feed(tokens.take(range(cut), axis=call.axis), whole=not one_row)]
     rows += [decoder.feed(tokens.take([at], axis=call.axis)) for at in range(cut, count)]
-    return call.given(np.concatenate(rows))
+    return call.given(rows[-1] if one_row else np.concatenate(rows))

@@ -21,7 +21,7 @@ def check(device: str) -> str:
     """
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         said = str(error).splitlines()[0]
         raise InterpretError(
             f"device={device!r} cannot be used ({said}); leave it out for the processor"

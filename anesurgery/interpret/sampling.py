@@ -70,7 +70,7 @@ def generator(seed: int) -> np.random.Generator:
     Raises:
         SurgeryError: it is not a whole number from 0 up.
     """
-    if not isinstance(seed, (int, np.integer)) or seed < 0:
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
         raise SurgeryError(f"seed={seed!r}; it must be a whole number from 0 up")
     return np.random.default_rng(int(seed))
 

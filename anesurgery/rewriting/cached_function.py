@@ -15,7 +15,7 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refusal, UnknownName
-from anesurgery.facts import caches, rings
+from anesurgery.facts import caches, chosen_lengths, rings
 from anesurgery.facts.caches import Kept, Tables
 from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened, tables
@@ -106,6 +106,9 @@ class CachedFunction:
         """Edit the function; the refusal says why not, and then it is not to be used."""
         with self.function:
             self.fix_inputs(self.how.fixed)
+            chosen = map(chosen_lengths.refusal, self.function.operations)
+            if (refusal := next((r for r in chosen if r is not None), None)) is not None:
+                return refusal
             inputs = {self.function.inputs[name]: axis for name, axis in self.how.tokens.items()}
             found = follow(self.function, inputs)
             if isinstance(found, Refusal):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,15 @@ import pytest
 from decoders import Decoder as Small
 from decoders import cached
 
-from anesurgery.errors import InterpretError
+import anesurgery as ane
+from anesurgery.errors import InterpretError, SurgeryError
 from anesurgery.interpret import Predictor
-from anesurgery.interpret.decoding import Decoder, Sampler, generate
+from anesurgery.interpret.decoding import Decoder, generate
+from anesurgery.interpret.sampler import Sampler
 from anesurgery.mil import Program
+from anesurgery.passes.add_cache import AddCache
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
+from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.testing import apply_pass
 
 MODELS = {"cached": cached(layers=1), "stateless": Small(half=True, layers=1).program()}
@@ -47,9 +52,57 @@ def test_steps_that_are_none(steps: Any) -> None:
         generate(MODELS["cached"], [1], steps)
 
 
+STOPS: list[tuple[Any, str]] = [
+    (99, "99 is no token of the model; tokens are from 0 to 30"),
+    (-1, "-1 is no token of the model"),
+    ([3, 31], "31 is no token of the model"),
+    ("7", "stop='7'; it must be a token, or several as"),
+    (["7"], "'7' is no token; tokens are whole numbers"),
+    (1.5, "stop=1.5; it must be a token"),
+    ([2, 1.5], "1.5 is no token"),
+    (True, "stop=True; it must be a token"),
+    (object(), "it must be a token, or several"),
+]
+
+
+@pytest.mark.parametrize(("stop", "words"), STOPS)
+def test_stops_that_are_no_tokens(stop: Any, words: str) -> None:
+    with pytest.raises(InterpretError, match=words):
+        generate(MODELS["cached"], [1], 2, stop=stop)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_text_ends_with_any_of_the_tokens_to_stop_after(name: str) -> None:
+    model = MODELS[name]
+    free = generate(model, [1, 2, 3], 10).written
+    assert len(free) == 10
+    first = {token: free.index(token) for token in free}
+    last = max(first, key=lambda token: first[token])
+    any_of: tuple[Any, ...] = (last, [last], (last, 30), {last}, np.array([last]), np.int64(last))
+    for stop in any_of:
+        assert generate(model, [1, 2, 3], 10, stop=stop).written == free[: first[last] + 1]
+    assert generate(model, [1, 2, 3], 10, stop=[last, free[1]]).written == free[: first[free[1]] + 1]
+    unused = next(token for token in range(31) if token not in free)
+    none_of: tuple[Any, ...] = (None, [], unused, [unused])
+    for stop in none_of:
+        assert generate(model, [1, 2, 3], 10, stop=stop).written == free
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "x", None, True])
+def test_seeds_that_are_none(seed: Any) -> None:
+    with pytest.raises(SurgeryError, match=r"seed=.*; it must be a whole number from 0 up"):
+        generate(MODELS["cached"], [1], 2, seed=seed)
+
+
 SAMPLERS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1.0}, "temperature=-1.0"),
     ({"temperature": float("nan")}, "temperature=nan"),
+    ({"temperature": "hot"}, "temperature='hot'; it must be a finite number"),
+    ({"temperature": True}, "temperature=True"),
+    ({"temperature": None}, "temperature=None"),
+    ({"top_p": "all"}, "top_p='all'; it must be above 0"),
+    ({"top_p": True}, "top_p=True"),
+    ({"top_k": True}, "top_k=True"),
     ({"top_k": -3}, "top_k=-3"),
     ({"top_k": 1.5}, "top_k=1.5"),
     ({"top_p": 0.0}, "top_p=0.0"),
@@ -111,3 +164,128 @@ def test_positions_beyond_the_context(function: str, position: int) -> None:
     words = f"position is {position}.* it is from 0 to {24 - count}, as the context holds 24"
     with pytest.raises(InterpretError, match=words):
         predict({"ids": ids, "position": [position]}, state=state)
+
+
+# -- the logits of the last token only ---------------------------------------------------------------------
+
+PREFILL = 6
+
+
+def last_only(window: bool, **options: Any) -> Program:
+    """A decoder with a cache whose calls give one row each."""
+    program = Small(layers=1, mask="window" if window else "added").program()
+    for step in (AddCache(prefill=PREFILL, cache="io"), SelectLastToken(**options)):
+        program, session = apply_pass(step, program)
+        assert session.changes, session.refusals
+    return program
+
+
+LAST_ONLY = {
+    "last": {},
+    "input": {"position": "input"},
+    "input of another name": {"position": "input", "input_name": "p"},
+}
+
+
+@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize("how", LAST_ONLY)
+def test_prompts_of_every_length_are_read_as_the_whole_model_reads_them(how: str, window: bool) -> None:
+    whole = Small(layers=1, mask="window" if window else "added").program()
+    decoder, reads = Decoder(last_only(window, **LAST_ONLY[how])), Decoder(whole)
+    ids = np.random.default_rng(1).integers(0, 31, 3 * PREFILL).tolist()
+    expected = reads.feed(ids)
+    for count in range(1, PREFILL + 4):
+        decoder.reset()
+        for whole_rows in (False, True):  # then a second part, after what was read
+            rows = decoder.feed(ids[:count], whole=whole_rows)
+            np.testing.assert_allclose(rows[-1], expected[count - 1], rtol=1e-4, atol=1e-5)
+            if whole_rows:
+                assert rows.shape == (count, 31)
+                np.testing.assert_allclose(rows, expected[:count], rtol=1e-4, atol=1e-5)
+            decoder.reset()
+    for cut in (1, 4, PREFILL, 8, 2 * PREFILL, 17):
+        decoder.reset()
+        decoder.feed(ids[:cut], whole=False)
+        np.testing.assert_allclose(decoder.feed(ids[cut:], whole=False)[-1], expected[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_short_prompt_costs_one_call_where_an_input_picks_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    host = Decoder._run
+
+    def counted(self: Decoder, call: Any, *given: Any, **named: Any) -> Any:
+        calls.append(call.length)
+        return host(self, call, *given, **named)
+
+    monkeypatch.setattr(Decoder, "_run", counted)
+    for how, lengths in (("input", [PREFILL]), ("last", [1, 1, 1, 1])):
+        calls.clear()
+        Decoder(last_only(False, **LAST_ONLY[how])).feed([1, 2, 3, 4], whole=False)
+        assert calls == lengths
+
+
+@pytest.mark.parametrize("how", LAST_ONLY)
+def test_the_whole_model_is_compared_with_one_that_gives_its_last_token(how: str) -> None:
+    steps = [AddCache(prefill=PREFILL, cache="io"), SelectLastToken(**LAST_ONLY[how])]
+    found = ane.apply(Small().program(), steps, prove="model", quiet=True)
+    assert found.proof is not None
+    assert found.proof.ok, found.proof
+
+
+def test_a_stateless_model_of_one_row_says_what_to_do() -> None:
+    model, _ = apply_pass(SelectLastToken(), Small().program())
+    with pytest.raises(InterpretError, match="3 tokens do not fill it: use `select_last_token` with position="):
+        generate(model, [1, 2, 3], 2)
+    picked, _ = apply_pass(SelectLastToken(position="input"), Small().program())
+    assert generate(picked, [1, 2, 3], 4).written == generate(Small().program(), [1, 2, 3], 4).written
+
+
+# -- every option does something, or is refused ------------------------------------------------------------
+
+
+def test_a_decoder_has_its_own_options() -> None:
+    decoder = Decoder(MODELS["cached"])
+    options: tuple[dict[str, Any], ...] = ({"precision": "fp16"}, {"device": "cpu"}, {"tables": {}})
+    for option in options:
+        with pytest.raises(InterpretError, match=f"{next(iter(option))}: a Decoder has its own"):
+            generate(decoder, [1], 1, **option)
+
+
+def test_tables_of_no_input_are_refused() -> None:
+    with pytest.raises(InterpretError, match="tables: 'cos' is no input that needs a table; those are: none"):
+        generate(MODELS["cached"], [1], 1, tables={"cos": np.ones((24, 4))})
+    with pytest.raises(InterpretError, match="tables=3; give arrays by the names of inputs"):
+        generate(MODELS["cached"], [1], 1, tables=3)  # type: ignore[arg-type]
+
+
+class Nothing:
+    """A value that no option can be."""
+
+
+PREDICTED = {"ids": np.zeros((1, 24), np.int32)}
+CALLS: dict[Any, Any] = {
+    generate: lambda **options: generate(MODELS["cached"], [1, 2], 2, **options),
+    Decoder: lambda **options: Decoder(MODELS["cached"], **options),
+    Sampler: Sampler,
+    Predictor: lambda **options: Predictor(MODELS["stateless"], **options)(PREDICTED),
+    AddCache: lambda **options: apply_pass(AddCache(**options, required=True), Small(layers=1).program()),
+}
+SWITCHES = {"quiet", "fuse", "required"}
+"""Options that are true or false, as anything is in Python."""
+
+
+def options_of(call: Any) -> list[str]:
+    """Its arguments that have a default."""
+    return [
+        n
+        for n, p in inspect.signature(call).parameters.items()
+        if p.default is not p.empty and n not in SWITCHES
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "option"), [(c, n) for c in CALLS for n in options_of(c)], ids=lambda v: getattr(v, "__name__", v)
+)
+def test_no_option_is_taken_and_ignored(call: Any, option: str) -> None:
+    with pytest.raises(SurgeryError):
+        CALLS[call](**{option: Nothing()})

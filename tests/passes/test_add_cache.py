@@ -16,7 +16,8 @@ from anesurgery.checking.metrics import compare_arrays
 from anesurgery.errors import InterpretError, PassError, SurgeryError
 from anesurgery.facts import rings
 from anesurgery.interpret import Predictor
-from anesurgery.interpret.decoding import Decoder, Sampler, generate
+from anesurgery.interpret.decoding import Decoder, generate
+from anesurgery.interpret.sampler import Sampler
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.add_cache import AddCache
 from anesurgery.testing import apply_pass, assert_refuses, reasons

@@ -10,7 +10,8 @@ from decoders import Decoder, cached
 
 import anesurgery as ane
 from anesurgery.errors import PassError, UnknownName
-from anesurgery.interpret.decoding import Sampler, generate
+from anesurgery.interpret.decoding import generate
+from anesurgery.interpret.sampler import Sampler
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.add_cache import AddCache
 from anesurgery.passes.pick_tokens import PickTokens

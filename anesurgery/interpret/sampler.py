@@ -1,0 +1,68 @@
+"""Choose a token from logits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anesurgery.errors import InterpretError
+from anesurgery.mil import Array
+
+
+def is_whole(value: Any) -> bool:
+    """Is it a whole number, and not a boolean?"""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Is it a number, and not a boolean?"""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Chooses a token from logits; by default the likeliest.
+
+    ::
+
+        >>> Sampler()(np.array([0.0, 2.0, 1.0]), np.random.default_rng(0))
+        1
+    """
+
+    temperature: float = 0.0
+    """0 takes the likeliest token; 1 samples from what the model says; more is bolder."""
+    top_k: int = 0
+    """Sample from so many of the likeliest tokens only; 0 means all."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that together have this probability."""
+
+    def __post_init__(self) -> None:
+        if not is_number(self.temperature) or not 0 <= self.temperature < math.inf:
+            raise InterpretError(f"temperature={self.temperature!r}; it must be a finite number from 0 on")
+        if not is_whole(self.top_k) or self.top_k < 0:
+            raise InterpretError(f"top_k={self.top_k!r}; it must be an integer from 0 on")
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise InterpretError(f"top_p={self.top_p!r}; it must be above 0, and 1 at most")
+
+    def __call__(self, logits: Array, rng: np.random.Generator) -> int:
+        """The number of a token.
+
+        Raises:
+            InterpretError: the logits are not numbers.
+        """
+        largest = np.max(logits)
+        if not np.isfinite(largest):
+            raise InterpretError(f"the largest logit is {largest}; look for the op with `anesurgery.ranges`")
+        if not self.temperature:
+            return int(np.argmax(logits))
+        with np.errstate(over="ignore"):
+            scaled = (np.asarray(logits, np.float64) - largest) / self.temperature
+        order = np.argsort(-scaled, kind="stable")[: self.top_k or None]
+        weights = np.exp(scaled[order])
+        weights /= weights.sum()
+        inside = np.cumsum(weights) - weights < self.top_p
+        weights = np.where(inside, weights, 0)
+        return int(order[rng.choice(len(order), p=weights / weights.sum())])

@@ -180,8 +180,9 @@ def _save(found: Any, path: Path | None) -> None:
 
 def _json(path: Path) -> Any:
     from anesurgery.errors import SurgeryError
+    from anesurgery.files.source import read_text
 
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise SurgeryError(f"{path} cannot be read as JSON: {error}") from error

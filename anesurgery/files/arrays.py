@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +23,7 @@ def read(path: Path) -> dict[str, Array]:
     Raises:
         SurgeryError: there is no such file, or it is not an .npz file of plain arrays.
     """
+    _check_file(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
@@ -29,6 +32,46 @@ def read(path: Path) -> dict[str, Array]:
         if os.path.isfile(path) and path.stat().st_size and not zipfile.is_zipfile(path):  # no path raises here
             words = "it is no archive of arrays, which np.savez writes"
         raise SurgeryError(f"{path} cannot be read as an .npz file: {words or 'it is empty'}") from error
+
+
+LONGEST = 255
+"""Bytes of the name of a file, on every system in use."""
+
+
+def beside(package: Path, name: str) -> Path:
+    """The file beside a package that holds an array of the model; a name that no file has is spelled out."""
+    plain = re.sub(r"[^\w.@-]", lambda found: f"%{ord(found[0]):02X}", name)
+    full = f"{package.stem}.{plain}.npy"
+    if len(os.fsencode(full)) > LONGEST:
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        full = f"{package.stem}.{digest}.npy"
+    return package.with_name(full)
+
+
+def read_one(path: Path) -> Array:
+    """The array of an .npy file, mapped: it may be a large table.
+
+    Raises:
+        SurgeryError: there is no such file, or it is not an .npy file of one plain array.
+    """
+    _check_file(path)
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy has several for a damaged file
+        raise SurgeryError(f"{path} cannot be read as an .npy file: {error or 'it is empty'}") from error
+    if not isinstance(array, np.ndarray):
+        raise SurgeryError(f"{path} cannot be read as an .npy file: it is an archive of several arrays")
+    return array
+
+
+def _check_file(path: Path) -> None:
+    """See that a path does not lead to a pipe or a device, which would be waited for.
+
+    Raises:
+        SurgeryError: it does.
+    """
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise SurgeryError(f"{path} is a pipe or a device and no file; give a file")
 
 
 def write(path: Path, arrays: Mapping[str, Array], overwrite: bool = False, source: Path | None = None) -> None:

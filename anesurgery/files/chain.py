@@ -29,6 +29,7 @@ from anesurgery.files.package import (
 )
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
+from anesurgery.files.source import read_text
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, check_target, write_atomically
 
@@ -241,7 +242,7 @@ def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
     """
     file = folder / MANIFEST
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_text(file))
         names, inputs, outputs = (tuple(_strings(content[key])) for key in ("models", "inputs", "outputs"))
         functions = {name: _ends(ends) for name, ends in content.get("functions", {}).items()}
         known = content["format"] == FORMAT and bool(names)

@@ -24,7 +24,7 @@ from anesurgery.errors import LoadError
 from anesurgery.files.compiled_interface import Described, describe_compiled, read_container
 from anesurgery.files.mil_text import read_mil
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile
+from anesurgery.files.source import SourceFile, read_text
 from anesurgery.mil import ct
 
 PROGRAM_TEXT = "model.mil"
@@ -135,16 +135,16 @@ def known_ops() -> set[str]:
 def _container(folder: Path) -> Described | str:
     """The description in `coremldata.bin`, or why there is none."""
     try:
-        return read_container((folder / DATA).read_bytes())
-    except OSError as error:
-        return str(error.strerror)
+        return read_container(SourceFile(folder / DATA).read())
+    except LoadError as error:
+        return str(error)
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
     """The first entry of `metadata.json`; empty where it cannot be read."""
     try:
-        entries = json.loads((folder / METADATA).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        entries = json.loads(read_text(folder / METADATA))
+    except (LoadError, ValueError, RecursionError):
         return {}
     entry = entries[0] if isinstance(entries, list) and entries else entries
     return entry if isinstance(entry, dict) else {}

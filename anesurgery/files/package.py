@@ -35,7 +35,7 @@ from anesurgery.files.espresso_network import read_espresso
 from anesurgery.files.interruption import allowed, held_back
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile
+from anesurgery.files.source import SourceFile, read_text
 from anesurgery.files.weights import WeightFile, WeightWriter
 from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
 from anesurgery.forking import ForkLock
@@ -155,7 +155,7 @@ def _manifest_places(package: Path) -> tuple[Path, Path | None]:
     """The specification file and the folder of weights that a manifest names."""
     file = package / "Manifest.json"
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(file))
         items = manifest["itemInfoEntries"]
         spec = items[manifest["rootModelIdentifier"]]["path"]
         folders = [item["path"] for item in items.values() if item.get("name") == "weights"]

@@ -61,6 +61,7 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the pr
             function = spec.functions[name]
             try:
                 opset = _TARGETS.get(function.opset, version)
+                _check_names(function)
                 context = reader.TranscriptionContext("")
                 made = reader._load_function(context, _bare(function), opset)
                 tidy(made, function)
@@ -111,6 +112,23 @@ def _stored_in(block: Any) -> Iterator[Any]:
                 yield value.blobFileValue
         for nested in op.blocks:
             yield from _stored_in(nested)
+
+
+def _check_names(function: Any) -> None:
+    """See that no two values of a block have one name: the later one would be read for the former.
+
+    Raises:
+        OpError: two have.
+    """
+    pending = [(block, list(function.inputs)) for block in function.block_specializations.values()]
+    while pending:
+        block, inputs = pending.pop()
+        taken: set[str] = set()
+        for value in (*inputs, *(output for op in block.operations for output in op.outputs)):
+            if value.name in taken:
+                raise OpError(f"two values have the name {value.name!r}; convert the model again")
+            taken.add(value.name)
+        pending += [(inner, list(inner.inputs)) for op in block.operations for inner in op.blocks]
 
 
 def _bare(function: Any) -> Any:

@@ -7,24 +7,32 @@ shapes of unknown rank, and lists whose elements have dimensions with a name.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from anesurgery.errors import LoadError
 from anesurgery.forking import patched
-from anesurgery.mil import quiet_host, types
+from anesurgery.mil import is_symbolic, quiet_host, types
 
 with quiet_host():
     from coremltools.converters.mil.frontend.milproto import helper
     from coremltools.converters.mil.frontend.milproto import load as reader
     from coremltools.converters.mil.mil import program as symbols
     from coremltools.converters.mil.mil.input_type import InputSpec
+    from coremltools.converters.mil.mil.operation import Operation as HostOperation
     from coremltools.converters.mil.mil.ops.defs.iOS15 import control_flow
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
 """(offset, MIL element type, shape) -> array."""
+
+
+LARGEST_VALUE = 1 << 30
+"""Bytes of a value that is computed while a program is read; a larger one stays an op."""
 
 
 class OpError(LoadError):
@@ -35,7 +43,7 @@ class OpError(LoadError):
 def reading(fetch: FetchWeight) -> Iterator[None]:
     """Let coremltools' reader take weights from `fetch`, and read what it writes."""
     _skip_used_symbols()
-    validate, dimension = InputSpec.validate_inputs, helper.get_proto_dim
+    validate, dimension, infer = InputSpec.validate_inputs, helper.get_proto_dim, HostOperation._auto_val
 
     def check(self: Any, *given: Any) -> None:
         try:
@@ -48,7 +56,12 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
         variadic = spec.WhichOneof("dimension") == "unknown" and spec.unknown.variadic
         return symbols.get_new_variadic_symbol() if variadic else dimension(spec)
 
+    def values(self: Any, kinds: Any) -> Any:
+        large = self.op_type != "const" and any(map(_too_large, kinds))
+        return tuple(None for _ in kinds) if large else infer(self, kinds)
+
     with (
+        patched(HostOperation, "_auto_val", values),
         patched(reader, "_load_value", _values(fetch)),
         patched(reader, "_load_operation", _operations()),
         patched(InputSpec, "validate_inputs", check),
@@ -56,6 +69,14 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
         patched(control_flow, "get_existing_symbol", _names()),
     ):
         yield
+
+
+def _too_large(kind: Any) -> bool:
+    """Would a value of a type take more memory than is spent on what nobody may ask for?"""
+    if not types.is_tensor(kind) or any(is_symbolic(size) for size in kind.get_shape()):
+        return False
+    element = np.dtype(types.nptype_from_builtin(kind.get_primitive()))
+    return math.prod(int(size) for size in kind.get_shape()) * element.itemsize > LARGEST_VALUE
 
 
 def _values(fetch: FetchWeight) -> Callable[[Any, Any], Any]:

@@ -7,6 +7,7 @@ The file: a header of 64 bytes (number of blobs, version 2), then for each blob 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import struct
 import weakref
@@ -64,7 +65,7 @@ class Blob:
     size: int
     data: int
     """Offset of the data in the file."""
-    padding: int
+    padding: int | None
     place: int = 0
     """Offset of its metadata."""
 
@@ -119,6 +120,8 @@ class WeightFile:
             )
         if data + size > self._map.size:
             raise LoadError(self._short(data + size))
+        if data < ALIGNMENT or (data < offset + ALIGNMENT and data + size > offset):
+            raise LoadError(f"{self.path}: the weight at {offset} lies over what describes it; copy it again")
         blob = Blob(code, size, data, padding, offset)
         self._blobs[self._address + data] = blob
         return blob
@@ -142,15 +145,17 @@ class WeightFile:
     def array(self, offset: int, dtype: Any, shape: tuple[int, ...]) -> Array:
         """A view of a weight."""
         blob, dtype = self.blob(offset), np.dtype(dtype)
-        self._fits(blob, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, shape, dtype)
+        code = STORED.get(dtype.name, blob.code)
+        self._fits(blob, math.prod(shape) * dtype.itemsize, shape, dtype, code, None)
         raw = self._map[blob.data : blob.data + blob.size]
         return np.asarray(raw).view(dtype).reshape(shape)
 
     def unpacked(self, offset: int, element: Any, shape: tuple[int, ...]) -> Array:
         """A weight of less than a byte for each element, in an array of its own."""
         blob, bits = self.blob(offset), int(element.get_bitwidth())
-        count = int(np.prod(shape, dtype=np.int64))
-        self._fits(blob, -(-count * bits // 8), shape, types.builtin_to_string(element))
+        count, name = math.prod(shape), str(types.builtin_to_string(element))
+        size = -(-count * bits // 8)
+        self._fits(blob, size, shape, name, PACKED.get(name, blob.code), 8 * size - count * bits)
         raw = np.asarray(self._map[blob.data : blob.data + blob.size])
         made = sub_byte.unpack(raw, bits, not element.is_unsigned(), shape)
         made = made.view(types.nptype_from_builtin(element))  # which tells coremltools the type
@@ -158,10 +163,23 @@ class WeightFile:
         self._unpacked[made.ctypes.data] = (blob, weakref.ref(made))
         return made
 
-    def _fits(self, blob: Blob, wanted: int, shape: tuple[int, ...], dtype: Any) -> None:
+    def _fits(
+        self, blob: Blob, wanted: int, shape: tuple[int, ...], dtype: Any, code: int, padding: int | None
+    ) -> None:
+        """See that a blob is what the program says that it is.
+
+        Raises:
+            LoadError: it has another size, type or padding.
+        """
         if blob.size != wanted:
             raise LoadError(
                 f"{self.path}: the weight at {blob.place} has {blob.size} bytes, expected {shape} {dtype}"
+            )
+        padding = blob.padding if padding is None else padding  # of whole bytes old writers set no field
+        if (blob.code, blob.padding) != (code, padding):
+            raise LoadError(
+                f"{self.path}: the weight at {blob.place} is of the type {blob.code} with {blob.padding} bits "
+                f"of padding, expected {code} with {padding} for {shape} {dtype}; it is that of another model"
             )
 
     def holds(self, array: Array) -> Blob | None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import InterpretError
+from anesurgery.files import arrays
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampling import index_range
 from anesurgery.interpret.state import POSITION
@@ -267,12 +268,12 @@ def tables_of(model: Any, call: Call, given: Tables) -> dict[str, Array]:
     places = [Path(model)] if isinstance(model, (str, os.PathLike)) else []
     found = {}
     for rows in call.looked_up:
-        beside = [place.with_name(f"{place.stem}.{rows.name}.npy") for place in places]
+        beside = [arrays.beside(place, rows.name) for place in places]
         stored = next((path for path in beside if path.is_file()), None)
         if rows.name in given:
             found[rows.name] = rows.table(given[rows.name])
         elif stored is not None:
-            found[rows.name] = rows.table(np.load(stored, mmap_mode="r"))
+            found[rows.name] = rows.table(arrays.read_one(stored))
         else:
             where = f"; there is no {beside[0].name}" if beside else ""
             raise InterpretError(

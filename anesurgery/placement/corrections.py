@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
+from anesurgery.files.source import read_text
 
 FORMAT = "anesurgery.rates/1"
 UNITS = ("ane", "cpu")
@@ -61,12 +62,12 @@ def read_corrections(path: str | os.PathLike[str]) -> Corrections:
         LoadError: the file cannot be read, or is no such table.
     """
     try:
-        plain = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        plain = json.loads(read_text(Path(path).expanduser()))
         if plain["format"] != FORMAT:
             raise ValueError(f"its format is {plain['format']!r}, expected {FORMAT!r}")
         rates = {op: {u: _correction(units[u]) for u in units} for op, units in plain["rates"].items()}
         return Corrections(tuple(map(str, plain["hosts"])), rates)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(f"{path} is no table of rates: {error}; write one with `anesurgery learn`") from error
 
 

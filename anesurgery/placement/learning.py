@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from anesurgery.errors import LoadError
+from anesurgery.files.source import read_text
 from anesurgery.placement.corrections import Correction, Corrections
 from anesurgery.placement.cost import MEMORY_CLASS
 
@@ -64,14 +65,14 @@ def read_plan(path: str | os.PathLike[str]) -> dict[str, Any]:
         LoadError: the file cannot be read, or holds something else.
     """
     try:
-        plain = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        plain = json.loads(read_text(Path(path).expanduser()))
         if plain["format"] != FORMAT:
             raise ValueError(f"its format is {plain['format']!r}, expected {FORMAT!r}")
         plain["host"].strip()
         for op in plain["ops"]:
             _ = op["name"], op["op"], op["unit"], op["expected"]
         return dict(plain)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(f"{path} is no recorded plan: {error!r}; `anesurgery measure` makes one") from error
 
 

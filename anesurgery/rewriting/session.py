@@ -64,7 +64,7 @@ class Report(Drawn):
     def artifact_places(self, package: str | os.PathLike[str]) -> dict[Path, Array]:
         """The arrays that left the model, by where they go: `<package>.<name>.npy`."""
         place = Path(package).expanduser().absolute()
-        return {place.with_name(f"{place.stem}.{name}.npy"): array for name, array in self.artifacts.items()}
+        return {arrays.beside(place, name): array for name, array in self.artifacts.items()}
 
     def save_artifacts(self, package: str | os.PathLike[str], *, overwrite: bool = False) -> list[Path]:
         """Write the arrays that left the model beside its package.

@@ -183,8 +183,8 @@ def test_a_package_that_is_replaced_while_it_is_read_is_refused(
     """Its specification would be that of one model, its weights those of another."""
     read = SourceFile.read
 
-    def then_replace(self: SourceFile) -> bytes:
-        content = read(self)
+    def then_replace(self: SourceFile, *given: int) -> bytes:
+        content = read(self, *given)
         replaced(package)
         return content
 
@@ -198,6 +198,9 @@ def test_a_change_of_rights_or_links_elsewhere_is_no_change(package: Path, tmp_p
     loaded = load(package)
     os.link(package / WEIGHTS, tmp_path / "backup.bin")
     save(loaded, tmp_path / "saved.mlpackage")
+    (tmp_path / "backup.bin").unlink()
+    (package / WEIGHTS).chmod(0o444)
+    save(loaded, tmp_path / "again.mlpackage")
 
 
 def test_files_are_closed_with_the_model(package: Path) -> None:

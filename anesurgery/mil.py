@@ -115,6 +115,8 @@ if TYPE_CHECKING:
     class Function(Block):
         """A top-level block with named inputs and an opset."""
 
+        def __init__(self, inputs: dict[str, Any], opset_version: Any = None) -> None: ...
+
         opset_version: Any
         input_types: Any
         output_types: Any

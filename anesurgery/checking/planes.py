@@ -43,8 +43,11 @@ def _plane_by_plane(op: Operation, planes: set[tuple[int, ...] | None]) -> bool:
         whole = all(ints(op, name)[:2] == [1, 1] for name in ("begin_mask", "end_mask"))
         steps = ints(op, "stride")[:2] in ([], [1, 1])
         return _are([op.x], planes) and whole and steps and not any(ints(op, "squeeze_mask"))
+    rank = op.outputs[0].rank  # operands of fewer axes have other axes in the place of the first two
     return op.op_type in POINTWISE and all(
-        _are([v], planes) or _same_for_all(v, op.outputs[0].rank) for n, v in operands(op) if n in ELEMENTS
+        (v.rank == rank and _are([v], planes)) or _same_for_all(v, rank)
+        for n, v in operands(op)
+        if n in ELEMENTS
     )
 
 

@@ -59,7 +59,7 @@ def scaled(op: Operation, of: Exponents) -> Scaled | None:
         of: the exponent of a value; 0 of constants.
     """
     rule = RULES.get(op.op_type)
-    return None if rule is None else rule(op, of)
+    return None if rule is None or not all(map(is_float, op.outputs)) else rule(op, of)
 
 
 def _alike(op: Operation, of: Exponents) -> Scaled | None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from anesurgery.facts.constants import ANY, Interval, of_constant
-from anesurgery.facts.norms import mean_square, norms, row_length, squared
+from anesurgery.facts.norms import mean_square, norms, row_length, spans_rows, squared
 from anesurgery.facts.reading import channels, flag, ints, number
 from anesurgery.interpret.table import TABLE
 from anesurgery.mil import Operation, Var, constant, is_constant, np_dtype, producer, static_shape
@@ -49,8 +49,8 @@ SAME = MOVING | names(
 )
 """Ops whose results lie in the interval of `x`."""
 
-WRAPPING = names("add cast mul pow reduce_sum square sub")
-"""Ops whose results, in integers, start again at the other end."""
+WRAPPING = names("abs add cast exp2 floor_div mul pow real_div reduce_sum square sub")
+"""Ops whose results, in integers, start again or stop at the ends of their type."""
 
 
 class _Look:
@@ -71,6 +71,8 @@ class _Look:
             return of_constant(var)
         self.steps -= 1
         low, high = self._made(op, var)
+        if kind in "iu":  # what is computed in floats is cut off towards zero
+            low, high = (math.trunc(v) if math.isfinite(v) else v for v in (low, high))
         if kind in "iu" and op.op_type in WRAPPING and not _holds(var, low, high):
             return known
         return max(low, known[0]), min(high, known[1])
@@ -192,7 +194,7 @@ def _add(op: Operation, look: _Look) -> Interval:
 
 def _sub(op: Operation, look: _Look) -> Interval:
     top = producer(op.y, "reduce_max")
-    if top is not None and top.x is op.x:
+    if top is not None and top.x is op.x and spans_rows(top):
         return -math.inf, 0.0
     (a, b), (c, d) = look.at(op.x), look.at(op.y)
     low, high = a - d, b - c
@@ -200,11 +202,11 @@ def _sub(op: Operation, look: _Look) -> Interval:
 
 
 def _divide(op: Operation, look: _Look) -> Interval:
-    """By a constant, or by the largest magnitude of the same value."""
+    """By a constant, or by no less than the largest magnitude of the same value."""
     top = producer(op.y)
-    while top is not None and top.op_type in ("add", "maximum", "clip"):
+    while top is not None and _is_no_less(top, look):
         top = producer(top.x)
-    if top is not None and top.op_type == "reduce_max":
+    if top is not None and top.op_type == "reduce_max" and spans_rows(top):
         inner = producer(top.x, "abs")
         if inner is not None and inner.x is op.x:
             return -1.0, 1.0
@@ -213,6 +215,15 @@ def _divide(op: Operation, look: _Look) -> Interval:
         return ANY
     low, high = sorted(v / by for v in look.at(op.x))
     return low, high
+
+
+def _is_no_less(op: Operation, look: _Look) -> bool:
+    """Is what the op makes nowhere below its `x`?"""
+    if op.op_type == "add":
+        return look.at(op.y)[0] >= 0
+    if op.op_type == "clip":
+        return look.at(op.x)[1] <= (number(op.beta) or 0.0)
+    return bool(op.op_type == "maximum")
 
 
 def _abs(op: Operation, look: _Look) -> Interval:
@@ -263,10 +274,12 @@ def summed(op: Operation) -> float:
 
 
 def _cast(op: Operation, look: _Look) -> Interval:
-    """To an integer, the fraction is cut off."""
+    """To an integer, the fraction is cut off, and NaN is 0."""
     low, high = look.at(op.x)
     if np_dtype(op.outputs[0]).kind in "iu":
         low, high = (math.trunc(v) if math.isfinite(v) else v for v in (low, high))
+        if np_dtype(op.x).kind == "f":
+            low, high = min(low, 0.0), max(high, 0.0)
         if np_dtype(op.x).kind in "iu" and np_dtype(op.x).itemsize <= np_dtype(op.outputs[0]).itemsize:
             limits = np.iinfo(np_dtype(op.x))
             low, high = max(low, float(limits.min)), min(high, float(limits.max))
@@ -283,14 +296,17 @@ def _select(op: Operation, look: _Look) -> Interval:
 
 
 def _mod(op: Operation, look: _Look) -> Interval:
-    """The remainder takes the sign of the divisor."""
+    """The remainder takes the sign of the divisor, and of integers is smaller."""
     low, high = look.at(op.y)
-    return min(low, 0.0), max(high, 0.0)
+    less = 1 if np_dtype(op.y).kind in "iu" else 0
+    return min(low + less, 0.0), max(high - less, 0.0)
 
 
 def _floor_div(op: Operation, look: _Look) -> Interval:
+    """Of numbers that are not negative; a divisor of -0 would make -inf."""
     (a, b), (c, _) = look.at(op.x), look.at(op.y)
-    return ANY if a < 0 or c < 0 else (0.0, b if c >= 1 else math.inf)
+    least = 0.0 if np_dtype(op.y).kind in "iu" else math.ulp(0.0)
+    return ANY if a < 0 or c < least else (0.0, b if c >= 1 else math.inf)
 
 
 def _range(op: Operation, look: _Look) -> Interval:

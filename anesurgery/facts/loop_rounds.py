@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
-from anesurgery.mil import Operation, Var, constant, np_dtype, static_shape, types
+from anesurgery.interpret.arithmetic.precision import finish, rounding, run_dtype
+from anesurgery.interpret.table import TABLE
+from anesurgery.mil import Operation, Var, constant, operands, static_shape, types
+from anesurgery.ops import POINTWISE, VIEWS
 
 MOST = 4096
-"""Rounds that are counted."""
-TWO: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "less": operator.lt,
-    "less_equal": operator.le,
-    "greater": operator.gt,
-    "greater_equal": operator.ge,
-    "equal": operator.eq,
-    "not_equal": operator.ne,
-    "logical_and": lambda a, b: bool(a and b),
-    "logical_or": lambda a, b: bool(a or b),
-}
-ONE: dict[str, Callable[[Any], Any]] = {
-    "abs": abs,
-    "logical_not": operator.not_,
-    **dict.fromkeys(("identity", "squeeze", "expand_dims", "reshape"), lambda a: a),
-}
-"""Ops of single numbers."""
+"""Rounds that are counted: more are not unrolled, and each takes some ten microseconds for each op."""
 
 
 def rounds(op: Operation) -> int | None:
@@ -57,15 +40,25 @@ def _number(var: Var, known: dict[Var, Any]) -> Any:
     value, op = constant(var), var.op
     if value is not None:
         known[var] = np.ravel(value)[0].item()
-    elif op is None or not (op.op_type == "cast" or op.op_type in ONE or op.op_type in TWO):
+    elif op is None or op.op_type not in POINTWISE | VIEWS or len(op.outputs) != 1:
         known[var] = None
     else:
-        given = [_number(v, known) for v in ((op.x, op.y) if op.op_type in TWO else (op.x,))]
-        known[var] = None if None in given else _computed(op, given)
+        numbers = {k: _number(v, known) for k, v in operands(op) if not (op.op_type in VIEWS and k != "x")}
+        known[var] = None if None in numbers.values() else _computed(op, numbers)
     return known[var]
 
 
-def _computed(op: Operation, given: list[Any]) -> Any:
-    if op.op_type == "cast":
-        return np.asarray(given[0]).astype(np_dtype(op.outputs[0])).item()
-    return TWO[op.op_type](*given) if op.op_type in TWO else ONE[op.op_type](*given)
+def _computed(op: Operation, numbers: dict[str, Any]) -> Any:
+    """What the interpreter makes of single numbers, rounded and wrapped around as in the program."""
+    if op.op_type in VIEWS:
+        return numbers["x"]
+    (out,) = op.outputs
+    given = {k: _tensor(op.inputs[k], n) for k, n in numbers.items()}
+    return finish(TABLE[op.op_type].function(**given), run_dtype(out), rounding(out, "fp16")).item()
+
+
+def _tensor(var: Var, number: Any) -> Any:
+    """A number as ops compute with it; names, and parameters that are constants, as they are."""
+    if types.is_str(var.dtype):
+        return number
+    return torch.tensor(number, dtype=run_dtype(var))

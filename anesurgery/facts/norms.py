@@ -76,11 +76,17 @@ def mean_square(var: Any) -> Var | None:
     op = producer(var, "rsqrt") if isinstance(var, Var) else None
     inner = producer(op.x) if op is not None else None
     if inner is not None and inner.op_type == "add":
-        inner = producer(inner.x, "reduce_mean") or producer(inner.y, "reduce_mean")
-    if inner is None or inner.op_type != "reduce_mean":
+        mean, added = (inner.x, inner.y) if producer(inner.x, "reduce_mean") else (inner.y, inner.x)
+        inner = producer(mean) if of_constant(added)[0] >= 0 else None
+    if inner is None or inner.op_type != "reduce_mean" or not spans_rows(inner):
         return None
     axes = ints(inner, "axes")
     return squared(producer(inner.x)) if _last_only(axes, inner.x.rank) else None
+
+
+def spans_rows(op: Operation) -> bool:
+    """Does what a reduction makes broadcast back to the very rows that it was made of?"""
+    return flag(op, "keep_dims") or op.outputs[0].rank == 0
 
 
 def squared(op: Operation | None) -> Var | None:

@@ -103,11 +103,16 @@ def _expand_dims(op: Operation, axis: int) -> Rows | None:
 
 
 def _squeeze(op: Operation, axis: int) -> Rows | None:
-    axes = constant(op.axes)
-    gone = {int(a) % op.x.rank for a in axes} if axes is not None else set()
-    if axes is None:
-        gone = {a for a, d in enumerate(op.x.shape) if d == 1}
+    gone = _squeezed(op)
     return {op.x: [a for a in range(op.x.rank) if a not in gone][axis]}
+
+
+def _squeezed(op: Operation) -> list[int]:
+    """The axes that a squeeze takes away: those it names, or all of length 1."""
+    axes = constant(op.axes)
+    if axes is None:
+        return [a for a, d in enumerate(op.x.shape) if d == 1]
+    return [int(a) % op.x.rank for a in axes]
 
 
 def _transpose(op: Operation, axis: int) -> Rows | None:
@@ -240,6 +245,8 @@ def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
         inputs = {name: swap(v) for name, v in _given(op).items()}
         if op.op_type == "reshape":
             inputs["shape"] = [1 if a == axis else d for a, d in enumerate(op.outputs[0].shape)]
+        if op.op_type == "squeeze":  # not the axis of the rows, which has become one long
+            inputs["axes"] = _squeezed(op)
         if op.op_type == "slice_by_index":
             inputs |= _all_of(op, axis)
         new[op.outputs[0]] = getattr(mb, op.op_type)(**inputs, name=f"{op.name}_row")

@@ -141,6 +141,8 @@ def _pointwise(op: Operation, tokens: Tokens) -> Made:
                 found[axis] = WEIGHTS
             elif known != label:
                 return Refusal(f"%{var.name} meets values of other tokens")
+    if list(found.values()).count(NEW) > 1:
+        return Refusal("each token meets all others")
     for var in given:
         axes = _aligned(var, out, tokens)
         whole = [a for a in found if a not in axes and a >= out.rank - var.rank]
@@ -179,9 +181,9 @@ def _matmul(op: Operation, tokens: Tokens) -> Made:
         sides[name] = axes
     x, y = sides["x"], sides["y"]
     batch = {axis: label for axis, label in (x | y).items() if axis < -2}
-    if any(x.get(axis, label) != label or y.get(axis, label) != label for axis, label in batch.items()):
-        return Refusal("its factors hold different tokens")
     inner, rows, columns = (x.get(-1), y.get(-2)), x.get(-2), y.get(-1)
+    if (apart := _apart(op, sides, batch)) is not None:
+        return apart
     found = dict(batch)
     if inner == (WEIGHTS, NEW) and rows == NEW and columns is None:
         tokens.looked_at[op, "y"] = op.y
@@ -199,6 +201,19 @@ def _matmul(op: Operation, tokens: Tokens) -> Made:
         if op.x in tokens.axes and op.y in tokens.axes and NEW not in batch.values():
             return Refusal("one of its factors depends on all tokens")
     return _opened({axis + out.rank: label for axis, label in found.items()})
+
+
+def _apart(op: Operation, sides: Mapping[str, Axes], batch: Axes) -> Refusal | None:
+    """Why a product of matrices for each token (of axes from the end) mixes tokens; None if it does not."""
+    for name, labels in sides.items():
+        var = op.inputs[name]
+        if any(labels.get(axis, label) != label for axis, label in batch.items()):
+            return Refusal("its factors hold different tokens")
+        if any(-a <= var.rank and a not in labels and var.shape[a] != 1 for a in batch):
+            return Refusal(f"%{var.name} holds a matrix for each token")
+    if NEW in batch.values() and NEW in (sides["x"].get(-2), sides["y"].get(-1)):
+        return Refusal("its factors hold the tokens on different axes")
+    return None
 
 
 def _fused(op: Operation, tokens: Tokens) -> Made:
@@ -221,8 +236,8 @@ def _along(op: Operation, tokens: Tokens) -> Made:
     axes, rank = tokens.axes.get(values[0]), values[0].rank
     if axes is None or any(tokens.axes[v] != axes for v in values):
         return Refusal("its operands hold the tokens on different axes")
-    name = "axes" if "axes" in op.inputs else "axis"
-    along = {a % rank for a in ints(op, name)} or (set(range(rank)) if name == "axes" else {rank - 1})
+    given = ints(op, "axes") or ints(op, "axis")
+    along = {a % rank for a in given} or (set(range(rank)) if op.op_type in REDUCTIONS else {rank - 1})
     labels = {axes[a] for a in along if a in axes}
     if op.op_type == "softmax" and labels == {SEEN}:
         window = _window(op, tokens.masks)

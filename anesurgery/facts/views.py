@@ -245,6 +245,8 @@ def _slice(op: Operation) -> Frame | Refusal:
         and (masks["end_mask"][i] or end[i] == sizes[i])
         for i in range(rank)
     ]
+    begin = [0 if masks["begin_mask"][i] else begin[i] for i in range(rank)]
+    stride = [1 if single[i] else stride[i] for i in range(rank)]  # one element, whatever the stride
     end = [begin[i] + 1 if single[i] else end[i] for i in range(rank)]
     to_end = [begin[i] == -1 if single[i] else masks["end_mask"][i] for i in range(rank)]
 
@@ -260,7 +262,7 @@ def _slice(op: Operation) -> Frame | Refusal:
                 begin=pick(begin, 0),
                 end=pick(end, 0),
                 stride=pick(stride, 1),
-                begin_mask=pick(masks["begin_mask"], True),
+                begin_mask=pick([m and not s for m, s in zip(masks["begin_mask"], single, strict=True)], True),
                 end_mask=pick(to_end, True),
             )
         ]

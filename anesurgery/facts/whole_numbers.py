@@ -130,7 +130,7 @@ class WholeNumbers:
         if op.op_type in RANGES:
             return RANGES[op.op_type](op, given)
         if op.op_type == "cast":
-            ends = self.known(op.x) if np_dtype(op.x).kind in "iub" else interval(op.x)
+            ends = self.known(op.x) if np_dtype(op.x).kind in "iub" else (*interval(op.x), 0.0)  # NaN is 0
             return _ends(math.trunc(v) if math.isfinite(v) else v for v in ends)
         return min(low for low, _ in given), max(high for _, high in given)
 
@@ -213,7 +213,7 @@ RANGES: dict[str, Callable[[Operation, Sequence[Range]], Range]] = {
     "reduce_sum": _sum,
     "cumsum": _running,
     "floor_div": _quotient,
-    "mod": lambda op, given: (0.0, max((number(op.y) or math.inf) - 1, 0.0)),
+    "mod": lambda op, given: (min(given[1][0] + 1, 0.0), max(given[1][1] - 1, 0.0)),
 }
 """Op type -> where its result lies; all others hand their operands on."""
 

@@ -224,6 +224,21 @@ def test_a_range_with_the_padding_in_it_decides_nothing() -> None:
     assert "cumsum" in kinds(surgery.program)
 
 
+def test_a_remainder_by_a_negative_number_may_be_negative() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4,), dtype=types.int32)])
+    def program(x: Var) -> Any:
+        rest = mb.mod(x=x, y=np.int32(-3))
+        return mb.cast(x=mb.equal(x=rest, y=np.int32(-1)), dtype="fp32"), mb.cast(
+            x=mb.equal(x=rest, y=np.int32(-3)), dtype="fp32"
+        )
+
+    folded = ane.apply(program, ["fold_constants"])
+    assert len(folded.changes) == 1, "that it is never -3 is known"
+    for before in (program, folded.program):
+        found = list(ane.run(before, {"x": np.array([1, 2, 3, -1], np.int32)}).values())
+        assert [v.tolist() for v in found] == [[0, 1, 0, 1], [0, 0, 0, 0]]
+
+
 def test_one_other_row_is_enough_to_keep_it() -> None:
     program = looked_up(np.array([[1, 1, 1, 0, 1, 1, 1, 1, 1]], np.int32))
     after, _ = apply_pass(FoldConstants(), program)

@@ -1,0 +1,80 @@
+"""Every row of every table about what an op means, against the interpreter, on random ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import row_checks
+from random_ops import CHAINS, RECIPES, Sample, chain, dtypes_of, latest, sample
+from row_checks import CHECKS, FOR_INTEGERS
+
+from anesurgery import ops
+from anesurgery.facts import exponents, intervals, rowwise, token_axes, views, whole_numbers, work
+from anesurgery.interpret.arithmetic import symbolic
+from anesurgery.mil import np_dtype
+
+FEW, MANY = 20, 200
+"""Random programs of each op in every run of the tests, and in the long one."""
+
+TABLES = {
+    "FIXED": intervals.FIXED,
+    "SAME": intervals.SAME,
+    "RULES of intervals": intervals.RULES,
+    "RANGES": whole_numbers.RANGES,
+    "integers": whole_numbers.SUMS | whole_numbers.ROUNDING | whole_numbers.WHOLE_SUMS | whole_numbers.MOVES,
+    "RULES of rowwise": rowwise.RULES,
+    "RULES of token_axes": token_axes.RULES,
+    "FRAMES": views.FRAMES,
+    "RULES of exponents": exponents.RULES,
+    "FLOP": work.FLOP,
+    "EXACT": symbolic.EXACT,
+    "BY_ROW": symbolic.BY_ROW,
+    "traits": ops.POINTWISE | ops.MOVING | ops.JOINING | ops.REDUCTIONS | ops.INDEXING | ops.PADDING,
+}
+
+
+def test_every_op_with_a_row_has_random_programs() -> None:
+    without = {name: sorted(set(table) - set(RECIPES)) for name, table in TABLES.items()}
+    assert {name: missing for name, missing in without.items() if missing} == {}
+
+
+def faults(drawn: Iterator[Sample]) -> list[str]:
+    """What every check says of some programs."""
+    return [f"{check.__name__}: {why}" for one in drawn for check in CHECKS if (why := check(one))]
+
+
+def programs(op_type: str, seed: str, count: int) -> Iterator[Sample]:
+    for i in range(count):
+        yield sample(op_type, f"{seed}.{i}")
+
+
+def whole_faults(op_type: str, seed: str, count: int) -> list[str]:
+    """What the checks of integers say of programs of integers."""
+    if "int32" not in dtypes_of(op_type, latest(op_type)):
+        return []
+    drawn = [sample(op_type, f"{seed} of integers.{i}", dtypes=("int32",)) for i in range(count)]
+    return [why for one in drawn for check in FOR_INTEGERS if (why := check(one))]
+
+
+@pytest.mark.parametrize("op_type", sorted(RECIPES))
+def test_rows_hold_on_random_programs(op_type: str) -> None:
+    assert faults(programs(op_type, "few", FEW)) + whole_faults(op_type, "few", FEW) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op_type", sorted(RECIPES))
+def test_rows_hold_on_many_random_programs(op_type: str) -> None:
+    assert faults(programs(op_type, "many", MANY)) + whole_faults(op_type, "many", MANY) == []
+
+
+@pytest.mark.parametrize("name", sorted(CHAINS))
+def test_forms_of_a_few_ops_hold(name: str) -> None:
+    drawn = [chain(name, f"few.{i}") for i in range(3 * FEW)]
+    assert [why for one in drawn if (why := row_checks.outside_its_interval(one))] == []
+
+
+def test_programs_are_drawn_again_by_their_seed() -> None:
+    one, other = sample("mod", "again"), sample("mod", "again")
+    assert str(one) == str(other)
+    assert {np_dtype(v) for v in one.operands} == {np_dtype(v) for v in other.operands}

@@ -299,7 +299,10 @@ def differs_as_a_view(sample: Sample) -> str:
     for view in (groups, frame.lifted(len(frame.sizes) + 1)) if len(frame.sizes) < 5 else (groups,):
         with sample.function:
             before = set(sample.function.operations)
-            built = frame.build(PlainMaker(), view)
+            try:
+                built = frame.build(PlainMaker(), view)
+            except (ValueError, IndexError) as error:
+                return f"cannot be built as {view}: {error}"
         added = [op for op in sample.function.operations if op not in before and op.op_type != "const"]
         found = evaluate([*sample.ops, *added], values, [*sample.op.outputs, *built], Double())
         for one, other in zip(found[: len(built)], found[len(built) :], strict=True):

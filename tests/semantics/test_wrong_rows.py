@@ -1,0 +1,188 @@
+"""Wrong rows: a bound, an axis, a sign or a number of a row is another, and the checks of rows find it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import row_checks
+from random_ops import Sample, chain, sample
+
+from anesurgery.errors import Refusal
+from anesurgery.facts import exponents, intervals, rowwise, token_axes, views, whole_numbers, work
+from anesurgery.facts.constants import ANY
+from anesurgery.ops import UNARY
+
+TRIED = 60
+"""Random programs of an op with a wrong row, at most."""
+WRONG = 40
+"""Wrong rows that are drawn."""
+
+FAR = 1e4
+"""What stands for an infinite end where a bound is moved inwards."""
+
+SAME = frozenset(
+    {
+        "exponents[layer_norm]: another sign",  # of the exponent 0
+        "tokens[scaled_dot_product_attention]: another axis",  # random masks are not causal: it is refused
+    }
+)
+"""Changes that say nothing else."""
+
+
+@dataclass(frozen=True)
+class WrongRow:
+    """A row of a table, how it is changed, and the check that must find it."""
+
+    table: str
+    rows: dict[str, Any]
+    op_type: str
+    what: str
+    change: Callable[[Any], Any]
+    check: Callable[[Sample], str]
+
+    def __str__(self) -> str:
+        return f"{self.table}[{self.op_type}]: {self.what}"
+
+
+def _middle(low: float, high: float) -> float:
+    return (max(low, -FAR) + min(high, FAR)) / 2
+
+
+BOUNDS: dict[str, Callable[[float, float], tuple[float, float]]] = {
+    "a lower bound too high": lambda low, high: (
+        _middle(low, high) if low < high else low + 1,
+        high + (low == high),
+    ),
+    "an upper bound too low": lambda low, high: (
+        low - (low == high),
+        _middle(low, high) if low < high else high - 1,
+    ),
+    "another sign": lambda low, high: (-high, -low) if low != -high else (low / 2, high / 2),
+}
+
+
+def _fixed(change: Callable[[float, float], Any]) -> Callable[[Any], Any]:
+    return lambda row: change(*row)
+
+
+def _computed(change: Callable[[float, float], Any]) -> Callable[[Any], Any]:
+    def changing(row: Any) -> Any:
+        def changed(op: Any, known: Any) -> Any:
+            interval = row(op, known)
+            return interval if interval == ANY else change(*interval)
+
+        return changed
+
+    return changing
+
+
+def _rows_of_another_axis(row: Any) -> Any:
+    def changed(op: Any, axis: int) -> Any:
+        rows = row(op, axis)
+        return rows and {var: (at + 1) % var.rank for var, at in rows.items()}
+
+    return changed
+
+
+def _labels_on_another_axis(row: Any) -> Any:
+    def changed(op: Any, tokens: Any) -> Any:
+        labels, rank = row(op, tokens), op.outputs[0].rank
+        return labels if isinstance(labels, Refusal) else {(axis + 1) % rank: k for axis, k in labels.items()}
+
+    return changed
+
+
+def _scaled_by(change: Callable[[int], int]) -> Callable[[Any], Any]:
+    def changing(row: Any) -> Any:
+        def changed(op: Any, of: Any) -> Any:
+            scaled = row(op, of)
+            return scaled and dataclasses.replace(scaled, result=change(scaled.result))
+
+        return changed
+
+    return changing
+
+
+def _joined_by_mistake(row: Any) -> Any:
+    def changed(op: Any) -> Any:
+        frame = row(op)
+        if not isinstance(frame, views.Frame) or all(frame.joins):
+            return frame
+        first = frame.joins.index(False)
+        return dataclasses.replace(frame, joins=tuple(j or i == first for i, j in enumerate(frame.joins)))
+
+    return changed
+
+
+def _times(factor: int) -> Callable[[Any], Any]:
+    return lambda row: lambda op: factor * row(op)
+
+
+def wrong_rows() -> Iterator[WrongRow]:
+    """Every row of every table, changed in each way that fits the table."""
+    for what, change in BOUNDS.items():
+        for table, rows, changed, check in (
+            ("FIXED", intervals.FIXED, _fixed(change), row_checks.outside_its_interval),
+            ("RULES", intervals.RULES, _computed(change), row_checks.outside_its_interval),
+            ("RANGES", whole_numbers.RANGES, _computed(change), row_checks.outside_its_integers),
+        ):
+            for op_type in rows:
+                yield WrongRow(table, rows, op_type, what, changed, check)
+    axis, sign = "another axis", "another sign"
+    for op_type in rowwise.RULES:
+        yield WrongRow("rowwise", rowwise.RULES, op_type, axis, _rows_of_another_axis, row_checks.mixes_rows)
+    for op_type in token_axes.RULES:
+        yield WrongRow(
+            "tokens", token_axes.RULES, op_type, axis, _labels_on_another_axis, row_checks.mixes_tokens
+        )
+    for op_type in views.FRAMES.keys() - UNARY:  # whose axes may all be merged
+        yield WrongRow("frames", views.FRAMES, op_type, axis, _joined_by_mistake, row_checks.differs_as_a_view)
+    for op_type in exponents.RULES:
+        for what, change_of in ((sign, lambda e: -e), ("another exponent", lambda e: e + 1)):
+            yield WrongRow(
+                "exponents", exponents.RULES, op_type, what, _scaled_by(change_of), row_checks.scales_otherwise
+            )
+    for op_type in row_checks.COUNTED:
+        yield WrongRow("FLOP", work.FLOP, op_type, "twice as many", _times(2), row_checks.counts_otherwise)
+
+
+def differing() -> list[WrongRow]:
+    """The wrong rows that say something else, by their names."""
+    return sorted((w for w in wrong_rows() if str(w) not in SAME), key=str)
+
+
+def is_found(wrong: WrongRow, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Does the check of its table give a counterexample for a wrong row?"""
+    integers = wrong.check is row_checks.outside_its_integers
+    monkeypatch.setitem(wrong.rows, wrong.op_type, wrong.change(wrong.rows[wrong.op_type]))
+    try:
+        drawn = (sample(wrong.op_type, f"wrong.{i}", ("int32",) if integers else ()) for i in range(TRIED))
+        return any(wrong.check(one) for one in (*chains(wrong), *drawn))
+    finally:
+        monkeypatch.undo()
+
+
+def chains(wrong: WrongRow) -> Iterator[Sample]:
+    """Forms of a few ops, for rows that say something of these only."""
+    for i in range(TRIED if wrong.op_type == "pow" and wrong.table == "RULES" else 0):
+        yield chain("raised", f"wrong.{i}")
+
+
+@pytest.mark.parametrize("wrong", random.Random(27).sample(differing(), WRONG), ids=str)
+def test_a_wrong_row_is_found(wrong: WrongRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_found(wrong, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", differing(), ids=str)
+def test_every_wrong_row_is_found(wrong: WrongRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_found(wrong, monkeypatch)
+
+
+def test_rows_that_are_said_to_be_the_same_exist() -> None:
+    assert {str(w) for w in wrong_rows()} >= SAME

@@ -50,7 +50,7 @@ class Blobs:
         self.ends: list[tuple[str, int]] = []
         """The first output of each layer, and the number of ops up to its last."""
         inputs = {f.name: ports.placeholder(f) for f in description.input}
-        self.function = Function(inputs, opset_version=OPSET)  # type: ignore[call-arg]
+        self.function = Function(inputs, opset_version=OPSET)
         # leaving a function walks all its ops for what must not be replaced: nothing is replaced here
         self.function._propagate_nonreplaceable_vars = lambda: None  # type: ignore[attr-defined]
         with self.function:

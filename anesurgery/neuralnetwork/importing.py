@@ -113,7 +113,7 @@ def _check_through(description: Any) -> None:
 def _function(ctx: Context, network: Any, description: Any, names: dict[str, str]) -> Function:
     """The function, with its inputs and outputs called by `names`."""
     inputs = {names[f.name]: ports.placeholder(f) for f in description.input}
-    with Function(inputs, opset_version=OPSET) as function:  # type: ignore[call-arg]
+    with Function(inputs, opset_version=OPSET) as function:
         for feature in description.input:
             var = function.inputs[names[feature.name]]
             ctx.env[feature.name] = ports.read(ctx, network, feature, var)

@@ -61,7 +61,7 @@ class ForkLock:
 
 
 class Silence:
-    """Off while any thread is inside: what a logger says below a critical error, and warnings."""
+    """Off while any thread is inside: what a logger says, and warnings."""
 
     def __init__(self, logger: str) -> None:
         self._logger = logging.getLogger(logger)
@@ -73,8 +73,9 @@ class Silence:
             self._inside[threading.get_ident()] += 1
             if self._inside.total() > 1:
                 return
-            self._restore.callback(self._logger.setLevel, self._logger.level)
-            self._logger.setLevel(logging.CRITICAL)
+            # Another level would empty the caches of all loggers, twice for each op that is built.
+            self._restore.callback(setattr, self._logger, "disabled", self._logger.disabled)
+            self._logger.disabled = True
             self._restore.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
 

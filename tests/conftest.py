@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import long_tests
 import numpy as np
 import pytest
 import torch
@@ -26,8 +27,12 @@ collect_ignore_glob = ["conformance/[!t]*.py", "benchmarks/*.py", "benchmarks/*/
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take whole files: the longest come first, so that both end at nearly the same time."""
+    cases = long_tests.mark_slow(items)
+    rows = [] if any("::" in argument for argument in config.args) else long_tests.stale(cases)
+    if rows:
+        raise pytest.UsageError(f"tests/support/long_tests.py names what is not there: {', '.join(rows)}")
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 

@@ -83,10 +83,12 @@ def outcomes(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     return found
 
 
-def test_nearly_all_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_nearly_all_are_caught(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each survivor is listed with the reason why it computes the same, and there are no others."""
     monkeypatch.setattr(counterexample, "shrunk", lambda *given: "not made smaller: that takes half the time")
-    found = {(name, what): caught for name in NAMES for what, caught in outcomes(name, monkeypatch).items()}
+    names = NAMES[::every]
+    found = {(name, what): caught for name in names for what, caught in outcomes(name, monkeypatch).items()}
     survived = {key for key, caught in found.items() if not caught}
-    assert survived == set(EQUIVALENT)
-    assert len(found) > 450
+    assert survived == {key for key in EQUIVALENT if key[0] in names}
+    assert len(found) > 450 / every

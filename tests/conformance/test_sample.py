@@ -22,10 +22,11 @@ def every(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def suites(every: int, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Their rows; passes are tried on every 144th test."""
+    """Their rows; passes are tried on every 144th test. Only to find the tests of torch takes half a minute."""
     options = ["--sample", "12", "--every", str(every), "--both-sources"]
     options += ["--passes", "all", "--passes-every", str(144 // every)]
-    return run.run_suites(["torch", "ops", "passes"], tmp_path_factory.mktemp("conformance"), options)
+    names = ["ops", "passes", *(["torch"] if every < 24 else [])]
+    return run.run_suites(names, tmp_path_factory.mktemp("conformance"), options)
 
 
 def test_nearly_all_pass(suites: Any, every: int) -> None:
@@ -33,13 +34,13 @@ def test_nearly_all_pass(suites: Any, every: int) -> None:
     rows = [row for rows in suites.values() for row in rows]
     failed = [row for row in rows if report.group(row) == "failed"]
     passed = [row for row in rows if report.group(row) == "passed"]
-    assert len(passed) > 3600 / every
+    assert len(passed) > 1200 * len(suites) / every
     assert len(failed) <= 0.01 * len(passed), "\n".join(f"{r['test']}: {r['reason']}" for r in failed)
 
 
 def test_they_do_compare_numbers_and_closely(suites: Any, every: int) -> None:
     rows = [row for rows in suites.values() for row in rows if report.group(row) == "passed"]
-    assert sum(row["predictions"] > 0 for row in rows) > 2400 / every
+    assert sum(row["predictions"] > 0 for row in rows) > 800 * len(suites) / every
     loose = [row["test"] for row in rows if report.loose(row)]
     assert len(loose) <= 0.01 * len(rows), loose
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)")
 WIDTH, WORDS, LENGTH = 16, 96, 8
 BAD_INPUT = 64
-MADE_BEFORE = {"inspect.md": ["gpt2_ane.mlpackage"], "tutorial.md": ["block.mlpackage"]}
+MADE_BEFORE = {"inspect.md": ["gpt2_ane.mlpackage"], "tutorial.md": ["network.mlpackage"]}
 """Page -> the packages that its Python snippets write and its commands read."""
 EXPLAINED = {"Builder", "Match", "OpPattern", "Ops", "Pass", "Refusal"}
 """Names that the example of `Rewrite` shows."""
@@ -101,12 +103,38 @@ def snippets(page: Path) -> list[tuple[str, str]]:
     return FENCE.findall(page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_python_snippets_run_in_order(page: Path, folder: Path) -> None:
-    names: dict[str, Any] = {"__name__": page.stem}
-    for language, text in snippets(page):
+def differing(blocks: list[tuple[str, str]], where: str) -> list[str]:
+    """Run the Python blocks of a page in order; where what one prints is not the block of text after it."""
+    names: dict[str, Any] = {"__name__": where}
+    found = []
+    for (language, text), (after, shown) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+        printed = io.StringIO()
         if language == "python":
-            exec(compile(text, str(page), "exec", dont_inherit=True), names)
+            with redirect_stdout(printed):
+                exec(compile(text, where, "exec", dont_inherit=True), names)
+            if after == "text" and printed.getvalue() != shown:
+                found.append(f"the page says:\n{shown}it prints:\n{printed.getvalue()}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_snippets_run_in_order_and_print_what_the_page_says(page: Path, folder: Path) -> None:
+    assert differing(snippets(page), page.stem) == []
+
+
+def test_another_number_on_a_page_is_noticed() -> None:
+    block = ("python", "print(f'{2 / 3:.1%}')\n")
+    assert differing([block, ("text", "66.7%\n")], "page") == []
+    assert len(differing([block, ("text", "66.6%\n"), ("sh", "ls")], "page")) == 1
+
+
+def test_the_first_example_gains() -> None:
+    """Shares that the tutorial stores, which the test above compares with a run: each is higher after."""
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    shares = re.findall(r"^(?:before|after): ([\d.]+)% of ops, ([\d.]+)% of flop", page, re.MULTILINE)
+    (ops, flop), (ops_after, flop_after) = [tuple(map(float, row)) for row in shares]
+    assert ops < ops_after
+    assert flop < flop_after
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

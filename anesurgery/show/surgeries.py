@@ -47,18 +47,12 @@ def edits_line(changes: Sequence[Change]) -> str:
 
 
 def _steps_table(surgery: Surgery) -> Table:
-    table = Table("step", "edits", "how each edit was checked", "seconds", box=box.SIMPLE_HEAD)
+    table = Table("step", "edits", "how each edit was checked", box=box.SIMPLE_HEAD)
     made = counts(surgery.changes)
     listed = {step.name: str(step) for step in surgery.steps}
     for name in _rows(surgery):
         own = [c for c in surgery.changes if c.pass_name == name]
-        seconds = surgery.timings.get(name)
-        table.add_row(
-            listed.get(name, f"  {name}"),
-            str(made.get(name, 0)),
-            site_summary(own) if own else "",
-            "" if seconds is None else f"{seconds:.2f}",
-        )
+        table.add_row(listed.get(name, f"  {name}"), str(made.get(name, 0)), site_summary(own) if own else "")
     return table
 
 

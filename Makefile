@@ -25,8 +25,8 @@ demo: $(READY)  ## train a small GPT-2, convert it, operate on it, prove it, let
 test: lint types  ## what CI runs: lint, types, tests
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-all: lint types  ## the slow tests too
-	$(BIN)/python -m pytest
+test-all: lint types  ## the slow tests too; every night
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)  ## ruff: format and rules
 	$(BIN)/ruff format --check .

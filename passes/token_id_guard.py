@@ -3,7 +3,7 @@
 Before::
 
     main(%x: 1x4xint32) {
-      %ids: 1x4xint32 = abs(x=%x)
+      %ids: 1x4xint32 = maximum(x=%x, y=0)
       %inside: 1x4xbool = greater_equal(x=%ids, y=0)
       %wrapped: 1x4xint32 = add(x=%ids, y=9)
       %guarded: 1x4xint32 = select(cond=%inside, a=%ids, b=%wrapped)
@@ -14,7 +14,7 @@ Before::
 After::
 
     main(%x: 1x4xint32) {
-      %ids: 1x4xint32 = abs(x=%x)
+      %ids: 1x4xint32 = maximum(x=%x, y=0)
       %y: 1x4x9xint32 = one_hot(indices=%ids, one_hot_vector_size=9)
       return %y
     }
@@ -169,7 +169,7 @@ def example() -> Program:
 
     @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)])
     def program(x: Var) -> Var:
-        ids = mb.abs(x=x, name="ids")
+        ids = mb.maximum(x=x, y=np.int32(0), name="ids")
         inside = mb.greater_equal(x=ids, y=np.int32(0), name="inside")
         wrapped = mb.add(x=ids, y=np.int32(9), name="wrapped")
         guarded = mb.select(cond=inside, a=ids, b=wrapped, name="guarded")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -107,7 +108,7 @@ def differing(blocks: list[tuple[str, str]], where: str) -> list[str]:
     """Run the Python blocks of a page in order; where what one prints is not the block of text after it."""
     names: dict[str, Any] = {"__name__": where}
     found = []
-    for (language, text), (after, shown) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+    for (language, text), (after, shown) in itertools.pairwise([*blocks, ("", "")]):
         printed = io.StringIO()
         if language == "python":
             with redirect_stdout(printed):

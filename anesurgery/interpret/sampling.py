@@ -101,7 +101,7 @@ def _draw(var: Var, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     dtype = np_dtype(var)
     if dtype.kind == "b":
         return rng.random(shape) < 0.5
-    if (rows := index_range(var)) is not None:
+    if (rows := index_range(var, one_hot=True)) is not None:
         return rng.integers(0, _held(rows, dtype), shape).astype(dtype)
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
@@ -116,12 +116,13 @@ def _held(rows: int, dtype: np.dtype[Any]) -> int:
     return min(rows, 2 ** (np.finfo(dtype).nmant + 1)) if dtype.kind == "f" else rows
 
 
-def index_range(var: Var, without: Collection[Operation] = ()) -> int | None:
+def index_range(var: Var, without: Collection[Operation] = (), *, one_hot: bool = False) -> int | None:
     """The number of rows of the smallest constant table that a value indexes, or None.
 
     Args:
         var: the value.
         without: ops that are not looked at.
+        one_hot: is the size of a one_hot a number of rows too? It gives zeros beyond, where a table has none.
     """
     seen, stack, rows = {(var, 0)}, [(var, 0)], list[int]()
     while stack:
@@ -133,7 +134,7 @@ def index_range(var: Var, without: Collection[Operation] = ()) -> int | None:
                     axis = op.inputs.get("axis")
                     size = table.shape[int(axis.val) if axis is not None else 0]
                     rows += [] if is_symbolic(size) or size <= shift else [int(size) - shift]
-            elif op.op_type == "one_hot" and op.indices is value:
+            elif one_hot and op.op_type == "one_hot" and op.indices is value:
                 depth = constant(op.one_hot_vector_size)
                 rows += [] if depth is None else [int(depth)]
             elif op.op_type in KEEPS_INDEX:

@@ -168,7 +168,7 @@ SURE = {
     "maximum": lambda ids: mb.maximum(x=ids, y=np.int32(0)),
     "mod": lambda ids: mb.mod(x=ids, y=np.int32(64)),
     "argmax": lambda ids: mb.reduce_argmax(x=mb.cast(x=ids, dtype="fp32"), axis=1),
-    "moved": lambda ids: mb.reshape(x=mb.abs(x=ids), shape=[4]),
+    "moved": lambda ids: mb.reshape(x=mb.maximum(x=ids, y=np.int32(0)), shape=[4]),
 }
 UNSURE = {
     "minimum": lambda ids: mb.minimum(x=ids, y=np.int32(7)),

@@ -21,7 +21,8 @@ After::
 Each value is what our interpreter gives for the op in the arithmetic of the program: fp16 results are rounded
 after each op. A static shape counts as known, and so does what is read of a table whose rows are all the same.
 Integers of ranges that have nothing in common differ: `assume={"input_ids": (2, 50264)}` says that no id is the
-padding 1, and positions that are counted are constant. Values of equal content are stored once. A value that
+padding 1, and positions that are counted are constant. Such a fold is compared with the test that it replaces,
+at the ends of the ranges of inputs too. Values of equal content are stored once. A value that
 would take more memory than `most_growth` beyond the constants it was made from stays computed, and so do
 outputs of the model; what such an op reads is folded.
 
@@ -39,12 +40,13 @@ Grade: none: the interpreter computes the value once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 import numpy as np
 
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.facts.compressed_weights import decoded, edit_weight, is_compressed
 from anesurgery.facts.fixed_values import differ, fixed_ops, shape_only
@@ -72,12 +74,18 @@ from anesurgery.mil import (
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.session import Change, Session
 
 MIB = 1 << 20
 COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}
 """Op type -> what is computed of a compressed weight and another constant, where that is allowed."""
 UNCHECKED = "computed once, by the interpreter; nothing else to compare it with"
+
+
+ENDS = 0.6
+"""Share of the integers that a fold is compared on that are ends of a range that the caller promises."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +105,50 @@ class FoldConstants(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Fold what each function, and each block nested in it, reads of fixed values."""
+        _NeverEqual(session.assume).run(program, session)
         for function in program.functions.values():
             folding = _Folding(self, session, function)
             nested = [b for op in walk_ops(function) for b in op.blocks]
             with function:
                 for block in (function, *nested):
                     folding.visit(block)
+
+
+@dataclass(frozen=True)
+class _NeverEqual(Rewrite):
+    """A test of equality between integers whose ranges have nothing in common is a constant.
+
+    It depends on inputs, so it is compared with what it was, at the ends of what may be assumed of these.
+    """
+
+    name: ClassVar[str] = "fold_constants"
+    assume: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every test of equality."""
+        return op.any("equal", "not_equal")()
+
+    def check(self, m: Match) -> Match | None:
+        """Its ranges are apart, and it is not an output."""
+        apart = differ(m.root, WholeNumbers(self.assume)) and not is_output(m.root.outputs[0])
+        return m if apart else None
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """False, or true, everywhere."""
+        mb.note(f"by their ranges %{m.root.x.name} never equals %{m.root.y.name}")
+        return cast(Var, mb.const(val=np.full(m.root.outputs[0].shape, m.root.op_type == "not_equal")))
+
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+        """Integers that the caller promises, the ends of their range among them."""
+        if var.op is not None or var.name not in self.assume or np_dtype(var).kind not in "iu":
+            return None
+        low, high = self.assume[var.name]
+        drawn = rng.integers(low, high, drawn_shape(var), endpoint=True)
+        ends = rng.choice([low, high], drawn.shape)
+        return np.where(rng.random(drawn.shape) < ENDS, ends, drawn).astype(np_dtype(var))
 
 
 @dataclass
@@ -116,12 +162,8 @@ class _Folding:
 
     def visit(self, block: Block) -> None:
         """From the last fixed op on: an op that is refused stays, and what it reads is folded."""
-        numbers = WholeNumbers(self.session.assume)
         for op in list(block.operations):
             self.compressed(op)
-            if differ(op, numbers) and not is_output(op.outputs[0]):
-                self.session.notes.append(f"by their ranges %{op.x.name} never equals %{op.y.name}")
-                self.fold(op, op.outputs, [np.full(op.outputs[0].shape, op.op_type == "not_equal")])
         fixed = fixed_ops(block)
         staying = set[Operation]()
         for op in reversed(fixed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,9 @@ class Comparison(Drawn):
     def verdict(self) -> str:
         """What no number says, how the numbers stand to the gate, and where it begins; in words."""
         failures = [o.failure for o in self.outputs if o.failure]
+        trial = None if self.proof is None else self.proof.trial
+        if trial is not None and trial.failure:
+            failures.append("; for example\n".join(filter(None, (trial.failure, trial.counterexample))))
         if not failures and not any(o.compared for o in self.outputs):
             failures = ["no output holds a number: nothing was compared"]
         measured = [o.psnr for o in self.outputs if o.compared]
@@ -97,6 +101,7 @@ def compare(
     last: bool = False,
     member: str | int | None = None,
     prove: bool = False,
+    assume: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> Comparison:
     """Run two models on the same inputs with the interpreter and measure how far apart they are.
 
@@ -120,6 +125,7 @@ def compare(
             neither shows it (docs/proofs.md). The result's `proof` has the grade and the first op that is not
             proved. Chains and pipelines are proved as a whole; of several functions all that both models have
             are, unless one is named.
+        assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}: no others are tried.
 
     Raises:
         InterfaceError: the models give different outputs although nothing was declared.
@@ -143,7 +149,7 @@ def compare(
         if call is None and not contract:
             shapes = _apart(first, second, function, seed) or shapes
         shapes = _described(first, function, seed) | shapes
-        inputs, old = _sampled(first, function, shapes, seed, precision)
+        inputs, old = _sampled(first, function, shapes, seed, precision, assume)
     else:
         inputs = bound(first, inputs, function)
         old = run(first.program, inputs, precision=precision, function=function)
@@ -158,7 +164,8 @@ def compare(
         exact = run(first.program, inputs, precision=Double(), function=function)  # type: ignore[arg-type]
         rows = _rows(expected, found, last, adapt_outputs(contract, exact, inputs))
     words = tuple(change.words for change in contract)
-    proof = _proved(first, second, inputs, contract, gate, function, seed, last) if prove else None
+    how: dict[str, Any] = {"contract": contract, "gate": gate, "seed": seed, "assume": assume}
+    proof = _proved(first, second, inputs, function, last, **how) if prove else None
     result = Comparison(rows, precision, gate, None, words, proof)
     if result.ok or call is not None:
         return result
@@ -169,11 +176,17 @@ def compare(
 
 
 def _sampled(
-    model: Loaded, function: str | None, shapes: Mapping[str, tuple[int, ...]], seed: int, precision: str
+    model: Loaded,
+    function: str | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    seed: int,
+    precision: str,
+    assume: Mapping[str, tuple[int, int]],
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Sampled inputs, and the outputs: of magnitudes, where those of any sign give no finite number."""
     described = images(model.described_inputs)
     inputs = sample_inputs(model.program, function=function, seed=seed, shapes=shapes, images=described)
+    inputs |= {n: np.clip(inputs[n], *ends) for n, ends in assume.items() if n in inputs}
     outputs = run(model.program, inputs, precision=precision, function=function)
     if (defined := _defined(outputs)) == 1:
         return inputs, outputs
@@ -192,27 +205,27 @@ def _proved(
     a: Loaded,
     b: Loaded,
     inputs: Mapping[str, Any],
-    contract: Sequence[InterfaceChange],
-    gate: float,
     function: str | None,
-    seed: int,
     last: bool,
+    *,
+    assume: Mapping[str, tuple[int, int]],
+    **how: Any,
 ) -> ModelProof:
     from anesurgery.checking.lockstep import prove_models
     from anesurgery.checking.trials import tried
 
     def proof_of(name: str | None, values: Mapping[str, Any]) -> ModelProof:
         old, new = (function_of(model.program, name) for model in (a, b))
-        proof = prove_models(old, new, values, contract=contract, gate=gate, seed=seed, last=last)
-        return proof if last else proof.tried(tried(old, new, values, contract=contract, gate=gate, seed=seed))
+        proof = prove_models(old, new, values, last=last, **how)
+        return proof if last else proof.tried(tried(old, new, values, assume=assume, **how))
 
     proof = proof_of(function, inputs)
-    if function is not None or contract or last:
+    if function is not None or how["contract"] or last:
         return proof
     for name in _others(a, b):
         shapes = _fixed(a, b, name)
         values = sample_inputs(
-            a.program, function=name, seed=seed, shapes=shapes, images=images(a.described_inputs)
+            a.program, function=name, seed=how["seed"], shapes=shapes, images=images(a.described_inputs)
         )
         proof = proof.beside(name, proof_of(name, values))
     return proof

@@ -31,6 +31,8 @@ MOST_SWEPT = 1 << 25
 """Numbers read, over all rounds, up to which each value of a range is tried once."""
 DRAWS = 16
 """How often the integers of a pass are drawn to see their range."""
+ENDS = 0.1
+"""Share of these from which the least and the largest are the ends of a range."""
 
 
 def values_of(var: Var, drawing: Drawing) -> range | None:
@@ -165,6 +167,8 @@ def _span(var: Var, drawing: Drawing, rng: np.random.Generator) -> range:
     if 2 * int(spans.min()) < high - low or low == high:
         return range(0)  # each has a range of its own, or they belong to another value
     least, most = (low, high) if known is None or np.ndim(known[1]) else (int(known[0]), int(known[1]))
+    if min(float((found == end).mean()) for end in (low, high)) > ENDS:
+        return range(low, high + 1)  # its ends come again and again: it is a range that somebody promises
     if least <= low and high <= most and 2 * (high - low) >= most - least:
         low, high = least, most  # drawn from all that may be asked for
     return range(low, high + 1)

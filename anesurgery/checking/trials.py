@@ -11,12 +11,14 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import Drawing, address_bounds, constants_of, rows_apart
+from anesurgery.checking.adversarial import Bounds, Drawing, address_bounds, constants_of, rows_apart
+from anesurgery.checking.aiming import aimed, targets
 from anesurgery.checking.counterexample import made_smaller, written
 from anesurgery.checking.lengths import Lengths, drawn_shape, other_lengths, with_lengths
 from anesurgery.checking.matching import closeness
@@ -80,10 +82,26 @@ class Trial:
 class _Both:
     """Two functions, ready to run on the same inputs."""
 
-    def __init__(self, old: Function, new: Function, contract: Sequence[InterfaceChange], gate: float) -> None:
+    def __init__(
+        self,
+        old: Function,
+        new: Function,
+        contract: Sequence[InterfaceChange],
+        gate: float,
+        assume: Mapping[str, tuple[int, int]],
+    ) -> None:
         self.old, self.new, self.contract, self.gate = old, new, contract, gate
         self.inputs = [v for v in old.inputs.values() if not types.is_state(v.sym_type)]
+        self.assumed: Bounds = {v: assume[v.name] for v in self.inputs if v.name in assume}
         self._plain: dict[Function, Evaluator] = {}
+
+    def bounds(self) -> Bounds:
+        """Where integers must lie: inside what the caller assumes, and what they address."""
+        found = address_bounds(self.inputs, list(walk_ops(self.old)))
+        for var, (low, high) in self.assumed.items():
+            least, most = found.get(var, (low, high))
+            found[var] = max(least, low), min(most, high)
+        return found
 
     def _run(self, function: Function, numbers: Mapping[str, Any], arithmetic: Any) -> Outputs:
         runner = self._plain.get(function) if arithmetic == "fp32" else None
@@ -169,6 +187,7 @@ def tried(
     *,
     contract: Sequence[InterfaceChange] = (),
     gate: float = 60.0,
+    assume: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     seed: int = 0,
 ) -> Trial:
     """Run both functions on adversarial inputs.
@@ -179,9 +198,10 @@ def tried(
         sample: inputs of `old`, by name: their shapes come first, and integers where no others can be drawn.
         contract: declared interface changes.
         gate: PSNR in dB up to which outputs count as equal.
+        assume: input -> the least and the largest integer that is given.
         seed: of the numbers.
     """
-    both = _Both(old, new, contract, gate)
+    both = _Both(old, new, contract, gate, assume)
     ops = [*walk_ops(old), *walk_ops(new)]
     free = not contract and all(_alike(v, new.inputs.get(n)) for n, v in old.inputs.items())
     compared, lengths = 0, list[int]()
@@ -200,7 +220,7 @@ def tried(
 def _only_finite(both: _Both, seed: int) -> bool:
     """Do both differ where an input is infinite or NaN?"""
     rng = np.random.default_rng(seed)
-    drawing = Drawing(lambda var, rng: None, (), address_bounds(both.inputs, list(walk_ops(both.old))))
+    drawing = Drawing(lambda var, rng: None, (), both.bounds())
     for _ in range(AGAIN):
         numbers = {v: as_tensor(drawing.draw(v, "nonfinite", rng)) for v in both.inputs}
         try:
@@ -224,7 +244,7 @@ def _failure(both: _Both, numbers: Numbers, old: Outputs, size: Lengths) -> str:
 
 def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], seed: int) -> Iterator[Numbers]:
     """Inputs, round by round; integers as in the sample where the old side takes no others."""
-    bounds = address_bounds(both.inputs, list(walk_ops(both.old)))
+    bounds = both.bounds()
     rng, constants = np.random.default_rng(seed), constants_of(ops)
     inside = [list(walk_ops(function)) for function in (both.old, both.new)]
     pairs = {v: new for v in bounds if (new := both.new.inputs.get(v.name)) is not None}
@@ -233,14 +253,24 @@ def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], s
     count = max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
     whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
     known = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
-    for kind, magnitude in itertools.islice(itertools.cycle(ROUNDS), count):
+    aims = itertools.islice(_aims(both, ops, bounds, rng), count)
+    rounds = [(kind, most, {}) for kind, most in itertools.islice(itertools.cycle(ROUNDS), count)]
+    for kind, magnitude, aim in itertools.chain(rounds, (("normal", math.inf, aim) for aim in aims)):
         drawing = Drawing(lambda var, rng: None, constants, bounds, magnitude=magnitude, rows=rows)
-        numbers = {v: as_tensor(drawing.draw(v, kind, rng)) for v in both.inputs}
+        numbers = {v: as_tensor(aim[v] if v in aim else drawing.draw(v, kind, rng)) for v in both.inputs}
         half = np.dtype(np.float16)
         numbers |= {v: as_tensor(drawing.floats(_state_shape(v), half, kind, rng)) for v in _states(both.old)}
         if known and whole and (both.contract or both.meaning(numbers) is None):
             numbers |= whole
         yield numbers
+
+
+def _aims(
+    both: _Both, ops: Sequence[Operation], bounds: Bounds, rng: np.random.Generator
+) -> Iterator[dict[Var, Array]]:
+    """Inputs that take each constant of both sides; see `aiming`."""
+    drawing = Drawing(lambda var, rng: None, bounds=bounds)
+    return aimed(both.inputs, drawing, targets(ops), rng, apart=True)
 
 
 def _example(both: _Both, numbers: Numbers) -> str:

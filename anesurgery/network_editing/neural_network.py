@@ -15,7 +15,7 @@ from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.errors import LoadError, Refusal, SurgeryError
 from anesurgery.files.description import parts
 from anesurgery.files.interface import Interface
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface_change import InterfaceChange, call_of
 from anesurgery.files.package import PIPELINES, PROGRAM, locate, read_spec
 from anesurgery.files.pipeline_file import members
 from anesurgery.files.protobuf import proto
@@ -186,22 +186,18 @@ class NeuralNetwork(Subject):
         contract: Sequence[InterfaceChange],
         gate: float,
         exact: bool,
+        prove: bool,
+        assume: Mapping[str, tuple[int, int]],
         seed: int,
     ) -> list[Comparison | Refusal]:
         """Each network with what it was, in fp32."""
         pairs = zip(networks_of(before.spec), networks_of(self.spec), strict=True)
-        return [
-            self._compared(old, new, inputs, contract, EXACT if exact else CLOSE, seed) for old, new in pairs
-        ]
+        how: dict[str, Any] = {"contract": contract, "gate": EXACT if exact else CLOSE, "seed": seed}
+        how |= {"prove": prove and call_of(contract) is None, "assume": assume}
+        return [self._compared(old, new, inputs, **how) for old, new in pairs]
 
     def _compared(
-        self,
-        old: Any,
-        new: Any,
-        inputs: Mapping[str, Array] | None,
-        contract: Sequence[InterfaceChange],
-        gate: float,
-        seed: int,
+        self, old: Any, new: Any, inputs: Mapping[str, Array] | None, **how: Any
     ) -> Comparison | Refusal:
         try:
             a = import_network(old, keep_names=True)
@@ -210,7 +206,7 @@ class NeuralNetwork(Subject):
         b = import_network(new, keep_names=True)
         if new is not self.spec and set(inputs or ()) != {f.name for f in old.description.input}:
             inputs = None  # those of another network of the pipeline
-        return compare(a, b, inputs, precision="fp32", contract=contract, gate=gate, seed=seed)
+        return compare(a, b, inputs, precision="fp32", **how)
 
     @property
     def program(self) -> Program:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal
 from anesurgery.files.interface import Interface
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface_change import InterfaceChange, call_of
 from anesurgery.files.package import Loaded, mlmodel_of, save, to_mlmodel
 from anesurgery.files.pipeline_file import LoadedPipeline, members, read_pipeline, save_pipeline, write_pipeline
 from anesurgery.loading import clone, interface, load
@@ -137,11 +137,21 @@ class MLProgram(Subject):
         contract: Sequence[InterfaceChange],
         gate: float,
         exact: bool,
+        prove: bool,
+        assume: Mapping[str, tuple[int, int]],
         seed: int,
     ) -> list[Comparison | Refusal]:
         """Both in the arithmetic as stored, against the gate of the recipe."""
         a, b = before.loaded, self.loaded
-        return [compare(a, b, inputs, precision="fp16", contract=contract, gate=gate, seed=seed)]
+        prove = prove and call_of(contract) is None  # no proof follows a call that became several
+        how: dict[str, Any] = {
+            "contract": contract,
+            "gate": gate,
+            "seed": seed,
+            "prove": prove,
+            "assume": assume,
+        }
+        return [compare(a, b, inputs, precision="fp16", **how)]
 
     @property
     def program(self) -> Program:
@@ -265,20 +275,21 @@ class ProgramPipeline(MLProgram):
         contract: Sequence[InterfaceChange],
         gate: float,
         exact: bool,
+        prove: bool,
+        assume: Mapping[str, tuple[int, int]],
         seed: int,
     ) -> list[Comparison | Refusal]:
         """Each program with what it was, as stored; inputs that are given go to the one that takes them."""
         assert isinstance(before, ProgramPipeline)
         pairs = zip(before.pipeline.programs.values(), self.pipeline.programs.values(), strict=True)
-        return [self._compared(old, new, inputs, gate, seed) for old, new in pairs]
+        how: dict[str, Any] = {"gate": gate, "seed": seed, "prove": prove, "assume": assume}
+        return [self._compared(old, new, inputs, **how) for old, new in pairs]
 
     @staticmethod
-    def _compared(
-        old: Loaded, new: Loaded, inputs: Mapping[str, Array] | None, gate: float, seed: int
-    ) -> Comparison:
+    def _compared(old: Loaded, new: Loaded, inputs: Mapping[str, Array] | None, **how: Any) -> Comparison:
         wanted = {name for f in old.program.functions.values() for name in f.inputs}
         fitting = inputs if inputs is not None and set(inputs) == wanted else None
-        return compare(old, new, fitting, precision="fp16", gate=gate, seed=seed)
+        return compare(old, new, fitting, precision="fp16", **how)
 
     @property
     def program(self) -> Program:

@@ -158,6 +158,8 @@ class Subject(ABC):
         contract: Sequence[InterfaceChange],
         gate: float,
         exact: bool,
+        prove: bool,
+        assume: Mapping[str, tuple[int, int]],
         seed: int,
     ) -> Sequence[Comparison | Refusal]:
         """The numbers of each graph as a whole against those before, or why they cannot be compared.
@@ -168,6 +170,8 @@ class Subject(ABC):
             contract: declared interface changes.
             gate: PSNR in dB that the recipe promises in fp16.
             exact: did only passes edit that promise equal bits?
+            prove: are they proved op by op too, and tried on adversarial inputs?
+            assume: input -> the least and the largest value that the caller will give.
             seed: of the sampled inputs.
         """
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
+from anesurgery.errors import ProofError
 from anesurgery.facts.fixed_values import fixed_ops
 from anesurgery.files import sub_byte
 from anesurgery.loading import load
@@ -267,3 +268,38 @@ def test_converted_models_keep_their_numbers(converted: Callable[..., Any], name
         seen = mask if mask.dtype == bool else mask == 0
         np.testing.assert_array_equal(seen[0, 0], np.tril(np.ones((16, 16), bool)))
     assert_same_numbers(program, after, precision="fp16")
+
+
+@pytest.mark.parametrize("prove", ["sites", "both"])
+@pytest.mark.parametrize(("op_type", "number"), [("equal", -1), ("not_equal", -2), ("equal", 0)])
+def test_a_fold_on_a_wrong_range_is_caught(
+    op_type: str, number: int, prove: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a table says of an op, the fold is compared with it."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 4), dtype=types.int32)])
+    def program(x: Var) -> Any:
+        rest = mb.mod(x=x, y=np.int32(-3))
+        met = mb.cast(x=getattr(mb, op_type)(x=rest, y=np.int32(number)), dtype="int32")
+        return mb.add(x=met, y=x)
+
+    monkeypatch.setattr("anesurgery.passes.fold_constants.differ", lambda op, numbers: True)
+    with pytest.raises(ProofError, match="old and new differ"):
+        ane.apply(program, [FoldConstants()], prove=prove, quiet=True)
+
+
+@pytest.mark.parametrize("prove", ["sites", "both"])
+@pytest.mark.parametrize("padding", [3, 9000])
+def test_the_ends_of_an_assumed_range_are_met(
+    padding: int, prove: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anesurgery.passes.fold_constants.differ", lambda op, numbers: True)
+    with pytest.raises(ProofError, match="old and new differ"):
+        ane.apply(counted_ids(padding), [FoldConstants()], assume={"ids": (3, 9000)}, prove=prove, quiet=True)
+
+
+def test_a_fold_on_a_right_range_has_a_grade() -> None:
+    surgery = ane.apply(counted_ids(1), [FoldConstants()], assume={"ids": (2, 8)}, prove="both", quiet=True)
+    graded = [change.proof for change in surgery.changes if change.proof is not None]
+    assert len(graded) == 1
+    assert graded[0].max_abs == 0

@@ -19,9 +19,10 @@ A window that steps by its own length is cut into windows of windows: 40 is 5 wi
 chain of pools with stride 1, and the stride last: the largest of 11 neighbours is that of 4 windows of 8. Other
 averages are sums of shifted averages of parts of the window, axis by axis; a window that covers an axis is a
 mean. Where edges do not count, in full or in part, the averages are scaled by constants. The root of a sum of
-squares (l2_pool) is made of their average.
+squares (l2_pool) is one of such roots where windows do not overlap, and else made of the average of squares.
 
-Refuses when the op has a symbolic length, and when a window lies outside of what it pads.
+Refuses when the op has a symbolic length, when a window lies outside of what it pads, and for fp16 roots of
+windows that overlap: the squares of small numbers are 0 there.
 
 Why it helps: max_pool is taken up to 8 wide, or 32 (measured through Core ML on M4, macOS 27), average pools
 up to 29 on M1 and 31 from M2 on (tables of the compiler). Maxima are proved bit-exact; averages are the same
@@ -83,6 +84,10 @@ class ChainPools(Rewrite):
         axes = window_axes(op)
         if any(min(axis.counted(exclude=True)) < 1 for axis in axes):
             return Refusal(f"a window of {ints(op, 'kernel_sizes')} lies in the padding {window_pads(op)}", op)
+        if op.op_type == "l2_pool" and np_dtype(m.x) == np.float16 and _tiles(axes, self.most) is None:
+            return Refusal(
+                "windows that overlap would need squares, which leave fp16 below 2e-4 and above 256", op
+            )
         return m.bind(axes=axes)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
@@ -91,6 +96,8 @@ class ChainPools(Rewrite):
             return self.largest(mb, m.x, m.axes)
         if m.root.op_type == "avg_pool":
             return self.averages(mb, m.x, m.axes, flag(m.root, "exclude_padding_from_average"))
+        if (chains := _tiles(m.axes, self.most)) is not None:
+            return _chain(mb.l2_pool, m.x, chains, [_edges(a, c) for a, c in zip(m.axes, chains, strict=True)])
         mean = self.averages(mb, mb.square(x=m.x), m.axes, None)
         window = math.prod(axis.size for axis in m.axes)
         return cast(Var, mb.sqrt(x=mb.mul(x=mean, y=np_dtype(m.x).type(window))))
@@ -135,6 +142,18 @@ def _averaged(axis: WindowAxis, most: int, limit: int) -> Links:
         return [(axis.size, axis.stride)]
     apart = axis.stride == axis.size
     return _pairs(_factors(axis.size, most) or _factors(axis.size, limit)) if apart else []
+
+
+def _tiles(axes: Sequence[WindowAxis], most: int) -> list[Links] | None:
+    """Chains in which each element is read once, since no two windows share any; None where there are none."""
+    chains = []
+    for axis in axes:
+        factors = _factors(axis.size, most) if axis.stride == axis.size > most else []
+        chain = _pairs(factors) if factors else [(axis.size, axis.stride)] if axis.size <= most else []
+        if not chain or max(axis.before, axis.after) >= chain[0][0]:
+            return None
+        chains.append(chain)
+    return chains
 
 
 def _pairs(factors: Sequence[int]) -> Links:

@@ -95,6 +95,8 @@ class SiteCheck:
     """Kinds of numbers that were not tried, since the site is large or the old side overflows on them."""
     overflow: float = math.inf
     """Inputs of this magnitude make the new side overflow in fp16 as stored, and not the old one."""
+    underflow: float = 0.0
+    """Inputs of this magnitude make the new side lose most digits in fp16 as stored, and not the old one."""
     ranged: bool = False
     """It rests on ranges that the interval analysis shows."""
     no_proof: str = ""
@@ -130,6 +132,7 @@ def weaker(one: SiteCheck, other: SiteCheck) -> SiteCheck:
         left_out=one.left_out + other.left_out,
         untried=tuple(dict.fromkeys((*one.untried, *other.untried))),
         overflow=min(one.overflow, other.overflow),
+        underflow=max(one.underflow, other.underflow),
         ranged=one.ranged or other.ranged,
         no_proof=one.no_proof or other.no_proof,
         counterexample=one.counterexample or other.counterexample,
@@ -158,6 +161,12 @@ def summary(checks: Iterable[SiteCheck]) -> str:
     if over:
         verb = "overflows" if len(over) == 1 else "overflow"
         said.append(f"{len(over)} {verb} fp16 where the old side does not, for numbers of about {min(over):g}")
+    under = [c.underflow for by in by_grade.values() for c in by if c.underflow]
+    if under:
+        verb = "underflows" if len(under) == 1 else "underflow"
+        said.append(
+            f"{len(under)} {verb} fp16 where the old side does not, for numbers of about {max(under):g}"
+        )
     unproved = Counter(c.no_proof for by in by_grade.values() for c in by if c.no_proof)
     said += [f"{n} not proved: {why}" for why, n in unproved.items()]
     gaps = Counter(

@@ -235,7 +235,7 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
     from anesurgery.checking.counterexample import shrunk
     from anesurgery.checking.domains import aim, combinations, compare_all, sweep
     from anesurgery.checking.numbers import compare_numbers
-    from anesurgery.checking.overflow import overflow
+    from anesurgery.checking.overflow import overflow, underflow
 
     ops = [*site.old_ops, *site.new_ops]
     ordinary = promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite
@@ -264,6 +264,7 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
         magnitude=np.inf if shown else promise.magnitude,
         ranged=shown,
         overflow=overflow(site, drawing, seed, promise) if kept else np.inf,
+        underflow=underflow(site, drawing, seed, promise) if kept else 0.0,
         left_out=worst.left_out,
         untried=worst.untried,
         counterexample=example,

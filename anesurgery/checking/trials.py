@@ -114,7 +114,7 @@ class _Both:
                 box.value = as_tensor(numbers[var.name]).float().clone()  # it is written to
         found = runner({**given, **boxes})  # type: ignore[dict-item]
         made = {v.name: x for v, x in zip(function.outputs, found, strict=True)}
-        return made | {f"state {v.name}": box.value for v, box in boxes.items()}
+        return _numbers(made) | {f"state {v.name}": box.value for v, box in boxes.items()}
 
     def before(self, numbers: Numbers, arithmetic: Any = "fp32") -> Outputs:
         """The outputs of the first function."""
@@ -170,6 +170,13 @@ class _Both:
             if closeness(a, torch.where(excused, a, b)) < self.gate:
                 found.append(name)
         return found
+
+
+def _numbers(outputs: Mapping[str, Any]) -> Outputs:
+    """Outputs as numbers: those of a dictionary by their keys; a label follows from its probabilities."""
+    of_keys = {n: x for n, x in outputs.items() if isinstance(x, Mapping)}
+    listed = {n: torch.tensor([float(x[key]) for key in sorted(x)]) for n, x in of_keys.items()}
+    return {n: x for n, x in outputs.items() if isinstance(x, torch.Tensor)} | listed
 
 
 def _defined(old: torch.Tensor, new: torch.Tensor, strict: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -83,3 +83,23 @@ def test_what_does_not_overflow_is_not_named() -> None:
         assert isinstance(found, SiteCheck)
         assert math.isinf(found.overflow)
         assert "overflow" not in summary([found])
+
+
+def test_underflow_is_named() -> None:
+    """A root of a sum of squares is no small number where each square is 0 in fp16."""
+
+    def pooled(x: Var) -> Any:
+        return mb.l2_pool(x=x, kernel_sizes=[2, 2], strides=[2, 2], pad_type="valid")
+
+    def squares(x: Var) -> Any:
+        mean = mb.avg_pool(x=mb.square(x=x), kernel_sizes=[2, 2], strides=[2, 2], pad_type="valid")
+        return mb.sqrt(x=mb.mul(x=mean, y=np.float16(4)))
+
+    image = (types.fp16, (1, 2, 4, 4))
+    lost = checked(pooled, squares, image, promise=Promise(REASSOCIATED))
+    assert isinstance(lost, SiteCheck)
+    assert lost.underflow == 1e-4
+    assert "1 underflows fp16 where the old side does not, for numbers of about 0.0001" in summary([lost])
+    kept = checked(pooled, pooled, image, promise=Promise(REASSOCIATED))
+    assert isinstance(kept, SiteCheck)
+    assert not kept.underflow

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
 from anesurgery.facts.window_pads import WindowAxis
-from anesurgery.mil import Program, Var, mb, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import chain_pools
 from anesurgery.passes.chain_pools import ChainPools
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
@@ -19,8 +20,9 @@ from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 def pool(kind: str, shape: tuple[Any, ...], window: list[int], strides: list[int], **more: Any) -> Program:
     options = {"pad_type": "valid", **more}
+    dtype = options.pop("dtype", types.fp32)
 
-    @mb.program(input_specs=[mb.TensorSpec(shape)])
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS16)
     def program(x: Var) -> Var:
         return getattr(mb, kind)(x=x, kernel_sizes=window, strides=strides, name="y", **options)
 
@@ -155,3 +157,25 @@ def test_the_pools_of_a_real_network_are_legal(corpus: Path) -> None:
     assert len(surgery.changes) == 2
     found = ane.inspect(surgery.program, target="M1/macOS 14")
     assert not any(f.rule == "pool-window" for row in found.ops for f in row.findings)
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 2e4])
+def test_roots_of_windows_that_do_not_overlap_keep_small_and_large_numbers(size: float) -> None:
+    program = pool("l2_pool", (1, 2, 80, 80), [40, 40], [40, 40], dtype=types.fp16)
+    after, session = apply_pass(ChainPools(), program)
+    windows = [max(op.kernel_sizes.val) for op in walk_ops(after) if op.op_type == "l2_pool"]
+    assert len(windows) > 1
+    assert max(windows) <= 8
+    x = np.zeros((1, 2, 80, 80), np.float16)
+    x[:, :, ::40, ::40] = size
+    x[:, :, ::40, 3::40] = size
+    old, new = (ane.run(p, {"x": x}, precision="fp16")["y"].astype(np.float64) for p in (program, after))
+    assert np.isfinite(old).all()
+    np.testing.assert_allclose(new, old, rtol=2e-3)
+    assert session.changes[0].proof is not None
+    assert not session.changes[0].proof.underflow
+
+
+def test_roots_of_windows_that_overlap_are_refused_in_fp16() -> None:
+    program = pool("l2_pool", (1, 2, 80, 80), [40, 40], [20, 20], dtype=types.fp16)
+    assert_refuses(ChainPools(), program, "squares, which leave fp16")

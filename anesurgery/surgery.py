@@ -109,8 +109,8 @@ def apply(
         member: of a pipeline, the one model to edit, by name or number; each by default.
         assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}, that passes may rely on.
         prove: "sites" compares both sides of every edit and gives the best grade that it reaches; "model"
-            compares whole models in the arithmetic as stored (fp16); "both" does both, and proves the whole
-            models too, as `compare(prove=True)` does; or None.
+            compares whole models in the arithmetic as stored (fp16); "both", as
+            `compare(prove=True)` does too; or None.
         require: the grade that every edit must reach: "checked", "exhaustive", "proved" or "bits".
         compressed: "keep" refuses edits that compute with the values of compressed weights, "decode" stores
             plain numbers, "reencode" encodes them in the form they had; the notes state the error.
@@ -162,7 +162,8 @@ def apply(
     if original is not None and (lossy or prove in ("model", "both")):
         gate = -math.inf if lossy else 60.0 if recipe is None else recipe.psnr
         with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=quiet or None, leave=False):
-            _prove_model(original, surgery, session, inputs, gate, prove=prove == "both" and not lossy)
+            how = {"gate": gate, "prove": prove == "both" and not lossy, "assume": session.assume, "seed": seed}
+            _prove_model(original, surgery, inputs, **how)
     return surgery
 
 
@@ -258,43 +259,18 @@ def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session:
     return "; ".join([f"{recipe and recipe.name} changed nothing: {misfits[0]}", *reasons])
 
 
-def _prove_model(
-    original: Subject,
-    surgery: Surgery,
-    session: Session,
-    inputs: Mapping[str, Array] | None,
-    gate: float,
-    *,
-    prove: bool,
-) -> None:
+def _prove_model(original: Subject, surgery: Surgery, inputs: Mapping[str, Array] | None, **how: Any) -> None:
     """Compare the models as a whole; the worst comparison is the proof. A gate of minus infinity only measures.
-
-    Args:
-        original: the model as given.
-        surgery: what was made of it.
-        session: the seed, and what may be assumed of inputs.
-        inputs: sampled by default.
-        gate: PSNR in dB.
-        prove: also op by op, and on adversarial inputs.
 
     Raises:
         ProofError: the outputs differ by more than promised.
     """
     started = time.perf_counter()
-    used = {change.pass_name for change in surgery.changes}
+    used, gate = {change.pass_name for change in surgery.changes}, how["gate"]
     exact = gate > -math.inf and all(
         part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used
     )
-    results = surgery.subject.compare(
-        original,
-        inputs,
-        contract=surgery.contract,
-        gate=gate,
-        exact=exact,
-        prove=prove,
-        assume=session.assume,
-        seed=session.seed,
-    )
+    results = surgery.subject.compare(original, inputs, contract=surgery.contract, exact=exact, **how)
     surgery.notes += [f"not compared as a whole: {r}" for r in results if isinstance(r, Refusal)]
     compared = [r for r in results if isinstance(r, Comparison)]
     for result in (r for r in compared if not r.ok):

@@ -21,12 +21,10 @@ averages are sums of shifted averages of parts of the window, axis by axis; a wi
 mean. Where edges do not count, in full or in part, the averages are scaled by constants. The root of a sum of
 squares (l2_pool) is one of such roots where windows do not overlap, and else made of the average of squares.
 
-Refuses when the op has a symbolic length, when a window lies outside of what it pads, and for fp16 roots of
-windows that overlap: the squares of small numbers are 0 there.
+Refuses a symbolic length, a window outside of what it pads, and fp16 roots of windows that overlap (squares).
 
 Why it helps: max_pool is taken up to 8 wide, or 32 (measured through Core ML on M4, macOS 27), average pools
-up to 29 on M1 and 31 from M2 on (tables of the compiler). Maxima are proved bit-exact; averages are the same
-sums in another order: proved, and checked at each site in fp32.
+up to 29 on M1 and 31 from M2 on (tables of the compiler). Maxima are proved bit-exact, averages proved.
 
 Grade: proved.
 """
@@ -84,7 +82,7 @@ class ChainPools(Rewrite):
         axes = window_axes(op)
         if any(min(axis.counted(exclude=True)) < 1 for axis in axes):
             return Refusal(f"a window of {ints(op, 'kernel_sizes')} lies in the padding {window_pads(op)}", op)
-        if op.op_type == "l2_pool" and np_dtype(m.x) == np.float16 and _tiles(axes, self.most) is None:
+        if op.op_type == "l2_pool" and np_dtype(m.x) == np.float16 and not _tiles(axes, self.most):
             return Refusal(
                 "windows that overlap would need squares, which leave fp16 below 2e-4 and above 256", op
             )
@@ -96,8 +94,8 @@ class ChainPools(Rewrite):
             return self.largest(mb, m.x, m.axes)
         if m.root.op_type == "avg_pool":
             return self.averages(mb, m.x, m.axes, flag(m.root, "exclude_padding_from_average"))
-        if (chains := _tiles(m.axes, self.most)) is not None:
-            return _chain(mb.l2_pool, m.x, chains, [_edges(a, c) for a, c in zip(m.axes, chains, strict=True)])
+        if chains := _tiles(m.axes, self.most):
+            return _chain(mb.l2_pool, m.x, chains, list(map(_edges, m.axes, chains)))
         mean = self.averages(mb, mb.square(x=m.x), m.axes, None)
         window = math.prod(axis.size for axis in m.axes)
         return cast(Var, mb.sqrt(x=mb.mul(x=mean, y=np_dtype(m.x).type(window))))
@@ -144,16 +142,14 @@ def _averaged(axis: WindowAxis, most: int, limit: int) -> Links:
     return _pairs(_factors(axis.size, most) or _factors(axis.size, limit)) if apart else []
 
 
-def _tiles(axes: Sequence[WindowAxis], most: int) -> list[Links] | None:
-    """Chains in which each element is read once, since no two windows share any; None where there are none."""
-    chains = []
+def _tiles(axes: Sequence[WindowAxis], most: int) -> list[Links]:
+    """Chains in which each element is read once, since no two windows share any; none if there are not."""
+    chains = list[Links]()
     for axis in axes:
         factors = _factors(axis.size, most) if axis.stride == axis.size > most else []
-        chain = _pairs(factors) if factors else [(axis.size, axis.stride)] if axis.size <= most else []
-        if not chain or max(axis.before, axis.after) >= chain[0][0]:
-            return None
-        chains.append(chain)
-    return chains
+        chains.append(_pairs(factors) or [(axis.size, axis.stride)] * (axis.size <= most))
+    apart = all(c and max(a.before, a.after) < c[0][0] for a, c in zip(axes, chains, strict=True))
+    return chains if apart else []
 
 
 def _pairs(factors: Sequence[int]) -> Links:

@@ -40,20 +40,18 @@ Grade: none: the interpreter computes the value once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 import numpy as np
 
-from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.facts.compressed_weights import decoded, edit_weight, is_compressed
-from anesurgery.facts.fixed_values import differ, fixed_ops, shape_only
+from anesurgery.facts.fixed_values import fixed_ops, shape_only
 from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.facts.slices import reads, slice_back
 from anesurgery.facts.stored_views import edit_of
-from anesurgery.facts.whole_numbers import WholeNumbers
 from anesurgery.facts.work import is_stored, size_of
 from anesurgery.mil import (
     Array,
@@ -73,19 +71,14 @@ from anesurgery.mil import (
 )
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.equality_folds import NeverEqual
 from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.session import Change, Session
 
 MIB = 1 << 20
 COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}
 """Op type -> what is computed of a compressed weight and another constant, where that is allowed."""
 UNCHECKED = "computed once, by the interpreter; nothing else to compare it with"
-
-
-ENDS = 0.6
-"""Share of the integers that a fold is compared on that are ends of a range that the caller promises."""
 
 
 @dataclass(frozen=True)
@@ -105,50 +98,13 @@ class FoldConstants(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Fold what each function, and each block nested in it, reads of fixed values."""
-        _NeverEqual(session.assume).run(program, session)
+        NeverEqual(session.assume).run(program, session)
         for function in program.functions.values():
             folding = _Folding(self, session, function)
             nested = [b for op in walk_ops(function) for b in op.blocks]
             with function:
                 for block in (function, *nested):
                     folding.visit(block)
-
-
-@dataclass(frozen=True)
-class _NeverEqual(Rewrite):
-    """A test of equality between integers whose ranges have nothing in common is a constant.
-
-    It depends on inputs, so it is compared with what it was, at the ends of what may be assumed of these.
-    """
-
-    name: ClassVar[str] = "fold_constants"
-    assume: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return self.name
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every test of equality."""
-        return op.any("equal", "not_equal")()
-
-    def check(self, m: Match) -> Match | None:
-        """Its ranges are apart, and it is not an output."""
-        apart = differ(m.root, WholeNumbers(self.assume)) and not is_output(m.root.outputs[0])
-        return m if apart else None
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """False, or true, everywhere."""
-        mb.note(f"by their ranges %{m.root.x.name} never equals %{m.root.y.name}")
-        return cast(Var, mb.const(val=np.full(m.root.outputs[0].shape, m.root.op_type == "not_equal")))
-
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
-        """Integers that the caller promises, the ends of their range among them."""
-        if var.op is not None or var.name not in self.assume or np_dtype(var).kind not in "iu":
-            return None
-        low, high = self.assume[var.name]
-        drawn = rng.integers(low, high, drawn_shape(var), endpoint=True)
-        ends = rng.choice([low, high], drawn.shape)
-        return np.where(rng.random(drawn.shape) < ENDS, ends, drawn).astype(np_dtype(var))
 
 
 @dataclass

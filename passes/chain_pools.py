@@ -21,7 +21,8 @@ averages are sums of shifted averages of parts of the window, axis by axis; a wi
 mean. Where edges do not count, in full or in part, the averages are scaled by constants. The root of a sum of
 squares (l2_pool) is one of such roots where windows do not overlap, and else made of the average of squares.
 
-Refuses a symbolic length, a window outside of what it pads, and fp16 roots of windows that overlap (squares).
+Refuses when a length is symbolic, when a window lies outside of what it pads, and when fp16 windows of l2_pool
+overlap: squares leave the range of fp16.
 
 Why it helps: max_pool is taken up to 8 wide, or 32 (measured through Core ML on M4, macOS 27), average pools
 up to 29 on M1 and 31 from M2 on (tables of the compiler). Maxima are proved bit-exact, averages proved.

@@ -154,11 +154,7 @@ def compare(
         inputs = bound(first, inputs, function)
         old = run(first.program, inputs, precision=precision, function=function)
     expected = adapt_outputs(contract, old, inputs)
-    new_inputs = adapt_inputs(contract, inputs)
-    if call is not None:
-        found = dict(call(second.program, new_inputs, precision))
-    else:
-        found = run(second.program, new_inputs, precision=precision, function=function)
+    found = _candidate(second, adapt_inputs(contract, inputs), call, precision, function)
     rows = _rows(expected, found, last)
     if any(row.undefined for row in rows):
         exact = run(first.program, inputs, precision=Double(), function=function)  # type: ignore[arg-type]
@@ -173,6 +169,15 @@ def compare(
         first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
     )
     return replace(result, first_divergence=None if where is None else str(where))
+
+
+def _candidate(
+    model: Loaded, inputs: Mapping[str, Any], call: Any, precision: str, function: str | None
+) -> dict[str, Any]:
+    """The outputs of the second model, by several calls where the contract says so."""
+    if call is not None:
+        return dict(call(model.program, inputs, precision))
+    return dict(run(model.program, inputs, precision=precision, function=function))
 
 
 def _sampled(

@@ -261,7 +261,9 @@ def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], s
     whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
     known = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
     aims = itertools.islice(_aims(both, ops, bounds, rng), count)
-    rounds = [(kind, most, {}) for kind, most in itertools.islice(itertools.cycle(ROUNDS), count)]
+    rounds: list[tuple[str, float, dict[Var, Array]]] = [
+        (kind, most, {}) for kind, most in itertools.islice(itertools.cycle(ROUNDS), count)
+    ]
     for kind, magnitude, aim in itertools.chain(rounds, (("normal", math.inf, aim) for aim in aims)):
         drawing = Drawing(lambda var, rng: None, constants, bounds, magnitude=magnitude, rows=rows)
         numbers = {v: as_tensor(aim[v] if v in aim else drawing.draw(v, kind, rng)) for v in both.inputs}

@@ -38,7 +38,7 @@ types alone.
 A table that a tied head reads too stays as it is, so that it is not stored twice; with `pad_tied=True` it is
 padded as `pad_last_axis` will pad the head's after this pass, and both read one constant. The guard that lets
 negative ids count from the end stays, and a gather that counts so by itself (before iOS 17) is given one,
-unless the ids cannot be negative: by proof, or by `nonnegative_ids=True`.
+unless the ids cannot be negative: by proof, or by `nonnegative_ids=True`, which the notes then repeat.
 
 `mode="input"` takes the lookup out of the model: the rows become an input, named `<ids>_embeds`, and the
 table is written beside the package as `<package>.<ids>_embeds.npy`, decoded if it was compressed; in the
@@ -167,6 +167,8 @@ class EmbeddingMatmul(Rewrite):
         if m.wraps:
             inside = mb.greater_equal(x=ids, y=np.int32(0))
             ids = mb.select(cond=inside, a=ids, b=mb.add(x=ids, y=np.int32(rows)))
+        if self.nonnegative_ids and not never_negative(ids):
+            mb.note("assumed of the inputs: token ids are never negative")
         table = _table(mb, m.table, one_hot_width(rows), self.pad_tied)
         total: Var | None = None
         for start, one_hot in one_hot_pieces(mb, ids, rows, np_dtype(m.table), self.max_inner):

@@ -145,8 +145,8 @@ class TokenIdGuard(Rewrite):
 
 
 def _source(ids: Var) -> Var:
-    """Where ids come from, before casts of integers and moves."""
-    while (op := producer(ids, "cast", *MOVING)) is not None and np_dtype(op.x).kind in "iu":
+    """Where ids come from, before moves and casts, those of float ids included: none changes a sign."""
+    while (op := producer(ids, "cast", *MOVING)) is not None and np_dtype(op.x).kind in "iuf":
         ids = op.x
     return ids
 

@@ -1,6 +1,9 @@
 """GPT-2 and its relatives: one causal decoder with a vocabulary head.
 
-`gpt2_ane` runs seven passes, sorted by what each declares (`precedes`, `follows`).
+`gpt2_ane` runs nine passes, sorted by what each declares (`precedes`, `follows`). Token ids come from a
+tokenizer and are never negative, so the guard and the casts before lookups go. Lookups become products of
+one-hot rows; where the gate finds that a product costs more on the target than it gains, the lookup stays on
+the CPU, as the first op, and the surgery says so.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
 from anesurgery.passes.fold_constants import FoldConstants
+from anesurgery.passes.index_casts import IndexCasts
 from anesurgery.passes.negate_subtract import NegateSubtract
 from anesurgery.passes.pad_last_axis import PadLastAxis
 from anesurgery.passes.select_last_token import SelectLastToken
+from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.surgery import Recipe
 
 
@@ -29,9 +34,11 @@ gpt2_ane = Recipe(
     name="gpt2_ane",
     steps=(
         FoldConstants(),
+        TokenIdGuard(nonnegative=True),
+        IndexCasts(),
         SelectLastToken(),
         CausalMaskTensor(),
-        EmbeddingMatmul(pad_tied=True),
+        EmbeddingMatmul(nonnegative_ids=True, pad_tied=True),
         PadLastAxis(),
         NegateSubtract(),
         ExplicitBroadcast(),

@@ -11,8 +11,9 @@ import torch
 from closeness import assert_close
 from conversion import convert
 
+from anesurgery import apply
 from anesurgery.interpret import run
-from anesurgery.mil import Program, ct, quiet_host, walk_ops
+from anesurgery.mil import Program, ct, np_dtype, quiet_host, walk_ops
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.rewriting.host import pass_pipeline
@@ -26,6 +27,8 @@ WORDS, LENGTH = 2500, 40
 class Gpt(torch.nn.Module):
     """One block: learned positions, causal attention, an MLP, a tied head."""
 
+    positions: torch.Tensor
+
     def __init__(self, selects: bool) -> None:
         super().__init__()
         self.selects = selects
@@ -36,7 +39,10 @@ class Gpt(torch.nn.Module):
         self.register_buffer("positions", torch.arange(LENGTH))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.wte(ids) + self.wpe(self.positions)
+        return self.logits(ids, self.positions)
+
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self.wte(ids) + self.wpe(positions)
         q, k, v = self.qkv(self.norm(x)).split(16, dim=2)
         scores = (q @ k.transpose(1, 2)).masked_fill(self.mask, float("-inf"))
         x = x + torch.softmax(scores, dim=-1) @ v
@@ -72,6 +78,77 @@ def once(step: Pass, program: Program) -> tuple[Program, Session]:
 def inputs_of(program: Program) -> dict[str, Any]:
     ids = np.resize(np.array([[0, WORDS - 1, 2048, 2049, 7, 64, 63, 1]], np.int32), (1, LENGTH))
     return {next(iter(program.functions["main"].inputs)): ids}
+
+
+class OwnPositions(Gpt):
+    """Positions are an input too."""
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.logits(ids, positions)
+
+
+class FloatIds(Gpt):
+    """Ids are given as floats."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.logits(ids.long(), self.positions)
+
+
+class CountedPositions(Gpt):
+    """Positions are counted, and ids become 32 bits long."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.logits(ids.to(torch.int32), torch.arange(ids.shape[1], device=ids.device).unsqueeze(0))
+
+
+GPTS: dict[str, tuple[type[Gpt], dict[str, torch.dtype]]] = {
+    "int64": (Gpt, {"ids": torch.int64}),
+    "int32": (Gpt, {"ids": torch.int32}),
+    "own positions": (OwnPositions, {"ids": torch.int64, "positions": torch.int64}),
+    "counted positions": (CountedPositions, {"ids": torch.int64}),
+    "floats": (FloatIds, {"ids": torch.float32}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "ios"),
+    [
+        *[("int64", how, ios) for how in ("trace", "export") for ios in (15, 16, 17, 18)],
+        *[
+            (kind, how, ios)
+            for kind in ("own positions", "floats")
+            for how, ios in (("trace", 16), ("export", 18))
+        ],
+        *[("int32", "trace", 18), ("counted positions", "export", 17)],
+    ],
+)
+def test_of_the_guard_of_ids_nothing_is_left(kind: str, how: str, ios: int) -> None:
+    """Neither where the lookup becomes a product, nor where the gate of the recipe keeps the lookup."""
+    cls, dtypes = GPTS[kind]
+    torch.manual_seed(0)
+    examples = {name: torch.zeros(1, LENGTH, dtype=dtype) for name, dtype in dtypes.items()}
+    program = (
+        converted(how, ios, "FLOAT16")
+        if kind == "int64"
+        else convert(cls(selects=False).eval(), examples, how, f"iOS{ios}", "FLOAT16")._mil_program
+    )
+    inputs = program.functions["main"].inputs
+    ids, counted = inputs_of(program)[next(iter(inputs))], np.arange(LENGTH)[::-1][None]
+    values = {
+        name: (ids if i == 0 else counted).astype(np_dtype(var)) for i, (name, var) in enumerate(inputs.items())
+    }
+    (expected,) = run(program, values).values()
+    for target in (None, "M1/macOS 14"):
+        surgery = apply(program, "gpt2_ane", target=target, quiet=True)
+        kinds = {op.op_type for op in walk_ops(surgery.program)}
+        assert not kinds & {"greater_equal", "select"}, (target, surgery.refusals)
+        undone = "embedding_matmul" in dict(surgery.refusals)
+        assumed = "assumed of the inputs: token ids are never negative" in surgery.notes
+        assert assumed is (ios >= 17 or not undone), "before iOS 17 a lookup counts back by itself"
+        assert ("gather" in kinds) is undone, surgery.refusals
+        assert target is not None or not undone
+        (after,) = run(surgery.program, values).values()
+        assert_close(after, expected[:, -1:], rtol=1e-2)
 
 
 @pytest.mark.parametrize("mode", ["matmul", "input"])

@@ -70,7 +70,8 @@ class Adapted:
         for name, array in made.items():
             for source, (start, inverse, numbers) in places.items():
                 rank = np.abs(np.asarray(array, np.float64)) - start
-                if not ((rank >= 0) & (rank < len(inverse)) & (rank % 1 == 0)).all():
+                inside = (rank >= 0) & (rank < len(inverse))  # NaN and infinities are not
+                if not inside.all() or (rank % 1 != 0).any():
                     continue
                 at = inverse[rank.astype(np.int64)]
                 if np.array_equal(numbers[at], np.asarray(array, np.float64)):

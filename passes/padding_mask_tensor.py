@@ -25,8 +25,8 @@ After::
     }
 
 Every constant below -32000 that the mask of a softmax is written with (`mul`, `add`, `select`, `sub`,
-`maximum`) becomes `fill`; what is computed from inputs alone is made once for all layers. In fp16 the largest
-numbers of fp32 are infinite, and `(1 - mask) * -inf` is NaN wherever the mask keeps a score.
+`maximum`, `minimum`) becomes `fill`; what is computed from inputs alone is made once for all layers. In fp16
+the largest numbers of fp32 are infinite, and `(1 - mask) * -inf` is NaN wherever the mask keeps a score.
 
 Holds for masks of 0 and 1. Rows that keep something give what they gave, since exp(fill) is 0; rows that keep
 nothing give the weights of the scores without a mask.
@@ -71,7 +71,7 @@ from anesurgery.rewriting.rewrite import Rewrite
 
 DEEPEST = 3.2e4
 """Beyond this a fill is too deep."""
-FILLING = frozenset({"add", "sub", "mul", "select", "maximum"})
+FILLING = frozenset({"add", "sub", "mul", "select", "maximum", "minimum"})
 """Ops that bring a fill in."""
 THROUGH = POINTWISE | CARRIERS | {"tile"}
 """Ops that masks are made with."""

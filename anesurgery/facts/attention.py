@@ -26,7 +26,7 @@ from anesurgery.mil import (
     operands,
     producer,
 )
-from anesurgery.ops import CARRIERS, LOGICAL
+from anesurgery.ops import CARRIERS, LOGICAL, names
 
 MASKED = -5000.0
 """An offset at or below this masks a score: exp(-5000) is 0 in fp16 and in fp32."""
@@ -37,7 +37,7 @@ LEAST_SCALE = 0.1
 EXACT_FACTOR = 1e-6
 """Relative error up to which a rounded factor is taken as it is."""
 
-MASKING = CARRIERS | LOGICAL | {"add", "mul", "sub", "select", "maximum", "real_div", "logical_not"}
+MASKING = CARRIERS | LOGICAL | names("add mul sub select maximum minimum real_div logical_not")
 """Ops that mask arithmetic is written with."""
 
 AFFINE = frozenset({"add", "sub", "mul", "select", "cast", "identity", "maximum"})

@@ -270,7 +270,7 @@ def _is_added(op: Operation) -> bool:
 
 def _masks_rows(op: Operation, var: Var) -> bool:
     """Is a whole row masked by a constant that is added? Scores vanish beside -3e38, and not beside -3e4."""
-    value = _numbers(var) if op.op_type in ("add", "sub") else None
+    value = _numbers(var) if op.op_type in ("add", "sub", "minimum") else None
     if value is None or value.shape[-1] < 2:
         return False
     return bool((np.abs(value) >= -MASKED).all(-1).any())

@@ -17,10 +17,13 @@ from anesurgery.placement.target import Target
 DEEPEST = -3.2e4
 """A mask below this is beyond what a sum of products can hold."""
 
+FILLING = frozenset({"add", "sub", "select", "mul", "minimum"})
+"""Ops that bring a fill into a mask, or into the scores."""
+
 
 def fill(op: Operation) -> tuple[float, Var] | None:
     """The lowest number that a mask op puts into scores, with the operand that holds it."""
-    if not bounds.is_half(op.outputs[0]) or op.op_type not in ("add", "sub", "select", "mul"):
+    if not bounds.is_half(op.outputs[0]) or op.op_type not in FILLING:
         return None
     lowest: tuple[float, Var] | None = None
     for name, var in operands(op):

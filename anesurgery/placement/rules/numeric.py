@@ -20,7 +20,14 @@ from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import Operation, Var, constant, np_dtype, operands, producer, static_shape
 from anesurgery.ops import COMPARISONS, NORMS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules.mask_fills import causal_mask, empty_rows, fill, infinite_product, other_mask
+from anesurgery.placement.rules.mask_fills import (
+    FILLING,
+    causal_mask,
+    empty_rows,
+    fill,
+    infinite_product,
+    other_mask,
+)
 from anesurgery.placement.target import Target
 
 LEAST = 2.0**-24
@@ -261,7 +268,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num-mask-causal",
-        frozenset({"add", "sub", "select", "mul"}),
+        FILLING,
         MASKS,
         MASK_SOURCE,
         test=causal_mask,
@@ -271,7 +278,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num-mask",
-        frozenset({"add", "sub", "select", "mul"}),
+        FILLING,
         MASKS,
         MASK_SOURCE,
         test=other_mask,
@@ -282,7 +289,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num-mask-rows",
-        frozenset({"add", "sub", "select", "mul"}),
+        FILLING,
         "the softmax of a row that is all -inf is NaN, and the engine turns NaN into large numbers",
         "FluidInference/FluidAudio: issue 679 (M5); 751K: notes/numerics.md",
         test=empty_rows,

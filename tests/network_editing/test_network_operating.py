@@ -159,7 +159,7 @@ class Clipped(LayerRewrite):
     """The lower limit."""
 
     def rewrite(self, site: Site) -> Refusal | None:
-        site.emit("clip", site.inputs, site.outputs, minVal=self.low, maxVal=3e38)
+        site.emit("clip", site.inputs, site.outputs, minVal=self.low, maxVal=float(np.finfo(np.float32).max))
         return None
 
 

@@ -18,23 +18,47 @@ Overwrite = Annotated[bool, typer.Option(help="Replace the --out file if it exis
 
 def measure(
     model: Model,
-    out: Annotated[Path, typer.Option(help="The JSON file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write.")],
     target: Annotated[str | None, typer.Option(help="Chip and OS of this Mac.")] = None,
-    compute_units: Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, ...")] = None,
+    compute_units: Annotated[
+        list[str] | None, typer.Option(help="CPU_AND_NE, ALL, ...; repeat. All four by default.")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Predictions that count, for each setting.")] = 50,
     function: Function = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Record where Core ML runs each op on this Mac (macOS 14.4 or later)."""
+    """Measure loads, predictions and Core ML's plan on this Mac (macOS 14.4 or later), for each setting."""
     load_engine(quiet)
+    from anesurgery.placement.measuring import SETTINGS
     from anesurgery.placement.measuring import measure as record
     from anesurgery.placement.target import Target
 
     place = _place(out, overwrite, model)
-    with waiting("asking Core ML", quiet):
-        plain = record(model, Target.parse(target, compute_units), function)
+    settings = [Target.parse(target, units).compute_units for units in compute_units or SETTINGS]
+    with waiting("measuring with Core ML", quiet):
+        plain = record(model, Target.parse(target), function, settings=settings, runs=runs)
     _write(place, plain)
-    show(plain, f"{len(plain['ops'])} ops, {plain['host']}: {place}", False, quiet)
+    failures = (f"not measured: {row['error']}" for row in plain["settings"] if row["error"])
+    show(plain, Group(measured_table(plain), *failures, f"{plain['host']}: {place}"), False, quiet)
+
+
+def measured_table(plain: dict[str, Any]) -> Table:
+    """What `measure` found, a row for each setting of compute units."""
+    table = Table(
+        "units", "first load", "later load", "prediction", "eight of ten lie in", "ops on ANE", box=None
+    )
+    for row in plain["settings"]:
+        on = [op["unit"] == "ane" for op in row["ops"] or []]
+        share = f"{sum(on)} of {len(on)}" if on else "not said"
+        if (timing := row["timing"]) is None:
+            table.add_row(row["compute_units"], "-", "-", "-", "-", share)
+            continue
+        ms = timing["predictions"]
+        loads = (f"{timing[name]:.3g} s" for name in ("first_load", "later_load"))
+        spread = f"{ms['low']:.3g} to {ms['high']:.3g} ms"
+        table.add_row(row["compute_units"], *loads, f"{ms['median']:.3g} ms", spread, share)
+    return table
 
 
 def learn(

@@ -106,6 +106,8 @@ def _compiled(model: Any) -> str:
             model = model.package_path or model.get_spec()
     if isinstance(model, (str, os.PathLike)):
         model = os.path.expanduser(model)
+        if str(model).rstrip(os.sep).endswith(".mlmodelc"):
+            return str(model)
     return str(ct.models.utils.compile_model(model))
 
 

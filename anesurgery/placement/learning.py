@@ -22,10 +22,16 @@ from anesurgery.placement.corrections import Correction, Corrections
 from anesurgery.placement.cost import MEMORY_CLASS
 
 FORMAT = "anesurgery.plan/1"
+"""A plan alone, as earlier versions recorded it."""
+MEASURED = "anesurgery.measurement/1"
+"""What `measure` writes: a plan and times for each setting of compute units."""
 ANCHORS = MEMORY_CLASS | {"relu"}
 """Ops whose rates were the same on an M4 (macOS 27.0.1) and in a dump of an M1 (macOS 14.6)."""
 LEAST = 2
 """Cases from which on something is learned: one could not be checked by another."""
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a file of another form raises."""
 
 Case = tuple[str, str, float]
 """Op type, unit, and how many times larger than the formula's its estimate is."""
@@ -58,22 +64,58 @@ class Learned:
         return {"plans": files, "table": self.corrections.to_json(), "skipped": list(self.skipped)}
 
 
-def read_plan(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A plan that `measure` recorded.
+def read_measurement(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `measure` wrote.
 
     Raises:
         LoadError: the file cannot be read, or holds something else.
     """
     try:
         plain = json.loads(read_text(Path(path).expanduser()))
-        if plain["format"] != FORMAT:
-            raise ValueError(f"its format is {plain['format']!r}, expected {FORMAT!r}")
-        plain["host"].strip()
-        for op in plain["ops"]:
-            _ = op["name"], op["op"], op["unit"], op["expected"]
+        if plain["format"] != MEASURED:
+            raise ValueError(f"its format is {plain['format']!r}, expected {MEASURED!r}")
+        _ = plain["host"].strip(), plain["model"].strip()
+        for row in plain["settings"]:
+            _ = row["compute_units"].strip(), row["error"]
+            if row["timing"] is not None and not float(row["timing"]["predictions"]["median"]) > 0:
+                raise ValueError(f"{row['compute_units']} has no time above 0")
+            _check_ops(row["ops"] or [])
         return dict(plain)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise LoadError(f"{path} is no recorded plan: {error!r}; `anesurgery measure` makes one") from error
+    except UNREADABLE as error:
+        raise LoadError(f"{path} is no measurement: {error}; write one with `anesurgery measure`") from error
+
+
+def read_plan(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The plan in what `measure` wrote: that of CPU_AND_NE, or of the first setting that has one.
+
+    Raises:
+        LoadError: the file cannot be read, or holds something else.
+    """
+    try:
+        plain = json.loads(read_text(Path(path).expanduser()))
+        if plain["format"] == MEASURED:
+            plain = _plan_in(read_measurement(path))
+        if plain["format"] != FORMAT:
+            raise ValueError(f"its format is {plain['format']!r}, expected {MEASURED!r}")
+        plain["host"].strip()
+        _check_ops(plain["ops"])
+        return dict(plain)
+    except UNREADABLE as error:
+        raise LoadError(f"{path} is no recorded plan: {error}; record one with `anesurgery measure`") from error
+
+
+def _plan_in(measured: Mapping[str, Any]) -> dict[str, Any]:
+    rows = sorted(measured["settings"], key=lambda row: row["compute_units"] != "CPU_AND_NE")
+    for row in rows:
+        if row["ops"]:
+            own = {"format": FORMAT, "compute_units": row["compute_units"], "ops": row["ops"]}
+            return {**own, "host": measured["host"], "model": measured["model"]}
+    raise ValueError("Core ML made no plan of the model")
+
+
+def _check_ops(ops: Iterable[Mapping[str, Any]]) -> None:
+    for op in ops:
+        _ = op["name"], op["op"], op["unit"], op["expected"]
 
 
 def learn(plans: Mapping[str, Mapping[str, Any]]) -> Learned:

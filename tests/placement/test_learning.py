@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,10 +15,10 @@ import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement import Target, compute_plan
+from anesurgery.placement import Target, compute_plan, stopwatch
 from anesurgery.placement.corrections import Correction, Corrections, read_corrections
 from anesurgery.placement.learning import learn, left_out, read_plan
-from anesurgery.placement.measuring import measure
+from anesurgery.placement.measuring import SETTINGS, measure
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "placement" / "models_open.json"
 RUN = CliRunner()
@@ -158,17 +158,51 @@ class FakePlan:
         return self.cost
 
 
-def test_what_core_ml_says_is_recorded_and_learned_from(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    program, package = convolutions(), tmp_path / "m.mlpackage"
-    ane.save(ane.load(program), package)
+class FakeModel:
+    """A compiled model whose every load and prediction takes a known time of a clock that only it moves."""
+
+    now = 0.0
+    loads: ClassVar[dict[str, int]] = {}
+    given: ClassVar[list[Any]] = []
+
+    def __init__(self, place: str, units: Any, **own: Any) -> None:
+        if units == ct.ComputeUnit.CPU_AND_GPU:
+            raise RuntimeError("the GPU is taken")
+        self.seconds = {"CPU_AND_NE": 0.002, "ALL": 0.004, "CPU_ONLY": 0.008}[units.name]
+        count = FakeModel.loads[units.name] = FakeModel.loads.get(units.name, 0) + 1
+        FakeModel.now += 100.0 if count == 1 else 3.0
+        self.calls = 0
+
+    def predict(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The first five are slow, and of the others every tenth."""
+        FakeModel.given.append(values)
+        self.calls += 1
+        slow = self.calls <= stopwatch.WARM or self.calls % 10 == 0
+        FakeModel.now += self.seconds * (50 if slow else 1)
+        return {}
+
+
+@pytest.fixture
+def fake_core_ml(monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Core ML of a Mac that is not there: plans, compiling, loads and predictions."""
+    program = convolutions()
+    FakeModel.now, FakeModel.loads, FakeModel.given = 0.0, {}, []
     monkeypatch.setattr(compute_plan, "available", lambda: True)
     monkeypatch.setattr(compute_plan, "host", lambda: "Apple M4, macOS 15.3")
     monkeypatch.setattr(compute_plan, "ask", lambda model, target: FakePlan(program, "ane", 1 / 6))
+    monkeypatch.setattr(ct.models.utils, "compile_model", lambda path: f"{path}c")
+    monkeypatch.setattr(ct.models, "CompiledMLModel", FakeModel)
+    monkeypatch.setattr(stopwatch, "CLOCK", lambda: FakeModel.now)
+    return program
+
+
+def test_what_core_ml_says_is_recorded_and_learned_from(fake_core_ml: Program, tmp_path: Path) -> None:
+    package = tmp_path / "m.mlpackage"
+    ane.save(ane.load(fake_core_ml), package)
     plan, table = tmp_path / "plan.json", tmp_path / "rates.json"
-    made = RUN.invoke(app, ["measure", str(package), "--out", str(plan), "--target", "M4"])
+    made = RUN.invoke(app, ["measure", str(package), "--out", str(plan), "--target", "M4", "--runs", "20"])
     assert made.exit_code == 0, made.output
+    assert "the GPU is taken" in made.output
     recorded = read_plan(plan)
     assert [op["op"] for op in recorded["ops"]] == ["relu", "conv"] * 3
     assert {(op["unit"], op["cost"], tuple(op["supported"])) for op in recorded["ops"]} == {
@@ -181,6 +215,42 @@ def test_what_core_ml_says_is_recorded_and_learned_from(
     shown = RUN.invoke(app, ["inspect", str(package), "--rates", str(table), "--json"])
     assert any("Apple M4, macOS 15.3" in note for note in json.loads(shown.stdout)["notes"])
     assert "exists" in str(RUN.invoke(app, ["learn", str(plan), "--out", str(table)]).exception)
+
+
+def test_loads_and_predictions_are_timed_for_each_setting(fake_core_ml: Program, tmp_path: Path) -> None:
+    package = tmp_path / "m.mlpackage"
+    ane.save(ane.load(fake_core_ml), package)
+    plain = measure(str(package), Target.parse("M4/macOS 15"), runs=20)
+    rows = {row["compute_units"]: row for row in plain["settings"]}
+    assert list(rows) == list(SETTINGS)
+    assert (rows["CPU_AND_GPU"]["timing"], rows["CPU_AND_GPU"]["error"]) == (
+        None,
+        "CPU_AND_GPU: the GPU is taken",
+    )
+    timing = rows["CPU_AND_NE"]["timing"]
+    assert (timing["first_load"], timing["later_load"]) == (100.0, 3.0)
+    predictions = timing["predictions"]
+    # The five that warm up do not count, and two slow ones of twenty move no median.
+    assert predictions["count"] == 20
+    assert predictions["median"] == pytest.approx(2)
+    assert predictions["least"] == pytest.approx(2)
+    assert predictions["high"] > 2
+    assert rows["CPU_ONLY"]["timing"]["predictions"]["median"] == pytest.approx(8)
+    assert [op["flop"] for op in rows["ALL"]["ops"]] == [op.flop for op in ane.inspect(fake_core_ml).ops]
+    assert all(set(given) == {"x"} for given in FakeModel.given)
+
+
+def test_a_slow_model_is_not_run_for_ever(fake_core_ml: Program) -> None:
+    found = stopwatch.timed("m.mlmodelc", "CPU_ONLY", {}, runs=1000, seconds=0.5)
+    assert stopwatch.LEAST <= found.predictions.count < 100
+
+
+def test_nothing_measured_is_an_error(
+    fake_core_ml: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ane.save(ane.load(fake_core_ml), tmp_path / "m.mlpackage")
+    with pytest.raises(SurgeryError, match="measures nothing of .*the GPU is taken"):
+        measure(str(tmp_path / "m.mlpackage"), Target.parse("M4"), settings=["CPU_AND_GPU"])
 
 
 def test_off_a_mac_measuring_is_refused_in_words(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ everywhere else a `Var` is a `Var` and not `Any`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
@@ -164,6 +164,8 @@ __all__ = [
     "is_output",
     "is_symbolic",
     "mb",
+    "nested_ops",
+    "nesting",
     "next_op",
     "np_dtype",
     "op_parameters",
@@ -171,6 +173,7 @@ __all__ = [
     "operands",
     "producer",
     "quiet_host",
+    "reads",
     "remove_input",
     "stamp",
     "static_shape",
@@ -181,14 +184,50 @@ __all__ = [
 
 def walk_ops(block: Program | Block) -> Iterator[Operation]:
     """Every op of a block or program in file order, nested blocks included (outer op first)."""
-    if isinstance(block, Program):
-        for function in block.functions.values():
-            yield from walk_ops(function)
-        return
-    for op in list(block.operations):
+    whole = block.functions.values() if isinstance(block, Program) else (block,)
+    yield from _walk(whole)
+
+
+def nested_ops(op: Operation) -> Iterator[Operation]:
+    """Every op in the blocks of an op, at any depth, in file order; not the op itself."""
+    yield from _walk(op.blocks)
+
+
+def _walk(blocks: Iterable[Block]) -> Iterator[Operation]:
+    """The ops of blocks, at any depth: each is visited once, and no depth is too deep."""
+    pending = [iter(list(block.operations)) for block in blocks][::-1]
+    while pending:
+        op = next(pending[-1], None)
+        if op is None:
+            pending.pop()
+            continue
         yield op
-        for nested in op.blocks:
-            yield from walk_ops(nested)
+        pending += [iter(list(block.operations)) for block in reversed(op.blocks)]
+
+
+def nesting(program: Program) -> int:
+    """How many blocks of control flow are inside each other, at most."""
+    deepest, pending = 0, [(op, 1) for f in program.functions.values() for op in f.operations]
+    while pending:
+        op, depth = pending.pop()
+        if op.blocks:
+            deepest = max(deepest, depth)
+            pending += [(inner, depth + 1) for block in op.blocks for inner in block.operations]
+    return deepest
+
+
+def reads(op: Operation) -> list[Var]:
+    """Everything an op needs, also what its nested blocks read from outside; a value as often as it is read."""
+    own = [var for _, var in operands(op)]
+    if not op.blocks:
+        return own
+    makes = {var for block in op.blocks for var in block.inputs}
+    inner: list[Var] = []
+    for nested in nested_ops(op):
+        inner += [var for _, var in operands(nested)]
+        makes |= {*nested.outputs, *(var for block in nested.blocks for var in block.inputs)}
+    inner += [var for owner in (op, *nested_ops(op)) for block in owner.blocks for var in block.outputs]
+    return own + [var for var in inner if var not in makes]
 
 
 def blocks(program: Program) -> Iterator[Block]:

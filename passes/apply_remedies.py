@@ -59,12 +59,12 @@ from anesurgery.checking.large_squares import large_squares
 from anesurgery.errors import Refusal
 from anesurgery.facts.constants import LARGEST
 from anesurgery.facts.masks import is_decoder
+from anesurgery.files.copying import copied
 from anesurgery.mil import Operation, Program, Var, mb, types, walk_ops
 from anesurgery.passes.group_norm import GroupNorm
 from anesurgery.passes.rms_norm import RmsNorm
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.search import Search, State

@@ -47,12 +47,12 @@ import numpy as np
 
 from anesurgery.errors import InterfaceError, PassError, Refusal, UnknownName
 from anesurgery.facts.reading import shape_in_words
+from anesurgery.files.copying import copied
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.interpret import run as compute
 from anesurgery.mil import Function, Program, Var, ct, mb, types
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.fixed_shapes import Shapes, barred, dynamic_inputs
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session

@@ -50,7 +50,7 @@ from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.facts.compressed_weights import decoded, edit_weight, is_compressed
 from anesurgery.facts.fixed_values import fixed_ops, shape_only
 from anesurgery.facts.reencoding import stored_bytes
-from anesurgery.facts.slices import reads, slice_back
+from anesurgery.facts.slices import slice_back
 from anesurgery.facts.stored_views import edit_of
 from anesurgery.facts.work import is_stored, size_of
 from anesurgery.mil import (
@@ -64,6 +64,7 @@ from anesurgery.mil import (
     is_output,
     mb,
     np_dtype,
+    reads,
     stamp,
     static_shape,
     types,

@@ -48,9 +48,8 @@ import numpy as np
 
 from anesurgery.checking.grades import Grade, SiteCheck
 from anesurgery.errors import PassError
-from anesurgery.facts.slices import reads
 from anesurgery.facts.work import is_weight
-from anesurgery.mil import Function, Operation, Program, Var, ct, mb, types
+from anesurgery.mil import Function, Operation, Program, Var, ct, mb, reads, types
 from anesurgery.ops import IMPURE, LISTS, STATEFUL
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Judged, choose, judge

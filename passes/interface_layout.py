@@ -40,6 +40,7 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.facts.reading import ints, readers_after, shape_in_words
+from anesurgery.files.copying import copied
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import (
     Function,
@@ -57,7 +58,6 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import POINTWISE
 from anesurgery.passes.interface_fp16 import UNCHECKED
-from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.host import run_host_pass
 from anesurgery.rewriting.passes import Pass

@@ -59,6 +59,7 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
+from anesurgery.files.copying import copied
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Program, Var, mb
 from anesurgery.passes.channels_first import ChannelsFirst
@@ -67,7 +68,6 @@ from anesurgery.passes.tile_queries import TileQueries
 from anesurgery.placement.rules.finds_sequence_layout import evidence
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
 

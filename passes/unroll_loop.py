@@ -61,8 +61,7 @@ import numpy as np
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.inlining import Inliner
 from anesurgery.facts.list_elements import Element, elements, length
-from anesurgery.facts.slices import reads
-from anesurgery.mil import Operation, Program, Var, constant, consumers, mb, types
+from anesurgery.mil import Operation, Program, Var, constant, consumers, mb, reads, types
 from anesurgery.ops import CONTROL, LISTS, names
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops

@@ -16,9 +16,8 @@ import numpy as np
 
 from anesurgery.checking.lengths import drawn_shape, length_of
 from anesurgery.facts.intervals import interval
-from anesurgery.facts.slices import reads
 from anesurgery.interpret.sampling import LOOKUPS, index_range
-from anesurgery.mil import Array, Operation, Var, constant, ct, np_dtype, types
+from anesurgery.mil import Array, Operation, Var, constant, ct, np_dtype, reads, types
 from anesurgery.ops import names
 
 Bounds = dict[Var, tuple[Any, Any]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anesurgery.facts.slices import reads, slice_back
+from anesurgery.facts.slices import slice_back
 from anesurgery.facts.work import CONSTANT
-from anesurgery.mil import Operation, Var
+from anesurgery.mil import Operation, Var, reads
 
 
 @dataclass(frozen=True)

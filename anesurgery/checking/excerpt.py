@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from anesurgery.checking.both import Site
 from anesurgery.facts.rowwise import rows_read
-from anesurgery.facts.slices import reads
-from anesurgery.mil import Operation, Var, operands, producer, static_shape
+from anesurgery.mil import Operation, Var, operands, producer, reads, static_shape
 from anesurgery.ops import POINTWISE
 
 ROWS = 2

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.facts.slices import reads
-from anesurgery.mil import Operation, Var, constant, is_symbolic, np_dtype
+from anesurgery.mil import Operation, Var, constant, is_symbolic, np_dtype, reads
 
 SYMBOL_LENGTH = 3
 """Length that stands for a symbolic dimension while an edit is checked, at first."""

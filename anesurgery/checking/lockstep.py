@@ -18,13 +18,12 @@ from anesurgery.checking.grades import Grade
 from anesurgery.checking.matching import Match, Move, match, still
 from anesurgery.checking.model_proofs import ModelProof, Seam
 from anesurgery.checking.numbering import LARGEST_VALUE, Side, Table, Value, is_constant_op
-from anesurgery.facts.slices import reads
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import LANES, P
 from anesurgery.interpret.inputs import bind
-from anesurgery.mil import Array, Function, Operation, Var, np_dtype, types
+from anesurgery.mil import Array, Function, Operation, Var, np_dtype, reads, types
 from anesurgery.text import to_text
 
 FEW = 0.3

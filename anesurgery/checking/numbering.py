@@ -18,12 +18,11 @@ import torch
 
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import InterpretError
-from anesurgery.facts.slices import reads
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.interpret.arithmetic.symbolic import UNLIKE
-from anesurgery.mil import Function, Operation, Var, constant, operands, types
+from anesurgery.mil import Function, Operation, Var, constant, operands, reads, types
 
 LARGEST_VALUE = 1 << 27
 """Elements of a value or a constant of a whole model, at most."""

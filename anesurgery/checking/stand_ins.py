@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import SMALL_CONSTANT
-from anesurgery.facts.slices import reads
 from anesurgery.interpret.arithmetic.precision import forget
-from anesurgery.mil import Array, Operation, Var, constant, np_dtype
+from anesurgery.mil import Array, Operation, Var, constant, np_dtype, reads
 
 ELEMENTS = ("add", "sub", "mul")
 """Ops whose constants are weights where they are vectors; tables and masks are reordered, so that they are not

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from anesurgery.facts.reading import number
-from anesurgery.facts.slices import reads
 from anesurgery.facts.whole_numbers import WholeNumbers
 from anesurgery.facts.work import is_tensor
-from anesurgery.mil import Block, Operation, Var, constant, np_dtype, static_shape
+from anesurgery.mil import Block, Operation, Var, constant, np_dtype, reads, static_shape
 from anesurgery.ops import IMPURE, names
 
 OF_SHAPES = {"shape": "x", "fill_like": "ref_tensor"}

@@ -13,7 +13,6 @@ import numpy as np
 
 from anesurgery.errors import InterpretError, Refused
 from anesurgery.facts.row_buffers import RowMaker, Rows, place_of, reads_a_row, replaces, writes_rows
-from anesurgery.facts.slices import reads
 from anesurgery.mil import (
     Array,
     Block,
@@ -23,6 +22,7 @@ from anesurgery.mil import (
     constant,
     dtype_name,
     np_dtype,
+    reads,
     static_shape,
     types,
 )

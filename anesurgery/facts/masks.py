@@ -185,12 +185,21 @@ def conditions_of(mask: Var) -> list[Var] | None:
 
 def conjuncts(condition: Var, wanted: bool) -> list[Literal]:
     """What must hold for a condition to be as wanted, taken apart as far as that is a conjunction."""
-    op = condition.op
-    if op is not None and op.op_type == "logical_not":
-        return conjuncts(op.x, not wanted)
-    if op is not None and op.op_type == ("logical_and" if wanted else "logical_or"):
-        return [*conjuncts(op.x, wanted), *conjuncts(op.y, wanted)]
-    return [(condition, wanted)]
+    literals: list[Literal] = []
+    seen, pending = set[Literal](), [(condition, wanted)]
+    while pending:
+        one = pending.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        (var, value), op = one, one[0].op
+        if op is not None and op.op_type == "logical_not":
+            pending.append((op.x, not value))
+        elif op is not None and op.op_type == ("logical_and" if value else "logical_or"):
+            pending += [(op.y, value), (op.x, value)]
+        else:
+            literals.append((var, value))
+    return literals
 
 
 def _assignments(conditions: Iterable[Var]) -> list[dict[Var, bool]]:

@@ -7,8 +7,8 @@ by op; a condition is 0 or 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -140,17 +140,35 @@ class WholeNumbers:
 
     def leaves(self, var: Var, most: int) -> str:
         """Why the floats of an integer may be others; "" when they are the same."""
-        if np_dtype(var).kind == "f":
-            return ""
-        at = source(var)
+        for value in _upstream(var, lambda v: _whole_operands(source(v)) if np_dtype(v).kind != "f" else []):
+            if np_dtype(value).kind != "f" and (why := self._leaves_at(source(value), most)):
+                return why
+        return ""
+
+    def _leaves_at(self, at: Var, most: int) -> str:
         if not self.reach(at) <= most:
             return f"%{at.name} {in_words(self.reach(at))}, above {most}"
         op = makes_whole(at)
-        if op is None:
-            return ""
-        if op.op_type in ("floor_div", "mod") and not (number(op.y) or 0) > 0:
+        if op is not None and op.op_type in ("floor_div", "mod") and not (number(op.y) or 0) > 0:
             return f"%{at.name} is divided by %{op.y.name}, which is not a positive constant"
-        return next((why for _, v in operands_of(op) if (why := self.leaves(v, most))), "")
+        return ""
+
+
+def _whole_operands(var: Var) -> list[Var]:
+    """What an integer is computed from."""
+    op = makes_whole(var)
+    return [] if op is None else [v for _, v in operands_of(op)]
+
+
+def _upstream(var: Var, sources: Callable[[Var], Iterable[Var]]) -> Iterator[Var]:
+    """A value, then what it comes from, the first sources first; each once, however often it is read."""
+    seen, pending = set[Var](), [var]
+    while pending:
+        value = pending.pop()
+        if value not in seen:
+            seen.add(value)
+            yield value
+            pending += [*sources(value)][::-1]
 
 
 def in_words(reach: float) -> str:
@@ -160,13 +178,12 @@ def in_words(reach: float) -> str:
 
 def symbolic(var: Var) -> str:
     """A symbolic shape among what is done to an integer, which another op would name otherwise; "" if none."""
-    if static_shape(var) is None:
-        return f"%{var.name} has the symbolic shape {tuple(var.shape)}"
-    if var.sym_val is not None and any_symbolic(np.ravel(np.asarray(var.sym_val, dtype=object))):
-        return f"%{var.name} is counted from a symbolic shape"
-    op = makes_whole(var)
-    given = operands_of(op) if op is not None else ()
-    return next((why for _, v in given if np_dtype(v).kind != "f" and (why := symbolic(v))), "")
+    for value in _upstream(var, lambda v: [s for s in _whole_operands(v) if np_dtype(s).kind != "f"]):
+        if static_shape(value) is None:
+            return f"%{value.name} has the symbolic shape {tuple(value.shape)}"
+        if value.sym_val is not None and any_symbolic(np.ravel(np.asarray(value.sym_val, dtype=object))):
+            return f"%{value.name} is counted from a symbolic shape"
+    return ""
 
 
 def _ends(found: Any) -> Range:
@@ -301,6 +318,11 @@ class Floats:
 
 def is_whole(var: Var) -> bool:
     """Is a float known to hold whole numbers only?"""
+    return all(_whole_itself(v) is not False for v in _upstream(var, _whole_through))
+
+
+def _whole_itself(var: Var) -> bool | None:
+    """Is a value whole by itself? None where that is so if its sources are."""
     if (value := constant(var)) is not None:
         return bool(np.all(np.asarray(value) == np.floor(value)))
     op = var.op
@@ -308,6 +330,8 @@ def is_whole(var: Var) -> bool:
         return np_dtype(var).kind in "ib"
     if op.op_type in ROUNDING:
         return True
-    if op.op_type == "cast" or op.op_type in MOVES | WHOLE_SUMS:
-        return all(is_whole(v) for _, v in operands_of(op))
-    return False
+    return None if op.op_type == "cast" or op.op_type in MOVES | WHOLE_SUMS else False
+
+
+def _whole_through(var: Var) -> list[Var]:
+    return [v for _, v in operands_of(cast(Operation, var.op))] if _whole_itself(var) is None else []

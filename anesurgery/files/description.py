@@ -26,6 +26,7 @@ def new_spec(program: Program, version: int) -> Any:
     """
     from coremltools.converters.mil.converter import mil_convert
 
+    protobuf.check_depth(program)
     copy: Any = protobuf.copy_program(program)
     for name, function in program.functions.items():
         copy.functions[name].input_types = function.input_types

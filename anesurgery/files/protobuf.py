@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError
+from anesurgery.files.copying import copied
 from anesurgery.files.transcription import FetchWeight, OpError, reading, said, tidy
 from anesurgery.forking import patched
-from anesurgery.mil import Array, Function, Program, Var, ct, exclusive, quiet_host, types
+from anesurgery.mil import Array, Function, Program, Var, ct, exclusive, nesting, quiet_host, types
 
 with quiet_host():
     from coremltools import _OPSET, proto
@@ -204,6 +205,22 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
         return proto.MIL_pb2.Program(version=1, functions=functions)
 
 
+DEEPEST = 40
+"""Blocks inside each other that a specification is written with. Readers of protobuf take 100 messages inside
+each other, each block of control flow is two of them, and what is around and in the innermost is up to 18."""
+
+
+def check_depth(program: Program) -> None:
+    """Refuse a program that no specification can hold.
+
+    Raises:
+        LoadError: its control flow is nested deeper than readers of protobuf take.
+    """
+    if (depth := nesting(program)) > DEEPEST:
+        words = f"control flow is nested {depth} deep, and a file can hold {DEEPEST}"
+        raise LoadError(f"{words}; unroll inner loops (unroll_loop), or convert branches as select")
+
+
 @exclusive
 def to_proto(program: Program, version: int, store: StoreWeight, source: Any = None) -> Any:
     """The `Program` protobuf of a program.
@@ -213,7 +230,11 @@ def to_proto(program: Program, version: int, store: StoreWeight, source: Any = N
         version: the specification version to write for.
         store: puts the value of a constant somewhere and gives its offset.
         source: the protobuf that the program came from: opsets, attributes and documentation are kept.
+
+    Raises:
+        LoadError: its control flow is nested deeper than readers of protobuf take.
     """
+    check_depth(program)
     opsets = (
         {} if source is None else {n: _opset_kept(f.opset, program, n) for n, f in source.functions.items()}
     )
@@ -251,6 +272,8 @@ def _opset_kept(opset: str, program: Program, name: str) -> str:
 
 def copy_program(program: Program) -> Program:
     """A program that can be edited without touching the original; the arrays of the constants are shared."""
+    if nesting(program) > DEEPEST:
+        return copied(program)
     held, version = HeldWeights(), version_of(program)
     return from_proto(to_proto(program, version, held.store), version, held.read)
 

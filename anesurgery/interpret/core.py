@@ -68,7 +68,10 @@ class Plan:
         self._check_sources()
         ops = [op for op in ops if not self._constant(op)]
         self.constants |= {v: self._tensor(a) for v, a in self.decompressed.items()}
-        last = _last_uses(ops, set(keep))
+        keep = list(keep)
+        reads = [self._reads(op) for op in ops]
+        self.outer = _from_outside(ops, reads, keep)
+        last = _last_uses(ops, reads, set(keep))
         for i, op in enumerate(ops):
             self.steps.append(self._step(op, last.get(i, [])))
         fuse = fuse and arithmetic == "fp32"
@@ -85,15 +88,20 @@ class Plan:
             return True
         return False
 
+    def _reads(self, op: Operation) -> list[Var]:
+        """What an op reads, its blocks included, which are planned here: each once, however deep it is."""
+        if op.blocks and op.op_type not in control.TABLE:
+            raise Unsupported(f"op {op.name}: the interpreter does not know {op.op_type!r}")
+        read = [v for _, v in operands(op)]
+        for block in op.blocks:
+            nested = Plan(block.operations, block.outputs, self.arithmetic, self, device=self.device)
+            self.blocks[block] = nested
+            own = set(block.inputs)
+            read += [v for v in nested.outer if v not in own]
+        return read
+
     def _step(self, op: Operation, dead: list[Var]) -> Step:
-        if op.blocks:
-            if op.op_type not in control.TABLE:
-                raise Unsupported(f"op {op.name}: the interpreter does not know {op.op_type!r}")
-            for block in op.blocks:
-                self.blocks[block] = Plan(
-                    block.operations, block.outputs, self.arithmetic, self, device=self.device
-                )
-        elif op.op_type not in TABLE:
+        if not op.blocks and op.op_type not in TABLE:
             raise Unsupported(
                 f"op {op.name}: the interpreter does not know {op.op_type!r}; "
                 "add a meaning with @impl (anesurgery.interpret.table)"
@@ -274,23 +282,22 @@ def _sources(ops: Iterable[Operation]) -> set[SourceFile]:
     return {source for value in constants if (source := source_of(value)) is not None}
 
 
-def _last_uses(ops: list[Operation], keep: set[Var]) -> dict[int, list[Var]]:
+def _from_outside(ops: list[Operation], reads: list[list[Var]], keep: list[Var]) -> list[Var]:
+    """The values that ops read, or that are kept, and that none of them makes; each once."""
+    makes = {v for op in ops for v in op.outputs}
+    return [v for v in dict.fromkeys([*(v for read in reads for v in read), *keep]) if v not in makes]
+
+
+def _last_uses(ops: list[Operation], reads: list[list[Var]], keep: set[Var]) -> dict[int, list[Var]]:
     """Index of an op -> the values made by `ops` that nobody needs after it."""
     last: dict[Var, int] = {}
     for i, op in enumerate(ops):
         last |= dict.fromkeys(op.outputs, i)
-        last |= {v: i for v in _deep_reads(op) if v in last}
+        last |= {v: i for v in reads[i] if v in last}
     found: dict[int, list[Var]] = {}
     for var, i in last.items():
         if var not in keep:
             found.setdefault(i, []).append(var)
-    return found
-
-
-def _deep_reads(op: Operation) -> list[Var]:
-    found = [v for _, v in operands(op)]
-    for block in op.blocks:
-        found += [v for nested in block.operations for v in _deep_reads(nested)] + list(block.outputs)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError
 from anesurgery.facts.work import work_of
-from anesurgery.mil import walk_ops
+from anesurgery.mil import nested_ops
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
@@ -130,7 +130,7 @@ def _flop(blobs: Blobs | None, layer: _Layer) -> int:
     if blobs is None or blobs.missing or layer.depth:
         return 0
     ops = blobs.ops.get(next(iter(layer.spec.output), layer.spec.name), ())
-    nested = (inner for op in ops for block in op.blocks for inner in walk_ops(block))
+    nested = (inner for op in ops for inner in nested_ops(op))
     return sum(work_of(op).flop for op in (*ops, *nested))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anesurgery.mil import Operation, operands, walk_ops
+from anesurgery.mil import Operation, nested_ops, reads
 from anesurgery.ops import CONTROL, IMPURE
 
 
@@ -18,8 +18,7 @@ def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
             continue
         if any(v.child_ops or v.consuming_blocks for v in op.outputs):
             continue
-        inner = [o for nested in op.blocks for o in walk_ops(nested)]
-        sources = [v.op for o in (op, *inner) for _, v in operands(o) if v.op is not None and v.op not in inner]
+        sources = [v.op for v in reads(op) if v.op is not None]
         block.remove_ops([op])
         removed.append(op)
         queue += sources
@@ -28,4 +27,4 @@ def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
 
 def _does_more(op: Operation) -> bool:
     """Does an op, or one nested in it, do more than compute its results?"""
-    return op.op_type in IMPURE - CONTROL or any(_does_more(o) for block in op.blocks for o in walk_ops(block))
+    return op.op_type in IMPURE - CONTROL or any(o.op_type in IMPURE - CONTROL for o in nested_ops(op))

@@ -30,6 +30,7 @@ import numpy as np
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.facts.compressed_weights import unpacked
 from anesurgery.facts.token_ids import never_negative
+from anesurgery.files.copying import copied
 from anesurgery.files.protobuf import HeldWeights, from_proto, opset_name, stored_value, to_proto, version_of
 from anesurgery.mil import (
     Array,
@@ -48,7 +49,6 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
-from anesurgery.rewriting.copying import copied
 
 with quiet_host():
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry

@@ -9,6 +9,7 @@ from typing import Any
 
 from anesurgery.checking.comparison import compare
 from anesurgery.errors import Refusal, SurgeryError
+from anesurgery.files.copying import copied
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, walk_ops
 from anesurgery.placement.evidence import Finding
@@ -16,7 +17,6 @@ from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.legal import Legality
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import html
 import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +21,7 @@ from anesurgery.display import printable, short_name
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.arrays import write_text
 from anesurgery.loading import load
-from anesurgery.mil import Block, Operation, Program, function_of, walk_ops
+from anesurgery.mil import Block, Operation, Program, function_of, reads, walk_ops
 from anesurgery.placement.inspector import inspect
 from anesurgery.text import to_text, type_text
 
@@ -158,17 +157,9 @@ def _flow(block: Block) -> nx.DiGraph:
         gives = ", ".join(type_text(var) for var in op.outputs)
         name = _key(op)
         flow.add_node(name, op=True, kind=op.op_type, name=name, gives=gives, line=to_text(op))
-        made = (_maker(var, flow) for var in _reads(op))
+        made = (_maker(var, flow) for var in reads(op))
         flow.add_edges_from((source, name) for source in made if source is not None and source != name)
     return flow
-
-
-def _reads(op: Operation) -> Iterator[Any]:
-    """The values that an op reads, those that its blocks read from outside included."""
-    for value in op.inputs.values():
-        yield from value if isinstance(value, (list, tuple)) else [value]
-    for inner in (o for block in op.blocks for o in walk_ops(block)):
-        yield from _reads(inner)
 
 
 def _maker(var: Any, flow: nx.DiGraph) -> str | None:

@@ -12,9 +12,8 @@ import numpy as np
 from anesurgery.checking.adversarial import Drawing
 from anesurgery.checking.numbers import as_tensor
 from anesurgery.errors import SurgeryError
-from anesurgery.facts.slices import reads
 from anesurgery.interpret import TABLE, Evaluator
-from anesurgery.mil import Operation, Program, Var, constant, mb, types
+from anesurgery.mil import Operation, Program, Var, constant, mb, reads, types
 
 NOT_COMMUTING = {
     **dict.fromkeys(("sub", "real_div", "floor_div", "mod", "pow", "matmul"), ("x", "y")),

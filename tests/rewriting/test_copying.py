@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from anesurgery import registry
+from anesurgery.files.copying import copied
 from anesurgery.loading import load
 from anesurgery.mil import Program, blocks, walk_ops
-from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.testing import assert_same_numbers

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import pytest
 
 from anesurgery.errors import PassError
+from anesurgery.files.copying import copied
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.legal import Legality
 from anesurgery.placement.target import Target
 from anesurgery.rewriting import search as searching
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.copying import copied
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

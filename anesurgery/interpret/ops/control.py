@@ -10,7 +10,7 @@ import torch
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.interpret.table import Unsupported, impl, ints
-from anesurgery.mil import Operation, walk_ops
+from anesurgery.mil import Operation, nested_ops
 
 LOOP_LIMIT = 100_000
 """Rounds after which a `while_loop` is taken for endless."""
@@ -40,7 +40,7 @@ def cond(plan: Any, op: Operation, arguments: dict[str, Any], env: Any, listener
     pred = arguments["pred"]
     if not isinstance(pred, Image):
         return _block(plan, op.blocks[0] if bool(pred) else op.blocks[1], [], env, listener)
-    if any(o.op_type == "coreml_update_state" for block in op.blocks for o in walk_ops(block)):
+    if any(o.op_type == "coreml_update_state" for o in nested_ops(op)):
         raise Unsupported("a state that is written under a condition")
     sides = [_block(plan, block, [], env, listener) for block in op.blocks]
     if any(isinstance(v, list) for side in sides for v in side):

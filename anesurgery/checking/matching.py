@@ -76,8 +76,10 @@ def match(a: Value, b: Value, names: Bitwise, gate: float, *, exact: Move | None
         if proof is not None:
             return _settle(a, b, move, Match(proof.grade, proof.bound))
     for move, ratio in near:
+        if not (count := compared(move(a.numbers), b.numbers)) and b.numbers.numel():
+            continue  # NaN beside NaN
         words = "equal" if math.isinf(ratio) else f"PSNR {ratio:.1f} dB"
-        note = f"{words} on {b.numbers.numel()} numbers" + (f"; {reason}" if reason else "")
+        note = f"{words} on {count} numbers" + (f"; {reason}" if reason else "")
         return _settle(a, b, move, Match(Grade.NUMBERS, note=note))
     return None
 
@@ -124,7 +126,10 @@ def layouts(old: Sequence[int], new: Sequence[int]) -> Iterator[Move]:
 
 
 def closeness(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The PSNR; infinite for equal numbers, minus infinite where anything is undefined on one side only."""
+    """The PSNR; infinite for equal numbers, minus infinite where anything is undefined on one side only.
+
+    NaN on both sides is no difference; `compared` says how many elements are left.
+    """
     if a.shape != b.shape:
         return -math.inf
     same = (a == b) | ((a != a) & (b != b))
@@ -137,6 +142,11 @@ def closeness(a: torch.Tensor, b: torch.Tensor) -> float:
     apart = torch.where(same, zero, a.double() - b.double())
     peak = float(torch.where(finite, a.double().abs(), zero).max())
     return psnr(peak, float(apart.square().mean().sqrt()))
+
+
+def compared(a: torch.Tensor, b: torch.Tensor) -> int:
+    """How many elements are numbers on either side: NaN on both shows nothing."""
+    return a.numel() - int(((a != a) & (b != b)).sum())
 
 
 def _settle(a: Value, b: Value, move: Move, found: Match) -> Match:

@@ -121,7 +121,7 @@ class Apart(NamedTuple):
     max_abs: float
     max_rel: float
     """`max_abs` over the largest finite magnitude of the old value, or of what flows through the old side where
-    that cancels and the difference is rounding (`rounding`)."""
+    that cancels and the difference is rounding (`rounding`); infinite for integers that are not equal."""
     values: int
     """Elements compared."""
     left_out: int
@@ -233,9 +233,11 @@ def measured(
     if rtol == 0 or not sides.rounds_sums or any(math.isinf(p.max_abs) for p in parts):
         return parts
     try:
-        if all(p.max_rel <= rtol for p in parts):
-            return hidden(sides, numbers, pairs, parts, undefined, promise)
-        return rounding(sides, numbers, pairs, parts, undefined, promise)
+        if any(p.max_rel > rtol for p in parts):
+            parts = rounding(sides, numbers, pairs, parts, undefined, promise)
+        if any(p.max_rel > rtol for p in parts):
+            return parts
+        return hidden(sides, numbers, pairs, parts, undefined, promise)  # no element excuses another one
     except InterpretError:
         return parts
 
@@ -264,7 +266,8 @@ def rounding(
         old, none = finer[i][0], undefined[i : i + 1]
         off = max(_apart([(old, draw[i])], none, promise)[0].max_abs for draw in draws)
         allowed = max(off, OWN * _apart([(old, pairs[i][0])], none, promise)[0].max_abs)
-        if exact.max_abs <= FINER * allowed and 0 < allowed < math.inf:
+        left = FINER * allowed if old.is_floating_point() else 0.0
+        if exact.max_abs <= left and 0 < allowed < math.inf:
             part = part._replace(max_rel=min(part.max_rel, rtol * part.max_abs / allowed))
         found.append(part)
     return found
@@ -342,6 +345,8 @@ def difference(
     ignored = int((left_out & ~same).sum())
     a = a[~left_out]
     largest = float(apart.max()) if apart.numel() else 0.0
+    if largest and not old.is_floating_point():
+        return Apart(largest, math.inf, a.numel(), ignored)  # one id is no better than another one
     finite = a[torch.isfinite(a)].abs()
     scale = float(finite.max()) if finite.numel() else 0.0
     return Apart(largest, largest / scale if scale else largest, a.numel(), ignored)

@@ -61,7 +61,7 @@ class Trial:
     """What adversarial inputs showed."""
 
     values: int = 0
-    """Numbers of outputs that were compared."""
+    """Numbers of outputs that were compared: what the first model gives as infinite or NaN shows nothing."""
     lengths: tuple[int, ...] = ()
     """Lengths of dynamic dimensions that were tried."""
     failure: str = ""
@@ -75,7 +75,8 @@ class Trial:
     def words(self) -> str:
         """What was tried, and what came out."""
         lengths = f", at the lengths {', '.join(map(str, self.lengths))}" if self.lengths else ""
-        said = self.failure or f"adversarial inputs{lengths}: {self.values} numbers within the gate"
+        count = f"{self.values} numbers within the gate" if self.values else "no number that shows anything"
+        said = self.failure or f"adversarial inputs{lengths}: {count}"
         return said + ("; they differ on infinities or NaN" if self.finite_only else "")
 
 
@@ -219,7 +220,7 @@ def tried(
                     continue
                 if words := _failure(both, numbers, made, size):
                     return Trial(compared, tuple(lengths), words, _example(both, numbers))
-                compared += sum(x.numel() for x in made.values())
+                compared += sum(int(torch.isfinite(x).sum()) for x in made.values())
                 lengths += [n for n in set(size.values()) if n not in lengths]
     return Trial(compared, tuple(lengths), finite_only=_only_finite(both, seed))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from anesurgery.checking.comparison import Comparison, compare
+from anesurgery.checking.grades import Grade
 from anesurgery.checking.lockstep import paired
 from anesurgery.checking.matching import layouts
 from anesurgery.checking.model_proofs import ModelProof
@@ -223,3 +224,42 @@ def test_it_is_in_every_report() -> None:
     wrong = compare(block(), block(axis=1), prove=True)
     assert "not matched: %weights" in str(wrong)
     assert compare(block(), block()).proof is None
+
+
+def test_nan_on_both_sides_is_not_checked() -> None:
+    """Two roots of negative numbers are alike in every number, and show nothing."""
+
+    def root(least: float) -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((4, 4))])
+        def program(x: Var) -> Var:
+            below = mb.sub(x=np.float32(-least), y=mb.square(x=x))
+            return mb.sqrt(x=below, name="y")
+
+        return program
+
+    found = compare(root(1), root(2), prove=True)
+    assert not found.ok
+    assert found.proof is not None
+    assert found.proof.grade is None
+    assert found.proof.trial is not None
+    assert found.proof.trial.values == 0
+    assert "no number that shows anything" in found.proof.trial.words
+    assert proof(root(1), root(1)).grade is Grade.BITS
+
+
+def test_numbers_that_are_nan_are_not_counted() -> None:
+    def half_a_logarithm(of_root: bool) -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((4, 4))])
+        def program(x: Var) -> Var:
+            z = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[0, 1]))
+            if of_root:
+                return mb.log(x=mb.sqrt(x=z), name="y")
+            return mb.mul(x=mb.log(x=z), y=np.float32(0.5), name="y")
+
+        return program
+
+    found = compare(half_a_logarithm(False), half_a_logarithm(True), prove=True)
+    assert found.proof is not None
+    count = 16 - found.outputs[0].undefined
+    assert 0 < count < 16
+    assert f"on {count} numbers" in found.proof.seams[0].note

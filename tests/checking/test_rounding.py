@@ -170,3 +170,56 @@ def test_what_is_alike_is_subtracted_first(name: str) -> None:
     assert isinstance(back, SiteCheck)
     assert back.within(REASSOCIATED)
     assert back.grade is Grade.PROVED
+
+
+def beside(x: Var, other: Any) -> Any:
+    """A sum of large terms that cancel, times 1e10, beside something small."""
+    return mb.concat(values=[mb.mul(x=other, y=np.float32(1e10)), x], axis=1)
+
+
+@pytest.mark.parametrize("number", [0.001, 5.0, 7.7])
+def test_no_element_excuses_another_one(number: float) -> None:
+    """What rounding may do to a large element says nothing about a small one."""
+
+    def aimed(x: Var, off: float) -> Any:
+        there = mb.equal(x=x, y=np.float32(number))
+        return mb.select(cond=there, a=mb.add(x=x, y=np.float32(off)), b=x)
+
+    wrong, right = (
+        found(
+            lambda x: beside(aimed(x, 0), cancelling(x)),
+            lambda x, off=off: beside(aimed(x, off), mb.mul(x=x, y=np.float32(1))),
+        )
+        for off in (0.1, 0.0)
+    )
+    assert not wrong.within(REASSOCIATED)
+    assert wrong.counterexample
+    assert right.within(REASSOCIATED)
+
+
+@pytest.mark.parametrize("rtol", [1e-5, 1e-3])
+def test_integers_are_equal_or_not(rtol: float) -> None:
+    """One id beside 1e6 is another id, however small its share is."""
+
+    def plus(number: int) -> Callable[..., Any]:
+        return lambda x: mb.add(x=x, y=np.int32(number))
+
+    promise = Promise(Tolerance(rtol))
+    wrong, right = (
+        checked(plus(1_000_000), plus(n), (types.int32, (3, 4)), promise=promise)
+        for n in (1_000_001, 1_000_000)
+    )
+    assert isinstance(wrong, SiteCheck)
+    assert isinstance(right, SiteCheck)
+    assert not wrong.within(promise.tolerance)
+    assert right.grade is Grade.BITS
+
+
+def test_an_integer_may_follow_what_is_rounded() -> None:
+    """A floor of a sum in another order: equal in fp64, one apart where fp32 rounds."""
+
+    def floored(x: Var, order: int) -> Any:
+        return mb.cast(x=mb.floor(x=cancelling_products(x, order)), dtype="int32")
+
+    check = found(lambda x: floored(x, 1), lambda x: floored(x, -1))
+    assert check.within(REASSOCIATED)

@@ -95,13 +95,20 @@ LINEAR_RATES = (
 of
 both units in the other classes gives for the slower cases of the ANE."""
 
+LINEAR_APART = LINEAR_RATES[0].ane[1] / LINEAR_RATES[1].ane[0]
+"""How many times the classes of linear differ at most, on the ANE."""
+
 LARGEST_LINEAR = 33.6e6
 """Operations of the largest linear whose estimate on the CPU was published; beyond it the rate may be that of
 other large products."""
 
 ELSEWHERE = (1.1, 1.2)
-"""(ANE, CPU): how many times the rates of products may differ off a base M4 with macOS 27. In the dump of an M1
-those of convolutions differ so much."""
+"""(ANE, CPU): how many times the rates may differ off a base M4 with macOS 27. In the dump of an M1 those of
+convolutions differ so much."""
+
+SAME_MEMORY = frozenset({"M1", "M4", "M5"})
+"""Chips on which the memory class was seen to be the same: published of an M1 (macOS 14.6) and an M4 (27.0.1);
+and five models ended on an M5 Max as it says (macOS 26.6, erwinzhang7/coreml-compute-placement)."""
 
 FEW_ROWS, UP_TO = 16, 13
 """Rows of a linear below which no rate was seen, and the last family on which it may then cost what it moves:
@@ -125,10 +132,12 @@ def estimate(op: Operation, work: Work, target: Target) -> Estimate | None:
     found = formula(op, work) if formula is not None else _memory(work.moved)
     if found is None:
         return None
+    if op.op_type == "linear" and not target.on_measured_chip:
+        found = _of_other_classes(found, work.flop)
     if op.op_type == "linear" and min(target.families) <= UP_TO and _rows(op) < FEW_ROWS:
         moved = _memory(work.moved + work.constant)
         found = replace(found, or_else=(*found.or_else, (moved.ane or 0.0, moved.cpu or 0.0)))
-    if work.flop and target.extrapolated:
+    if target.extrapolated and (work.flop or not SAME_MEMORY.issuperset(target.chips)):
         found = _wider(found, ELSEWHERE)
     if target.rates is not None:
         found = _corrected(found, target.rates.rates.get(op.op_type, {}))
@@ -182,6 +191,23 @@ def _stepped(rates: tuple[Rates, ...], flop: float, feature: float) -> Estimate:
     (ane, off_ane), (cpu, off_cpu) = _middle(own.ane), _middle(own.cpu)
     others = tuple((flop / _middle(r.ane)[0], flop / _middle(r.cpu)[0]) for r in open_ if r is not own)
     return Estimate(flop / ane, flop / cpu, off=(off_ane, off_cpu), or_else=others)
+
+
+def _of_other_classes(found: Estimate, flop: float) -> Estimate:
+    """Off an M4 nobody knows where the classes of linear end: it may be of each neighbour of its own.
+
+    The classes differ 9 to 18 times on the ANE, so a product of that many times the operations of a cut is
+    beyond doubt.
+    """
+    own = next(i for i, row in enumerate(LINEAR_RATES) if flop >= row.cut)
+    near = [r for i, r in enumerate(LINEAR_RATES) if abs(i - own) == 1 and _is_near(i, own, flop)]
+    others = tuple((flop / _middle(r.ane)[0], flop / _middle(r.cpu)[0]) for r in near)
+    return replace(found, or_else=(*found.or_else, *(o for o in others if o not in found.or_else)))
+
+
+def _is_near(other: int, own: int, flop: float) -> bool:
+    cut = LINEAR_RATES[min(other, own)].cut
+    return cut / LINEAR_APART < flop < cut * LINEAR_APART
 
 
 def _between(row: Rates, feature: float) -> bool:

@@ -77,20 +77,19 @@ def inspect_program(
     """The inspection of an ML Program; without advice, `RULES` and those beside them are not asked."""
     chosen, rules = function_of(loaded.program, function), (*RULES, *rules_beside()) if advice else ()
     shaped = judge_shaped(loaded, function, target, rules)
-    judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, target)
-    units, path = choose(judged, target)
-    units = [None if doubts and unit == "ane" else unit for unit in units]
+    budget, about_memory = memory.measure(shaped.function, target)
+    judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
+    units, path = choose(judged, target, doubts)
     segments, numbers = segments_of(judged, units, shaped.function)
     hazards = {} if inputs is None else sampled.hazards(loaded, inputs, target, function)
     rows = tuple(
         _row(i, j, unit, number, hazards)
         for i, (j, unit, number) in enumerate(zip(judged, units, numbers, strict=True))
     )
-    budget, about_memory = memory.measure(shaped.function, target)
     about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *shapes.save_changes(loaded.program))
     label = "MIL program" if loaded.source is None else str(loaded.source)
     findings = (*loadable.of_version(loaded.version, target), *doubts, *about_memory, *about_shapes)
-    each = at_each(loaded, function, shaped.flexible, target, rules)
+    each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
     notes = (*_notes(target), *shaped.notes, *(f"estimated {one}" for one in each))
     return Inspection(label, target, rows, segments, findings, budget, notes, cost=path, at_shapes=each)
 

@@ -66,13 +66,18 @@ def _notes(found: Flexible) -> tuple[str, ...]:
 
 
 def at_each(
-    loaded: Loaded, name: str | None, found: Flexible | None, target: Target, rules: Iterable[Rule]
+    loaded: Loaded,
+    name: str | None,
+    found: Flexible | None,
+    target: Target,
+    rules: Iterable[Rule],
+    doubts: Sequence[Finding] = (),
 ) -> tuple[AtShape, ...]:
-    """The units at each enumerated shape, `MOST` at most."""
+    """The units at each enumerated shape, `MOST` at most; doubts about the whole count at each."""
     rules, told = tuple(rules), []
     for shapes in [] if found is None else found.listed[:MOST]:
         fixed = _at(loaded, name, shapes, target, rules)
-        units: Sequence[str | None] = [None] if fixed is None else choose(fixed.judged, target)[0]
+        units: Sequence[str | None] = [None] if fixed is None else choose(fixed.judged, target, doubts)[0]
         told.append(AtShape(in_words(shapes), dict(Counter(unit or "unknown" for unit in units))))
     return tuple(told)
 

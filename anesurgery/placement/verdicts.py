@@ -110,22 +110,36 @@ class View:
         hopeful: doubtful ops are legal, and estimates are off in favour of the ANE; otherwise the opposite.
             None: doubtful ops are illegal, and estimates are right.
         gpu: what the GPU costs: "guess", "free", or "" where it is out of the question.
+        ane: may the ANE run anything at all?
     """
 
     hopeful: bool | None
     gpu: str = ""
+    ane: bool = True
 
 
-def views(target: Target) -> tuple[View, ...]:
-    """The extremes between which the truth lies; an op has a place where all of them give it the same."""
-    if target.gpu_fitted:
-        return View(True, "guess"), View(False, "guess")
-    return (View(True), View(False), *([View(True, "free")] if target.uses_gpu else []))
+def views(target: Target, doubts: Sequence[Finding] = ()) -> tuple[View, ...]:
+    """The extremes between which the truth lies; an op has a place where all of them give it the same.
+
+    Args:
+        target: chips, OS and compute units.
+        doubts: why the ANE may run nothing of the model (`rules.whole_model`).
+    """
+    gpu = "guess" if target.gpu_fitted else ""
+    found = [View(True, gpu), View(False, gpu)]
+    if target.uses_gpu and not gpu:
+        found.append(View(True, "free"))
+    if doubts:
+        found.append(View(False, gpu, ane=False))
+    return tuple(found)
 
 
-def choose(judged: Sequence[Judged], target: Target) -> tuple[list[str | None], float]:
+def choose(
+    judged: Sequence[Judged], target: Target, doubts: Sequence[Finding] = ()
+) -> tuple[list[str | None], float]:
     """The unit that each op prefers, None where it is not known; and what the likeliest path costs."""
-    paths = [partition.shortest([_costs(j, target, view) for j in judged]) for view in views(target)]
+    ways = views(target, doubts)
+    paths = [partition.shortest([_costs(j, target, view) for j in judged]) for view in ways]
     units = [
         UNITS[path[0]] if len(set(path)) == 1 and _is_known(j) else None
         for j, *path in zip(judged, *paths, strict=True)
@@ -143,7 +157,8 @@ def _costs(judged: Judged, target: Target, view: View) -> tuple[float, float, fl
     """Of the op on each unit."""
     guess = judged.estimate or Estimate(0.0, 0.0)
     ane, cpu = _times(guess, view.hopeful)
-    legal = target.uses_ane and (judged.legal or (judged.legal is None and bool(view.hopeful)))
+    may = target.uses_ane and view.ane
+    legal = may and (judged.legal or (judged.legal is None and bool(view.hopeful)))
     return cpu, ane if legal else math.inf, _on_gpu(judged, guess, view, legal)
 
 

@@ -79,7 +79,25 @@ VERDICTS: dict[str, tuple[Callable[[Var], Any], str, tuple[bool | None, str], di
     "int32": (lambda x: mb.add(x=x, y=1), M4, (False, "int32"), {"dtype": types.int32}),
     "a cast from fp32": (lambda x: mb.cast(x=x, dtype="fp16"), M4, (True, ""), {"dtype": types.fp32}),
     "on an older OS": (lambda x: mb.cast(x=x, dtype="fp16"), M1, (False, "fp32-cast"), {"dtype": types.fp32}),
-    "on a newer OS": (lambda x: mb.cast(x=x, dtype="fp16"), "M1/macOS 15", (True, ""), {"dtype": types.fp32}),
+    "on a newer OS": (
+        lambda x: mb.cast(x=x, dtype="fp16"),
+        "M1/macOS 15",
+        (None, "fp32-cast-later"),
+        {"dtype": types.fp32},
+    ),
+    "a product of rank 5": (
+        lambda x: mb.matmul(x=x, y=mb.relu(x=x)),
+        "M1/macOS 14",
+        (None, "matmul-rank"),
+        {"shape": (1, 2, 2, 8, 8)},
+    ),
+    "rank 5 on M4": (lambda x: mb.matmul(x=x, y=mb.relu(x=x)), M4, (True, ""), {"shape": (1, 2, 2, 8, 8)}),
+    "rank 5 with a constant": (
+        lambda x: mb.matmul(x=x, y=half(1, 2, 2, 8, 8)),
+        "M1/macOS 14",
+        (True, ""),
+        {"shape": (1, 2, 2, 8, 8)},
+    ),
     "constant indices": (lambda x: mb.gather(x=x, indices=[0, 3], axis=1), M4, (True, ""), {}),
     "indices of the run": (
         lambda x: mb.gather(x=half(2, 3, 4), indices=x, axis=1),

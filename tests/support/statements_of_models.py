@@ -141,7 +141,22 @@ ATTENTION = [
 DYNAMIC = [
     Statement("dyn-range: said", RANGED, "iPhone/iOS 17", says("dyn-range"), True),
     Statement(
-        "dyn-range: the default is on the ANE", RANGED, "Mac/macOS 15", lambda f: f.ops[2].preferred, "ane"
+        "dyn-range: the default is on the ANE",
+        RANGED,
+        "Mac/macOS 15",
+        lambda f: f.ops[2].preferred,
+        "ane",
+        sure=False,
+    ),
+    Statement("dyn-range: the CPU, M5 Pro", RANGED, "M5 Pro/macOS 26", lambda f: f.counts.get("ane", 0), 0),
+    Statement(
+        "dyn-range: of an iPhone it is sure", RANGED, "iPhone/iOS 17", lambda f: f.ops[2].preferred, "ane"
+    ),
+    Statement(
+        "dyn-enumerated: the CPU, M4 Pro", LISTED, "M4 Pro/macOS 26", lambda f: f.counts.get("ane", 0), 0
+    ),
+    Statement(
+        "dyn-enumerated: reports conflict", LISTED, "M1 Max/macOS 27", says("dyn-enumerated-disputed"), True
     ),
     Statement(
         "dyn-enumerated: the default is on the ANE",
@@ -153,7 +168,9 @@ DYNAMIC = [
     Statement(
         "dyn-enumerated: none of 362 ops", LISTED, "M1 Max/macOS 26", lambda f: f.counts.get("ane", 0), 0
     ),
-    Statement("dyn-enumerated: on M4 Max", LISTED, "M4 Max/macOS 26", lambda f: f.ops[2].preferred, "ane"),
+    Statement(
+        "dyn-enumerated: on M4 Max", LISTED, "M4 Max/macOS 26", lambda f: f.ops[2].preferred, "ane", sure=False
+    ),
     Statement(
         "state-ok",
         updated(written),

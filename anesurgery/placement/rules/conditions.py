@@ -129,6 +129,18 @@ def rank_over(most: int) -> Test:
     return test
 
 
+def product_of_rank(least: int) -> Test:
+    """Both operands are dynamic, and one has at least so many axes."""
+
+    def test(op: Operation, target: Target) -> str:
+        given = runtime(op)
+        if len(given) < 2 or (most := max(len(shape_of(v)) for v in given)) < least:
+            return ""
+        return f"%{given[0].name} and %{given[1].name} are dynamic, of rank {most}"
+
+    return test
+
+
 def rank_under(least: int) -> Test:
     """`x` has fewer axes than `least`."""
 

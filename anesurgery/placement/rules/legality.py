@@ -201,6 +201,18 @@ _FORBIDDEN: tuple[Rule, ...] = (
         advice="declare fp16 inputs and outputs (from iOS 16 on)",
     ),
     _row(
+        "fp32-cast-later",
+        "cast",
+        "casts between fp32 and fp16 ran on the CPU of an M1 (macOS 14.6), and may run on the ANE of an M4 "
+        "(macOS 27.0.1); of this chip with a later system nothing was published",
+        when.fp32_cast,
+        source=f"freedomtan/coreml_modelc_profling; {STUDY}",
+        grade=Grade.REPORTED,
+        legal=None,
+        scope=Scope(frozenset({12, 13}), "seen on M1, macOS 14.6", since=(("macOS", 15), ("iOS", 18))),
+        advice="declare fp16 inputs and outputs (from iOS 16 on)",
+    ),
+    _row(
         "rank",
         "",
         "tensors have at most 5 axes",
@@ -323,6 +335,17 @@ _FORBIDDEN: tuple[Rule, ...] = (
         source=STRINGS,
         legal=None,
         advice="merge axes",
+    ),
+    _compiler(
+        "matmul-rank",
+        "matmul",
+        "a product of two values of rank 5, behind a transposition, failed in the compiler (M1 to M5), while "
+        "Core ML placed values of rank 5 on an M4",
+        when.product_of_rank(5),
+        families=NOT_M4,
+        source="sbryngelson/ANEForge: op-quirks (tables of the compiler)",
+        legal=None,
+        advice="merge two axes of the batch",
     ),
     _compiler(
         "sdpa-rank",

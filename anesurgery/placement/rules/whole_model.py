@@ -1,59 +1,134 @@
 """What makes the place of a whole model doubtful: reports that contradict each other, or one that stands alone.
 
-Where one of these rules finds something, no op is said to prefer the ANE; what is certain to run on the CPU
-stays.
+Where one of these rules finds something, no op is said to prefer the ANE; what runs on the CPU with and without
+the ANE stays. `doubts` is the one way by which what is known of the whole reaches the ops: its findings go to
+`verdicts.choose`, which then asks for the path without the ANE too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anesurgery.facts.reading import shape_in_words
-from anesurgery.facts.work import shape_of
-from anesurgery.mil import Function, walk_ops
+from anesurgery.facts.reading import in_words, shape_in_words
+from anesurgery.facts.work import elements, shape_of
+from anesurgery.mil import Function, Operation, producer, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
-from anesurgery.placement.flexible import Flexible
+from anesurgery.placement.flexible import Flexible, dynamic_inputs
+from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
-from anesurgery.placement.target import Target
+from anesurgery.placement.target import CHIPS, SOURCES, Target
 
 LARGE_TABLE = Rule(
     "embedding-rows",
     frozenset(),
-    "with a table of 151669 rows inside, one model ran on the CPU as a whole, and without it on the ANE",
-    "joeblau/voice: convert_coreml.py (Mac, unnamed)",
+    "with a table of 151669 rows inside, one model ran on the CPU as a whole (a Mac, not named), and without "
+    "it on the ANE; on an M5 Pro a prefill with such a table had 1918 of 1919 ops there, an iPhone and a Mac "
+    "decoded one token at a time there with 248,000 rows",
+    "joeblau/voice: convert_coreml.py; FluidInference/mobius pull request 77; john-rocky/CoreML-LLM: "
+    "QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
     grade=Grade.REPORTED,
+    scope=Scope(os="seen on a Mac, not named, and not on M5 Pro, A19"),
     advice='look the rows up on the host, and make the embeddings an input: embedding_matmul(mode="input")',
 )
+WITH_TABLE = frozenset({"M5"})
+"""Chips on which the prefill of a model with a large table was on the ANE."""
+
 DISPUTED_LIST = Rule(
     "dyn-enumerated-disputed",
     frozenset(),
-    "none of 362 ops of a model with enumerated shapes was on the ANE (M1 Max, macOS 26 and 27), and one "
-    "failed when it "
-    "ran; on an M4 Max (macOS 26.6) another stayed on it",
-    "ironblock/sidekick; coremltools issue 2730; eyalamirmusic/eacp",
+    "an encoder with enumerated shapes failed to compile for the ANE and ran on the CPU, 86 against 2.4 ms (M1 "
+    "Max, macOS 26 and 27), one on an M4 Pro took 236 to 240 ms there and 13.6 ms with a fixed shape, one "
+    "failed when it ran; others stayed on the ANE (M4 Max, macOS 26.6; 77 % at the default shape, macOS 15)",
+    "ironblock/sidekick: docs/DECISIONS.md D15; coremltools issues 2730, 2370; eyalamirmusic/eacp",
     grade=Grade.REPORTED,
-    scope=Scope(frozenset({13}), "seen on M1 Max, macOS 26 and 27", since=(("macOS", 26), ("iOS", 26))),
+    scope=Scope(os="seen on M1 Max, M4 Pro, M4 Max, macOS 26 and 27", since=(("macOS", 26), ("iOS", 26))),
     advice="one function for each shape, or look at the compute plan on the device",
 )
-RULES = (LARGE_TABLE, DISPUTED_LIST)
+DISPUTED_RANGE = Rule(
+    "dyn-range-disputed",
+    frozenset(),
+    "ranges kept whole models on the CPU (M2 Max, macOS 15.6.1, with a state; M5 Pro, macOS 26.5; M2 Ultra, "
+    "1561 against 49.7 ms of the fixed model), while at its default shape another was on the ANE to 75 to 78 % "
+    "(macOS 15)",
+    "coremltools issues 2600, 2370; FluidInference/FluidAudio: ANE_Profiler.md; mattmireles/kokoro-coreml",
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 15 and 26", since=(("macOS", 15), ("iOS", 18))),
+    advice="fix the shape, or make one function for each length",
+)
+NORM_IN_LIST = Rule(
+    "dyn-enum-norm",
+    frozenset(),
+    "a model of one layer_norm of rank 3 left the ANE with enumerated shapes (175 against 20 ms), and stayed "
+    "there with a fixed one; norms of rank 4 stayed. Later systems were not tried",
+    "coremltools issue 1909; smpanaro/more-ane-transformers: NOTES.md",
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on M1 Max, macOS 13"),
+    advice="expand to rank 4 around the norms, or one function for each shape",
+)
+TOO_LARGE = Rule(
+    "size-leaves",
+    frozenset(),
+    "packages above the limit had no op on the ANE: 3.77 GB of fp16 and 1.88 GB of int8 (A19 Pro; the second "
+    "was killed while it loaded), GPT-2 XL of 3.1 GB (M1 Max), while 1.4 GB and 899 MB ran there",
+    f"john-rocky/CoreML-LLM: QWEN35_2B_CHUNKED_HANDOFF.md; smpanaro/more-ane-transformers: NOTES.md; limits: "
+    f"{SOURCES['program']}",
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on A19 Pro, iOS 26, and M1 Max, macOS 13"),
+    advice="split it into chunks below the limit, or compress it",
+)
+RULES = (LARGE_TABLE, DISPUTED_LIST, DISPUTED_RANGE, NORM_IN_LIST, TOO_LARGE)
 
 
-def doubts(function: Function, shapes: Flexible | None, target: Target) -> tuple[Finding, ...]:
+def doubts(function: Function, shapes: Flexible | None, memory: Memory, target: Target) -> tuple[Finding, ...]:
     """Why it is not known what the ANE runs of a function; nothing where nothing says so."""
     if not target.uses_ane:
         return ()
-    found = [*_tables(function), *_lists(shapes)]
+    found = [*_tables(function, target), *_shapes(function, shapes, target), *_size(memory, target)]
     return tuple(rule.finding(message) for rule, message in found if rule.scope.concerns(target))
 
 
-def _tables(function: Function) -> Iterator[tuple[Rule, str]]:
+Said = Iterator[tuple[Rule, str]]
+
+
+def _has_mac(target: Target) -> bool:
+    """Is there a Mac among the chips? The reports are of Macs."""
+    return target.platform != "iOS" and any(CHIPS[n].platform == "macOS" for n in target.chips)
+
+
+def _tables(function: Function, target: Target) -> Said:
+    if not _has_mac(target) or set(target.chips) <= WITH_TABLE:
+        return
     for op in walk_ops(function):
-        if is_lookup(op) and shape_of(op.x)[0] > CHANNELS:
+        if _reads_large_table(op):
             words = shape_in_words(shape_of(op.x))
             yield (LARGE_TABLE, f"%{op.outputs[0].name} reads a table of {words}, more than {CHANNELS} rows")
             return
 
 
-def _lists(shapes: Flexible | None) -> Iterator[tuple[Rule, str]]:
-    if shapes is not None and shapes.listed:
+def _reads_large_table(op: Operation) -> bool:
+    """Does it read several rows of a large table that is stored as it is? One row at a time was seen to run."""
+    large = is_lookup(op) and shape_of(op.x)[0] > CHANNELS and producer(op.x, "const") is not None
+    return large and elements(op.indices) > 1
+
+
+def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Said:
+    dynamic = dynamic_inputs(function)
+    if shapes is None or not dynamic:
+        return
+    if not shapes.listed:
+        if _has_mac(target):
+            yield DISPUTED_RANGE, f"%{next(iter(dynamic))} may have any length of a range"
+        return
+    if _has_mac(target):
         yield DISPUTED_LIST, f"{len(shapes.listed)} enumerated shapes"
+    norms = [op for op in walk_ops(function) if op.op_type == "layer_norm" and op.x.rank == 3]
+    if norms:
+        first = norms[0].outputs[0].name
+        yield NORM_IN_LIST, f"{len(norms)} layer_norm of rank 3, first %{first}, with enumerated shapes"
+
+
+def _size(memory: Memory, target: Target) -> Said:
+    if memory.limit is not None and memory.weights > memory.limit:
+        chip = target.least("program")[1]
+        stored, limit = in_words(memory.weights), in_words(memory.limit)
+        yield TOO_LARGE, f"{stored} of weights in one program, above the {limit} of {chip}"

@@ -1,0 +1,110 @@
+"""What is known of a whole model reaches its ops: no op is said to prefer the ANE, and the share is a range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from statement import half, of
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement import inspector, verdicts
+from anesurgery.placement.rules import whole_model
+
+
+def lookup(ids: int, *, small: bool = False) -> Callable[[], Program]:
+    """Rows of a table of 151,669, and layers large enough for the ANE."""
+    rows = np.zeros((1000 if small else 151669, 32), np.float16)
+
+    def build() -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((1, ids), dtype=types.int32)], opset_version=ct.target.iOS18)
+        def program(x: Var) -> Any:
+            x = mb.gather(x=rows, indices=x, axis=0, validate_indices=False)
+            for _ in range(8):
+                wide = 4096 if x.shape[-1] < 4096 else 2048
+                x = mb.relu(x=mb.linear(x=x, weight=half(wide, int(x.shape[-1]))))
+            return x
+
+        made: Program = program
+        return made
+
+    return build
+
+
+def listed_norm() -> Program:
+    """A layer_norm of rank 3 before products, with enumerated shapes."""
+    import torch
+
+    layers = torch.nn.Sequential(torch.nn.LayerNorm(1024), *(torch.nn.Linear(1024, 1024) for _ in range(4)))
+    shape = ct.EnumeratedShapes([(1, n, 1024) for n in (64, 512)], default=(1, 512, 1024))
+    traced = torch.jit.trace(layers.eval(), torch.zeros(1, 64, 1024))  # type: ignore[no-untyped-call]
+    model = ct.convert(
+        traced,
+        inputs=[ct.TensorType("x", shape=shape, dtype=np.float16)],
+        outputs=[ct.TensorType(dtype=np.float16)],
+        skip_model_load=True,
+        minimum_deployment_target=ct.target.iOS16,
+    )
+    made: Program = model._mil_program
+    return made
+
+
+def layers(count: int) -> Callable[[], Program]:
+    """Products of 134 MB of weights each, which nobody reads from memory."""
+
+    def body(x: Var) -> Var:
+        for _ in range(count):
+            x = mb.linear(x=x, weight=np.zeros((8192, 8192), np.float16))
+        return x
+
+    return of(body, (64, 8192))
+
+
+CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
+    "a large table": (lookup(64), "M4/macOS 27", "embedding-rows"),
+    "a small table": (lookup(64, small=True), "M4/macOS 27", ""),
+    "one row of a large table": (lookup(1), "M4/macOS 27", ""),
+    "a large table on M5": (lookup(64), "M5 Pro/macOS 26", ""),
+    "a large table on a phone": (lookup(64), "A19/iOS 26", ""),
+    "too much for a phone": (layers(14), "A19/iOS 26", "size-leaves"),
+    "too much for a Mac": (layers(28), "M4/macOS 26", "size-leaves"),
+    "not too much for a Mac": (layers(11), "M4/macOS 27", ""),
+    "an enumerated norm": (listed_norm, "iPhone/iOS 17", "dyn-enum-norm"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_known_of_the_whole_reaches_the_ops(name: str) -> None:
+    build, target, rule = CASES[name]
+    found = ane.inspect(build(), target)
+    assert {f.rule for f in found.findings} & {r.id for r in whole_model.RULES} == ({rule} if rule else set())
+    if rule:
+        assert "ane" not in found.counts
+        assert found.residency["ops"] == 0 < found.residency_at_most["ops"]
+    if "one row" not in name:  # of one row little is known in any case
+        assert bool(rule) == ("ane" not in found.counts)
+
+
+def test_ops_that_stay_on_the_cpu_in_either_case_are_known() -> None:
+    found = ane.inspect(lookup(64)(), "M4/macOS 27")
+    assert found.ops[0].preferred == "cpu"
+    assert found.ops[1].preferred is None
+    assert found.counts["unknown"] >= 15
+
+
+def test_a_path_that_forgets_the_doubts_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: the findings are shown, and the ops are judged without them."""
+    monkeypatch.setattr(inspector, "choose", lambda judged, target, doubts: verdicts.choose(judged, target))
+    with pytest.raises(AssertionError):
+        test_what_is_known_of_the_whole_reaches_the_ops("a large table")
+
+
+def test_linear_of_another_chip_may_be_of_the_next_class() -> None:
+    """At 20 rows the classes decide otherwise: known on an M4, unknown elsewhere; large products are known."""
+    small, large = (of(lambda x: mb.linear(x=x, weight=half(576, 576)), (rows, 576)) for rows in (20, 2048))
+    assert ane.inspect(small(), "M4/macOS 27").ops[0].preferred == "ane"
+    assert ane.inspect(small(), "M2/macOS 15").ops[0].preferred is None
+    assert ane.inspect(large(), "M2/macOS 15").ops[0].preferred == "ane"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -97,6 +97,8 @@ class SiteCheck:
     """Inputs of this magnitude make the new side overflow in fp16 as stored, and not the old one."""
     underflow: float = 0.0
     """Inputs of this magnitude make the new side lose most digits in fp16 as stored, and not the old one."""
+    loses: float = 0.0
+    """Inputs of this magnitude make the new side lose digits in fp16 as stored that the old one keeps."""
     ranged: bool = False
     """It rests on ranges that the interval analysis shows."""
     no_proof: str = ""
@@ -133,6 +135,7 @@ def weaker(one: SiteCheck, other: SiteCheck) -> SiteCheck:
         untried=tuple(dict.fromkeys((*one.untried, *other.untried))),
         overflow=min(one.overflow, other.overflow),
         underflow=max(one.underflow, other.underflow),
+        loses=min((n for n in (one.loses, other.loses) if n), default=0.0),
         ranged=one.ranged or other.ranged,
         no_proof=one.no_proof or other.no_proof,
         counterexample=one.counterexample or other.counterexample,
@@ -157,16 +160,7 @@ def summary(checks: Iterable[SiteCheck]) -> str:
     said += [f"{n} {'holds' if n == 1 else 'hold'} for {what} only" for what, n in needs.items()]
     if ranged := sum(c.ranged for by in by_grade.values() for c in by):
         said.append(f"{ranged} {'rests' if ranged == 1 else 'rest'} on ranges that the interval analysis shows")
-    over = [c.overflow for by in by_grade.values() for c in by if math.isfinite(c.overflow)]
-    if over:
-        verb = "overflows" if len(over) == 1 else "overflow"
-        said.append(f"{len(over)} {verb} fp16 where the old side does not, for numbers of about {min(over):g}")
-    under = [c.underflow for by in by_grade.values() for c in by if c.underflow]
-    if under:
-        verb = "underflows" if len(under) == 1 else "underflow"
-        said.append(
-            f"{len(under)} {verb} fp16 where the old side does not, for numbers of about {max(under):g}"
-        )
+    said += _in_halves([c for by in by_grade.values() for c in by])
     unproved = Counter(c.no_proof for by in by_grade.values() for c in by if c.no_proof)
     said += [f"{n} not proved: {why}" for why, n in unproved.items()]
     gaps = Counter(
@@ -178,3 +172,30 @@ def summary(checks: Iterable[SiteCheck]) -> str:
         [f"{left_out} elements that differ left out, where the old side defines nothing"] if left_out else []
     )
     return ", ".join(said)
+
+
+def _in_halves(checks: Sequence[SiteCheck]) -> list[str]:
+    """What new sides do in fp16 that the old ones do not, and from which magnitude on."""
+    over = [c.overflow for c in checks if math.isfinite(c.overflow)]
+    under = [c.underflow for c in checks if c.underflow]
+    loses = [c.loses for c in checks if c.loses]
+    said = []
+    for magnitudes, one, several, at in (
+        (over, "overflows fp16 where the old side does not", "overflow fp16 where the old side does not", min),
+        (
+            under,
+            "underflows fp16 where the old side does not",
+            "underflow fp16 where the old side does not",
+            max,
+        ),
+        (
+            loses,
+            "loses digits in fp16 that the old side keeps",
+            "lose digits in fp16 that the old side keeps",
+            min,
+        ),
+    ):
+        if magnitudes:
+            words = one if len(magnitudes) == 1 else several
+            said.append(f"{len(magnitudes)} {words}, for numbers of about {at(magnitudes):g}")
+    return said

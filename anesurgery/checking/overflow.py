@@ -1,33 +1,40 @@
-"""Find the magnitudes at which a new side overflows or underflows in fp16, as stored, and the old one does not.
+"""Run both sides of an edit in fp16, as stored, at every magnitude: what overflows, underflows or loses digits.
 
 Both may be the same function of real numbers: a mean is a sum over n, but the sum leaves fp16 first, and the
 root of a sum of squares is no small number, although each square is 0. That is a precondition of an edit, which
-its report names.
+its report names. A new side that loses digits of ordinary numbers which the old one keeps is wrong.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import Drawing, weights
 from anesurgery.checking.both import Site
+from anesurgery.checking.counterexample import written
 from anesurgery.checking.grades import Promise
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.checking.numbers import as_tensor, drawn_numbers
+from anesurgery.checking.numbers import DRAWS, OWN, SLACK, Numbers, Pairs, as_tensor, drawn_numbers
 from anesurgery.errors import InterpretError
 from anesurgery.facts.intervals import interval
 from anesurgery.interpret import Evaluator
+from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Var, np_dtype
 
-MAGNITUDES = (64.0, 1024.0, 16384.0, 60000.0)
-"""What is tried, the smallest first."""
-SMALL = (1e-2, 1e-3, 1e-4, 1e-6)
-"""What is tried for underflow, the largest first."""
+ORDINARY, BOTH_SIGNS, ONE_SIGN, ALIKE = 1.0, (-1.0, 1.0), (0.5, 1.0), (0.98, 1.0)
+"""The magnitude at which no digits may be lost; shares of a magnitude between which numbers lie."""
+TRIED = (
+    *((ORDINARY, ends) for ends in (BOTH_SIGNS, ONE_SIGN, ALIKE)),
+    *((magnitude, ends) for magnitude in (64.0, 1024.0, 16384.0, 60000.0) for ends in (ONE_SIGN, BOTH_SIGNS)),
+    *((magnitude, ONE_SIGN) for magnitude in (1e-2, 1e-3, 1e-4, 1e-6)),
+)
+"""Magnitudes, from ordinary numbers on to the largest and then the smallest, and where numbers lie."""
+HALF_ULP = float(np.finfo(np.float16).eps) / 2
+"""What fp16 rounds off, as a share."""
 LEAST_NORMAL = float(np.finfo(np.float16).tiny)
 """The smallest number that fp16 holds with all its digits."""
 LOST = 1 / 8
@@ -36,52 +43,111 @@ MOST = 1 << 16
 """Numbers read, weights among them, up to which it is tried."""
 
 
-def overflow(site: Site, drawing: Drawing, seed: int, promise: Promise) -> float:
-    """The first magnitude at which only the new side overflows; infinite if there is none that was tried."""
-    tried = itertools.product(MAGNITUDES, (True, False))
-    return next(_failing(site, drawing, seed, promise, tried, _only_new), math.inf)
+@dataclass(frozen=True)
+class InHalves:
+    """What only the new side does in fp16."""
+
+    overflow: float = math.inf
+    """The first magnitude at which it overflows."""
+    underflow: float = 0.0
+    """The largest magnitude, below ordinary numbers, at which it loses most digits."""
+    loses: float = 0.0
+    """The first magnitude, from ordinary numbers on, at which it loses digits."""
+    off: float = 0.0
+    """How far off it is from ordinary numbers, as a share of the largest; 0 if it loses nothing there."""
+    numbers: Numbers = field(default_factory=dict)
+    """Ordinary numbers at which it does."""
+    pairs: Pairs = field(default_factory=list)
+    """What both sides make of these."""
+
+    @property
+    def example(self) -> str:
+        """Ordinary numbers at which it loses digits, as Python; empty if it does not."""
+        return f"# in fp16\n{written(self.numbers, self.pairs)}" if self.off else ""
 
 
-def underflow(site: Site, drawing: Drawing, seed: int, promise: Promise) -> float:
-    """The largest magnitude at which only the new side loses most of its digits; 0 if none was tried."""
-    tried = itertools.product(SMALL, (True,))
-    return next(_failing(site, drawing, seed, promise, tried, _lost), 0.0)
-
-
-def _failing(
-    site: Site,
-    drawing: Drawing,
-    seed: int,
-    promise: Promise,
-    tried: Iterable[tuple[float, bool]],
-    fails: Callable[[torch.Tensor, torch.Tensor], bool],
-) -> Iterator[float]:
-    """The magnitudes at which both sides, in fp16 as stored, differ in some way."""
+def in_halves(site: Site, drawing: Drawing, seed: int, promise: Promise) -> InHalves:
+    """What only the new side does in fp16; nothing for sites without fp16, or with more numbers than `MOST`."""
     halves = [v for v in site.drawn if np_dtype(v) == np.float16]
     size = sum(math.prod(drawn_shape(v)) for v in site.drawn) + weights([*site.old_ops, *site.new_ops])
+    found, rng = InHalves(), np.random.default_rng(seed)
     if not halves or size > MOST:
-        return
-    old = Evaluator(site.old_ops, [*(old for old, _ in site.replaced), *site.carried], "fp16")
-    new = Evaluator(site.new_ops, [new for _, new in site.replaced], "fp16")
-    rng = np.random.default_rng(seed)
-    for magnitude, alike in tried:
+        return found
+    sides = _Stored(site)
+    for magnitude, ends in TRIED:
+        if found.underflow if magnitude < ORDINARY else math.isfinite(found.overflow):
+            continue
         numbers = drawn_numbers(site.drawn, drawing, "normal", rng)
-        numbers |= {v: _of_magnitude(v, min(magnitude, promise.magnitude), alike, rng) for v in halves}
+        numbers |= {v: _of_magnitude(v, min(magnitude, promise.magnitude), ends, rng) for v in halves}
         try:
-            found = old(numbers)
-            inner = dict(zip(site.carried, found[len(site.replaced) :], strict=True))
-            pairs = zip(found, new({**numbers, **inner}), strict=False)
+            found = _more(found, sides, numbers, magnitude, promise)
         except InterpretError:
-            return
-        if any(fails(a, b) for a, b in pairs):
-            yield magnitude
+            return found
+        if found.off:
+            return found
+    return found
 
 
-def _of_magnitude(var: Var, magnitude: float, alike: bool, rng: np.random.Generator) -> torch.Tensor:
-    """Numbers around a magnitude, of one sign or of both, inside what is known of the value."""
-    shape = drawn_shape(var)
-    drawn = rng.uniform(0.5, 1, shape) * magnitude
-    signed = drawn if alike else drawn * rng.choice([-1, 1], shape)
+def _more(found: InHalves, sides: _Stored, numbers: Numbers, magnitude: float, promise: Promise) -> InHalves:
+    """What one more run shows."""
+    pairs = sides.run(numbers)
+    if magnitude < ORDINARY:
+        return replace(found, underflow=magnitude * any(_lost(a, b) for a, b in pairs))
+    if any(_only_new(a, b) for a, b in pairs):
+        return replace(found, overflow=magnitude)
+    if found.loses or not (off := sides.digits_lost(numbers, pairs, promise)):
+        return found
+    if magnitude > ORDINARY:
+        return replace(found, loses=magnitude)
+    return replace(found, loses=magnitude, off=off, numbers=numbers, pairs=pairs)
+
+
+class _Stored:
+    """Both sides in fp16 as stored, and in fp64."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._old, self._new = self._sides("fp16")
+
+    def _sides(self, arithmetic: str | Double) -> tuple[Evaluator, Evaluator]:
+        site = self.site
+        old = Evaluator(site.old_ops, [*(old for old, _ in site.replaced), *site.carried], arithmetic)
+        return old, Evaluator(site.new_ops, [new for _, new in site.replaced], arithmetic)
+
+    def run(self, numbers: Numbers) -> Pairs:
+        """The pairs (old value, new value)."""
+        made = self._old(numbers)
+        inner = dict(zip(self.site.carried, made[len(self.site.replaced) :], strict=True))
+        return list(zip(made, self._new({**numbers, **inner}), strict=False))
+
+    def digits_lost(self, numbers: Numbers, pairs: Pairs, promise: Promise) -> float:
+        """The error of the new side, as a share of the largest value, where none of the old one is near it.
+
+        The old side errs by what it rounds, and by what half a unit in the last place of each operand does.
+        """
+        least = max(promise.tolerance.rtol, SLACK * HALF_ULP)
+        far = [i for i, (a, b) in enumerate(pairs) if _share(a, b) > least]
+        if not far or promise.tolerance.rtol == 0:
+            return 0.0
+        exact = self._sides(Double())[0](numbers)
+        rounded = self._sides(Double(HALF_ULP))[0]
+        draws = [rounded(numbers) for _ in range(DRAWS)]
+        worst = 0.0
+        for i in far:
+            old, new = pairs[i]
+            rounds = max(_share(exact[i], old), *(_share(exact[i], draw[i]) for draw in draws))
+            off = _share(exact[i], new)
+            worst = max(worst, off) if off > max(least, OWN * rounds) else worst
+        return worst
+
+
+def _of_magnitude(
+    var: Var, magnitude: float, ends: tuple[float, float], rng: np.random.Generator
+) -> torch.Tensor:
+    """Numbers around a magnitude, inside what is known of the value; of both signs, not near 0."""
+    low, high = ends
+    drawn = rng.uniform(max(low, 0.5), high, drawn_shape(var)) * magnitude
+    signed = drawn * rng.choice([-1, 1], drawn.shape) if low < 0 else drawn
     return as_tensor(np.clip(signed, *interval(var)).astype(np.float16))
 
 
@@ -97,3 +163,11 @@ def _lost(old: torch.Tensor, new: torch.Tensor) -> bool:
         return False
     most = float(old.abs().max())
     return most >= LEAST_NORMAL and bool(((old - new).abs() > LOST * most).any())
+
+
+def _share(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference as a share of the largest number of the first; 0 where that shows nothing."""
+    if a.shape != b.shape or not a.is_floating_point() or not a.numel():
+        return 0.0
+    most, off = float(a.abs().max()), float((a.double() - b.double()).abs().max())
+    return off / most if LEAST_NORMAL <= most < math.inf and math.isfinite(off) else 0.0

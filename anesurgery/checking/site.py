@@ -235,7 +235,7 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
     from anesurgery.checking.counterexample import shrunk
     from anesurgery.checking.domains import aim, combinations, compare_all, sweep
     from anesurgery.checking.numbers import compare_numbers
-    from anesurgery.checking.overflow import overflow, underflow
+    from anesurgery.checking.overflow import InHalves, in_halves
 
     ops = [*site.old_ops, *site.new_ops]
     ordinary = promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite
@@ -253,18 +253,21 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
                 more(sides, drawing, worst, rng, promise)
     kept = worst.within(promise)
     example = "" if kept else shrunk(sides, worst.numbers, promise)
+    halves = in_halves(site, drawing, seed, promise) if kept else InHalves()
+    example = example or halves.example
     shown = promise.magnitude < np.inf and _lie_within(site.drawn, promise.magnitude)
     return SiteCheck(
         worst.max_abs,
-        worst.max_rel,
+        max(worst.max_rel, halves.off),
         worst.values,
         Grade.NUMBERS if every is None or example else Grade.EXHAUSTIVE,
         seed=seed,
         finite_only=not promise.tolerates_nonfinite,
         magnitude=np.inf if shown else promise.magnitude,
         ranged=shown,
-        overflow=overflow(site, drawing, seed, promise) if kept else np.inf,
-        underflow=underflow(site, drawing, seed, promise) if kept else 0.0,
+        overflow=halves.overflow,
+        underflow=halves.underflow,
+        loses=halves.loses,
         left_out=worst.left_out,
         untried=worst.untried,
         counterexample=example,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import Bounds, Drawing, address_bounds, constants_of, rows_apart
-from anesurgery.checking.aiming import aimed, targets
+from anesurgery.checking.aiming import aimed, crossed, targets
 from anesurgery.checking.counterexample import made_smaller, written
 from anesurgery.checking.lengths import Lengths, drawn_shape, other_lengths, with_lengths
 from anesurgery.checking.matching import closeness
@@ -229,8 +229,11 @@ def _only_finite(both: _Both, seed: int) -> bool:
     """Do both differ where an input is infinite or NaN?"""
     rng = np.random.default_rng(seed)
     drawing = Drawing(lambda var, rng: None, (), both.bounds())
-    for _ in range(AGAIN):
-        numbers = {v: as_tensor(drawing.draw(v, "nonfinite", rng)) for v in both.inputs}
+    for i in range(AGAIN):
+        drawn = {v: drawing.draw(v, "nonfinite" if i % 2 == 0 else "normal", rng) for v in both.inputs}
+        if i % 2:  # each input meets them where the others do, and where they do not
+            drawn |= crossed(both.inputs, drawing, drawn, 0)
+        numbers = {v: as_tensor(x) for v, x in drawn.items()}
         try:
             old, new = both.before(numbers), both.after(numbers)
         except InterpretError:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from both_sides import checked
 
-from anesurgery.checking.grades import REASSOCIATED, Promise, SiteCheck, summary
+from anesurgery.checking.grades import REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, summary
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
@@ -103,3 +104,45 @@ def test_underflow_is_named() -> None:
     kept = checked(pooled, pooled, image, promise=Promise(REASSOCIATED))
     assert isinstance(kept, SiteCheck)
     assert not kept.underflow
+
+
+def times_less(x: Var, times: float) -> Any:
+    """X as so many times it less one fewer."""
+    return mb.sub(x=mb.mul(x=x, y=np.float16(times)), y=mb.mul(x=x, y=np.float16(times - 1)))
+
+
+ROWS = (types.fp16, (2, 8))
+FINITE = Promise(REASSOCIATED, tolerates_nonfinite=False)
+
+
+@pytest.mark.parametrize("times", [40.0, 100.0])
+def test_digits_that_fp16_loses_of_ordinary_numbers_are_a_difference(times: float) -> None:
+    """In fp32 both are alike within the tolerance, in the arithmetic that the edit has they are not."""
+    lost = checked(lambda x: times_less(x, 1), lambda x: times_less(x, times), ROWS, promise=FINITE)
+    assert isinstance(lost, SiteCheck)
+    assert not lost.within(REASSOCIATED)
+    assert lost.grade is Grade.NUMBERS
+    assert lost.counterexample.startswith("# in fp16")
+    back = checked(lambda x: times_less(x, times), lambda x: times_less(x, 1), ROWS, promise=FINITE)
+    assert isinstance(back, SiteCheck)
+    assert back.within(REASSOCIATED)
+    assert back.grade is Grade.PROVED
+    assert not back.loses
+
+
+def test_digits_that_fp16_loses_of_large_numbers_are_named() -> None:
+    """A sum with a square is a step of 2 apart from the next one near 64, of 1/1024 for ordinary numbers."""
+
+    def there_and_back(x: Var) -> Any:
+        square = mb.mul(x=mb.square(x=x), y=np.float16(0.5))
+        return mb.sub(x=mb.add(x=x, y=square), y=square)
+
+    promise = Promise(Tolerance(1e-2), tolerates_nonfinite=False)
+    named = checked(lambda x: mb.mul(x=x, y=np.float16(1)), there_and_back, ROWS, promise=promise)
+    assert isinstance(named, SiteCheck)
+    assert named.within(promise.tolerance)
+    assert named.loses == 64
+    assert "1 loses digits in fp16 that the old side keeps, for numbers of about 64" in summary([named])
+    kept = checked(there_and_back, there_and_back, ROWS, promise=promise)
+    assert isinstance(kept, SiteCheck)
+    assert "loses" not in summary([kept])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, UnknownName
 from anesurgery.files import protobuf
 from anesurgery.files.chain import Chain, is_chain, read_chain
@@ -38,11 +39,13 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     Args:
         model: path of an .mlpackage, .mlmodel, compiled .mlmodelc or MIL text (.mil), MLModel, MIL program, or
             Loaded. A neural network is made into an ML Program; `notes` says what changed.
-        compute_units: `ct.ComputeUnit` for the MLModel that comes out; that of a given MLModel by default.
+        compute_units: `ct.ComputeUnit`, or its name, for the MLModel that comes out; that of a given MLModel by
+            default.
 
     Raises:
         LoadError: it does not exist, is damaged, or is not an ML Program.
     """
+    compute_units = _units(compute_units)
     if isinstance(model, Loaded):
         return model
     if isinstance(model, Chain) or (
@@ -59,6 +62,19 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     if not isinstance(model, (str, os.PathLike)):
         raise LoadError(f"cannot load a {type(model).__name__}; give a path, an MLModel or a MIL Program")
     return _load_path(Path(model).expanduser(), compute_units)
+
+
+def _units(given: Any) -> Any:
+    """Compute units, which may be given by name.
+
+    Raises:
+        UnknownName: there are none of that name.
+    """
+    if given is None or isinstance(given, ct.ComputeUnit):
+        return given
+    if given not in ct.ComputeUnit.__members__:
+        raise UnknownName("compute units", str(given), list(ct.ComputeUnit.__members__))
+    return ct.ComputeUnit[given]
 
 
 def _words(model: Any) -> str:
@@ -194,6 +210,7 @@ def interface(model: Any) -> Interface:
 DIALECTS = ("short", "mil")
 
 
+@door()
 def to_text(model: Any, *, dialect: str = "short") -> str:
     """The text of a program (no trailing newline).
 

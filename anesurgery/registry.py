@@ -162,6 +162,8 @@ def register(cls: P) -> P:
     Raises:
         SurgeryError: the name belongs to a pass of the library.
     """
+    if not isinstance(getattr(cls, "name", None), str):
+        raise SurgeryError(f"register: {cls!r} is no pass; give a class that derives from anesurgery.Pass")
     if cls.name in _pass_files():
         hint = "import it as anesurgery.passes (not plain passes), or choose another name"
         raise SurgeryError(f"pass {cls.name!r} is already registered by the library; {hint}")

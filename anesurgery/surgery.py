@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
+from anesurgery.doors import check_fields, door
 from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
@@ -84,6 +85,7 @@ class Surgery(Report):
         return target
 
 
+@door("inputs", "target")
 @exclusive
 def apply(
     model: Any,
@@ -128,6 +130,7 @@ def apply(
     """
     if prove not in PROOFS:
         raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
+    Target.parse(target)
     check_requirement(require, prove)
     check_choice(compressed)
     recipe = _recipe(passes)
@@ -297,6 +300,7 @@ class Recipe:
     """Names of the steps that the caller asked for, or whose options he chose; the gate does not undo these."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "steps", tuple(in_order(self.steps)))
 
     def with_options(self, **options: Any) -> Recipe:
@@ -393,6 +397,8 @@ def steps_of(passes: Any) -> Iterable[Pass]:
             yield registry.make_pass(passes)
     elif isinstance(passes, type) and issubclass(passes, Pass):
         yield passes()
-    else:
+    elif isinstance(passes, Iterable):
         for step in passes:
             yield from steps_of(step)
+    else:
+        raise UnknownName("pass or recipe", repr(passes), [*registry.pass_names(), *registry.recipe_names()])

@@ -14,7 +14,8 @@ from anesurgery.checking.lengths import drawn_shape, other_lengths, with_lengths
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.checking.model_proofs import ModelProof
 from anesurgery.display import Drawn
-from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError
+from anesurgery.doors import door
+from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError, SurgeryError
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic.double import Double
@@ -88,6 +89,17 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _check_gate(gate: float) -> None:
+    """See that a gate is one: minus infinity only measures.
+
+    Raises:
+        SurgeryError: it is NaN, or below 0 dB, where the difference is larger than the values.
+    """
+    if math.isnan(gate) or -math.inf < gate < 0:
+        raise SurgeryError(f"gate={gate:g} is no PSNR in dB to reach; give 0 or more, or -inf to measure only")
+
+
+@door("inputs")
 def compare(
     a: Any,
     b: Any,
@@ -134,6 +146,7 @@ def compare(
     """
     from anesurgery.checking.divergence import first_divergence
 
+    _check_gate(gate)
     call = call_of(contract)
     if prove and call is not None:
         raise InterfaceError("one call became several, which no proof follows; compare the numbers")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anesurgery.checking.metrics import compare_arrays
+from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs
 from anesurgery.interpret import Executable, Listener
@@ -40,6 +41,7 @@ class Divergence:
         return f"{self.op_type} {self.name}{other}: {'; '.join(filter(None, (numbers, self.note)))}"
 
 
+@door("inputs")
 def first_divergence(
     a: Any,
     b: Any,

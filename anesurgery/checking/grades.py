@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+from anesurgery.doors import check_fields
+from anesurgery.errors import SurgeryError
+
 
 class Grade(IntEnum):
     """From the weakest to the strongest."""
@@ -45,6 +48,11 @@ class Tolerance:
     """Largest difference, relative to the largest magnitude of the old value; 0 means bit-exact.
 
     Where sums cancel, a difference that fp64 shows to be rounding is relative to what flows through it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.rtol >= 0:
+            raise SurgeryError(f"Tolerance: rtol={self.rtol:g}; a difference is 0 or more")
 
     def __str__(self) -> str:
         return "bit-exact" if self.rtol == 0 else f"within {self.rtol:g} of the largest value"

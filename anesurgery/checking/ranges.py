@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from anesurgery.display import Drawn
+from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.constants import LARGEST
 from anesurgery.files.shards import Shard, share
@@ -183,6 +184,7 @@ class Ranges(Drawn):
         return str(self)
 
 
+@door("inputs")
 def ranges(
     model: Any,
     inputs: Values | Iterable[Values] | None = None,

@@ -33,6 +33,7 @@ from anesurgery.compressing.modes import (
     stored_bytes,
 )
 from anesurgery.display import Drawn
+from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import save
 from anesurgery.files.shards import Shard, share
@@ -135,6 +136,7 @@ class Sensitivity(Drawn):
             raise SurgeryError(f"this is no result of `sensitivity`: {error!r}; measure again") from error
 
 
+@door()
 def sensitivity(
     model: Any,
     data: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None = None,

@@ -26,12 +26,31 @@ def read(path: Path) -> dict[str, Array]:
     _check_file(path)
     try:
         with np.load(path, allow_pickle=False) as file:
+            _check_members(file.zip)
             return dict(file)
     except Exception as error:  # zipfile, zlib, struct and numpy each have their own for a damaged file
         words = error.strerror if isinstance(error, OSError) and error.strerror else error
         if os.path.isfile(path) and path.stat().st_size and not zipfile.is_zipfile(path):  # no path raises here
             words = "it is no archive of arrays, which np.savez writes"
         raise SurgeryError(f"{path} cannot be read as an .npz file: {words or 'it is empty'}") from error
+
+
+LARGEST_ARRAY = 1 << 30
+"""Bytes of an array in an .npz file, which may be packed into a thousandth."""
+
+
+def _check_members(archive: zipfile.ZipFile) -> None:
+    """See that no array is larger than what is read, before any is unpacked.
+
+    Raises:
+        ValueError: one is; names it.
+    """
+    for member in archive.infolist():
+        if member.file_size > LARGEST_ARRAY:
+            raise ValueError(
+                f"its member {member.filename} has {member.file_size:,} bytes, more than {LARGEST_ARRAY:,}; "
+                "give a smaller one, or raise anesurgery.files.arrays.LARGEST_ARRAY"
+            )
 
 
 LONGEST = 255

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from anesurgery.doors import door
 from anesurgery.errors import LoadError
 from anesurgery.files.compiled import is_compiled, operations, read_compiled, values_of, weight_files
 from anesurgery.files.package import WEIGHTS, write_spec
@@ -29,6 +30,7 @@ class Decompiled:
         return "\n".join([f"wrote {self.path}", *(f"note: {note}" for note in self.notes)])
 
 
+@door()
 def decompile(
     source: str | os.PathLike[str], target: str | os.PathLike[str], *, overwrite: bool = False
 ) -> Decompiled:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anesurgery.errors import warn
 from anesurgery.mil import Array
 
 Values = Mapping[str, Array]
@@ -58,3 +59,13 @@ def adapt_outputs(changes: Iterable[InterfaceChange], outputs: Values, inputs: V
     for change in changes:
         outputs = change.outputs(outputs, inputs)
     return outputs
+
+
+IDENTIFIERS = "MIL takes identifiers only"
+"""Why an input or output is renamed: in ML Programs coremltools refuses any but [a-zA-Z_][a-zA-Z0-9_]*."""
+
+
+def warn_of_names(notes: Iterable[str]) -> None:
+    """Warn of the inputs and outputs that got other names, by what the notes of a network's import say."""
+    if renamed := [words for words in notes if words.endswith(IDENTIFIERS)]:
+        warn(f"the interface changes; give and read the new names: {'; '.join(renamed)}")

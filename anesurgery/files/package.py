@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from anesurgery.doors import door
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.compiled import (
@@ -32,6 +33,7 @@ from anesurgery.files.compiled import (
 from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.description import check_features, describe, new_spec
 from anesurgery.files.espresso_network import read_espresso
+from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.interruption import allowed, held_back
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
@@ -226,6 +228,7 @@ def _models(spec: Any) -> Iterator[Any]:
         yield from _models(part)
 
 
+@door()
 def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write a package atomically.
 
@@ -240,6 +243,7 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
     """
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite)
+    warn_of_names(loaded.notes)
     with work(stored_bytes(loaded)):
         return write_atomically(target, lambda package: write_package(loaded, package), overwrite)
 

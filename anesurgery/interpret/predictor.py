@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.doors import door
 from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.files.chain import Chain
 from anesurgery.files.package import PIPELINES, Loaded
@@ -144,9 +145,9 @@ class Predictor:
 
 
 def _rows_read(function: Function) -> dict[str, int]:
-    """Input of integers -> the rows of the table that they index, where there is one."""
+    """Input of ids, which may be floats, -> the rows of the table that they index, where there is one."""
     whole = {
-        n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type) and np_dtype(v).kind in "iu"
+        n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type) and np_dtype(v).kind in "iuf"
     }
     found = {name: rows_read(var) for name, var in whole.items()}
     return {name: rows for name, rows in found.items() if rows is not None}
@@ -163,7 +164,7 @@ def _check_ids(rows: Mapping[str, int], values: Mapping[str, Any]) -> None:
             given = np.asarray(values[name])
         except (ValueError, RuntimeError):
             continue  # no array: binding says so
-        whole = given if given.dtype.kind in "iuf" else np.zeros(0)
+        whole = np.trunc(given) if given.dtype.kind in "iuf" else np.zeros(0)
         outside = whole[(whole >= rows[name]) | (whole < -rows[name])]
         if outside.size:
             raise InterpretError(
@@ -226,6 +227,7 @@ def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None
     return dict(values)
 
 
+@door("values", "state")
 def run(
     model: Any,
     values: Mapping[str, Any],

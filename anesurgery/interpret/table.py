@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from anesurgery.errors import InterpretError
+from anesurgery.files import transcription
 from anesurgery.ops import MOVING, PADDING
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +49,26 @@ def ints(value: Any) -> list[int]:
     if hasattr(value, "tolist"):
         value = value.tolist()
     return [int(v) for v in value] if isinstance(value, (list, tuple)) else [int(value)]
+
+
+def affordable(shape: Sequence[int], itemsize: int = 4) -> list[int]:
+    """The shape of a result that is larger than what it is made of.
+
+    Args:
+        shape: lengths of its axes.
+        itemsize: bytes of an element.
+
+    Raises:
+        InterpretError: it takes more memory than a value that is computed while a program is read.
+    """
+    lengths = ints(shape)
+    size, most = math.prod(lengths) * itemsize, transcription.LARGEST_VALUE
+    if size > most:
+        raise InterpretError(
+            f"its result of the shape {lengths} takes {size:,} bytes, more than {most:,}; "
+            "give smaller sizes, or raise anesurgery.files.transcription.LARGEST_VALUE"
+        )
+    return lengths
 
 
 def to_int32(x: torch.Tensor) -> torch.Tensor:

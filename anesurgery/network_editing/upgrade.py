@@ -12,7 +12,9 @@ from typing import Any
 from anesurgery import registry
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.ranges import ranges
+from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
+from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, locate, read_spec, to_mlmodel
 from anesurgery.loading import clone, load
 from anesurgery.mil import ct, exclusive, walk_ops
@@ -33,6 +35,7 @@ STATED = 3
 PRECISIONS = (None, "fp16", "fp32")
 
 
+@door()
 @exclusive
 def upgrade(
     model: Any, custom: Custom | None = None, *, precision: str | None = None, sequence: int | None = None
@@ -49,7 +52,8 @@ def upgrade(
             inputs then have five axes (sequence, batch, channel, height, width).
 
     Returns:
-        An MLModel; what changed is in its metadata, under `NOTES`.
+        An MLModel; what changed is in its metadata, under `NOTES`. Inputs and outputs keep their names, but for
+        those that an ML Program cannot have ("82", "x.1", "a/b"): a warning and the notes say what each became.
 
     Raises:
         LoadError: it cannot be read or built; the layer is named.
@@ -131,6 +135,7 @@ def _psnr(before: Loaded, after: Loaded) -> float:
 
 
 def _keep_notes(model: Any, notes: Sequence[str]) -> Any:
+    warn_of_names(notes)
     if notes:
         model.user_defined_metadata[NOTES] = "\n".join(notes)
     return model

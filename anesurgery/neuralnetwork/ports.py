@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError, NotExpressible
+from anesurgery.files.interface_change import IDENTIFIERS
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, Function, Var, is_symbolic, mb, quiet_host, static_shape, types
 from anesurgery.neuralnetwork.context import Context
@@ -260,7 +261,7 @@ def describe(description: Any, names: dict[str, str], notes: list[str]) -> None:
     for feature in [*description.input, *description.output]:
         new = names.get(feature.name, feature.name)
         if new != feature.name:
-            notes.append(f"{feature.name!r} is called {new!r}: MIL takes identifiers only")
+            notes.append(f"{feature.name!r} is called {new!r}: {IDENTIFIERS}")
             feature.name = new
     for field in ("predictedFeatureName", "predictedProbabilitiesName"):
         old = getattr(description, field)

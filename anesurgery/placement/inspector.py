@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from anesurgery.doors import door
 from anesurgery.facts.reading import shape_in_words
 from anesurgery.facts.work import shape_of
 from anesurgery.files.package import Loaded
@@ -38,6 +39,7 @@ RULES = (*slow.RULES, *numeric.RULES, *ignored_masks.RULES, *shapes.RULES)
 """The tables; `rules_beside` adds the rules that passes bring, and the user's own."""
 
 
+@door("inputs")
 @exclusive
 def inspect(
     model: Any,

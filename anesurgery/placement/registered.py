@@ -10,6 +10,7 @@ import pkgutil
 from functools import cache
 from pathlib import Path
 
+from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.placement.evidence import Rule
 
@@ -17,6 +18,7 @@ FOLDER = Path(__file__).parent / "rules"
 _OWN: dict[str, Rule] = {}
 
 
+@door()
 def register_rule(rule: Rule) -> Rule:
     """Let `inspect` ask a rule of the user's own; one with the same id is replaced.
 

@@ -155,6 +155,8 @@ class Target:
         units = str(getattr(compute_units, "name", compute_units or "CPU_AND_NE"))
         if isinstance(text, Target):
             return text if compute_units is None else replace(text, compute_units=units)
+        if not (text is None or isinstance(text, str)):
+            raise SurgeryError(f'target={text!r} is no name; write it as "M1/macOS 14", "M1" or "macOS 14"')
         words = [w.strip() for w in ("any" if text is None else text).split("/")]
         if len(words) > 2 or not all(words):
             raise SurgeryError(f'target {text!r}: write it as "M1/macOS 14", "M1" or "macOS 14"')

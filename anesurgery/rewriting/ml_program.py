@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal
 from anesurgery.files.interface import Interface
-from anesurgery.files.interface_change import InterfaceChange, call_of
+from anesurgery.files.interface_change import InterfaceChange, call_of, warn_of_names
 from anesurgery.files.package import Loaded, mlmodel_of, save, to_mlmodel
 from anesurgery.files.pipeline_file import LoadedPipeline, members, read_pipeline, save_pipeline, write_pipeline
 from anesurgery.loading import clone, interface, load
@@ -51,6 +51,7 @@ class MLProgram(Subject):
         """
         try:
             loaded = load(model)
+            warn_of_names(() if isinstance(model, Loaded) else loaded.notes)
             return cls(loaded, isinstance(model, (Program, Loaded)), _layers(model, loaded))
         except IsPipeline:
             place = getattr(model, "package_path", model)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anesurgery.checking.grades import EXACT, Promise, Tolerance
+from anesurgery.doors import check_fields
 from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError
 from anesurgery.mil import exclusive, quiet_host
 from anesurgery.placement.target import Target
@@ -112,6 +113,7 @@ class Pipeline(Pass):
     """Called with each pass and the graph after it."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "steps", tuple(in_order(self.steps)))
 
     def parts(self) -> tuple[Pass, ...]:

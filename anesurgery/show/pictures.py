@@ -18,6 +18,7 @@ from typing import Any
 import networkx as nx
 
 from anesurgery.display import printable, short_name
+from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.arrays import write_text
 from anesurgery.loading import load
@@ -75,6 +76,7 @@ class Picture:
         return write_text(Path(path).expanduser(), self.svg)
 
 
+@door()
 def draw(
     model: Any,
     around: str | None = None,

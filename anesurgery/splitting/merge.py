@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.files.description import describe, new_spec
+from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.protobuf import HeldWeights, from_proto, proto, to_proto
@@ -21,6 +23,7 @@ FUNCTIONS = 9
 """The first specification version (iOS 18) with several functions."""
 
 
+@door()
 @exclusive
 def merge(
     models: Mapping[str, Any],
@@ -54,6 +57,8 @@ def merge(
             "'prefill' and 'decode'"
         )
     loaded = {name: load(model) for name, model in models.items()}
+    for part in loaded.values():
+        warn_of_names(part.notes)
     held = HeldWeights()
     whole = proto.MIL_pb2.Program(version=1)
     version = max([FUNCTIONS, *(m.version for m in loaded.values())])
@@ -82,6 +87,7 @@ def _described(model: Loaded) -> Any:
     return next((f for f in spec.description.functions if f.name == default_function(model)), spec.description)
 
 
+@door()
 @exclusive
 def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write a package with one function of a model, as its `main`, and the weights that it reads.
@@ -97,6 +103,7 @@ def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrit
         UnknownName: no such function.
     """
     loaded = load(model)
+    warn_of_names(loaded.notes)
     function_of(loaded.program, function)
     held = HeldWeights()
     source = None if loaded.spec is None else loaded.spec.mlProgram

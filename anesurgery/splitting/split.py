@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.chain import Border, Chain, Ends, Placed
 from anesurgery.files.description import describe, new_spec
+from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.joining import default_function
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded
@@ -40,6 +42,7 @@ NANOSECONDS = 1000
 """A microsecond of an estimate, so that whole numbers are exact enough."""
 
 
+@door()
 @exclusive
 def split(
     model: Any,
@@ -103,6 +106,7 @@ def _cut(
     if network is not None and aim is not None:
         return _placed(cut_network(network, aim, shapes, _path(model)), aim)
     loaded = load(model)
+    warn_of_names(loaded.notes)
     names = _names(loaded, function, alone=at is not None or balance != "bytes")
     graphs, name = read_graphs(loaded.program, loaded.version, names), names[0]
     graph, others = graphs[name], tuple(Cuts(graphs[other]) for other in names[1:])

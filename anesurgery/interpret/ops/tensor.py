@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret.table import Unsupported, impl, ints
+from anesurgery.interpret.table import Unsupported, affordable, impl, ints
 
 Tensor = torch.Tensor
 
@@ -96,8 +96,19 @@ def split(x: Tensor, axis: int, num_splits: int | None = None, split_sizes: Any 
 
 @impl("tile")
 def tile(x: Tensor, reps: Any) -> Tensor:
-    """X repeated along its axes."""
-    return x.repeat(ints(reps))
+    """X repeated along its axes, each at least once.
+
+    Raises:
+        InterpretError: a count is below 1, of which nothing says what Core ML makes.
+    """
+    times = ints(reps)
+    if min(times, default=1) < 1:
+        raise InterpretError(
+            f"reps is {times}, and each must be 1 or more: nothing says what Core ML makes of less; if this "
+            "was an expand to a computed shape with -1, convert it again with coremltools 9"
+        )
+    affordable([d * n for d, n in zip(x.shape, times, strict=True)])
+    return x.repeat(times)
 
 
 @impl("reverse")
@@ -227,6 +238,7 @@ def range_1d(start: Any, end: Any, step: Any) -> Tensor:
     a, b, c = (torch.as_tensor(v) for v in (start, end, step))
     whole = not any(v.is_floating_point() for v in (a, b, c))
     count = math.ceil((b.double() - a.double()) / c if whole else (b.float() - a.float()) / c)
+    affordable([max(count, 0)], 4 if whole else 8)
     made = torch.arange(max(count, 0), dtype=torch.int32 if whole else torch.float64)
     return made * c + a if whole else (made * c.double() + a.double()).float()
 
@@ -234,7 +246,7 @@ def range_1d(start: Any, end: Any, step: Any) -> Tensor:
 @impl("fill")
 def fill(shape: Any, value: Any = 0.0) -> Tensor:
     """One value everywhere."""
-    return torch.full(ints(shape), value.item() if isinstance(value, Tensor) else value)
+    return torch.full(affordable(shape), value.item() if isinstance(value, Tensor) else value)
 
 
 @impl("fill_like")
@@ -255,6 +267,7 @@ def one_hot(
 ) -> Tensor:
     """A new axis that holds `on_value` at the index and `off_value` elsewhere; outside, only the latter."""
     size = ints(one_hot_vector_size)[0]
+    affordable([*indices.shape, size])
     hit = indices.unsqueeze(-1) == torch.arange(size)
     made = torch.where(hit, torch.as_tensor(on_value), torch.as_tensor(off_value))
     return made.movedim(-1, int(axis))

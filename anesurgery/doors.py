@@ -1,0 +1,156 @@
+"""Public calls say in words what they were given in place of what they take: types are checked at the door.
+
+What a call takes is what its annotations say, read when it is first called, so that it is said once.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import inspect
+import numbers
+import types
+import typing
+from collections.abc import Callable, Collection
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from anesurgery.errors import SurgeryError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WIDER: dict[Any, tuple[Any, ...]] = {
+    int: (numbers.Integral,),
+    float: (numbers.Real,),
+    bool: (bool, np.bool_, numbers.Integral),
+    tuple: (tuple, list),
+    frozenset: (frozenset, set),
+}
+"""What is taken in place of a type: numpy's numbers are numbers, and lists become tuples."""
+IN_WORDS = {
+    float: "a number",
+    int: "a whole number",
+    str: "a string",
+    bool: "True or False",
+    type(None): "None",
+}
+
+
+def door(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Check the types of what a public function is called with.
+
+    Args:
+        own: parameters that the function checks itself, in words of its own.
+    """
+
+    def opened(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def at_the_door(*given: P.args, **named: P.kwargs) -> R:
+            _check(function, given, named, own)
+            return function(*given, **named)
+
+        return at_the_door
+
+    return opened
+
+
+def _check(
+    function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any], own: Collection[str]
+) -> None:
+    """See that each argument is of its parameter's type; Python itself tells of arguments too many or missing.
+
+    Raises:
+        SurgeryError: one is not; says which, what it is and what the call takes.
+    """
+    signature, kinds = _parameters(function)
+    try:
+        arguments = signature.bind_partial(*given, **named).arguments
+    except TypeError:  # an unknown or a doubled argument: the call raises it with the function's name
+        return
+    for name, value in arguments.items():
+        if name not in own:
+            _check_type(function.__name__, name, value, kinds.get(name, Any))
+
+
+def check_fields(values: Any) -> None:
+    """See that each field of a dataclass is of its type, for its `__post_init__`.
+
+    Raises:
+        SurgeryError: one is not.
+    """
+    cls = type(values)
+    _, kinds = _parameters(cls.__init__)
+    for one in dataclasses.fields(values):
+        _check_type(cls.__name__, one.name, getattr(values, one.name), kinds.get(one.name, Any))
+
+
+def _check_type(what: str, name: str, value: Any, kind: Any) -> None:
+    if not fits(value, kind):
+        raise SurgeryError(
+            f"{what}: {name}={_shown(value)} is of type {type(value).__name__}; it takes {in_words(kind)}"
+        )
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """The signature, and the type of each parameter; Any where it is only known to type checkers."""
+    inner = inspect.unwrap(function)
+    kinds: dict[str, Any] = {}
+    for name, annotation in getattr(inner, "__annotations__", {}).items():
+        try:
+            kinds[name] = typing.get_type_hints(_annotated(annotation), getattr(inner, "__globals__", {}))["it"]
+        except NameError:
+            kinds[name] = Any
+    return inspect.signature(inner), kinds
+
+
+def _annotated(annotation: Any) -> Any:
+    """An object with one annotation."""
+    return types.SimpleNamespace(__annotations__={"it": annotation})
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Is a value of a type? Of what containers hold the elements are looked at in lists and tuples alone."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or isinstance(kind, (TypeVar, str)):
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, k) for k in inner)
+    if origin is typing.Literal:
+        return value in inner
+    plain = origin or kind
+    if not isinstance(plain, type) or plain is object:
+        return True
+    if isinstance(value, str) and plain in (
+        collections.abc.Sequence,
+        collections.abc.Iterable,
+        collections.abc.Collection,
+    ):
+        return False
+    if not isinstance(value, WIDER.get(plain, (plain,))):
+        return False
+    ordered = isinstance(value, (list, tuple)) and (len(inner) == 1 or inner[1:] == (...,))
+    return not ordered or all(fits(v, inner[0]) for v in value)
+
+
+def in_words(kind: Any) -> str:
+    """A type as a person says it."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(in_words, typing.get_args(kind))))
+    if kind in IN_WORDS:
+        return IN_WORDS[kind]
+    plain, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    name = str(getattr(plain, "__name__", plain))
+    if name in ("Mapping", "dict"):
+        return "a dictionary"
+    if name in ("Sequence", "list", "tuple", "Collection", "Iterable"):
+        return f"a list of {getattr(inner[0], '__name__', 'values')}" if inner else "a list"
+    return {"PathLike": "a path", "Path": "a path"}.get(name, f"a {name}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, (str, int, float, type(None))) else "..."
+    return text if len(text) <= 40 else f"{text[:40]}..."

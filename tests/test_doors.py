@@ -1,0 +1,140 @@
+"""Wrong types and values for public calls: errors that name the call, the argument and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.doors import door, fits
+from anesurgery.errors import SurgeryError
+from anesurgery.mil import Program, Var, ct, mb
+
+ANY: Any = ane
+"""The public calls, to type checkers of any type."""
+X = {"x": np.ones((2, 4), np.float32)}
+
+
+def small() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.linear(x=mb.relu(x=x), weight=np.eye(4, dtype=np.float32), name="y")
+
+    return program
+
+
+WRONG: dict[str, tuple[Callable[[Program, Path], Any], str]] = {
+    "split parts": (
+        lambda p, _: ANY.split(p, "zz"),
+        "split: parts='zz' is of type str; it takes a whole number",
+    ),
+    "draw around": (
+        lambda p, _: ANY.draw(p, around=7),
+        "draw: around=7 is of type int; it takes a string or None",
+    ),
+    "to_text dialect": (lambda p, _: ANY.to_text(p, dialect=7), "to_text: dialect=7 is of type int"),
+    "sensitivity data": (lambda p, _: ANY.sensitivity(p, 7), "sensitivity: data=7 is of type int"),
+    "sensitivity modes": (
+        lambda p, _: ANY.sensitivity(p, X, 7),
+        "modes=7 is of type int; it takes a list of str",
+    ),
+    "ranges shard": (lambda p, _: ANY.ranges(p, shard=7), "ranges: shard=7 is of type int"),
+    "inspect target": (lambda p, _: ANY.inspect(p, target=7), "inspect: target=7 is of type int"),
+    "compare contract": (lambda p, _: ANY.compare(p, p, contract=7), "takes a list of InterfaceChange"),
+    "compare contracts": (lambda p, _: ANY.compare(p, p, contract=["zz"]), "takes a list of InterfaceChange"),
+    "compare gate": (lambda p, _: ANY.compare(p, p, gate=-7), "gate=-7 is no PSNR in dB to reach"),
+    "compare no gate": (lambda p, _: ANY.compare(p, p, gate=float("nan")), "gate=nan is no PSNR"),
+    "compare words": (lambda p, _: ANY.compare(p, p, gate="zz"), "gate='zz' is of type str; it takes a number"),
+    "run outputs": (
+        lambda p, _: ANY.run(p, X, outputs=7),
+        "run: outputs=7 is of type int; it takes a list of str",
+    ),
+    "run a letter": (lambda p, _: ANY.run(p, X, outputs="y"), "run: outputs='y' is of type str"),
+    "apply target": (lambda p, _: ANY.apply(p, "negate_subtract", target="zz"), "unknown chip 'zz'"),
+    "apply no target": (lambda p, _: ANY.apply(p, "negate_subtract", target=7), "target=7 is no name"),
+    "apply passes": (lambda p, _: ANY.apply(p, 7), "unknown pass or recipe '7'"),
+    "apply a pass": (lambda p, _: ANY.apply(p, [7]), "unknown pass or recipe '7'"),
+    "apply assume": (lambda p, _: ANY.apply(p, "negate_subtract", assume=7), "assume=7 is of type int"),
+    "load units": (lambda p, _: ANY.load(p, compute_units="zz"), "unknown compute units 'zz'"),
+    "save": (lambda p, at: ANY.save(p, at / "y.mlpackage"), "loaded=... is of type Program; it takes a Loaded"),
+    "save path": (
+        lambda p, _: ANY.save(ANY.load(p), 7),
+        "save: path=7 is of type int; it takes a string or a path",
+    ),
+    "merge": (lambda _, at: ANY.merge(7, at / "y.mlpackage"), "models=7 is of type int; it takes a dictionary"),
+    "decompile": (lambda _, at: ANY.decompile(7, at / "y.mlpackage"), "decompile: source=7 is of type int"),
+    "upgrade": (lambda p, _: ANY.upgrade(p, sequence="zz"), "upgrade: sequence='zz' is of type str"),
+    "register": (lambda *_: ANY.register(7), "register: 7 is no pass"),
+    "register_rule": (lambda *_: ANY.register_rule(7), "register_rule: rule=7 is of type int; it takes a Rule"),
+    "Target": (lambda *_: ANY.Target.parse(7), "target=7 is no name"),
+    "Tolerance": (lambda *_: ANY.Tolerance("zz"), "Tolerance: rtol='zz' is of type str; it takes a number"),
+    "no Tolerance": (lambda *_: ANY.Tolerance(-1), "rtol=-1; a difference is 0 or more"),
+    "Recipe": (lambda *_: ANY.Recipe(name="own", steps=7), "Recipe: steps=7 is of type int"),
+    "Pipeline": (lambda *_: ANY.Pipeline(7), "Pipeline: steps=7 is of type int"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_an_error_in_words(name: str, tmp_path: Path) -> None:
+    call, words = WRONG[name]
+    with pytest.raises(SurgeryError) as caught:
+        call(small(), tmp_path)
+    assert words in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (np.int64(3), int),
+        (3, float),
+        (np.float32(3), float),
+        (np.bool_(True), bool),
+        (Path("x"), str | Path),
+        ([1], tuple[int, ...]),
+        ((), Sequence[str]),
+        ({"x": 1}, Mapping[str, int] | Iterable[int]),
+        (None, int | None),
+        (len, Callable[..., int]),
+        (object(), Any),
+    ],
+    ids=str,
+)
+def test_what_fits_is_let_in(value: Any, kind: Any) -> None:
+    assert fits(value, kind)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (3.0, int),
+        ("3", int),
+        ("ab", Sequence[str]),
+        ([1, "2"], Sequence[int]),
+        (None, int),
+        (7, Mapping[str, int]),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_found(value: Any, kind: Any) -> None:
+    assert not fits(value, kind)
+
+
+def test_a_door_leaves_to_the_function_what_it_checks_itself_and_to_python_what_python_says() -> None:
+    @door("mine")
+    def call(mine: int, other: int = 0) -> Any:
+        return mine, other
+
+    assert call("x") == ("x", 0)  # type: ignore[arg-type]
+    with pytest.raises(SurgeryError, match=r"call: other='x' is of type str; it takes a whole number"):
+        call(1, other="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'third'"):
+        call(1, third=3)  # type: ignore[call-arg]
+
+
+def test_compute_units_may_be_given_by_name() -> None:
+    assert ane.load(small(), compute_units="CPU_ONLY").compute_units is ct.ComputeUnit.CPU_ONLY

@@ -85,7 +85,7 @@ class Surgery(Report):
         return target
 
 
-@door("inputs", "target")
+@door("inputs", "target", "seed")
 @exclusive
 def apply(
     model: Any,

@@ -99,7 +99,7 @@ def _check_gate(gate: float) -> None:
         raise SurgeryError(f"gate={gate:g} is no PSNR in dB to reach; give 0 or more, or -inf to measure only")
 
 
-@door("inputs")
+@door("inputs", "seed", "precision")
 def compare(
     a: Any,
     b: Any,

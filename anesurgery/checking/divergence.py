@@ -41,7 +41,7 @@ class Divergence:
         return f"{self.op_type} {self.name}{other}: {'; '.join(filter(None, (numbers, self.note)))}"
 
 
-@door("inputs")
+@door("inputs", "seed", "precision")
 def first_divergence(
     a: Any,
     b: Any,

@@ -184,7 +184,7 @@ class Ranges(Drawn):
         return str(self)
 
 
-@door("inputs")
+@door("inputs", "seed")
 def ranges(
     model: Any,
     inputs: Values | Iterable[Values] | None = None,

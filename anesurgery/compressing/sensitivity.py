@@ -136,7 +136,7 @@ class Sensitivity(Drawn):
             raise SurgeryError(f"this is no result of `sensitivity`: {error!r}; measure again") from error
 
 
-@door()
+@door("seed", "precision")
 def sensitivity(
     model: Any,
     data: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None = None,

@@ -227,7 +227,7 @@ def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None
     return dict(values)
 
 
-@door("values", "state")
+@door("values", "state", "precision")
 def run(
     model: Any,
     values: Mapping[str, Any],

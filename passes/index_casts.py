@@ -64,6 +64,8 @@ class IndexCasts(Rewrite):
 
     name: ClassVar[str] = "index_casts"
     follows: ClassVar[tuple[str, ...]] = ("token_id_guard",)
+    # ids are cleared before passes look at what reads them
+    precedes: ClassVar[tuple[str, ...]] = ("select_last_token", "embedding_matmul")
     shares_inner: ClassVar[bool] = True
 
     def pattern(self, op: Ops) -> OpPattern:

@@ -74,6 +74,7 @@ class TokenIdGuard(Rewrite):
     """`select(ids >= 0, ids, ids + rows)` becomes the ids, or `mod(ids, rows)`."""
 
     name: ClassVar[str] = "token_id_guard"
+    follows: ClassVar[tuple[str, ...]] = ("fold_constants",)
     shares_inner: ClassVar[bool] = True
     assume: Mapping[str, Range] | None = None
     """Input -> the least and the largest value that the caller will give; those of the surgery by default."""

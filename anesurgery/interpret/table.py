@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.files import transcription
 from anesurgery.ops import MOVING, PADDING
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,6 +23,9 @@ class Meaning:
     moves: bool
     """It only moves data: stored fp16 weights are handed in as they are, and only the result is widened."""
 
+
+LARGEST_RESULT = 1 << 30
+"""Bytes of what an op makes of little: as many as of a value that is computed while a program is read."""
 
 TABLE: dict[str, Meaning] = {}
 """Op type -> meaning. Control flow is not here: see `anesurgery.interpret.ops.control`."""
@@ -62,11 +64,11 @@ def affordable(shape: Sequence[int], itemsize: int = 4) -> list[int]:
         InterpretError: it takes more memory than a value that is computed while a program is read.
     """
     lengths = ints(shape)
-    size, most = math.prod(lengths) * itemsize, transcription.LARGEST_VALUE
+    size, most = math.prod(lengths) * itemsize, LARGEST_RESULT
     if size > most:
         raise InterpretError(
             f"its result of the shape {lengths} takes {size:,} bytes, more than {most:,}; "
-            "give smaller sizes, or raise anesurgery.files.transcription.LARGEST_VALUE"
+            "give smaller sizes, or raise anesurgery.interpret.table.LARGEST_RESULT"
         )
     return lengths
 

@@ -13,6 +13,7 @@ import torch
 import anesurgery as ane
 from anesurgery.errors import InterpretError, SurgeryError
 from anesurgery.files import arrays, transcription
+from anesurgery.interpret import table
 from anesurgery.mil import Program, Var, ct, mb, types
 
 INTS = types.int32
@@ -62,7 +63,7 @@ def test_a_result_of_ten_gigabytes_is_an_error_in_words(op_type: str) -> None:
 
 
 def test_what_is_not_too_large_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transcription, "LARGEST_VALUE", 24)
+    monkeypatch.setattr(table, "LARGEST_RESULT", 24)
     (made,) = ane.run(fill(), {"n": np.array([2, 3], np.int32)}).values()
     np.testing.assert_array_equal(made, np.ones((2, 3)))
     with pytest.raises(InterpretError, match="takes 28 bytes, more than 24"):
@@ -77,6 +78,7 @@ def test_a_large_fill_is_not_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     path = ane.save(ane.load(program), tmp_path / "m.mlpackage")
     monkeypatch.setattr(transcription, "LARGEST_VALUE", 399)
+    monkeypatch.setattr(table, "LARGEST_RESULT", 399)
     surgery = ane.apply(path, "fold_constants", quiet=True)
     assert not surgery.changes
     assert any(

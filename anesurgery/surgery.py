@@ -208,7 +208,7 @@ def _rescue(
 def _gated(
     given: Any, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, asked: Collection[str]
 ) -> tuple[Subject, Session]:
-    """The model after the steps that lose nothing on the target: as it is, or made anew without the others."""
+    """The model after the steps that pass the gate: as it is, or made anew without the others."""
 
     def again() -> Subject:
         if start.model is not None:
@@ -217,7 +217,7 @@ def _gated(
         return subject_of(steps).read(given).only(edited.member)
 
     passed = passing(steps, start.standing, again, edited, session, asked)
-    if passed.refusals:
+    if passed.steps != list(steps):
         session = session.again()
         session.refusals += passed.refusals
         edited = again()

@@ -27,10 +27,11 @@ Candidates are the passes that findings of the inspection name, with the options
 `group_by_unit`, which needs no finding. Each is tried on a copy of the program, which is inspected again;
 where none pays by itself, pairs are tried: a step, and then one that is named after it, also a step that helps
 against a second reason why an op is off the ANE. Where a step changes results, the search runs again without
-it, and as good an end is preferred. A trial is kept only if no op that was legal becomes illegal, neither the
-share of the flop nor that of the ops on the ANE falls since more is off it, and something is better, in this
-order: less off the ANE, less that cannot run there at all, fewer switches between units, a lower estimate,
-fewer findings; or a gain was measured on the target that no estimate shows (`sequence_layout`). A pass that
+it, and as good an end is preferred. Last, each step is left out once, since a later one may do without it. A
+trial is kept only if no op that was legal becomes illegal, the expected time does not rise, neither weights nor
+flop, bytes moved or ops grow much without a clear gain in time, and something is better: less time, or, in equal
+time, less that cannot run on the ANE at all, fewer switches between units, fewer findings; or a gain was
+measured on the target, which counts more than the estimate and is named (`sequence_layout`). A pass that
 changes what the model gives back (`select_last_token`) is kept only for a decoder, where each position sees
 those before it alone; one that makes inputs and outputs fp16, only where the target pays for the casts.
 `keep_interface` rules out both. Last, a model of up to 2^29 stored numbers that has norms over a root runs once

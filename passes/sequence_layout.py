@@ -128,7 +128,7 @@ class SequenceLayout(Pass):
         trial, target = copied(program), Target.parse(session.target)
         self.run_parts(trial, session.again(prove_sites=False))
         before, after = (Standing.of(placed(Loaded(p, session.spec), target)) for p in (program, trial))
-        return after.lowered(before, ("flop",))
+        return after.leaves(before)
 
     def run_parts(self, program: Program, session: Session) -> None:
         """One after another."""

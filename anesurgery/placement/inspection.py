@@ -59,6 +59,7 @@ class OpRow:
         estimate: None where there is no data.
         measured: the unit that Core ML's own plan names, when it was asked.
         depth: nesting in control flow; 0 outside.
+        rounds: how often it runs in one prediction, in a loop of so many rounds.
     """
 
     index: int
@@ -75,6 +76,7 @@ class OpRow:
     estimate: Estimate | None = None
     measured: str | None = None
     depth: int = 0
+    rounds: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

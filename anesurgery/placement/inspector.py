@@ -115,6 +115,7 @@ def _row(
         judged.work.moved,
         judged.estimate,
         depth=judged.depth,
+        rounds=judged.rounds,
     )
 
 

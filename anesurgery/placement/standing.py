@@ -1,9 +1,9 @@
 """How a program stands on a target: what `auto` and the gate of recipes compare, and say in words.
 
-`loss` and `gain` are the objective, in this order: no op becomes illegal that was legal; the shares of the
-flop and of the ops on the ANE, at no much higher estimate; what is not legal there, which is all that counts
-of a model too small to be placed on the ANE; the bytes that ops off the ANE move; switches between units; the
-estimate. A share that rises because there is more on the ANE is no gain by itself: less must be off it.
+The score is the expected time. `loss` and `gain` are the objective, in this order: no op becomes illegal that
+was legal; the program is not slower than before; what it is made of does not grow, unless it is clearly faster;
+it is faster; or, in equal time, less of it cannot run on the ANE, or there are fewer switches between units.
+Shares of the ANE are shown, and decide nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,41 @@ from anesurgery.facts.reading import in_words
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load
 from anesurgery.mil import Program
+from anesurgery.placement.expected import expected
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
-from anesurgery.placement.partition import SWITCH
 from anesurgery.placement.target import Target
 
-DEARER = 1.5
-"""How many times the estimate may grow for a better share: multiplying a table is no gain over a lookup."""
 SAME = 1e-6
 """Relative difference below which two estimates are one."""
+CLEARLY = 0.9
+"""Of the time before, what a model that grew may take. A choice, and not measured: a smaller gain is not told
+from none."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How much one measure of a model may grow where no clear gain in time pays for it."""
+
+    words: str
+    times: float
+    more: int
+    """What counts for nothing in any model."""
+    size: bool = False
+    """Is it in bytes?"""
+
+
+MIB = 1 << 20
+BOUNDS = {
+    "weights": Bound("weights", 1.1, MIB, size=True),
+    "flop": Bound("flop", 1.1, 10_000_000),
+    "moved": Bound("bytes moved", 1.25, MIB, size=True),
+    "ops": Bound("ops", 1.5, 16),
+    "casts": Bound("casts", 1.5, 4),
+    "transposes": Bound("transposes", 1.5, 8),
+}
+"""A choice: weights and flop cost on every device; ops, casts and transposes may be the price of legal ones."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +62,18 @@ class Standing:
         flop: floating point operations of all.
         on_flop: of the ops that prefer the ANE.
         switches: changes of the unit.
-        estimate: microseconds; no run time.
+        estimate: the expected time in microseconds, by which a model is compared with another form of itself.
+        at_worst: the same in the view that is worst for many small ops.
         unknown: ops without a verdict or an estimate.
         findings: number of findings, where they were looked for.
         legal: function and name of the ops that are legal on the ANE.
         illegal: the same of those that are not.
         illegal_flop: of the latter.
-        off_bytes: that ops read and write which do not prefer the ANE.
         legal_flop: of the ops that are legal on the ANE.
+        weights: bytes as stored, what is stored twice counted twice.
+        moved: bytes that all ops read and write at run time.
+        casts: ops of that type.
+        transposes: likewise.
     """
 
     ops: int
@@ -58,8 +87,12 @@ class Standing:
     legal: frozenset[tuple[int, str]]
     illegal: frozenset[tuple[int, str]]
     illegal_flop: int = 0
-    off_bytes: int = 0
     legal_flop: int = 0
+    weights: int = 0
+    moved: int = 0
+    casts: int = 0
+    transposes: int = 0
+    at_worst: float = 0.0
 
     @classmethod
     def of_layers(cls, found: Inspection) -> Standing:
@@ -72,20 +105,25 @@ class Standing:
         """From the inspection of each function."""
         rows = [(i, row) for i, part in enumerate(inspections) for row in part.ops]
         on = [row for _, row in rows if row.preferred == "ane"]
+        times = expected(inspections)
         return cls(
             len(rows),
             len(on),
             sum(row.flop for _, row in rows),
             sum(row.flop for row in on),
             sum(part.switches for part in inspections),
-            sum(part.cost or 0.0 for part in inspections),
+            times[0],
             sum(row.legal is None or (row.legal and row.estimate is None) for _, row in rows),
             sum(len(part.all_findings) for part in inspections),
             frozenset((i, row.name) for i, row in rows if row.legal),
             frozenset((i, row.name) for i, row in rows if row.legal is False),
             sum(row.flop for _, row in rows if row.legal is False),
-            sum(row.bytes for _, row in rows if row.preferred != "ane"),
             sum(row.flop for _, row in rows if row.legal),
+            sum(part.memory.weights for part in inspections if part.memory is not None),
+            sum(row.bytes for _, row in rows),
+            sum(row.op_type == "cast" for _, row in rows),
+            sum(row.op_type == "transpose" for _, row in rows),
+            times[-1],
         )
 
     @property
@@ -154,86 +192,119 @@ class Standing:
         """Flop and ops that are not legal on the ANE."""
         return self.illegal_flop, len(self.illegal)
 
-    def lowered(self, before: Standing, shares: Sequence[str] = ("flop", "ops")) -> str:
-        """What can no longer run on the ANE, or which share there falls, in words; "" for nothing.
-
-        A share that falls because less is left on the ANE, as where two layers became one, is no loss: more
-        must be off it.
-
-        Args:
-            before: the standing to compare with.
-            shares: those that must not fall.
-        """
+    def barred_by(self, before: Standing) -> str:
+        """Which op that was legal can no longer run on the ANE, in words; "" for none."""
         if lost := sorted(before.legal & self.illegal):
             more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             return f"%{lost[0][1]}{more} would no longer be legal on the ANE"
-        more_off = {"flop": self.off[0] > before.off[0], "ops": self.off[1] > before.off[1]}
-        for what in shares:
-            old, new = before.share[what], self.share[what]
-            counts = what != "flop" or before.flop  # of nothing there is no share
-            if counts and new < old and more_off[what]:
-                return f"the share of {what} on the ANE would fall {_percents(old, new)}"
+        return ""
+
+    def leaves(self, before: Standing) -> str:
+        """What can no longer run on the ANE, or how its share of the flop falls, in words; "" for nothing.
+
+        The premise of a gain that was measured, which was with the products on the ANE; and all that can be
+        judged where no chip is named. A share that falls because less is left on the ANE, as where two layers
+        became one, is no loss: more must be off it.
+        """
+        if barred := self.barred_by(before):
+            return barred
+        old, new = before.share["flop"], self.share["flop"]
+        if before.flop and new < old and self.off[0] > before.off[0]:
+            return f"the share of flop on the ANE would fall {_percents(old, new)}"
         return ""
 
     def loss(self, before: Standing) -> str:
         """What is worse than before, in words; "" for nothing that counts."""
-        if lowered := self.lowered(before):
-            return lowered
-        if self.off[0] > before.off[0] and not self.frees(before):
-            return f"flop off the ANE would rise {_counts(before.off[0], self.off[0])}"
-        if self.estimate > DEARER * before.estimate and self.estimate - before.estimate > SWITCH:
-            return f"the estimate would rise {in_time(before.estimate)} -> {in_time(self.estimate)}"
+        if barred := self.barred_by(before):
+            return barred
+        if self.slower(before):
+            return f"the expected time would rise {in_time(before.estimate)} -> {in_time(self.estimate)}"
+        grown = [words for what, words in self.growth(before).items() if self.outgrows(before, what)]
+        if grown and not self.clearly_faster(before):
+            times = f"{in_time(before.estimate)} -> {in_time(self.estimate)}"
+            if self.at_worst > before.at_worst:
+                times += f" (or {in_time(before.at_worst)} -> {in_time(self.at_worst)})"
+            return f"{', '.join(grown)} would grow, and the expected time {times} is no clear gain"
         return ""
 
     def gain(self, before: Standing) -> str:
-        """What is better than before, in words; "" for nothing."""
-        for what, old, new in zip(("flop", "ops"), before.off, self.off, strict=True):
-            if new < old:
-                rise = _percents(before.share[what], self.share[what])
-                return f"{what} off the ANE {_counts(old, new)} (share on it {rise})"
+        """What is better than before, in words, with what grows for it; "" for nothing."""
+        if not (better := self._better(before)):
+            return ""
+        grown = [words for what, words in self.growth(before).items() if self.outgrows(before, what)]
+        return f"{better}; {', '.join(grown)}" if grown else better
+
+    def paid(self, before: Standing) -> list[str]:
+        """What grew beyond its bound, and the gain in time that it is for: one line, or none."""
+        grown = [words for what, words in self.growth(before).items() if self.outgrows(before, what)]
+        times = f"expected time {in_time(before.estimate)} -> {in_time(self.estimate)}"
+        return [f"{times}, for which the model grew: {', '.join(grown)}"] if grown else []
+
+    def smaller(self, before: Standing) -> str:
+        """What is less than before, by more than its bound, in words; "" for nothing."""
+        return ", ".join(self._from(before, what) for what in BOUNDS if before.outgrows(self, what))
+
+    def _better(self, before: Standing) -> str:
+        if self.faster(before):
+            return f"expected time {in_time(before.estimate)} -> {in_time(self.estimate)}"
+        if self.slower(before):
+            return ""
         if self.frees(before):
             rise = _percents(before.legal_share, self.legal_share)
             pairs = zip(("ops", "flop"), reversed(before.barred), reversed(self.barred), strict=True)
             what, old, new = next(pair for pair in pairs if pair[1] != pair[2])
             return f"{what} that cannot run on the ANE {_counts(old, new)} (share of the ops that can {rise})"
-        cheaper = self.estimate < before.estimate * (1 - SAME) and self.unknown <= before.unknown
-        risen = self.off > before.off
-        if not risen and self.moves_less(before):
-            sizes = f"{in_words(before.off_bytes)} -> {in_words(self.off_bytes)}"
-            rise = _percents(before.share["ops"], self.share["ops"])
-            return f"data of ops off the ANE {sizes} (share of the ops on it {rise})"
-        if not risen and self.switches != before.switches:
-            fewer = self.switches < before.switches
-            return f"switches between units {before.switches} -> {self.switches}" if fewer else ""
-        if cheaper:
-            return f"estimate {in_time(before.estimate)} -> {in_time(self.estimate)}"
+        if self.switches < before.switches:
+            return f"switches between units {before.switches} -> {self.switches}"
         return ""
+
+    def slower(self, before: Standing) -> bool:
+        """Is it expected to take longer?"""
+        return self.estimate > before.estimate * (1 + SAME)
+
+    def faster(self, before: Standing) -> bool:
+        """Is it expected to take less time, and not only since what became unknown is not priced?"""
+        return self.estimate < before.estimate * (1 - SAME) and self.unknown <= before.unknown
+
+    def clearly_faster(self, before: Standing) -> bool:
+        """Is it faster by more than the error, whatever is taken for true of what is not known?"""
+        return self.estimate <= CLEARLY * before.estimate and self.at_worst <= before.at_worst
+
+    def growth(self, before: Standing) -> dict[str, str]:
+        """What is more than before, in words, by the names of `BOUNDS`."""
+        risen = [what for what in BOUNDS if getattr(self, what) > getattr(before, what)]
+        return {what: self._from(before, what) for what in risen}
+
+    def _from(self, before: Standing, what: str) -> str:
+        """One measure of `BOUNDS` before and after: "weights 100 MiB -> 115 MiB"."""
+        bound, pair = BOUNDS[what], (getattr(before, what), getattr(self, what))
+        return f"{bound.words} {_sizes(*pair) if bound.size else _counts(*pair)}"
+
+    def outgrows(self, before: Standing, what: str) -> bool:
+        """Is one measure beyond its bound?"""
+        bound, old, new = BOUNDS[what], getattr(before, what), getattr(self, what)
+        return bool(new > max(old * bound.times, old + bound.more))
 
     def rises(self, before: Standing) -> bool:
         """Is a larger share of the flop or of the ops on the ANE?"""
         return any(self.share[what] > before.share[what] for what in ("flop", "ops") if self.on_ops)
 
     def frees(self, before: Standing) -> bool:
-        """Is less illegal on the ANE, at no much higher estimate, and more than what became unknown?"""
+        """Is less illegal on the ANE, and more than what became unknown?"""
         pairs = list(zip(self.barred, before.barred, strict=True))
         risen, freed = self.unknown - before.unknown, len(before.illegal) - len(self.illegal)
-        dearer = self.estimate > DEARER * before.estimate or 0 < risen >= freed
-        return all(new <= old for new, old in pairs) and self.barred != before.barred and not dearer
-
-    def moves_less(self, before: Standing) -> bool:
-        """Do the ops off the ANE move fewer bytes, where a larger share of the ops is on it?"""
-        return self.off_bytes < before.off_bytes and self.share["ops"] > before.share["ops"]
+        return all(new <= old for new, old in pairs) and self.barred != before.barred and not 0 < risen >= freed
 
     def tidier(self, before: Standing) -> bool:
         """Are there fewer findings, at no higher estimate?"""
-        dearer = self.estimate > before.estimate * (1 + SAME) or self.unknown > before.unknown
+        dearer = self.slower(before) or self.unknown > before.unknown
         return self.findings < before.findings and not dearer and self.switches <= before.switches
 
     def __str__(self) -> str:
         shares, times = self.share, "switch" if self.switches == 1 else "switches"
         ops = f"{self.on_ops} of {self.ops} ops ({shares['ops']:.1%})"
         where = f"{ops} and {shares['flop']:.1%} of the flop on the ANE"
-        return f"{where}, {self.switches} {times}, estimate {in_time(self.estimate)}"
+        return f"{where}, {self.switches} {times}, expected {in_time(self.estimate)}"
 
 
 def _parts(found: Inspection) -> list[Inspection]:
@@ -262,6 +333,11 @@ def in_time(microseconds: float) -> str:
         if microseconds >= size:
             return f"{microseconds / size:.3g} {unit}"
     return f"{microseconds:.3g} µs"
+
+
+def _sizes(old: int, new: int) -> str:
+    """Two sizes in bytes."""
+    return f"{in_words(old)} -> {in_words(new)}"
 
 
 def _counts(old: int, new: int) -> str:

@@ -31,6 +31,8 @@ class Judged:
     findings: tuple[Finding, ...]
     work: Work
     estimate: Estimate | None
+    rounds: int = 1
+    """How often it runs, in a loop of so many rounds."""
 
     @property
     def name(self) -> str:
@@ -80,7 +82,8 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
                 findings += (FIXED.finding(f"%{name} is the same in every run", name),)
             work = work_of(op)
             costs = cost.estimate(op, work, target)
-            found.append(Judged(op, depth, legal, findings, work.times(times), costs and costs.times(times)))
+            costs, work = costs and costs.times(times), work.times(times)
+            found.append(Judged(op, depth, legal, findings, work, costs, times))
             inner = times * (rounds(op) or 1) if op.op_type == "while_loop" else times
             for nested in op.blocks:
                 walk(nested, depth + 1, inner)

@@ -89,17 +89,44 @@ class Search:
     """Steps that are not tried for now."""
     dearer: list[State] = field(default_factory=list)
     """The states after single steps that did not pay."""
-    given: State | None = None
-    """Where the search began: a step of which a gain was measured may cost ops that other steps gained."""
     scratch: tuple[Program, Program] | None = None
     """A program, and a copy of it that no step has changed."""
 
     def improve(self, state: State) -> State:
         """The best state that single steps, and then pairs of them, lead to; results change only if it pays."""
-        self.given = state
-        end = self.climb(state)
+        end = self.pruned(state, self.climb(state))
         changing = tuple(step for step in end.steps if step in end.changing)
         return self.without(state, end, changing) if changing else end
+
+    def pruned(self, start: State, end: State) -> State:
+        """The end without the steps that the others made useless: each is left out once, the first one first.
+
+        Of two ends that stand equally well the one with fewer steps is preferred; what was measured stays.
+        """
+        if len(end.steps) < 2 or not end.standing.growth(start.standing):
+            return end
+        for step in end.steps[:-1]:
+            if step.known_gain(start.program, self.target):
+                continue
+            left = tuple(one for one in end.steps if one != step)
+            if (other := self.led(start, left)) is None or other.standing.loss(end.standing):
+                continue
+            if (other.retyped, len(other.changing)) > (end.retyped, len(end.changing)):
+                continue
+            if self.failure(start, left) is None:
+                better = other.standing.gain(end.standing)
+                why = f": {better}" if better else ""
+                self.reject((step,), f"kept first, and undone: the other steps do as well without it{why}")
+                self.kept = [words for words in self.kept if not words.startswith(f"kept {step}:")]
+                end = other
+        return end
+
+    def led(self, start: State, steps: Sequence[Pass]) -> State | None:
+        """The state after some steps; None where one does nothing or fails."""
+        state: State | None = start
+        for step in steps:
+            state = None if state is None else self.attempt(state, step)
+        return state
 
     def climb(self, state: State) -> State:
         """As far as single steps, and then pairs of them, lead up."""
@@ -199,8 +226,8 @@ class Search:
         steps = new.steps[len(old.steps) :]
         known = next(filter(None, (step.known_gain(old.program, self.target) for step in steps)), "")
         loss, gain = new.standing.loss(old.standing), new.standing.gain(old.standing)
-        if known and loss and self.given is not None:
-            loss = new.standing.lowered(old.standing, ("flop",)) or new.standing.loss(self.given.standing)
+        if known and loss:
+            known, loss = overruled(known, loss), new.standing.leaves(old.standing)
         if not (loss or gain) and new.advised.tidier(old.advised):
             gain = f"findings {old.advised.findings} -> {new.advised.findings}"
         gain = known or gain
@@ -234,6 +261,11 @@ class Search:
         """Note why a step was not kept; a pair says no more than its steps."""
         if len(steps) == 1:
             self.rejected[str(steps[0])] = steps[0].name, Refusal(reason)
+
+
+def overruled(known: str, loss: str) -> str:
+    """A gain that was measured, and what the estimate says against it."""
+    return f"{known}; measured, which counts more than that {loss}"
 
 
 def _too_far(before: Loaded, after: Program, session: Session) -> Refusal | None:

@@ -25,7 +25,7 @@ import torch
 import anesurgery as ane
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
-TARGETS = ("M1/macOS 14", "M4/macOS 15")
+TARGETS = ("M1/macOS 14", "M4/macOS 15", "A15/iOS 17")
 Make = Callable[[Path], Path]
 
 

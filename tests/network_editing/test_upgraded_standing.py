@@ -153,6 +153,8 @@ def test_a_share_that_falls_since_less_is_left_on_the_ane_is_no_loss(corpus: Pat
     before, after = (Standing.of_layers(found[0]) for found in surgery.inspected)
     assert after.share["ops"] < before.share["ops"]
     assert after.off == before.off
-    assert after.lowered(before) == ""
-    moved = replace(after, on_ops=after.on_ops - 1)
-    assert moved.lowered(before) == "the share of ops on the ANE would fall 77.8% -> 62.5%"
+    assert after.leaves(before) == ""
+    before, fewer = replace(before, flop=100, on_flop=80), replace(after, flop=50, on_flop=30)
+    assert fewer.leaves(before) == ""
+    moved = replace(fewer, on_flop=25)
+    assert moved.leaves(before) == "the share of flop on the ANE would fall 80.0% -> 50.0%"

@@ -173,19 +173,20 @@ def test_it_can_be_prevented() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
-@pytest.mark.parametrize(
-    ("program", "lost"),
-    [
-        (encoder(tokens=64, layers=1), "the share of flop on the ANE would fall 100.0% -> 0.0%"),
-        (encoder(guarded=False), "the share of ops on the ANE would fall 98.6% -> 96.8%"),
-    ],
-    ids=["too cheap for the engine", "transpositions at its ends"],
-)
-def test_it_is_undone_where_a_share_would_fall(recipe: str, program: Program, lost: str) -> None:
+def test_it_is_undone_where_the_products_would_leave_the_engine(recipe: str) -> None:
+    program = encoder(tokens=64, layers=1)
     surgery = ane.apply(program, recipe, target="M1/macOS 14", prove=None, quiet=True)
     assert "linear" in kinds(surgery.program)
     (said,) = [r.reason for name, r in surgery.refusals if name == "sequence_layout"]
-    assert lost in said
+    assert "the share of flop on the ANE would fall" in said
+
+
+@pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
+def test_what_was_measured_counts_more_than_the_estimate_and_is_named(recipe: str) -> None:
+    """Transpositions at its ends cost ops off the engine, and the estimate may rise by them."""
+    surgery = ane.apply(encoder(guarded=False), recipe, target="M1/macOS 14", prove=None, quiet=True)
+    assert "linear" not in kinds(surgery.program)
+    assert any("DistilBERT went from 55 to 8.7 ms (measured" in note for note in surgery.notes)
 
 
 @pytest.mark.parametrize(

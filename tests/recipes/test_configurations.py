@@ -164,7 +164,7 @@ def tried(row: Architecture) -> None:
         given = load(program)
         surgery = ane.apply(given, row.recipe, target=target, prove=None, quiet=True)
         aim = Target.parse(target)
-        assert not stand(surgery.program, aim)[0].lowered(stand(program, aim)[0])
+        assert not stand(surgery.program, aim)[0].leaves(stand(program, aim)[0])
         wanted = adapt_outputs(surgery.contract, {name: np.asarray(before)}, inputs)[name]
         (after,) = run(surgery.program, adapt_inputs(surgery.contract, inputs)).values()
         assert psnr(wanted, after) >= 80

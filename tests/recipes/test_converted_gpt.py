@@ -141,7 +141,8 @@ def test_of_the_guard_of_ids_nothing_is_left(kind: str, how: str, ios: int) -> N
     for target in (None, "M1/macOS 14"):
         surgery = apply(program, "gpt2_ane", target=target, quiet=True)
         kinds = {op.op_type for op in walk_ops(surgery.program)}
-        assert not kinds & {"greater_equal", "select"}, (target, surgery.refusals)
+        masks = set() if "causal_mask_tensor" not in dict(surgery.refusals) else {"select"}
+        assert not kinds & {"greater_equal", "select"} - masks, (target, surgery.refusals)
         undone = "embedding_matmul" in dict(surgery.refusals)
         assumed = "assumed of the inputs: token ids are never negative" in surgery.notes
         assert assumed is (ios >= 17 or not undone), "before iOS 17 a lookup counts back by itself"

@@ -44,7 +44,8 @@ def test_nothing_is_lost_and_the_numbers_stay(
     surgery = ane.apply(made.model, recipe, target=TARGETS[0], prove="both", quiet=True)
     assert surgery.proof is None or surgery.proof.psnr >= 60
     before, after = standing(made.model._mil_program, TARGETS[0]), standing(surgery.program, TARGETS[0])
-    assert not after.loss(before)
+    measured = any("measured, which counts more than that the expected time" in n for n in surgery.notes)
+    assert not (after.leaves(before) if measured else after.loss(before))
     again = ane.apply(surgery.program, recipe, target=TARGETS[0], prove=None, quiet=True)
     assert not again.changes, counts(again.changes)
 
@@ -166,17 +167,18 @@ def test_the_mask_of_a_decoder_may_be_an_input() -> None:
 def test_the_running_sums_of_a_hybrid_decoder_become_products() -> None:
     """A scan beside attention adds up over positions; no running sum stays, and the numbers do."""
     rng = np.random.default_rng(0)
-    ahead = np.triu(np.full((32, 32), -1e4, np.float16), 1)
-    head = (0.1 * rng.standard_normal((64, 16))).astype(np.float16)
+    ahead = np.triu(np.full((512, 512), -1e4, np.float16), 1)
+    head = (0.1 * rng.standard_normal((64, 512))).astype(np.float16)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 32, 16), types.fp16)], opset_version=ct.target.iOS17)
+    @mb.program(input_specs=[mb.TensorSpec((1, 512, 512), types.fp16)], opset_version=ct.target.iOS17)
     def program(x: Var) -> Var:
         scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=ahead)
         mixed = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x)
         return mb.linear(x=mb.cumsum(x=mb.sigmoid(x=mixed), axis=1), weight=head)
 
     for target in TARGETS:
-        surgery = ane.apply(program, "decoder_ane", target=target, prove="model", quiet=True)
+        whole = recipes.decoder_ane.with_options(select_last_token=False)
+        surgery = ane.apply(program, whole, target=target, prove="model", quiet=True)
         assert "cumsum" not in {op.op_type for op in walk_ops(surgery.program)}
         _, (inspection,) = stand(surgery.program, Target.parse(target))
         assert not [row.op_type for row in inspection.ops if row.legal is False]
@@ -218,15 +220,16 @@ def test_a_long_table_leaves_the_model_on_request() -> None:
     assert standing(outside.program, target).share["flop"] == 1
 
 
-def test_the_gate_takes_back_what_lowers_a_share(converted: Callable[..., Any]) -> None:
-    """gpt2_ane multiplies a table where that leaves less on the CPU; its steps as a list do so anywhere."""
+def test_the_gate_takes_back_what_takes_longer(converted: Callable[..., Any]) -> None:
+    """gpt2_ane multiplies a table where that takes less time; its steps as a list do so anywhere."""
     made, target = converted("gpt2"), "M4/macOS 15"
     before = standing(made.model._mil_program, target)
     ungated = ane.apply(made.model, list(recipes.gpt2_ane.steps), target=target, prove=None, quiet=True)
     gated = ane.apply(made.model, "gpt2_ane", target=target, prove=None, quiet=True)
     assert not standing(gated.program, target).loss(before)
     undone = [str(r) for name, r in gated.refusals if name == "embedding_matmul" and "undone" in str(r)]
-    lost = standing(ungated.program, target).loss(before)
-    assert bool(undone) == bool(lost)
-    lookups = [op for op in walk_ops(gated.program) if op.op_type == "gather"]
-    assert bool(lookups) == bool(undone)
+    assert standing(gated.program, target).estimate < standing(ungated.program, target).estimate
+    (said,) = undone
+    assert said.startswith("undone: the expected time would rise")
+    assert any(op.op_type == "gather" for op in walk_ops(gated.program))
+    assert all(op.op_type != "gather" for op in walk_ops(ungated.program))

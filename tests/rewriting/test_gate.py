@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 import anesurgery as ane
@@ -13,6 +14,8 @@ from anesurgery import loading
 from anesurgery.errors import LoadError, SurgeryError, SurgeryWarning
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery.passes.embedding_matmul import EmbeddingMatmul
+from anesurgery.passes.split_head import SplitHead
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
@@ -199,3 +202,99 @@ def test_a_network_that_would_stand_worse_as_a_program_is_refused(tmp_path: Path
     by_name = ane.apply(path, ExpToTanh(), target="M4", prove=None, quiet=True)
     assert by_name.changes
     assert any("anesurgery.upgrade" in note for note in by_name.notes)
+
+
+def tied(words: int = 20003, width: int = 64) -> Program:
+    """A decoder without layers whose head is the table of its tokens."""
+    rng = np.random.default_rng(0)
+    table = (0.1 * rng.standard_normal((words, width))).astype(np.float16)
+    maps = [(0.1 * rng.standard_normal((width, width))).astype(np.float16) for _ in range(2)]
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def program(ids: Var) -> Var:
+        x = mb.gather(x=table, indices=ids, axis=0)
+        for weight in maps:
+            x = mb.gelu(x=mb.linear(x=x, weight=weight))
+        return mb.linear(x=x, weight=table, name="logits")
+
+    return program
+
+
+def test_a_tied_head_is_split_and_its_table_is_not_multiplied() -> None:
+    """The wrong version: the product with the whole table stays, which the split makes useless."""
+    recipe = Recipe("tied", (EmbeddingMatmul(nonnegative_ids=True), SplitHead()))
+    surgery = ane.apply(tied(), recipe, target="M1/macOS 14", prove=None, quiet=True)
+    assert {change.pass_name for change in surgery.changes} == {"split_head"}
+    assert [name for name, r in surgery.refusals if r.reason.startswith("undone: ")] == ["embedding_matmul"]
+    both, one = (
+        MLProgram.read(ane.apply(tied(), steps, target="M1/macOS 14", prove=None, quiet=True).program).standing(
+            "M1/macOS 14"
+        )
+        for steps in (list(recipe.steps), [SplitHead()])
+    )
+    assert one.estimate < both.estimate
+    assert one.flop < both.flop
+    assert one.moved < both.moved
+
+
+@dataclass(frozen=True)
+class SumsToThree(Rewrite):
+    """Pays, and makes the model larger: two sums become three ops that are legal."""
+
+    name: ClassVar[str] = "sums_to_three"
+    precedes: ClassVar[tuple[str, ...]] = ("all_relu",)
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.cumsum(x=op.cumsum(as_="first"))
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.exp(x=mb.relu(x=mb.relu(x=m.first.x)))
+
+
+@dataclass(frozen=True)
+class AllRelu(Rewrite):
+    """Does as much, whatever the sums have become."""
+
+    name: ClassVar[str] = "all_relu"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.any("exp", "cumsum")()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.relu(x=m.root.x)
+
+
+def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:
+    """The wrong version: a greedy row, in which what was kept once stays."""
+
+    @mb.program(input_specs=[mb.TensorSpec((32, 512, 64, 64), types.fp16)], opset_version=ct.target.iOS17)
+    def twice(x: Var) -> Var:
+        return mb.tanh(x=mb.cumsum(x=mb.cumsum(x=mb.tanh(x=x), axis=-1), axis=-1), name="y")
+
+    recipe = Recipe("two", (SumsToThree(), AllRelu()))
+    surgery = ane.apply(twice, recipe, target="M4/macOS 15", prove=None, quiet=True)
+    assert kinds(surgery) == ["tanh", "relu", "relu", "tanh"]
+    (said,) = [r.reason for name, r in surgery.refusals if name == "sums_to_three"]
+    assert said.startswith("undone: the steps after it do as well without it (expected time ")
+    asked = recipe.with_options(sums_to_three=True)
+    assert len(kinds(ane.apply(twice, asked, target="M4/macOS 15", prove=None, quiet=True))) == 5
+
+
+@pytest.mark.parametrize("target", ["M1/macOS 14", "M4/macOS 15"])
+def test_an_unrolled_recurrence_is_not_free(target: str) -> None:
+    """The wrong version: 64 rounds of small ops, each of which costs next to nothing."""
+    rng = np.random.default_rng(0)
+    own, fed = ((0.1 * rng.standard_normal((1024, 256))).astype(np.float16) for _ in range(2))
+    zeros = np.zeros((1, 256), np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((64, 1, 256), types.fp16)], opset_version=ct.target.iOS17)
+    def recurrent(x: Var) -> Var:
+        return mb.lstm(
+            x=x, initial_h=zeros, initial_c=zeros, weight_ih=fed, weight_hh=own, output_sequence=True
+        )[0]
+
+    surgery = ane.apply(recurrent, "auto", target=target, prove=None, quiet=True)
+    assert "lstm" in kinds(surgery)
+    (said,) = [r.reason for name, r in surgery.refusals if name == "unroll_recurrent"]
+    assert "would grow, and the expected time" in said
+    assert "is no clear gain" in said

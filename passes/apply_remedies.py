@@ -28,9 +28,9 @@ Candidates are the passes that findings of the inspection name, with the options
 where none pays by itself, pairs are tried: a step, and then one that is named after it, also a step that helps
 against a second reason why an op is off the ANE. Where a step changes results, the search runs again without
 it, and as good an end is preferred. Last, each step is left out once, since a later one may do without it. A
-trial is kept only if no op that was legal becomes illegal, the expected time does not rise, neither weights nor
-flop, bytes moved or ops grow much without a clear gain in time, and something is better: less time, or, in equal
-time, less that cannot run on the ANE at all, fewer switches between units, fewer findings; or a gain was
+trial is kept only if no op that was legal becomes illegal, the expected time does not rise, neither weights
+nor flop, bytes moved or ops grow much without a clear gain in time, and something is better: less time, or, in
+equal time, less that cannot run on the ANE at all, fewer switches between units, fewer findings; or a gain was
 measured on the target, which counts more than the estimate and is named (`sequence_layout`). A pass that
 changes what the model gives back (`select_last_token`) is kept only for a decoder, where each position sees
 those before it alone; one that makes inputs and outputs fp16, only where the target pays for the casts.

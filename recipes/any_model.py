@@ -1,7 +1,7 @@
 """Whatever a model needs: inspect it, run the passes that its findings name, inspect again.
 
-`auto` has one step, `apply_remedies`. It keeps a pass, or a pair of them, only where the model is expected to be
-faster on the target, or to take as long with less that the ANE cannot run. It says what was gained,
+`auto` has one step, `apply_remedies`. It keeps a pass, or a pair of them, only where the model is expected to
+be faster on the target, or to take as long with less that the ANE cannot run. It says what was gained,
 what was tried and not kept, and what it could not repair::
 
     ane.apply("model.mlpackage", "auto", target="M1/macOS 14")

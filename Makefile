@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types conformance conformance-mac equivalence bench bench-decode bench-large placement residency \
+.PHONY: help demo test test-all lint types conformance conformance-mac equivalence bench bench-decode bench-large placement citations residency \
 	matrix matrix-real caches notebooks gallery docs dist clean
 
 help:  ## show this list
@@ -57,6 +57,9 @@ bench-large: $(READY)  ## cutting and merging a model of 3 GB, against cp -r and
 
 placement: $(READY)  ## how often inspect is right, against placements measured on Macs: docs/accuracy.md
 	$(BIN)/python tests/benchmarks/placement/accuracy.py --page docs/accuracy.md
+
+citations: $(READY)  ## what each rule of placement rests on, sentence by sentence
+	$(BIN)/python tests/benchmarks/placement/citations.py $(OPTIONS)
 
 residency: $(READY)  ## what `auto` gains on the corpus and on small models of each family, and whether outputs agree
 	$(BIN)/python tests/benchmarks/residency.py

@@ -81,7 +81,9 @@ class OpRow:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         own = {**vars(self), "findings": [f.to_json() for f in self.findings]}
-        return {**own, "estimate": None if self.estimate is None else vars(self.estimate)}
+        e = self.estimate
+        known = None if e is None else {k: v for k, v in vars(e).items() if k != "gpu"}  # a guess is no number
+        return {**own, "estimate": known}
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Memory:
         chunks: programs of equal weight that would fit.
         states: what the states hold.
         state_traffic: what one call reads of them and writes to them, slices by their own size.
+        expanded: the weights when compressed ones are expanded, as units that keep fp16 hold them; 0 where
+            none is.
     """
 
     weights: int
@@ -130,6 +134,7 @@ class Memory:
     chunks: int
     states: int = 0
     state_traffic: int = 0
+    expanded: int = 0
 
 
 @dataclass(frozen=True)
@@ -260,7 +265,7 @@ class Inspection(Drawn):
             "counts": self.counts,
             "residency": self.residency,
             "switches": self.switches,
-            "cost_us": self.cost,
+            "cost_us": None if "gpu" in self.counts else self.cost,
             "segments": [s.to_json() for s in self.segments],
             "findings": [f.to_json() for f in self.findings],
             "ops": [r.to_json() for r in self.ops],

@@ -16,7 +16,16 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
-from anesurgery.placement.rules import ignored_masks, numeric, sampled, shapes, slow, whole_model
+from anesurgery.placement.rules import (
+    doubtful,
+    ignored_masks,
+    loading,
+    numeric,
+    sampled,
+    shapes,
+    slow,
+    whole_model,
+)
 from anesurgery.placement.segments import segments_of
 from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
@@ -28,6 +37,12 @@ NO_PROMISE = (
 )
 ELSEWHERE = "what was measured on a base M4 with macOS 27.0.1 is extrapolated to {}"
 GPU = "what goes to the GPU is a guess, fitted to four models of an M4 Pro (macOS 26.5.1)"
+NO_SAFE_DEFAULT = (
+    "ALL is no safe default: 79.4 ms where the GPU alone took 20.4 (M1 Max), 53.3 against 35.5 and another "
+    "token (M2 Ultra, macOS 26.5.2), 4803 against 1592 (M2, macOS 15.7.5; findit-studio/coremlit, "
+    "mattmireles/kokoro-coreml). Which setting is the fastest follows from no estimate: `anesurgery measure "
+    "MODEL` times each on the device"
+)
 NO_GPU = (
     "what {} gives to the GPU is not known here, so that most ops have no unit: five models ran on the GPU "
     "of an M5 Max "
@@ -35,7 +50,7 @@ NO_GPU = (
     "erwinzhang7/coreml-compute-placement)"
 )
 
-RULES = (*slow.RULES, *numeric.RULES, *ignored_masks.RULES, *shapes.RULES)
+RULES = (*slow.RULES, *numeric.RULES, *ignored_masks.RULES, *shapes.RULES, *doubtful.SPEED)
 """The tables; `rules_beside` adds the rules that passes bring, and the user's own."""
 
 
@@ -90,7 +105,9 @@ def inspect_program(
     )
     about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *shapes.save_changes(loaded.program))
     label = "MIL program" if loaded.source is None else str(loaded.source)
-    findings = (*loadable.of_version(loaded.version, target), *doubts, *about_memory, *about_shapes)
+    about_load = loading.of_function(shaped.function, budget, target) if advice else ()
+    of_version = loadable.of_version(loaded.version, target)
+    findings = (*of_version, *doubts, *about_load, *about_memory, *about_shapes)
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
     notes = (*_notes(target), *shaped.notes, *(f"estimated {one}" for one in each))
     return Inspection(label, target, rows, segments, findings, budget, notes, cost=path, at_shapes=each)
@@ -131,4 +148,5 @@ def _notes(target: Target) -> tuple[str, ...]:
         notes.append(f"estimates are corrected by a table learned from {', '.join(target.rates.hosts)}")
     if target.uses_gpu:
         notes.append(GPU if target.gpu_fitted else NO_GPU.format(target.compute_units))
+        notes.append(NO_SAFE_DEFAULT)
     return tuple(notes)

@@ -11,7 +11,7 @@ from anesurgery.facts.loop_rounds import rounds
 from anesurgery.facts.work import Work, is_weight, work_of
 from anesurgery.mil import Block, Function, Operation, is_output
 from anesurgery.placement import cost, partition
-from anesurgery.placement.evidence import Finding, Grade, Rule
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.legal import Legality
 from anesurgery.placement.rules.slow import FIXED
@@ -92,17 +92,20 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
     return found
 
 
+NESTED = Rule(
+    "control-flow",
+    frozenset(),
+    "a program of the engine is a static graph, which no value of the run can steer",
+    "sbryngelson/ane-guide: part-1-machine/02-execution-model",
+    legal=False,
+    grade=Grade.REPORTED,
+    scope=Scope(os="read from the compiler and its operations", via="compiler"),
+    advice="unroll it, or use select",
+)
+
+
 def _nested(op: Operation) -> Finding:
-    return Finding(
-        "control-flow",
-        "legality",
-        "inside control flow",
-        "blocks of control flow stay on the CPU",
-        "smpanaro/more-ane-transformers",
-        Grade.REPORTED,
-        advice="unroll it, or use select",
-        op=op.outputs[0].name,
-    )
+    return NESTED.finding("inside control flow", op.outputs[0].name)
 
 
 @dataclass(frozen=True)

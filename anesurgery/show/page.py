@@ -245,7 +245,7 @@ def _row(row: OpRow, part: int, rules: dict[tuple[str, ...], int]) -> list[Any]:
         rule = (f.rule, f.kind, f.because, f.source, f.grade.value, f.scope, f.remedy or "", f.advice)
         found.append([rules.setdefault(rule, len(rules)), f.message])
     e = row.estimate
-    known = (None, None, None) if e is None else (e.ane, e.cpu, e.gpu)
+    known = (None, None, None) if e is None else (e.ane, e.cpu, None)  # a guess about the GPU is no number
     times = [float(f"{t:.4g}") if t is not None and math.isfinite(t) else None for t in known]
     return [
         row.index,

@@ -196,7 +196,8 @@ def memory_words(inspection: Inspection) -> str:
     limit = "" if memory.limit is None else f" of {in_words(memory.limit)}"
     chunks = "1 chunk" if memory.chunks == 1 else f"{memory.chunks} chunks"
     moved = f" | states {in_words(memory.states)}, {in_words(memory.state_traffic)} a call"
-    return f"weights {in_words(memory.weights)}{limit}, {chunks}{moved if memory.states else ''}"
+    wide = f" ({in_words(memory.expanded)} expanded)" if memory.expanded else ""
+    return f"weights {in_words(memory.weights)}{wide}{limit}, {chunks}{moved if memory.states else ''}"
 
 
 def needs_attention(row: OpRow) -> bool:

@@ -114,7 +114,7 @@ VERDICTS: dict[str, tuple[Callable[[Var], Any], str, tuple[bool | None, str], di
     "a running sum": (lambda x: mb.cumsum(x=x, axis=1), M4, (False, "op-cumsum"), {}),
     "the best index": (lambda x: mb.reduce_argmax(x=x, axis=1), M4, (False, "op-reduce_argmax"), {}),
     "values of topk": (lambda x: mb.topk(x=x, k=2)[0], M4, (True, ""), {}),
-    "topk on M2": (lambda x: mb.topk(x=x, k=2)[0], "M2/macOS 15", (False, "topk-old"), {}),
+    "topk on M2": (lambda x: mb.topk(x=x, k=2)[0], "M2/macOS 15", (False, "topk-m2"), {}),
     "topk on M3": (lambda x: mb.topk(x=x, k=2)[0], "M3/macOS 15", (None, "topk-disputed"), {}),
     "topk on M5": (lambda x: mb.topk(x=x, k=2)[0], "M5", (True, ""), {}),
     "topk on M1": (lambda x: mb.topk(x=x, k=2)[0], M1, (False, "topk-old"), {}),

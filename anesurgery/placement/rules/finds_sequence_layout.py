@@ -73,10 +73,11 @@ SEEN = (
     ),
     Seen(
         "UNets of diffusion",
-        "that of Stable Diffusion went from 1040 to 726 ms on the engine, and from 280 to 377 ms on the GPU",
-        "chip and OS not named",
+        "that of Stable Diffusion 1.4 went from 1040 to 726 ms on the engine, and from 280 to 377 ms on the "
+        "GPU",
+        "M1 Max, macOS 13",
         Grade.REPORTED,
-        "apple/ml-stable-diffusion",
+        "smpanaro/more-ane-transformers: NOTES.md (March 30, 2023)",
     ),
 )
 """Of decoders nothing was measured."""

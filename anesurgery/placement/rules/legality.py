@@ -278,11 +278,16 @@ _FORBIDDEN: tuple[Rule, ...] = (
         advice="make the table a constant",
     ),
     _compiler(
-        "topk-old",
+        "topk-old", "topk", "this generation has no sort", families={12, 13}, advice="choose on the host"
+    ),
+    _row(
+        "topk-m2",
         "topk",
-        "this generation has no sort",
-        families={12, 13, 14},
-        source=f'{GUIDE}; on M2 with macOS 15 "RCAS isn\'t supported in this architecture" (public notes)',
+        'the plan refused it ("RCAS isn\'t supported in this architecture"), although the tables of the '
+        "compiler have it from M2 on",
+        source=f"public notes (k = 2 of 8); against them {GUIDE}: appendix A",
+        grade=Grade.REPORTED,
+        scope=Scope(frozenset({14}), "seen on M2, macOS 15"),
         advice="choose on the host",
     ),
     _compiler(

@@ -35,7 +35,7 @@ HEADS = Rule(
     "Apple's ports compute each head by itself: up to 10 times as fast (iPhone 13, sequence 512, batch 8), "
     "the UNet of Stable Diffusion 1040 to 726 ms; SigLIP gained only 10 to 13 % on M4 Pro and M5 Max, and "
     "lost on the GPU",
-    "apple/ml-ane-transformers; apple/ml-stable-diffusion; erwinzhang7/coreml-compute-placement",
+    "apple/ml-ane-transformers; smpanaro/more-ane-transformers: NOTES.md; erwinzhang7/coreml-compute-placement",
     kind="speed",
     grade=Grade.DOCUMENTED,
     scope=Scope(os="seen on iPhone 13, M1 Max, M4 Pro, M5 Max"),

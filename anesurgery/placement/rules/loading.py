@@ -1,0 +1,160 @@
+"""What makes the first load take minutes, the compiler fail, or a load be killed: findings about a function.
+
+None of these is a prediction: each names a report, with the chip and OS on which it was seen. Ranges, lists of
+shapes and packages above the limit are in `whole_model`, widths of states in `shapes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anesurgery.facts.reading import in_words, shape_in_words
+from anesurgery.facts.work import is_stored, is_tensor
+from anesurgery.interpret.attentions import Attention, recognise
+from anesurgery.mil import Function, Operation, any_symbolic, operands, static_shape, walk_ops
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.flexible import dynamic_inputs
+from anesurgery.placement.inspection import Memory
+from anesurgery.placement.target import CHIPS, Target
+
+MINUTES_FROM = 1_000_000_000
+"""Bytes of weights from which a load is said to take minutes: 1.4 GB took 4, of 754 MB nothing was said."""
+NO_MEMORY = frozenset({(128, 1024), (32, 512), (64, 512), (128, 512), (1, 2048)})
+"""(Queries, keys) of attention at which the compile of a Llama of 1 billion weights ran out of memory; (130,
+1024), (64, 1024), (256, 512) and (64, 2048) ran."""
+LONG_HISTORY = 32768
+"""Keys with which a prefill did not compile; with 8,192 it did."""
+NORM_BLOCK = (64, 64)
+"""The shape at which two transformer blocks did not compile, and one did."""
+KILLED_AT = 5_000_000_000
+"""Bytes of an app at which iOS ended it on an iPhone 17 Pro, about."""
+
+MINUTES = Rule(
+    "load-minutes",
+    frozenset(),
+    "the first load compiles for the engine: Whisper large-v3 turbo took 440 s (M4 Pro) and 560 s (M2 Pro), "
+    "later 3 to 5 s (macOS 15.3.1); 1.4 GB took more than 4 minutes on an A19 Pro. It is compiled anew "
+    "after an update of the app, and where the OS drops its cache",
+    "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md",
+    kind="memory",
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on M4 Pro and M2 Pro, macOS 15.3.1, and A19 Pro, iOS 26"),
+    advice="load it once while the user waits for nothing; a virtual Mac without an engine (GitHub's macos-15) "
+    "hung 27 minutes in that compile: use CPU_ONLY there (soniqo/speech-swift pull request 286)",
+)
+OUT_OF_MEMORY = Rule(
+    "compile-memory",
+    frozenset(),
+    "at some shapes the compiler runs out of memory, in no monotonic way: 128 queries over 1,024 keys did, 130 "
+    "ran in 83 ms, and 64 in 46 ms; one query over 2,048 did, 64 ran",
+    "pytorch/executorch issue 8439",
+    kind="memory",
+    grade=Grade.REPORTED,
+    scope=Scope(frozenset({16}), "seen on A17 Pro, iOS 18, a Llama of 1 billion weights"),
+    advice="take another number of tokens in one call (130 for 128), and load it on the device first",
+)
+HISTORY = Rule(
+    "compile-history",
+    frozenset(),
+    "a prefill over a history of 32,768 did not compile for the engine, and took 380 s instead of 17; one of "
+    "8,192 compiled",
+    "Pummelchen/NVMAI issue 7",
+    kind="memory",
+    grade=Grade.REPORTED,
+    scope=Scope(frozenset({17}), "seen on M5, macOS 26.5"),
+    advice="keep a shorter history, or a window",
+)
+LATE_SHAPE = Rule(
+    "compile-late-shape",
+    frozenset(),
+    'a shape that depends on a value of the run is refused by the compiler of the engine and of the CPU ("Data-'
+    'dependent shapes were disabled"), and only a GPU took the model',
+    "ironblock/sidekick: docs/DECISIONS.md D15",
+    kind="shape",
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on M1 Max, macOS 26 and 27"),
+    advice="give the length as a constant, and mask what is beyond it",
+)
+NORM_VALUES = Rule(
+    "compile-norm-values",
+    frozenset(),
+    "two instances of a transformer block at 64x64 failed to compile and one did, and it depended on the "
+    'values of four vectors of LayerNorm ("failed create split by input channel"); through Core AI',
+    "apple/coreai-models issue 138",
+    kind="memory",
+    grade=Grade.REPORTED,
+    scope=Scope(frozenset({14, 17}), "seen on M5 Max, macOS 27.0, and M2 Pro"),
+    advice="load the trained model on the device: one with random weights proves nothing",
+)
+PHONE = Rule(
+    "size-phone",
+    frozenset(),
+    "weights are expanded to fp16 where they are loaded (0.8 billion weights: 1.6 GB of memory as fp16 and as "
+    "int8), and a package of 1.88 GB of int8 was killed at about 5 GB, while one of fp16 of 1.4 GB ran",
+    "john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
+    kind="memory",
+    grade=Grade.REPORTED,
+    scope=Scope(frozenset({17}), "seen on A19 Pro, iOS 26"),
+    advice="load it in chunks, each below the limit of a program, and measure phys_footprint",
+)
+RULES = (MINUTES, OUT_OF_MEMORY, HISTORY, LATE_SHAPE, NORM_VALUES, PHONE)
+"""What `of_function` may say."""
+
+Said = Iterator[tuple[Rule, str]]
+
+
+def of_function(function: Function, memory: Memory, target: Target) -> tuple[Finding, ...]:
+    """What is known to make a load slow or fail."""
+    if not target.uses_ane:
+        return ()
+    ops = list(walk_ops(function))
+    said = [*_size(memory, target), *_attention(ops), *_late(function, ops), *_norms(ops)]
+    return tuple(rule.finding(message) for rule, message in said if rule.scope.concerns(target))
+
+
+def _size(memory: Memory, target: Target) -> Said:
+    if memory.weights >= MINUTES_FROM:
+        yield MINUTES, f"{in_words(memory.weights)} of weights in one program"
+    phones = [n for n in target.chips if CHIPS[n].platform == "iOS"]
+    loaded = memory.expanded + memory.activations + memory.states
+    # What was killed held its weights once as stored and once expanded.
+    if phones and memory.expanded > memory.weights and memory.weights + loaded > KILLED_AT:
+        words = f"{in_words(memory.weights)} of weights are {in_words(memory.expanded)} expanded"
+        yield PHONE, f"{words}; with activations and states {in_words(memory.weights + loaded)}"
+
+
+def _attention(ops: list[Operation]) -> Said:
+    sizes = [size for op in ops if (a := recognise(op)) is not None and (size := _size_of(a)) is not None]
+    for size in sorted(NO_MEMORY.intersection(sizes)):
+        yield OUT_OF_MEMORY, f"attention of {size[0]} queries over {size[1]} keys"
+    if (most := max((keys for _, keys in sizes), default=0)) >= LONG_HISTORY:
+        yield HISTORY, f"attention over {most} keys"
+
+
+def _size_of(attention: Attention) -> tuple[int, int] | None:
+    """Queries and keys; None where they are not known, and of heads that are split."""
+    product, fused = attention.product, attention.weights
+    if product is None:
+        shapes = [static_shape(v) for v in (fused.query, fused.key)]
+        return None if None in shapes else (shapes[0][-2], shapes[1][-2])  # type: ignore[index]
+    shape = static_shape(product.outputs[0])
+    return None if product.op_type != "matmul" or shape is None or len(shape) < 2 else (shape[-2], shape[-1])
+
+
+def _late(function: Function, ops: list[Operation]) -> Said:
+    """The first op that makes an unknown length out of known ones."""
+    if dynamic_inputs(function):
+        return
+    for op in ops:
+        if any(is_tensor(v) and any_symbolic(v.shape or ()) for v in op.outputs):
+            late = [v for _, v in operands(op) if not is_stored(v)]
+            words = shape_in_words(op.outputs[0].shape)
+            yield LATE_SHAPE, f"%{op.outputs[0].name} is {words}, made of %{late[-1].name if late else op.name}"
+            return
+
+
+def _norms(ops: list[Operation]) -> Said:
+    norms = [op for op in ops if op.op_type == "layer_norm" and op.gamma is not None]
+    alike = [op for op in norms if tuple(static_shape(op.x) or ())[-2:] == NORM_BLOCK]
+    if len(alike) >= 4:
+        yield NORM_VALUES, f"{len(alike)} layer_norm with weights at {shape_in_words(NORM_BLOCK)}"

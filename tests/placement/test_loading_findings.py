@@ -1,0 +1,105 @@
+"""What makes a load slow or fail: each finding on a model of which it was reported, not on its neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from statement import half, of
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.rules import loading
+
+
+def attention(queries: int, keys: int) -> Callable[[], Program]:
+    def body(q: Var, k: Var) -> Var:
+        return mb.softmax(x=mb.matmul(x=q, y=k, transpose_y=True), axis=-1)
+
+    return of(body, (1, 2, queries, 16), (1, 2, keys, 16))
+
+
+def products(count: int, bits: int = 16) -> Callable[[], Program]:
+    """134 MB of fp16 weights each, or their bytes of 8 bits."""
+
+    def body(x: Var) -> Var:
+        for _ in range(count):
+            plain = np.zeros((8192, 8192), np.float16 if bits == 16 else np.int8)
+            weight = (
+                plain if bits == 16 else mb.constexpr_blockwise_shift_scale(data=plain, scale=half(8192, 1))
+            )
+            x = mb.linear(x=x, weight=weight)
+        return x
+
+    return of(body, (1, 8192))
+
+
+def norms(count: int, width: int = 64) -> Callable[[], Program]:
+    def body(x: Var) -> Var:
+        for _ in range(count):
+            x = mb.layer_norm(x=x, axes=[-1], gamma=half(width), beta=half(width))
+        return x
+
+    return of(body, (1, 64, width))
+
+
+def late(constant: bool) -> Callable[[], Program]:
+    """A reshape to a length that is computed."""
+
+    def build() -> Program:
+        specs = [mb.TensorSpec((4, 8), dtype=types.fp16), mb.TensorSpec((2,), dtype=types.int32)]
+
+        @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+        def program(x: Var, shape: Var) -> Var:
+            return mb.relu(x=mb.reshape(x=x, shape=[8, 4] if constant else shape))
+
+        made: Program = program
+        return made
+
+    return build
+
+
+CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
+    "128 queries over 1,024 keys": (attention(128, 1024), "A17/iOS 18", "compile-memory"),
+    "130 ran": (attention(130, 1024), "A17/iOS 18", ""),
+    "one query over 2,048": (attention(1, 2048), "A17/iOS 18", "compile-memory"),
+    "64 ran": (attention(64, 2048), "A17/iOS 18", ""),
+    "not seen on M1": (attention(128, 1024), "M1/macOS 15", ""),
+    "a history of 32,768": (attention(64, 32768), "M5/macOS 26", "compile-history"),
+    "8,192 compiled": (attention(64, 8192), "M5/macOS 26", ""),
+    "1.1 GB": (products(9), "M4/macOS 15", "load-minutes"),
+    "0.7 GB": (products(5), "M4/macOS 15", ""),
+    "1.88 GB of int8 on a phone": (products(28, bits=8), "A19/iOS 26", "size-phone"),
+    "0.75 GB of int8 on a phone": (products(11, bits=8), "A19/iOS 26", ""),
+    "four norms at 64x64": (norms(4), "M5 Max/macOS 27", "compile-norm-values"),
+    "one block": (norms(2), "M5 Max/macOS 27", ""),
+    "a shape of the run": (late(False), "any", "compile-late-shape"),
+    "a constant shape": (late(True), "any", ""),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loads_that_were_reported(name: str) -> None:
+    build, target, rule = CASES[name]
+    found = {f.rule for f in ane.inspect(build(), target).findings} & {r.id for r in loading.RULES}
+    assert (rule in found) if rule else not found
+
+
+def test_without_the_engine_nothing_is_compiled_for_it() -> None:
+    found = ane.inspect(products(9)(), "M4/macOS 15", compute_units="CPU_ONLY")
+    assert not {f.rule for f in found.findings} & {r.id for r in loading.RULES}
+
+
+def test_memory_tells_the_weights_as_stored_and_expanded() -> None:
+    memory = ane.inspect(products(2, bits=8)()).memory
+    assert memory is not None
+    assert memory.expanded == pytest.approx(2 * 8192 * 8192 * 2, rel=1e-3)  # and the biases
+    assert memory.weights < 0.51 * memory.expanded
+
+
+def test_all_is_no_safe_default_and_the_gpu_has_no_number() -> None:
+    found = ane.inspect(attention(64, 64)(), "M4 Pro/macOS 26", compute_units="ALL")
+    assert any("no safe default" in note and "anesurgery measure MODEL" in note for note in found.notes)
+    assert all("gpu" not in (row["estimate"] or {}) for row in found.to_json()["ops"])
+    assert not any("no safe default" in note for note in ane.inspect(attention(64, 64)(), "M4").notes)

@@ -16,16 +16,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
-from anesurgery.placement.rules import (
-    doubtful,
-    ignored_masks,
-    loading,
-    numeric,
-    sampled,
-    shapes,
-    slow,
-    whole_model,
-)
+from anesurgery.placement.rules import doubtful, ignored_masks, numeric, sampled, shapes, slow, whole_model
 from anesurgery.placement.segments import segments_of
 from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
@@ -105,7 +96,7 @@ def inspect_program(
     )
     about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *shapes.save_changes(loaded.program))
     label = "MIL program" if loaded.source is None else str(loaded.source)
-    about_load = loading.of_function(shaped.function, budget, target) if advice else ()
+    about_load = slow_loads.of_function(shaped.function, budget, target) if advice else ()
     of_version = loadable.of_version(loaded.version, target)
     findings = (*of_version, *doubts, *about_load, *about_memory, *about_shapes)
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)

@@ -16,7 +16,16 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
-from anesurgery.placement.rules import doubtful, ignored_masks, numeric, sampled, shapes, slow, whole_model
+from anesurgery.placement.rules import (
+    doubtful,
+    ignored_masks,
+    numeric,
+    sampled,
+    shapes,
+    slow,
+    slow_loads,
+    whole_model,
+)
 from anesurgery.placement.segments import segments_of
 from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target

@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types conformance conformance-mac equivalence bench bench-decode bench-large placement citations residency \
+.PHONY: help demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement citations residency \
 	matrix matrix-real caches notebooks gallery docs dist clean
 
 help:  ## show this list
@@ -34,6 +34,9 @@ lint: $(READY)  ## ruff: format and rules
 
 types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
+
+fuzz: $(READY)  ## models of wrong structure: only errors in words. OPTIONS="--seed 1 --cases 2000", or --case 17
+	$(BIN)/python tests/fuzz/structural.py $(OPTIONS)
 
 conformance: $(READY)  ## coremltools' own tests on the interpreter, with the numbers of a Mac
 	$(BIN)/python tests/conformance/run.py --both-sources --mutations $(OPTIONS)

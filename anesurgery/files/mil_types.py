@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from anesurgery.errors import LoadError
 from anesurgery.files.mil_tokens import NAME, Scanner
 from anesurgery.files.protobuf import proto
 
@@ -144,17 +145,36 @@ class TypeReader:
         return made
 
 
+def element_name(kind: Any) -> str:
+    """The element type of a tensor type, as it stands in the text.
+
+    Raises:
+        LoadError: it is of no type that there is.
+    """
+    code = kind.tensorType.dataType
+    if code not in NAMES:
+        raise LoadError(
+            f"a value has elements of type {code}, which MIL does not have; convert the model again"
+        )
+    return NAMES[code]
+
+
 def type_text(kind: Any, scalars: bool) -> str:
     """A type as it stands in the text.
 
     Args:
         kind: MIL_pb2.ValueType.
         scalars: is a scalar `int32`, and not `tensor<int32, []>`?
+
+    Raises:
+        LoadError: it says no type.
     """
     which = kind.WhichOneof("type")
+    if which is None:
+        raise LoadError("a value has no type; convert the model again")
     if which == "tensorType":
         tensor = kind.tensorType
-        name = NAMES[tensor.dataType]
+        name = element_name(kind)
         if scalars and not tensor.rank:
             return name
         if tensor.rank < 0 and not tensor.dimensions:

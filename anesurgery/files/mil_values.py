@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.errors import LoadError
 from anesurgery.files import sub_byte
 from anesurgery.files.mil_tokens import STRING, Scanner, unescape
 from anesurgery.files.mil_types import MIL, NAMES, TypeReader, shape_of
@@ -244,6 +245,9 @@ def elements(tensor: Any, name: str, count: int | None) -> Any:
         return array.astype(np.uint64) if name == "uint64" else array
     raw = np.frombuffer(tensor.bytes.values, np.uint8)
     if _bits(name) >= 8:
-        return raw.view(_container(name))
+        dtype = np.dtype(_container(name))
+        if len(raw) % dtype.itemsize:
+            raise LoadError(f"a constant of {name} has {len(raw)} bytes; convert the model again")
+        return raw.view(dtype)
     count = len(raw) * 8 // _bits(name) if count is None else count
     return sub_byte.unpack(raw, _bits(name), name.startswith("int"), (count,))

@@ -14,15 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.errors import LoadError
 from anesurgery.files.mil_text import opset_text
 from anesurgery.files.mil_tokens import name_text, quote
-from anesurgery.files.mil_types import NAMES, shape_of, type_text
+from anesurgery.files.mil_types import element_name, shape_of, type_text
 from anesurgery.files.mil_values import elements
 from anesurgery.mil import Array
 
 VERSION = "1.3"
 """The version that is written by default."""
 INDENT = " " * 4
+AGAIN = "convert the model again"
 
 
 def write_mil(program: Any, version: str = VERSION) -> str:
@@ -31,6 +33,9 @@ def write_mil(program: Any, version: str = VERSION) -> str:
     Args:
         program: the protobuf.
         version: of the text; "1.0" writes scalars as tensors without dimensions.
+
+    Raises:
+        LoadError: a value has no type or no content, or a function no block of its opset.
     """
     return "\n".join(_Writer(version).program(program))
 
@@ -52,6 +57,8 @@ class _Writer:
     def _function(self, name: str, function: Any) -> Iterator[str]:
         attributes = f" {self._attributes(function.attributes)}" if function.attributes else ""
         head = f"func {name_text(name)}<{name_text(opset_text(function.opset))}>"
+        if function.opset not in function.block_specializations:  # asking a protobuf map for it would add it
+            raise LoadError(f"the function {name!r} has no block of its opset {function.opset!r}; {AGAIN}")
         block = function.block_specializations[function.opset]
         yield f"{INDENT}{head}({self._named(function.inputs)}){attributes} {{"
         for op in block.operations:
@@ -107,11 +114,13 @@ class _Writer:
         if which == "dictionary":
             pairs = sorted((self._literal(p.key), self._literal(p.value)) for p in held.dictionary.values)
             return "{" + ", ".join(f"{{{key}, {item}}}" for key, item in pairs) + "}"
+        if which is None:
+            raise LoadError(f"a constant has no value; {AGAIN}")
         items = ", ".join(map(self._literal, getattr(held, which).values))
         return f"[{items}]" if which == "list" else f"({items})"
 
     def _tensor(self, tensor: Any, kind: Any) -> str:
-        name, shape = NAMES[kind.tensorType.dataType], shape_of(kind)
+        name, shape = element_name(kind), shape_of(kind)
         values = elements(tensor, name, None if shape is None else math.prod(shape))
         texts = _texts(name, values)
         if not kind.tensorType.rank and len(texts) == 1:
@@ -126,6 +135,8 @@ def _texts(name: str, values: Any) -> list[str]:
         return [str(bool(v)).lower() for v in values]
     if np.asarray(values).dtype.kind == "f":
         return hexadecimal(np.asarray(values))
+    if np.asarray(values).dtype.kind not in "iub":
+        raise LoadError(f"a constant of {name} holds something else; {AGAIN}")
     return [str(int(v)) for v in values]
 
 

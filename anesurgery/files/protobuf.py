@@ -6,6 +6,7 @@ else runs on the way out: no graph pass, no renaming.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -62,7 +63,8 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the pr
             function = spec.functions[name]
             try:
                 opset = _TARGETS.get(function.opset, version)
-                _check_names(function)
+                _check_blocks(function)
+                _check_order(function)
                 context = reader.TranscriptionContext("")
                 made = reader._load_function(context, _bare(function), opset)
                 tidy(made, function)
@@ -115,11 +117,11 @@ def _stored_in(block: Any) -> Iterator[Any]:
             yield from _stored_in(nested)
 
 
-def _check_names(function: Any) -> None:
-    """See that no two values of a block have one name: the later one would be read for the former.
+def _check_blocks(function: Any) -> None:
+    """See that loops and branches fit their blocks, and that no two values of a block have one name.
 
     Raises:
-        OpError: two have.
+        OpError: one does not fit; or two values have, and the later one would be read for the former.
     """
     pending = [(block, list(function.inputs)) for block in function.block_specializations.values()]
     while pending:
@@ -129,7 +131,83 @@ def _check_names(function: Any) -> None:
             if value.name in taken:
                 raise OpError(f"two values have the name {value.name!r}; convert the model again")
             taken.add(value.name)
+        for op in block.operations:
+            _check_nested(op)
         pending += [(inner, list(inner.inputs)) for op in block.operations for inner in op.blocks]
+
+
+def _steps(block: Any, inputs: list[str]) -> Iterator[tuple[str, Any]]:
+    """Blocks that are entered and left, and ops, in the order that they run in; without recursion."""
+    pending: list[tuple[str, Any]] = [("enter", (block, inputs))]
+    while pending:
+        step, what = pending.pop()
+        yield step, what
+        if step == "enter":
+            inside = what[0]
+            pending.append(("leave", inside))
+            pending += [("op", op) for op in reversed(inside.operations)]
+        elif step == "op":
+            pending.append(("made", what))
+            pending += [("enter", (b, [v.name for v in b.inputs])) for b in reversed(what.blocks)]
+
+
+def _check_order(function: Any) -> None:
+    """See that each op reads what was made before it, in its block or in one around it.
+
+    Raises:
+        OpError: one reads a value that is made later, or in a block that it is not in.
+    """
+    for block in function.block_specializations.values():
+        visible, scopes = Counter[str](), list[list[str]]()
+        for step, what in _steps(block, [v.name for v in function.inputs]):
+            if step == "leave":
+                visible.subtract(scopes.pop())
+                continue
+            names: list[str] = []
+            if step == "enter":
+                scopes.append([])
+                names = what[1]
+            elif step == "made":
+                names = [v.name for v in what.outputs]
+            else:
+                _check_read(what, visible)
+            scopes[-1] += names
+            visible.update(names)
+
+
+def _check_read(op: Any, visible: Counter[str]) -> None:
+    """See that the values that an op reads are there.
+
+    Raises:
+        OpError: one is not.
+    """
+    for parameter in sorted(op.inputs):
+        for argument in op.inputs[parameter].arguments:
+            if argument.WhichOneof("binding") == "name" and visible[argument.name] <= 0:
+                raise OpError(
+                    f"{parameter} of the op {op.type} is {argument.name!r}, which is not made before it "
+                    f"where it can be read; convert the model again"
+                )
+
+
+def _check_nested(op: Any) -> None:
+    """See that a loop and its blocks have as many values as it carries, and a branch as many as it gives.
+
+    Raises:
+        OpError: one has another number, or is missing.
+    """
+    if op.type not in ("while_loop", "cond"):
+        return
+    given, outputs = len(op.outputs), [len(block.outputs) for block in op.blocks]
+    if op.type == "cond":
+        fits = outputs == [given, given]
+    else:
+        carried = len(op.inputs["loop_vars"].arguments) if "loop_vars" in op.inputs else 0
+        inputs = [len(block.inputs) for block in op.blocks]
+        fits = given == carried and outputs == [1, carried] and inputs == [carried, carried]
+    if not fits:
+        name = op.outputs[0].name if op.outputs else ""
+        raise OpError(f"the {op.type} {name!r} does not have the blocks that it needs; convert the model again")
 
 
 def _bare(function: Any) -> Any:

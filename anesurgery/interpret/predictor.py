@@ -68,6 +68,8 @@ class Predictor:
         self._descriptions = [_description(p, e.function) for p, e in zip(parts, self.executables, strict=True)]
         whole = self._spec is not None and self._spec.WhichOneof("Type") in PIPELINES
         self._whole = _described(self._spec.description, function) if whole else None
+        if self._whole is not None:
+            _check_outputs(self._whole, self._descriptions)
 
     def __call__(
         self, values: Mapping[str, Any], *, state: state.States | None = None, listener: Listener | None = None
@@ -122,7 +124,7 @@ class Predictor:
         made: dict[str, Any] = {}
         for executable in reversed(self.executables):
             made |= sample_function(executable.function, seed=seed, shapes=shapes, images=pictures)
-        return {name: made[name] for name in shapes or made}
+        return {name: made[name] for name in shapes or made if name in made}
 
     def _run(
         self, part: int, values: Mapping[str, Any], state: Any, listener: Listener | None
@@ -210,6 +212,21 @@ def _description(loaded: Loaded, function: Function) -> Any:
         return None
     name = next(n for n, f in loaded.program.functions.items() if f is function)
     return _described(loaded.spec.description, name)
+
+
+def _check_outputs(whole: Any, members: Iterable[Any]) -> None:
+    """See that each output of a pipeline is made by one of its models, or is an input.
+
+    Raises:
+        InterpretError: one is not.
+    """
+    names = {f.name for m in members if m is not None for f in m.output} | {f.name for f in whole.input}
+    for feature in whole.output:
+        if feature.name not in names:
+            raise InterpretError(
+                f"the output {feature.name!r} of the pipeline is made by none of its models, which make "
+                f"{', '.join(sorted(names))}; build the pipeline again"
+            )
 
 
 def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None) -> dict[str, Any]:

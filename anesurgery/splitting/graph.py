@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from anesurgery.files.compiled import values_of
-from anesurgery.files.mil_types import NAMES, shape_of
+from anesurgery.files.mil_types import element_name, shape_of
 from anesurgery.files.protobuf import HeldWeights, to_proto
 from anesurgery.mil import Program
 from anesurgery.ops import IMPURE
@@ -174,7 +174,7 @@ class Graph:
 
 def dtype(kind: Any) -> str:
     """The element type of a ValueType of a tensor, as MIL prints it: "fp16", "int32", "bool"."""
-    return str(NAMES[kind.tensorType.dataType])
+    return element_name(kind)
 
 
 def bits(kind: Any) -> int:

@@ -14,7 +14,7 @@ from anesurgery.errors import SurgeryError
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
-from anesurgery.placement.standing import Standing, stand
+from anesurgery.placement.standing import SAME, Standing, stand
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.session import counts
 
@@ -48,6 +48,35 @@ def test_nothing_is_lost_and_the_numbers_stay(
     assert not (after.leaves(before) if measured else after.loss(before))
     again = ane.apply(surgery.program, recipe, target=TARGETS[0], prove=None, quiet=True)
     assert not again.changes, counts(again.changes)
+
+
+SMALL = [("gpt2_ane", "gpt2", False), ("auto", "gpt2", False), ("encoder_ane", "bert", True)]
+SMALL += [("decoder_ane", "gpt2", False), ("vit_ane", "vit", False)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("recipe", "name", "mask"), SMALL)
+def test_a_recipe_makes_no_model_slower(
+    converted: Callable[..., Any], recipe: str, name: str, mask: bool, target: str
+) -> None:
+    """By the estimate; where a measurement speaks against it, a note says which."""
+    program = converted(name, mask=mask).model._mil_program
+    surgery = ane.apply(program, recipe, target=target, prove=None, quiet=True)
+    before, after = standing(program, target), standing(surgery.program, target)
+    measured = [
+        note for note in surgery.notes if "measured, which counts more than that the expected time" in note
+    ]
+    assert after.estimate <= before.estimate * (1 + SAME) or "DistilBERT" in str(measured)
+    if after.outgrows(before, "weights"):
+        assert after.clearly_faster(before)
+        assert any("for which the model grew: weights" in note for note in surgery.notes) or recipe == "auto"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_mirrored_edges_stay_where_slices_take_longer(target: str) -> None:
+    program = picture_to_picture()
+    surgery = ane.apply(program, "unet_ane", target=target, prove=None, quiet=True)
+    assert standing(surgery.program, target).estimate <= standing(program, target).estimate * (1 + SAME)
 
 
 @pytest.mark.parametrize("target", TARGETS)

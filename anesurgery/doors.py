@@ -1,4 +1,4 @@
-"""Public calls say in words what they were given in place of what they take: types are checked at the door.
+"""Public calls say in words what they were given in place of what they take, and where the system fails them.
 
 What a call takes is what its annotations say, read when it is first called, so that it is said once.
 """
@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import LoadError, SurgeryError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +40,7 @@ IN_WORDS = {
 
 
 def door(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Check the types of what a public function is called with.
+    """Check the types of what a public function is called with, and say in words where the system fails.
 
     Args:
         own: parameters that the function checks itself, in words of its own.
@@ -50,11 +50,21 @@ def door(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @wraps(function)
         def at_the_door(*given: P.args, **named: P.kwargs) -> R:
             _check(function, given, named, own)
-            return function(*given, **named)
+            try:
+                return function(*given, **named)
+            except OSError as error:
+                raise LoadError(_failure(function.__name__, error)) from error
 
         return at_the_door
 
     return opened
+
+
+def _failure(call: str, error: OSError) -> str:
+    """What the system said where a file could not be read or written, and what to do."""
+    at = f" at {error.filename}" if error.filename else ""
+    words = f"{call}: the system failed{at}: {error.strerror or error}"
+    return f"{words}; see to the disk and the permissions, and call it again"
 
 
 def _check(

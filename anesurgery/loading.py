@@ -32,6 +32,7 @@ from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.text import to_text as short_text
 
 
+@door()
 @exclusive
 def load(model: Any, *, compute_units: Any = None) -> Loaded:
     """Read a model.

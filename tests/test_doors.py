@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.doors import door, fits
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb
 
 ANY: Any = ane
@@ -138,3 +139,12 @@ def test_a_door_leaves_to_the_function_what_it_checks_itself_and_to_python_what_
 
 def test_compute_units_may_be_given_by_name() -> None:
     assert ane.load(small(), compute_units="CPU_ONLY").compute_units is ct.ComputeUnit.CPU_ONLY
+
+
+def test_what_the_system_refuses_is_said_in_words() -> None:
+    @door()
+    def read(place: str) -> None:
+        raise OSError(errno.EIO, "Input/output error", place)
+
+    with pytest.raises(LoadError, match=r"read: the system failed at a/b: Input/output error; see to the disk"):
+        read("a/b")

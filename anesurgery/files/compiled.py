@@ -24,7 +24,7 @@ from anesurgery.errors import LoadError
 from anesurgery.files.compiled_interface import Described, describe_compiled, read_container
 from anesurgery.files.mil_text import read_mil
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile, read_text
+from anesurgery.files.source import SourceFile, read_text, system_failed
 from anesurgery.mil import ct
 
 PROGRAM_TEXT = "model.mil"
@@ -137,6 +137,8 @@ def _container(folder: Path) -> Described | str:
     try:
         return read_container(SourceFile(folder / DATA).read())
     except LoadError as error:
+        if system_failed(error):
+            raise
         return str(error)
 
 
@@ -144,7 +146,9 @@ def _metadata(folder: Path) -> dict[str, Any]:
     """The first entry of `metadata.json`; empty where it cannot be read."""
     try:
         entries = json.loads(read_text(folder / METADATA))
-    except (LoadError, ValueError, RecursionError):
+    except (LoadError, ValueError, RecursionError) as error:
+        if isinstance(error, LoadError) and system_failed(error):
+            raise
         return {}
     entry = entries[0] if isinstance(entries, list) and entries else entries
     return entry if isinstance(entry, dict) else {}

@@ -10,7 +10,7 @@ from anesurgery.files.compiled_interface import Described, read_container
 from anesurgery.files.espresso import SHAPES, Espresso, read_files
 from anesurgery.files.espresso_layers import LAYERS, Layer
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile
+from anesurgery.files.source import SourceFile, system_failed
 
 DATA = "coremldata.bin"
 IMAGES = "image inputs are arrays of what the first layer reads: where scale and bias are is not known"
@@ -62,6 +62,8 @@ def _described(model: Espresso, folder: Path) -> Described:
     try:
         found = read_container(SourceFile(folder / DATA).read())
     except LoadError as error:
+        if system_failed(error):
+            raise
         found = str(error)
     if isinstance(found, Described):
         return found

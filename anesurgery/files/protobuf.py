@@ -15,7 +15,7 @@ import numpy as np
 
 from anesurgery.errors import LoadError
 from anesurgery.files.copying import copied
-from anesurgery.files.transcription import FetchWeight, OpError, reading, said, tidy
+from anesurgery.files.transcription import FetchWeight, OpError, cannot_read, reading, said, tidy
 from anesurgery.forking import patched
 from anesurgery.mil import Array, Function, Program, Var, ct, exclusive, nesting, quiet_host, types
 
@@ -184,10 +184,10 @@ def _check_read(op: Any, visible: Counter[str]) -> None:
     for parameter in sorted(op.inputs):
         for argument in op.inputs[parameter].arguments:
             if argument.WhichOneof("binding") == "name" and visible[argument.name] <= 0:
-                raise OpError(
-                    f"{parameter} of the op {op.type} is {argument.name!r}, which is not made before it "
-                    f"where it can be read; convert the model again"
+                words = (
+                    f"its {parameter} is {argument.name!r}, which is not made before it where it can read it"
                 )
+                raise OpError(cannot_read(op, words))
 
 
 def _check_nested(op: Any) -> None:

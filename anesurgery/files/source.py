@@ -27,6 +27,12 @@ def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
     return SourceFile(path).read(largest).decode("utf-8")
 
 
+def system_failed(error: LoadError) -> bool:
+    """Is a file there, and could the system not read it? Nobody knows then what it would have said."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+
+
 class SourceFile:
     """An open file, and the state in which it was found.
 

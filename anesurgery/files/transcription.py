@@ -103,7 +103,7 @@ def _operations() -> Callable[[Any, Any], None]:
         except LoadError:
             raise
         except Exception as error:
-            raise OpError(_cannot_read(spec, error)) from error
+            raise OpError(cannot_read(spec, said(error))) from error
 
     return operation
 
@@ -126,14 +126,14 @@ def _skip_used_symbols() -> None:
     symbols.k_num_internal_syms = max([symbols.k_num_internal_syms, *taken])
 
 
-def _cannot_read(spec: Any, error: Exception) -> str:
+def cannot_read(spec: Any, reason: str) -> str:
     """Why an op cannot be read, in words."""
     known = SSAOpRegistry.core_ops
     if spec.type not in known:
         near = difflib.get_close_matches(spec.type, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "upgrade coremltools"
         return f"op {_op_name(spec)} is of the unknown type {spec.type!r}; {hint}"
-    return f"op {_op_name(spec)} ({spec.type}) cannot be read: {said(error)}; convert the model again"
+    return f"op {_op_name(spec)} ({spec.type}) cannot be read: {reason}; convert the model again"
 
 
 def _op_name(spec: Any) -> str:

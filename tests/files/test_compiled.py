@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -189,6 +191,22 @@ def test_the_command_line_compares_the_mil_texts(
     assert changed
     assert all("buildInfo" in line for line in changed)
     assert not app(["diff", *map(str, twins)], standalone_mode=False)
+
+
+@pytest.mark.parametrize("name", ["coremldata.bin", "metadata.json"])
+def test_what_the_disk_does_not_give_is_not_taken_for_absent(
+    name: str, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refused(path: Any, *options: Any, **more: Any) -> int:
+        if Path(path).name == name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opened(path, *options, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(LoadError, match=f"{name} cannot be read: Input/output error"):
+        load(copied)
 
 
 @pytest.mark.parametrize("damage", ["absent", "short", "layout"])

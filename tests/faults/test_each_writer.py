@@ -83,12 +83,12 @@ def plans(shop: Workshop, n: int) -> object:
     return arrays.write_text(shop.out / "plan.json", json.dumps({"plan": n}))
 
 
-def artifacts(shop: Workshop, n: int) -> object:
-    return arrays.write_one(shop.out / "table.npy", np.full(1000, n), overwrite=True)
+def artifacts(shop: Workshop, n: int) -> None:
+    arrays.write_one(shop.out / "table.npy", np.full(1000, n), overwrite=True)
 
 
-def outputs(shop: Workshop, n: int) -> object:
-    return arrays.write(shop.out / "run.npz", {"y": np.full(1000, n)}, overwrite=True)
+def outputs(shop: Workshop, n: int) -> None:
+    arrays.write(shop.out / "run.npz", {"y": np.full(1000, n)}, overwrite=True)
 
 
 Writer = Callable[[Workshop, int], object]

@@ -25,6 +25,7 @@ from anesurgery.mil import Array, Program, exclusive
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
+from anesurgery.placement.timing import Change, Time, change
 from anesurgery.rewriting.gate import passing, standing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
@@ -53,6 +54,8 @@ class Surgery(Report):
     after: dict[str, int]
     inspected: tuple[tuple[Inspection, ...], tuple[Inspection, ...]] = ((), ())
     """The inspections before and after; of neural networks alone, which cost next to nothing."""
+    times: tuple[Time | None, Time | None] = (None, None)
+    """The estimated times before and after."""
     proof: Comparison | None = None
     """The comparison of whole models, when it was asked for."""
 
@@ -64,6 +67,12 @@ class Surgery(Report):
             LoadError: it is a neural network, and no program can be made of it.
         """
         return self.subject.program
+
+    @property
+    def time(self) -> Change | None:
+        """The estimated times before and after, and the band of their ratio; None where a side has none."""
+        before, after = self.times
+        return None if before is None or after is None else change(before, after)
 
     @cached_property
     def model(self) -> Any:
@@ -140,7 +149,9 @@ def apply(
     stays = prove in ("model", "both") or given.must_stay or compressed != KEEP
     original, edited = (given, given.clone()) if stays else (None, given)
     stands = None if recipe is None else standing(given, target)
-    start = _Start(original, given.interface, given.op_counts, given.inspect(target), stands)
+    start = _Start(
+        original, given.interface, given.op_counts, given.inspect(target), stands, given.time(target)
+    )
     check_assumed(assume or {}, edited.chosen)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
     session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
@@ -180,6 +191,7 @@ class _Start:
     inspected: tuple[Inspection, ...]
     standing: Standing | None
     """Of what a recipe is applied to."""
+    time: Time | None
 
 
 def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) -> None:
@@ -241,6 +253,7 @@ def _surgery(start: _Start, edited: Subject, steps: Sequence[Pass], session: Ses
         before=start.op_counts,
         after=edited.op_counts,
         inspected=inspected,
+        times=(start.time, edited.time(session.target) if start.time is not None else None),
         notes=[*edited.notes(start.model or edited), *kept_off(*inspected), *session.notes, *recoded, *caveats],
     )
 

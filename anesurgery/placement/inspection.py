@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anesurgery.display import Drawn, drawn
 from anesurgery.files import arrays
@@ -15,6 +15,9 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.flexible import AtShape
 from anesurgery.placement.loadable import refusal
 from anesurgery.placement.target import Target
+
+if TYPE_CHECKING:
+    from anesurgery.placement.timing import Time
 
 UNITS = ("ane", "gpu", "cpu", None)
 """Compute units; None where nothing allows a verdict."""
@@ -154,6 +157,8 @@ class Inspection(Drawn):
         cost: of the chosen path, as Core ML's segmenter counts: estimates, launches and switches, in
             microseconds and no run time; None where there is none.
         at_shapes: the units at each enumerated shape; the ops are those of the default one.
+        time: milliseconds on the Neural Engine of one chip, with a band; None, with a note that says why, where
+            nothing allows it.
     """
 
     model: str
@@ -167,6 +172,7 @@ class Inspection(Drawn):
     parts: dict[str, Inspection] = field(default_factory=dict)
     cost: float | None = None
     at_shapes: tuple[AtShape, ...] = ()
+    time: Time | None = None
 
     @property
     def status(self) -> int:
@@ -266,6 +272,7 @@ class Inspection(Drawn):
             "residency": self.residency,
             "switches": self.switches,
             "cost_us": None if "gpu" in self.counts else self.cost,
+            "time": None if self.time is None else self.time.to_json(),
             "segments": [s.to_json() for s in self.segments],
             "findings": [f.to_json() for f in self.findings],
             "ops": [r.to_json() for r in self.ops],

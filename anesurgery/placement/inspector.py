@@ -29,6 +29,7 @@ from anesurgery.placement.rules import (
 from anesurgery.placement.segments import segments_of
 from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
+from anesurgery.placement.timing import time_of_shaped
 from anesurgery.placement.verdicts import Judged, choose
 
 NO_PROMISE = (
@@ -109,8 +110,21 @@ def inspect_program(
     of_version = loadable.of_version(loaded.version, target)
     findings = (*of_version, *doubts, *about_load, *about_memory, *about_shapes)
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
+    time = time_of_shaped(shaped, units, target, bool(doubts))
     notes = (*_notes(target), *shaped.notes, *(f"estimated {one}" for one in each))
-    return Inspection(label, target, rows, segments, findings, budget, notes, cost=path, at_shapes=each)
+    notes += (f"no time: {time}",) if isinstance(time, str) else ()
+    return Inspection(
+        label,
+        target,
+        rows,
+        segments,
+        findings,
+        budget,
+        notes,
+        cost=path,
+        at_shapes=each,
+        time=None if isinstance(time, str) else time,
+    )
 
 
 def _row(

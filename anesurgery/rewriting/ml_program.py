@@ -19,6 +19,7 @@ from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
+from anesurgery.placement.timing import Time
 from anesurgery.rewriting.subject import Subject, counted
 
 if TYPE_CHECKING:
@@ -105,6 +106,12 @@ class MLProgram(Subject):
     def standing(self, target: str) -> Standing:
         """By the inspection of all functions."""
         return Standing.of(placed(self.loaded, Target.parse(target)))
+
+    def time(self, target: str | None) -> Time | None:
+        """That of its one function; a target of several generations asks for no inspection."""
+        aim = Target.parse(target)
+        inspected = placed(self.loaded, aim) if len(aim.families) == 1 else []
+        return inspected[0].time if len(inspected) == 1 else None
 
     def spec_of(self, graph: Program) -> Any:
         """That of the model."""

@@ -19,6 +19,7 @@ from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Array, Program
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import Standing
+from anesurgery.placement.timing import Time
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -139,6 +140,10 @@ class Subject(ABC):
 
         None where that is not estimated.
         """
+        return None
+
+    def time(self, target: str | None) -> Time | None:
+        """The estimated time on the chip that a target names; None where there is none."""
         return None
 
     def worse_than_layers(self, target: str) -> str:

@@ -174,6 +174,8 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
     ]
     if (cost := summary.cost(inspection)) is not None:
         made.append(("estimate", summary.microseconds(cost), "not a run time"))
+    if (time := inspection.time) is not None:
+        made.append(("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
     memory = inspection.memory
     if memory is not None:
         limit = "limit unknown" if memory.limit is None else f"of {in_words(memory.limit)}"

@@ -88,6 +88,8 @@ def _surgery_parts(surgery: Surgery) -> list[Any]:
     if surgery.changes:
         parts.append(plain(edits_line(surgery.changes)))
     parts.append(plain(_ops_line(surgery)))
+    if surgery.time is not None:
+        parts.append(plain(str(surgery.time)))
     if idle:
         parts.append(plain(f"changed nothing: {', '.join(idle)}", style="dim"))
     if not surgery.changes:
@@ -259,6 +261,7 @@ def surgery_json(surgery: Surgery) -> dict[str, Any]:
     return report_json(surgery) | {
         "steps": steps,
         "ops": {"before": surgery.before, "after": surgery.after},
+        "time": None if surgery.time is None else surgery.time.to_json(),
         "proof": None if surgery.proof is None else surgery.proof.to_json(),
     }
 

@@ -67,6 +67,7 @@ def status_line(inspection: Inspection) -> Text:
     share = f" | on the ANE: {summary.share_words(inspection, 'ops')} of ops, {flop}"
     more = [f"{summary.counted(segments, 'segment')}, {summary.counted(inspection.switches, 'switch')}"]
     more += [] if cost is None else [f"estimate {summary.microseconds(cost)}"]
+    more += [] if inspection.time is None else [f"time {inspection.time}"]
     more += [memory] if memory else []
     line = Text(f"status {inspection.status}", style=f"bold {STATUS_STYLES[inspection.status]}")
     return line.append(f"{share}\n{' | '.join(more)}", style="not bold default")

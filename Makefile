@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement citations residency \
+.PHONY: help demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
 	matrix matrix-real caches notebooks gallery docs dist clean
 
 help:  ## show this list
@@ -60,6 +60,9 @@ bench-large: $(READY)  ## cutting and merging a model of 3 GB, against cp -r and
 
 placement: $(READY)  ## how often inspect is right, against placements measured on Macs: docs/accuracy.md
 	$(BIN)/python tests/benchmarks/placement/accuracy.py --page docs/accuracy.md
+
+latency: $(READY)  ## fit times on the Neural Engine to published measurements: docs/latency.md
+	$(BIN)/python tests/benchmarks/latency.py --page docs/latency.md $(OPTIONS)
 
 citations: $(READY)  ## what each rule of placement rests on, sentence by sentence
 	$(BIN)/python tests/benchmarks/placement/citations.py $(OPTIONS)

@@ -22,10 +22,10 @@ from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Program, exclusive
+from anesurgery.placement.durations import Change, Time, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
-from anesurgery.placement.timing import Change, Time, change
 from anesurgery.rewriting.gate import passing, standing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
@@ -148,10 +148,7 @@ def apply(
     given = subject_of(steps).read(model).only(member)
     stays = prove in ("model", "both") or given.must_stay or compressed != KEEP
     original, edited = (given, given.clone()) if stays else (None, given)
-    stands = None if recipe is None else standing(given, target)
-    start = _Start(
-        original, given.interface, given.op_counts, given.inspect(target), stands, given.time(target)
-    )
+    start = _Start.of(given, original, None if recipe is None else standing(given, target), target)
     check_assumed(assume or {}, edited.chosen)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
     session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
@@ -192,6 +189,13 @@ class _Start:
     standing: Standing | None
     """Of what a recipe is applied to."""
     time: Time | None
+
+    @classmethod
+    def of(
+        cls, given: Subject, original: Subject | None, stands: Standing | None, target: str | None
+    ) -> _Start:
+        inspected = given.inspect(target)
+        return cls(original, given.interface, given.op_counts, inspected, stands, given.time(target))
 
 
 def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) -> None:

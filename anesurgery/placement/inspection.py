@@ -7,17 +7,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anesurgery.display import Drawn, drawn
 from anesurgery.files import arrays
+from anesurgery.placement.durations import Time
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.flexible import AtShape
 from anesurgery.placement.loadable import refusal
 from anesurgery.placement.target import Target
-
-if TYPE_CHECKING:
-    from anesurgery.placement.timing import Time
 
 UNITS = ("ane", "gpu", "cpu", None)
 """Compute units; None where nothing allows a verdict."""

@@ -15,11 +15,11 @@ from anesurgery.files.pipeline_file import LoadedPipeline, members, read_pipelin
 from anesurgery.loading import clone, interface, load
 from anesurgery.mil import Array, Operation, Program, ct, dtype_name, walk_ops
 from anesurgery.neuralnetwork.spec import NETWORKS
+from anesurgery.placement.durations import Time
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
-from anesurgery.placement.timing import Time
 from anesurgery.rewriting.subject import Subject, counted
 
 if TYPE_CHECKING:

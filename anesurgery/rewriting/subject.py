@@ -17,9 +17,9 @@ from anesurgery.errors import Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Array, Program
+from anesurgery.placement.durations import Time
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import Standing
-from anesurgery.placement.timing import Time
 
 if TYPE_CHECKING:
     from typing_extensions import Self

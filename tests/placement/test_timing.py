@@ -11,8 +11,9 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.mil import Program, ct, mb, types
+from anesurgery.placement.durations import Time, change
 from anesurgery.placement.target import Target
-from anesurgery.placement.timing import Load, OpLoad, Time, change, table, time_of
+from anesurgery.placement.timing import Load, OpLoad, table, time_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import latency

@@ -79,9 +79,13 @@ class Rates:
     cpu: tuple[float, float]
 
 
+ABOUT = 1.1
+"""Both cuts of convolutions were published as "about 64" and "about 10"; the cases nearest to them lie at 52
+and 126, 9 and 17 operations per byte."""
+
 CONV_RATES = (
-    Rates(64, 1.2, (16.15 * T, 16.15 * T), (0.7545 * T, 0.7545 * T)),
-    Rates(10, 1.1, (7.16 * T, 7.16 * T), (0.388 * T, 0.388 * T)),
+    Rates(64, ABOUT, (16.15 * T, 16.15 * T), (0.7545 * T, 0.7545 * T)),
+    Rates(10, ABOUT, (7.16 * T, 7.16 * T), (0.388 * T, 0.388 * T)),
     Rates(0, 1, (0.471 * T, 0.471 * T), (0.0271 * T, 0.0271 * T)),
 )
 """By operations per byte, weights included."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from statement import conv, of
+
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement import cost
 
 
 def lookup(rows: int) -> Program:
@@ -73,3 +79,42 @@ def test_the_einsum_of_a_head_is_estimated_as_a_product_of_its_flop() -> None:
 def test_another_einsum_stays_unknown() -> None:
     row = ane.inspect(heads("nchw,nwhu->nchu")).row("scores")
     assert (row.legal, row.estimate) == (None, None)
+
+
+def enlarged(op_type: str) -> Program:
+    """Convolutions around an op that makes 64x64 of 32x32: those behind it have 71 operations per byte."""
+    factor: Any = {"depth_to_space": {"block_size": 2}, "pixel_shuffle": {"upscale_factor": 2}}[op_type]
+
+    def body(x: Var) -> Var:
+        for _ in range(2):
+            x = mb.relu(x=conv(64, 64, 3, 3)(x))
+        x = getattr(mb, op_type)(x=x, **factor)
+        for _ in range(2):
+            x = mb.relu(x=conv(16, 16, 3, 3)(x))
+        return x
+
+    return of(body)()
+
+
+ENLARGED = ("depth_to_space", "pixel_shuffle")
+
+
+@pytest.mark.parametrize("op_type", ENLARGED)
+def test_convolutions_above_the_cut_have_one_rate(op_type: str) -> None:
+    found = ane.inspect(enlarged(op_type), "M4/macOS 27")
+    assert {row.estimate.or_else for row in found.ops if row.estimate is not None} == {()}
+    assert "unknown" not in found.counts
+
+
+@pytest.mark.parametrize("op_type", ENLARGED)
+def test_a_cut_that_is_open_too_far_is_noticed(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: Any = (replace(cost.CONV_RATES[0], edge=1.2), *cost.CONV_RATES[1:])
+    monkeypatch.setattr(cost, "CONV_RATES", rows)
+    assert ane.inspect(enlarged(op_type), "M4/macOS 27").counts["unknown"] >= 8
+
+
+def test_between_the_classes_nobody_knows() -> None:
+    """62 operations per byte lie at the cut."""
+    row = ane.inspect(of(conv(14, 14, 3, 3), (1, 14, 64, 64))(), "M4/macOS 27").ops[0]
+    assert row.estimate is not None
+    assert len(row.estimate.or_else) == 1

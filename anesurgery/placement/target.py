@@ -110,7 +110,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Names of several chips."""
 
-OS_VERSIONS = {"iOS": (15, 16, 17, 18, 26), "macOS": (12, 13, 14, 15, 26, 27)}
+OS_VERSIONS = {"iOS": (15, 16, 17, 18, 26, 27), "macOS": (12, 13, 14, 15, 26, 27)}
 """Releases that this library knows; 16 to 25 were skipped on the Mac and 19 to 25 on the iPhone."""
 
 _MARKETED = re.compile(r"\s*(pro|max|ultra)\b", re.IGNORECASE)

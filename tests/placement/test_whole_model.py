@@ -12,7 +12,7 @@ from statement import half, of
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import inspector, verdicts
-from anesurgery.placement.rules import whole_model
+from anesurgery.placement.rules import ignored_masks, whole_model
 
 
 def lookup(ids: int, *, small: bool = False) -> Callable[[], Program]:
@@ -108,3 +108,58 @@ def test_linear_of_another_chip_may_be_of_the_next_class() -> None:
     assert ane.inspect(small(), "M4/macOS 27").ops[0].preferred == "ane"
     assert ane.inspect(small(), "M2/macOS 15").ops[0].preferred is None
     assert ane.inspect(large(), "M2/macOS 15").ops[0].preferred == "ane"
+
+
+def attended(build_mask: Callable[[Var], Any], dtype: Any) -> Callable[[], Program]:
+    """Fused attention over 512 tokens between products, and a mask made of the second input."""
+
+    def build() -> Program:
+        specs = [mb.TensorSpec((1, 12, 512, 64), dtype=types.fp16), mb.TensorSpec((1, 1, 1, 512), dtype=dtype)]
+
+        @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+        def program(q: Var, mask: Var) -> Any:
+            q = mb.linear(x=q, weight=half(64, 64))
+            mixed = mb.scaled_dot_product_attention(query=q, key=q, value=q, attn_mask=build_mask(mask))
+            return mb.linear(x=mixed, weight=half(4096, 64))
+
+        made: Program = program
+        return made
+
+    return build
+
+
+def of_integers(mask: Var) -> Any:
+    """As transformers writes it: cast, subtraction, product."""
+    kept = mb.sub(x=np.float16(1), y=mb.cast(x=mask, dtype="fp16"))
+    return mb.mul(x=kept, y=np.float16(-3e4))
+
+
+def beside(mask: Var) -> Any:
+    return mb.mul(x=mask, y=np.float16(-3e4))
+
+
+MASKS = {
+    "integers on M5": (attended(of_integers, types.int32), "M5/macOS 27", True),
+    "integers on M2": (attended(of_integers, types.int32), "M2/macOS 27", True),
+    "integers on the measured chip": (attended(of_integers, types.int32), "M4/macOS 27", False),
+    "integers on OS 26": (attended(of_integers, types.int32), "M5/macOS 26", False),
+    "fp16 on M5": (attended(beside, types.fp16), "M5/macOS 27", False),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_of_integers_reaches_the_unit_of_fused_attention(name: str) -> None:
+    build, target, doubtful = MASKS[name]
+    found = ane.inspect(build(), target)
+    (row,) = (row for row in found.ops if row.op_type == "scaled_dot_product_attention")
+    assert (row.legal is None) == doubtful == ("sdpa-mask-cast" in {f.rule for f in row.findings})
+    assert not doubtful or row.preferred != "ane"
+    ignored = "sdpa-mask" in {f.rule for f in row.findings}
+    assert ignored == ("integers" in name and "26" not in target)
+
+
+def test_a_rule_that_looks_at_the_last_op_alone_misses_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: one step back from the mask."""
+    monkeypatch.setattr(ignored_masks, "MASK_STEPS", 1)
+    with pytest.raises(AssertionError):
+        test_a_mask_of_integers_reaches_the_unit_of_fused_attention("integers on M5")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from anesurgery.facts.work import is_stored, runtime
-from anesurgery.mil import Operation, dtype_name
-from anesurgery.ops import names
+from anesurgery.mil import Operation, Var, dtype_name
+from anesurgery.ops import CARRIERS, POINTWISE, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import Target
 
 FUSED = names("scaled_dot_product_attention")
 SOURCE = "ironblock/sidekick: docs/MODELS.md, docs/DECISIONS.md (D24, D25, D27)"
 ON_27 = (("macOS", 27), ("iOS", 27))
+ENGINE_READS = frozenset({"fp16", "bool"})
 EXPLICIT = "write it as matmul, softmax, matmul: convert for iOS 17, or with the math kernel of torch"
 
 NO_DEVICE = Rule(
@@ -24,8 +25,14 @@ NO_DEVICE = Rule(
 )
 
 
+MASK_STEPS = 32
+"""Ops between an input and a mask that are looked at; masks of transformers take up to ten."""
+MAKES_MASKS = POINTWISE | CARRIERS | names("slice_by_index tile")
+"""Light ops, which go where the op before them goes."""
+
+
 def outside_mask(op: Operation, target: Target) -> str:
-    """A mask that no op of the engine's own makes: an input, a constant, or what integer arithmetic gives."""
+    """A mask that no op of the engine's own makes: an input, a constant, or what a cast on the CPU begins."""
     mask = op.inputs.get("attn_mask")
     if mask is None:
         return ""
@@ -33,10 +40,38 @@ def outside_mask(op: Operation, target: Target) -> str:
         return f"the mask %{mask.name} is an input"
     if is_stored(mask):
         return f"the mask %{mask.name} is a constant"
-    whole = [v for v in runtime(mask.op) if dtype_name(v).startswith(("int", "uint"))]
-    return f"the mask %{mask.name} is made of integers (%{whole[0].name})" if whole else ""
+    return cast_mask(op, target)
 
 
+def cast_mask(op: Operation, target: Target) -> str:
+    """A mask that light ops make of integers or fp32, which the engine does not read."""
+    mask = op.inputs.get("attn_mask")
+    waiting, path = [] if mask is None or mask.op is None else [mask.op], list[Operation]()
+    outside: list[Var] = []
+    while waiting and len(path) < MASK_STEPS:
+        now = waiting.pop()
+        if now.op_type not in MAKES_MASKS:
+            return ""  # an op that may be on the engine has a part in it
+        path.append(now)
+        outside += [v for v in runtime(now) if dtype_name(v) not in ENGINE_READS and v not in outside]
+        waiting += [v.op for v in runtime(now) if v.op is not None and v not in outside and v.op not in path]
+    if mask is None or not outside or waiting:
+        return ""
+    steps = ", ".join(dict.fromkeys(made.op_type for made in reversed(path)))
+    return f"the mask %{mask.name} is made of %{outside[0].name} ({dtype_name(outside[0])}) through {steps}"
+
+
+CAST_MASK = Rule(
+    "sdpa-mask-cast",
+    FUSED,
+    "the plan named no device for fused attentions whose mask came from integers, by cast, subtraction and "
+    "product; with an fp16 mask beside it a lone one was legal on an M4",
+    SOURCE,
+    test=cast_mask,
+    grade=Grade.REPORTED,
+    scope=Scope(frozenset({13, 14, 15, 17, 18}), "seen on M1 Max, macOS 27.0", since=ON_27),
+    advice=EXPLICIT,
+)
 MASK_IGNORED = Rule(
     "sdpa-mask",
     FUSED,

@@ -299,6 +299,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
     ),
     *doubtful.RULES,
     ignored_masks.NO_DEVICE,
+    ignored_masks.CAST_MASK,
     _compiler(
         "pool-window",
         "avg_pool l2_pool",

@@ -11,7 +11,7 @@ PASSES: dict[str, str] = {
     "chain_pools": "max-pool-width pool-window",
     "compute_fp16": "fp32",
     "convolve_each_image": "conv-dynamic-weight",
-    "decompose_attention": "sdpa-no-device",
+    "decompose_attention": "sdpa-no-device sdpa-mask-cast",
     "decompose_ops": "op-mod op-reduce_prod op-cumsum op-one_hot",
     "depthwise_sum": "conv-depthwise-step",
     "embedding_matmul": "embedding embedding-uint16",

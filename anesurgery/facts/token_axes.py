@@ -141,7 +141,7 @@ def _pointwise(op: Operation, tokens: Tokens) -> Made:
                 found[axis] = WEIGHTS
             elif known != label:
                 return Refusal(f"%{var.name} meets values of other tokens")
-    if list(found.values()).count(NEW) > 1:
+    if len({label == NEW for label in found.values()}) < len(found):
         return Refusal("each token meets all others")
     for var in given:
         axes = _aligned(var, out, tokens)

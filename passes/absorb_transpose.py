@@ -43,13 +43,13 @@ import numpy as np
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.reading import flag, ints, weight
 from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Array, Operation, Program, Var, consumers, is_output, mb, static_shape
 from anesurgery.ops import REDUCTIONS, UNARY, VIEWS
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import flag, ints, weight
 
 PRODUCTS = frozenset({"linear", "matmul"})
 NORMS = {"layer_norm": "axes", "softmax": "axis"}

@@ -58,7 +58,6 @@ import numpy as np
 from anesurgery import registry
 from anesurgery.checking.large_squares import large_squares
 from anesurgery.errors import Refusal
-from anesurgery.facts.constants import LARGEST
 from anesurgery.facts.masks import is_decoder
 from anesurgery.files.copying import copied
 from anesurgery.mil import Operation, Program, Var, mb, types, walk_ops
@@ -70,6 +69,7 @@ from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.search import Search, State
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics.constant_ends import LARGEST
 
 FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
 """Remedies that make others pay, in the order in which they are tried; all others come after them, by name;

@@ -45,7 +45,6 @@ import numpy as np
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.formulas import DOMAINS, FORMULAS, measured
-from anesurgery.facts.intervals import interval
 from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, static_shape
 from anesurgery.ops import names
 from anesurgery.placement.target import Target
@@ -54,6 +53,7 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics.intervals import interval
 
 LACKING = names("asin acos tan sinh cosh atanh")
 """Functions that no chip was seen to have."""

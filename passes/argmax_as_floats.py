@@ -42,11 +42,11 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.reading import number
 from anesurgery.mil import Program, Var, consumers, ct, dtype_name, is_output, is_symbolic, mb, np_dtype, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import number
 
 FLOATS = ("fp16", "fp32")
 

@@ -42,12 +42,12 @@ import numpy as np
 
 from anesurgery.checking.site import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.reading import flag, ints
 from anesurgery.facts.window_pads import WindowAxis, window_axes, window_pads
 from anesurgery.mil import Array, Program, Var, mb, np_dtype, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import flag, ints
 
 LONGEST = 29
 """The longest window of averages that every chip takes."""

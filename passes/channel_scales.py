@@ -43,7 +43,6 @@ import numpy as np
 
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.compressed_weights import decoded
-from anesurgery.facts.reading import in_words, weight
 from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.interpret.ops.constexpr import affine, lut_to_dense
 from anesurgery.mil import Array, Operation, Program, Var, constant, ct, mb, producer, types
@@ -56,6 +55,7 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics.reading import in_words, weight
 
 FORMS = ("plain", "int8", "palette")
 VALUES = 256

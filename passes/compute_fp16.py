@@ -62,12 +62,12 @@ from anesurgery import mil
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.facts.half import FILL, NORMS, Verdicts, judge, takes_half
-from anesurgery.facts.reading import number
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, dtype_name, operands, producer
 from anesurgery.mil import mb as host
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
+from anesurgery.semantics.reading import number
 
 EPSILON = 1e-7
 """The least epsilon of a norm (`num-eps`: Apple's own port)."""

@@ -48,13 +48,13 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.intervals import magnitude
-from anesurgery.facts.reading import flag, ints, number
 from anesurgery.facts.whole_numbers import EXACT, is_whole
 from anesurgery.mil import Array, Operation, Program, Var, constant, mb, np_dtype, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.intervals import magnitude
+from anesurgery.semantics.reading import flag, ints, number
 
 
 def _no_remainder(step: DecomposeOps, op: Operation) -> str:

@@ -35,7 +35,6 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.reading import ints, number
 from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Program, Var, constant, mb, producer, static_shape
 from anesurgery.placement.rules.doubtful import MANY_GROUPS
@@ -44,6 +43,7 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import ints, number
 
 
 @dataclass(frozen=True)

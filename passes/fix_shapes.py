@@ -46,7 +46,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import InterfaceError, PassError, Refusal, UnknownName
-from anesurgery.facts.reading import shape_in_words
 from anesurgery.files.copying import copied
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.interpret import run as compute
@@ -56,6 +55,7 @@ from anesurgery.placement.target import Target
 from anesurgery.rewriting.fixed_shapes import Shapes, barred, dynamic_inputs
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
+from anesurgery.semantics.reading import shape_in_words
 
 LENGTH = 128
 """What a dynamic size becomes where nothing else is known."""

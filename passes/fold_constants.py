@@ -52,7 +52,6 @@ from anesurgery.facts.fixed_values import fixed_ops, shape_only
 from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.facts.slices import slice_back
 from anesurgery.facts.stored_views import edit_of
-from anesurgery.facts.work import is_stored, size_of
 from anesurgery.mil import (
     Array,
     Block,
@@ -75,6 +74,7 @@ from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.equality_folds import NeverEqual
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
+from anesurgery.semantics.work import is_stored, size_of
 
 MIB = 1 << 20
 COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}

@@ -45,11 +45,11 @@ from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.facts.channel_steps import permutation
 from anesurgery.facts.heads import Core, core_of
-from anesurgery.facts.reading import flag, number
 from anesurgery.mil import Function, Operation, Program, Var, ct, mb, np_dtype, operands, producer, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import flag, number
 
 SAME = 1e-3
 """Relative difference up to which a factor is the rounding of another one in fp16."""

@@ -39,7 +39,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.reading import ints, readers_after, shape_in_words
 from anesurgery.files.copying import copied
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import (
@@ -62,6 +61,7 @@ from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.host import run_host_pass
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
+from anesurgery.semantics.reading import ints, readers_after, shape_in_words
 
 THROUGH = POINTWISE | {"softmax", "batch_norm"}
 """Ops through which an end may be connected with its transpose."""

@@ -49,12 +49,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.reading import in_words, number
 from anesurgery.facts.whole_numbers import EXACT
 from anesurgery.mil import Array, Operation, Program, Var, constant, mb, np_dtype, static_shape, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import in_words, number
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.reading import ints
 from anesurgery.mil import Operation, Program, Var, mb, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import ints
 
 
 def _crop(mb: Builder, op: Operation) -> Var:

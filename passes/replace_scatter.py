@@ -43,7 +43,6 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.reading import flag
 from anesurgery.facts.scattered_rows import Piece, Rows, scattered_rows
 from anesurgery.facts.whole_numbers import EXACT
 from anesurgery.mil import (
@@ -61,6 +60,7 @@ from anesurgery.mil import (
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import flag
 
 MODES = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "maximum", "min": "minimum"}
 """Mode -> the op that combines a row with its update; "update" takes the update."""

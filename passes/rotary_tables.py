@@ -63,7 +63,6 @@ import numpy as np
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.channel_steps import axis_of, shape_of
-from anesurgery.facts.intervals import interval
 from anesurgery.facts.one_hot import EXACT_IDS, one_hot_pieces
 from anesurgery.facts.rotary import OfPositions, exchange, of_positions, turned_by
 from anesurgery.facts.views import seen_as
@@ -73,6 +72,7 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.row_inputs import table_as_input
+from anesurgery.semantics.intervals import interval
 
 FORMS = ("one_hot", "gather", "inputs", "constants")
 MOST = 16384

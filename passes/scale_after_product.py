@@ -40,7 +40,6 @@ import numpy as np
 
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.reading import shape_in_words, weight
 from anesurgery.mil import Array, Operation, Program, Var, constant, ct, mb, types
 from anesurgery.ops import PRODUCTS
 from anesurgery.placement.rules.block_scales import output_axis
@@ -48,6 +47,7 @@ from anesurgery.placement.rules.slow import palette_scale
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import shape_in_words, weight
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.reading import number
 from anesurgery.mil import Program, Var, constant, mb, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import number
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,13 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refusal
-from anesurgery.facts.intervals import interval
 from anesurgery.mil import Array, Program, Var, constant, np_dtype, static_shape, types
 from anesurgery.mil import mb as host
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics.intervals import interval
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,7 @@ import numpy as np
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.reading import ints
 from anesurgery.facts.weight_edits import Edit
-from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Program, Var, constant, mb, np_dtype, static_shape
 from anesurgery.placement.rules.legality import NOT_M4
 from anesurgery.placement.target import Target
@@ -57,6 +55,8 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import ints
+from anesurgery.semantics.work import is_stored
 
 
 @dataclass(frozen=True)

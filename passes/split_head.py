@@ -47,7 +47,6 @@ from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.weight_edits import Edit
-from anesurgery.facts.work import is_stored
 from anesurgery.mil import (
     Operation,
     Program,
@@ -66,6 +65,7 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.work import is_stored
 
 UNIT = 64
 """Pieces are a multiple of it: rows are stored in units of at most so many elements."""

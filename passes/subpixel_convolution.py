@@ -40,13 +40,13 @@ import numpy as np
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.facts.axis_phases import unfolded
-from anesurgery.facts.reading import ints, number
 from anesurgery.mil import Array, Operation, Program, Var, constant, mb, producer, static_shape
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import ints, number
 
 LARGEST = 1 << 24
 """Most numbers of the new weight."""

@@ -32,11 +32,11 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.reading import number
 from anesurgery.mil import Program, Var, constant, mb
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.reading import number
 
 
 @dataclass(frozen=True)

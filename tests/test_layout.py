@@ -48,6 +48,7 @@ ROOMS = tuple(
         placement
         checking
         facts
+        semantics
         interpret
         loading
         neuralnetwork

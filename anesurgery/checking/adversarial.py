@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from anesurgery.checking.lengths import drawn_shape, length_of
-from anesurgery.facts.intervals import interval
 from anesurgery.interpret.sampling import LOOKUPS, index_range
 from anesurgery.mil import Array, Operation, Var, constant, ct, np_dtype, reads, types
 from anesurgery.ops import names
+from anesurgery.semantics.intervals import interval
 
 Bounds = dict[Var, tuple[Any, Any]]
 """Value -> the least and the largest number of all its elements, or of each."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anesurgery.facts.slices import slice_back
-from anesurgery.facts.work import CONSTANT
 from anesurgery.mil import Operation, Var, reads
+from anesurgery.semantics.work import CONSTANT
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from anesurgery.checking.numbers import (
     drawn_numbers,
     measured,
 )
-from anesurgery.facts.intervals import interval
 from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Operation, Var, any_symbolic, constant, ct, np_dtype, types
+from anesurgery.semantics.intervals import interval
 
 WHOLE = 1024
 """Combinations of values up to which all are tried."""

@@ -16,13 +16,13 @@ from anesurgery.checking.aiming import crossed
 from anesurgery.checking.grades import REASSOCIATED, Promise
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError, Refused
-from anesurgery.facts.intervals import interval
-from anesurgery.facts.work import is_tensor
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.mil import Array, Operation, Var, np_dtype
 from anesurgery.ops import CARRIERS, MOVING, PADDING
+from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.work import is_tensor
 
 Numbers = dict[Var, torch.Tensor]
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]

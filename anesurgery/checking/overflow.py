@@ -20,10 +20,10 @@ from anesurgery.checking.grades import Promise
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.checking.numbers import DRAWS, OWN, SLACK, Numbers, Pairs, as_tensor, drawn_numbers
 from anesurgery.errors import InterpretError
-from anesurgery.facts.intervals import interval
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Var, np_dtype
+from anesurgery.semantics.intervals import interval
 
 ORDINARY, BOTH_SIGNS, ONE_SIGN, ALIKE = 1.0, (-1.0, 1.0), (0.5, 1.0), (0.98, 1.0)
 """The magnitude at which no digits may be lost; shares of a magnitude between which numbers lie."""

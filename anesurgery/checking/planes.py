@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anesurgery.checking.both import Site
-from anesurgery.facts.reading import ints
 from anesurgery.mil import Operation, Var, operands, producer, static_shape
 from anesurgery.ops import POINTWISE, names
+from anesurgery.semantics.reading import ints
 
 POOLS = names("avg_pool l2_pool max_pool")
 ELEMENTS = frozenset({"x", "y", "a", "b", "cond"})

@@ -22,7 +22,6 @@ from anesurgery.checking.lengths import drawn_shape
 from anesurgery.checking.planes import alike
 from anesurgery.checking.stand_ins import StandIns
 from anesurgery.errors import InterpretError
-from anesurgery.facts.intervals import interval
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.algebraic import Algebraic
@@ -31,6 +30,7 @@ from anesurgery.interpret.arithmetic.field import LANES, Image, P, Zero
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
 from anesurgery.mil import Operation, Var, np_dtype, types
 from anesurgery.ops import names
+from anesurgery.semantics.intervals import interval
 
 WANTED = 2.0**-40
 """Bound on the probability of error up to which points are added."""

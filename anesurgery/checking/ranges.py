@@ -17,12 +17,12 @@ import torch
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
-from anesurgery.facts.constants import LARGEST
 from anesurgery.files.shards import Shard, share
 from anesurgery.interpret import Listener, Predictor
 from anesurgery.interpret.arithmetic.saturation import CEILING, SUMS, bound
 from anesurgery.interpret.features import as_array
 from anesurgery.mil import Operation, Var, np_dtype, producer
+from anesurgery.semantics.constant_ends import LARGEST
 
 Values = Mapping[str, Any]
 

@@ -28,8 +28,8 @@ from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
 from anesurgery.checking.lengths import LONG, drawn_shape, other_lengths, with_lengths
 from anesurgery.errors import InterpretError, Refusal, Refused
-from anesurgery.facts.intervals import interval
 from anesurgery.mil import Operation, Var, np_dtype, types
+from anesurgery.semantics.intervals import interval
 
 if TYPE_CHECKING:
     from anesurgery.checking.numbers import BothSides

@@ -24,12 +24,12 @@ from anesurgery.checking.lengths import Lengths, drawn_shape, other_lengths, wit
 from anesurgery.checking.matching import closeness
 from anesurgery.checking.numbers import DRAWS, Numbers, as_tensor
 from anesurgery.errors import InterpretError
-from anesurgery.facts.work import is_weight, work_of
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double, Unsteady
 from anesurgery.interpret.state import Box
 from anesurgery.mil import Array, Function, Operation, Var, is_symbolic, np_dtype, types, walk_ops
+from anesurgery.semantics.work import is_weight, work_of
 
 ORDINARY = 1e4
 """Magnitude of inputs up to which nothing may overflow that did not before."""

@@ -30,7 +30,7 @@ def chips(
 
 def _cells(chip: Any) -> dict[str, Any]:
     """Heading -> what stands below it; None where nothing is known."""
-    from anesurgery.facts.reading import in_words
+    from anesurgery.semantics.reading import in_words
 
     return {
         "chip": chip.name,

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.reading import readers_after
 from anesurgery.interpret.attentions import Attention, is_computed, read_values, recognise
 from anesurgery.mil import (
     Maker,
@@ -27,6 +26,7 @@ from anesurgery.mil import (
     producer,
 )
 from anesurgery.ops import CARRIERS, LOGICAL, names
+from anesurgery.semantics.reading import readers_after
 
 MASKED = -5000.0
 """An offset at or below this masks a score: exp(-5000) is 0 in fp16 and in fp32."""

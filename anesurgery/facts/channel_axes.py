@@ -12,9 +12,9 @@ from anesurgery.facts.axis_slice import axis_slice
 from anesurgery.facts.channel_products import sequence
 from anesurgery.facts.channel_steps import Layouts, Step, Twins, axes_of, axis_of, given
 from anesurgery.facts.layouts import BATCH, CHANNELS, Groups, Layout, groups_for
-from anesurgery.facts.reading import flag, ints
 from anesurgery.facts.rotary import exchange
 from anesurgery.mil import Operation, Var, constant, consumers, is_output, np_dtype, static_shape
+from anesurgery.semantics.reading import flag, ints
 
 WIDEST = 256
 """Channels of a head whose parts are exchanged by a convolution."""

@@ -13,11 +13,11 @@ from anesurgery.facts.attention import in_factors
 from anesurgery.facts.channel_steps import Layouts, Step, Twins, shape_of
 from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.layouts import CHANNELS, TOKENS, Layout
-from anesurgery.facts.reading import flag
 from anesurgery.facts.views import seen_as
 from anesurgery.facts.weight_edits import Edit
-from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Var, np_dtype, static_shape
+from anesurgery.semantics.reading import flag
+from anesurgery.semantics.work import is_stored
 
 
 def weight_of(op: Operation) -> tuple[Var, bool] | None:

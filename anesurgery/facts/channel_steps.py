@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from anesurgery.facts.layouts import Groups, Layout
-from anesurgery.facts.reading import ints
 from anesurgery.mil import Array, Maker, Operation, Var
+from anesurgery.semantics.reading import ints
 
 
 class Layouts(Protocol):

@@ -15,10 +15,10 @@ import numpy as np
 
 from anesurgery.errors import Refused
 from anesurgery.facts.weight_edits import Edit
-from anesurgery.facts.work import CONSTANT, is_stored
 from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import decompress
 from anesurgery.mil import Array, Maker, Operation, Var, operands, types
+from anesurgery.semantics.work import CONSTANT, is_stored
 
 PALETTE_BITS = (1, 2, 3, 4, 6, 8)
 """Bits that an index of a palette may have."""

@@ -15,7 +15,6 @@ from anesurgery.errors import Refusal
 from anesurgery.facts.channel_steps import axis_of, permutation, shape_of
 from anesurgery.facts.channel_views import FREE, straight, twin, upstream
 from anesurgery.facts.layouts import BATCH, CHANNELS, TOKENS, Groups, Layout
-from anesurgery.facts.reading import flag, ints
 from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import (
     Maker,
@@ -29,6 +28,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import POINTWISE
+from anesurgery.semantics.reading import flag, ints
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ So may be inputs that only say yes or no to a softmax, and perhaps to other floa
 from __future__ import annotations
 
 from anesurgery.facts.attention import MASKED, MASKING
-from anesurgery.facts.reading import number, readers_after
 from anesurgery.mil import Operation, Var, consumers, is_constant, is_output, np_dtype, operands
 from anesurgery.ops import CARRIERS, COMPARISONS, LOOKUPS, MOVING
+from anesurgery.semantics.reading import number, readers_after
 
 FILLING = MASKING | {"tile"}
 """Ops that may stand between a fill and the softmax."""

@@ -10,10 +10,10 @@ import numpy as np
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import MASKED, mask_chain
 from anesurgery.facts.masks import against_causal, take_apart, without_leading_biases
-from anesurgery.facts.reading import reaches_output, readers_after, shape_in_words, weight
 from anesurgery.interpret.attentions import BETWEEN, SCALES, attentions
 from anesurgery.mil import Function, Operation, Program, Var, constant, np_dtype, producer, walk_ops
 from anesurgery.ops import CARRIERS, STATEFUL, UNARY
+from anesurgery.semantics.reading import reaches_output, readers_after, shape_in_words, weight
 
 SIDE = 8
 """A picture is at least so many numbers high and wide."""

@@ -16,7 +16,6 @@ import torch
 
 from anesurgery.errors import InterpretError, Refusal
 from anesurgery.facts.attention import MASKED, Chain, is_float, mask_chain, runtime_inputs, shapes_read
-from anesurgery.facts.reading import number
 from anesurgery.facts.slices import slice_back
 from anesurgery.mil import (
     Array,
@@ -31,6 +30,7 @@ from anesurgery.mil import (
     walk_ops,
 )
 from anesurgery.ops import CARRIERS, ORDERINGS, POINTWISE
+from anesurgery.semantics.reading import number
 
 MOST_CONDITIONS = 3
 """Conditions of one mask that are tried in all combinations."""

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.constants import LARGEST
-from anesurgery.facts.intervals import results_at
 from anesurgery.facts.weight_edits import Edit
-from anesurgery.facts.work import is_stored
 from anesurgery.mil import Array, Maker, Operation, Var, constant
 from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY, ZERO_PRESERVING
+from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.intervals import results_at
+from anesurgery.semantics.work import is_stored
 
 CARRIERS = UNARY - SINGULAR - {"logical_not"}
 """Elementwise ops of one value, which carry padding; at 0 an epsilon decides what the singular ones make."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.reading import ints
 from anesurgery.mil import Array, Operation, Var, constant, static_shape
+from anesurgery.semantics.reading import ints
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.reading import flag
 from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Array, Operation, Var, constant, is_constant, np_dtype
+from anesurgery.semantics.reading import flag
 
 States = tuple[Var, ...]
 Step = Callable[[Var, States], States]

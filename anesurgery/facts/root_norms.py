@@ -14,10 +14,10 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.facts.channel_steps import axes_of
-from anesurgery.facts.intervals import magnitude
-from anesurgery.facts.norms import squared
-from anesurgery.facts.reading import flag, number
 from anesurgery.mil import Maker, Operation, Var, np_dtype, producer, static_shape
+from anesurgery.semantics.intervals import magnitude
+from anesurgery.semantics.reading import flag, number
+from anesurgery.semantics.row_lengths import squared
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import torch
 from anesurgery.errors import Refusal
 from anesurgery.facts.axis_slice import AxisSlice, axis_slice
 from anesurgery.facts.channel_steps import axis_of, shape_of
-from anesurgery.facts.reading import flag, number
 from anesurgery.facts.rowwise import rows_read
 from anesurgery.facts.slices import slice_back
 from anesurgery.facts.views import seen_as
@@ -29,6 +28,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import VIEWS
+from anesurgery.semantics.reading import flag, number
 
 LEAST_ROWS = 4
 """From so many positions on a table is recognised."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from anesurgery.facts.axis_slice import axis_slice
-from anesurgery.facts.reading import ints
 from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Operation, static_shape
 from anesurgery.ops import names
+from anesurgery.semantics.reading import ints
 
 RESHAPING = names("reshape expand_dims squeeze")
 

@@ -20,9 +20,9 @@ from typing import TypeAlias
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import mask_chain
 from anesurgery.facts.masks import causal_window
-from anesurgery.facts.reading import flag, ints
 from anesurgery.mil import Block, Operation, Var, constant, operands, static_shape
 from anesurgery.ops import POINTWISE, REDUCTIONS
+from anesurgery.semantics.reading import flag, ints
 
 NEW, SEEN, WEIGHTS = "new", "seen", "weights"
 

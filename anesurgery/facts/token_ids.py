@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from anesurgery.facts.intervals import interval
 from anesurgery.mil import Operation, Var, consumers, is_constant, is_output, np_dtype, producer
+from anesurgery.semantics.intervals import interval
 
 
 def before_casts(ids: Var, low: int, high: int) -> Var:

@@ -12,8 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from anesurgery.facts.intervals import interval, summed
-from anesurgery.facts.reading import number
 from anesurgery.mil import (
     Array,
     Maker,
@@ -26,6 +24,8 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import JOINING, LOGICAL, LOOKUPS, names
+from anesurgery.semantics.intervals import interval, summed
+from anesurgery.semantics.reading import number
 
 Range = tuple[float, float]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anesurgery.facts.reading import ints
 from anesurgery.mil import Array, Operation, constant
+from anesurgery.semantics.reading import ints
 
 
 @dataclass(frozen=True)

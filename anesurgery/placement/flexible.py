@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.facts.reading import shape_in_words
 from anesurgery.files import protobuf
 from anesurgery.mil import Function, Program, Var, any_symbolic, static_shape
+from anesurgery.semantics.reading import shape_in_words
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Input -> its shape."""

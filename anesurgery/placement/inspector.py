@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from anesurgery.doors import door
-from anesurgery.facts.reading import shape_in_words
-from anesurgery.facts.work import shape_of
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load
 from anesurgery.mil import dtype_name, exclusive, function_of
@@ -31,6 +29,8 @@ from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import time_of_shaped
 from anesurgery.placement.verdicts import Judged, choose
+from anesurgery.semantics.reading import shape_in_words
+from anesurgery.semantics.work import shape_of
 
 NO_PROMISE = (
     "estimates are Core ML's own, as far as their formula was found on an M4 (macOS 27.0.1); no run times",

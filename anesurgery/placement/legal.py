@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anesurgery.facts.work import runtime
 from anesurgery.mil import Operation, constant
 from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.rules import conditions
@@ -17,6 +16,7 @@ from anesurgery.placement.rules.legality import (
     WITH_STATE,
 )
 from anesurgery.placement.target import Target
+from anesurgery.semantics.work import runtime
 
 
 class Legality:

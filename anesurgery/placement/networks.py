@@ -13,7 +13,6 @@ from itertools import starmap
 from typing import Any
 
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError
-from anesurgery.facts.work import work_of
 from anesurgery.mil import nested_ops
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.importing import import_network
@@ -22,6 +21,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
 from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
 from anesurgery.placement.target import Target
+from anesurgery.semantics.work import work_of
 
 CONSTANTS = {"loadConstant", "loadConstantND"}
 """Layers that compute nothing; the first kind is left out, the second gets a row for what is said of it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from anesurgery.facts.work import is_stored, shape_of
 from anesurgery.mil import Function, Var, operands
 from anesurgery.placement.inspection import Segment
 from anesurgery.placement.verdicts import Judged
+from anesurgery.semantics.work import is_stored, shape_of
 
 
 def segments_of(

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from anesurgery.facts.work import kind_of
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Function, Operation, any_symbolic, function_of, is_symbolic, operands
 from anesurgery.placement.evidence import Finding, Rule
@@ -14,6 +13,7 @@ from anesurgery.placement.flexible import AtShape, Flexible, Shapes, at, descrip
 from anesurgery.placement.rules.slow import FIXED
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Judged, choose, judge
+from anesurgery.semantics.work import kind_of
 
 MOST = 16
 """Enumerated shapes that are looked at; Core ML takes up to 128."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from anesurgery.facts.reading import in_words
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load
 from anesurgery.mil import Program
@@ -20,6 +19,7 @@ from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
 from anesurgery.placement.target import Target
+from anesurgery.semantics.reading import in_words
 
 SAME = 1e-6
 """Relative difference below which two estimates are one."""

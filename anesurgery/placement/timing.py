@@ -17,12 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from anesurgery.facts.work import runtime, shape_of
 from anesurgery.placement.durations import Time
 from anesurgery.placement.partition import SWITCH
 from anesurgery.placement.shaped import Shaped
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.placement.verdicts import Judged
+from anesurgery.semantics.work import runtime, shape_of
 
 TABLE = Path(__file__).with_name("time_table.json")
 LONG = 1024

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.reading import shape_in_words
 from anesurgery.mil import (
     Function,
     Operation,
@@ -20,6 +19,7 @@ from anesurgery.mil import (
     walk_ops,
 )
 from anesurgery.ops import LISTS
+from anesurgery.semantics.reading import shape_in_words
 
 PASS = "fix_shapes"
 """Who reports what does not fit."""

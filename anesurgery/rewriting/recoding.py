@@ -10,9 +10,9 @@ import numpy as np
 
 from anesurgery.checking.metrics import psnr
 from anesurgery.errors import SurgeryError
-from anesurgery.facts.reading import in_words
 from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.mil import Array, Var
+from anesurgery.semantics.reading import in_words
 
 KEEP, DECODE, REENCODE = "keep", "decode", "reencode"
 CHOICES = (KEEP, DECODE, REENCODE)

@@ -14,12 +14,12 @@ import numpy as np
 from anesurgery import mil
 from anesurgery.checking.ranges import OpRange
 from anesurgery.errors import Refusal
-from anesurgery.facts.exponents import SUMS_OF_PRODUCTS, Scaled, is_float, is_stored, scaled, tied_to
-from anesurgery.facts.norms import squared
-from anesurgery.facts.reading import ints
 from anesurgery.mil import Array, Function, Operation, Var, constant, consumers, np_dtype, operands
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics.exponents import SUMS_OF_PRODUCTS, Scaled, is_float, is_stored, scaled, tied_to
+from anesurgery.semantics.reading import ints
+from anesurgery.semantics.row_lengths import squared
 
 WITHIN_NORMS = frozenset({"square", "pow", "mul", "reduce_mean", "reduce_sum", "add"})
 """Ops between a value and the mean of its squares."""

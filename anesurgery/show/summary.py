@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from anesurgery.facts.reading import in_words
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.semantics.reading import in_words
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
 LEGAL_WORDS: dict[bool | None, str] = {False: "no", None: "unknown", True: "yes"}

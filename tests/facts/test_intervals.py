@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anesurgery.facts.constants import ANY, Interval
-from anesurgery.facts.intervals import interval
 from anesurgery.facts.token_ids import never_negative
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.semantics.constant_ends import ANY, Interval
+from anesurgery.semantics.intervals import interval
 
 Body = Callable[[Any], Any]
 SHAPE = (1, 2, 4, 4)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anesurgery.facts.work import work_of
 from anesurgery.mil import Program, Var, mb, walk_ops
 from anesurgery.passes.unroll_recurrent import UnrollRecurrent
+from anesurgery.semantics.work import work_of
 from anesurgery.testing import apply_pass
 
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}

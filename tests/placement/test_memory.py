@@ -13,7 +13,6 @@ import torch
 from decoders import cached
 
 import anesurgery as ane
-from anesurgery.facts.reading import in_words
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import memory
@@ -22,6 +21,7 @@ from anesurgery.placement.flexible import flexible
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules import overview, sampled, shapes
 from anesurgery.placement.target import CHIPS, Target
+from anesurgery.semantics.reading import in_words
 
 ANY = Target.parse("any")
 RNG = np.random.default_rng(0)

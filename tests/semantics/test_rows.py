@@ -10,9 +10,10 @@ from random_ops import CHAINS, RECIPES, Sample, chain, dtypes_of, latest, sample
 from row_checks import CHECKS, FOR_INTEGERS
 
 from anesurgery import ops
-from anesurgery.facts import exponents, intervals, rowwise, token_axes, views, whole_numbers, work
+from anesurgery.facts import rowwise, token_axes, views, whole_numbers
 from anesurgery.interpret.arithmetic import symbolic
 from anesurgery.mil import np_dtype
+from anesurgery.semantics import exponents, intervals, work
 
 FEW, MANY = 20, 200
 """Random programs of each op in every run of the tests, and in the long one."""

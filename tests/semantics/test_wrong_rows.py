@@ -13,9 +13,10 @@ import row_checks
 from random_ops import Sample, chain, sample
 
 from anesurgery.errors import Refusal
-from anesurgery.facts import exponents, intervals, rowwise, token_axes, views, whole_numbers, work
-from anesurgery.facts.constants import ANY
+from anesurgery.facts import rowwise, token_axes, views, whole_numbers
 from anesurgery.ops import UNARY
+from anesurgery.semantics import exponents, intervals, work
+from anesurgery.semantics.constant_ends import ANY
 
 TRIED = 60
 """Random programs of an op with a wrong row, at most."""

@@ -17,9 +17,7 @@ from random_ops import NUMPY, TYPES, Sample, numbers, plain_numbers, promised
 from anesurgery import ops
 from anesurgery.checking import excerpt, planes
 from anesurgery.errors import Refusal
-from anesurgery.facts import exponents, intervals, loop_rounds, padding, rowwise, token_axes, views, work
-from anesurgery.facts.constants import LARGEST
-from anesurgery.facts.reading import ints
+from anesurgery.facts import loop_rounds, padding, rowwise, token_axes, views
 from anesurgery.facts.whole_numbers import (
     EXACT,
     MOVES,
@@ -37,6 +35,9 @@ from anesurgery.interpret.arithmetic import symbolic
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
+from anesurgery.semantics import exponents, intervals, work
+from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.reading import ints
 
 DRAWS = 2
 """Sets of numbers that each op is tried on, half of them in fp64."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from anesurgery.facts.reading import flag, number, shape_in_words
 from anesurgery.mil import Operation, static_shape
 from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.slow import makers
 from anesurgery.placement.target import Target
+from anesurgery.semantics.reading import flag, number, shape_in_words
 
 BLOCKS = names("constexpr_blockwise_shift_scale constexpr_sparse_blockwise_shift_scale")
 AFFINE = "constexpr_affine_dequantize"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from anesurgery.facts.reading import readers_after, shape_in_words, weight
 from anesurgery.mil import Operation, static_shape
 from anesurgery.ops import REDUCTIONS, UNARY, VIEWS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import Target
+from anesurgery.semantics.reading import readers_after, shape_in_words, weight
 
 
 def absorbed(op: Operation, target: Target) -> str:

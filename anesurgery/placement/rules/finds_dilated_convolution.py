@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from anesurgery.facts.reading import ints, readers_after, shape_in_words
 from anesurgery.mil import Operation
 from anesurgery.ops import POINTWISE, names
 from anesurgery.placement.evidence import Grade, Rule
 from anesurgery.placement.rules.slow import LARGE_DILATION
 from anesurgery.placement.target import Target
+from anesurgery.semantics.reading import ints, readers_after, shape_in_words
 
 BETWEEN = POINTWISE | {"conv", "batch_norm"}
 """What may stand between the two ends."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from anesurgery.facts.work import shape_of
 from anesurgery.mil import Operation
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule
 from anesurgery.placement.target import Target
+from anesurgery.semantics.work import shape_of
 
 
 def long_result(op: Operation, target: Target) -> str:

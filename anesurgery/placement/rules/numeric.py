@@ -11,11 +11,7 @@ import math
 
 import numpy as np
 
-from anesurgery.facts import intervals as bounds
 from anesurgery.facts.attention import attention_of
-from anesurgery.facts.constants import ANY, LARGEST, of_constant
-from anesurgery.facts.reading import ints, number, readers_after, weight
-from anesurgery.facts.work import is_stored
 from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import Operation, Var, constant, np_dtype, operands, producer, static_shape
 from anesurgery.ops import COMPARISONS, NORMS, PRODUCTS, SINGULAR
@@ -29,6 +25,10 @@ from anesurgery.placement.rules.mask_fills import (
     other_mask,
 )
 from anesurgery.placement.target import Target
+from anesurgery.semantics import intervals as bounds
+from anesurgery.semantics.constant_ends import ANY, LARGEST, of_constant
+from anesurgery.semantics.reading import ints, number, readers_after, weight
+from anesurgery.semantics.work import is_stored
 
 LEAST = 2.0**-24
 """The smallest positive number of fp16."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from anesurgery.facts.reading import channels, in_words, shape_in_words, weight
-from anesurgery.facts.work import is_tensor, is_weight, runtime, shape_of, size_of
 from anesurgery.mil import Function, Operation, Var, dtype_name, np_dtype, static_shape, types, walk_ops
 from anesurgery.ops import WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
@@ -18,6 +16,8 @@ from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.rules import overview
 from anesurgery.placement.rules.saving import save_changes
 from anesurgery.placement.target import CHIPS, Target
+from anesurgery.semantics.reading import channels, in_words, shape_in_words, weight
+from anesurgery.semantics.work import is_tensor, is_weight, runtime, shape_of, size_of
 
 __all__ = ["RULES", "of_model", "save_changes"]
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anesurgery.facts.reading import in_words, shape_in_words
-from anesurgery.facts.work import elements, shape_of
 from anesurgery.mil import Function, Operation, producer, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
 from anesurgery.placement.target import CHIPS, SOURCES, Target
+from anesurgery.semantics.reading import in_words, shape_in_words
+from anesurgery.semantics.work import elements, shape_of
 
 LARGE_TABLE = Rule(
     "embedding-rows",

@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from anesurgery.facts.constants import MOST, of_constant
-from anesurgery.facts.reading import channels, flag, ints, number, weight
 from anesurgery.mil import Operation, Var, constant, producer, static_shape
+from anesurgery.semantics.constant_ends import MOST, of_constant
+from anesurgery.semantics.reading import channels, flag, ints, number, weight
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from anesurgery.facts.work import is_stored
 from anesurgery.mil import Operation, Var, constant, consumers, is_output, static_shape
 from anesurgery.ops import CARRIERS
+from anesurgery.semantics.work import is_stored
 
 
 def weight(op: Operation) -> Var | None:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.facts.constants import ANY, Interval, of_constant
-from anesurgery.facts.norms import mean_square, norms, row_length, spans_rows, squared
-from anesurgery.facts.reading import channels, flag, ints, number
 from anesurgery.interpret.table import TABLE
 from anesurgery.mil import Operation, Var, constant, is_constant, np_dtype, producer, static_shape
 from anesurgery.ops import INDEXING, JOINING, MONOTONE, MOVING, PRODUCTS, names
+from anesurgery.semantics.constant_ends import ANY, Interval, of_constant
+from anesurgery.semantics.reading import channels, flag, ints, number
+from anesurgery.semantics.row_lengths import mean_square, norms, row_length, spans_rows, squared
 
 GUARD = 1024.0
 """A value that is only known to be within more than this is guarded by a clip, and not described by it."""

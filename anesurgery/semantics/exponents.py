@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from anesurgery.facts.reading import number
 from anesurgery.mil import Operation, Var, consumers, np_dtype, operands
 from anesurgery.ops import JOINING, MOVING, WEIGHTED, names
+from anesurgery.semantics.reading import number
 
 TIED = (
     (MOVING - names("gather gather_nd gather_along_axis"))

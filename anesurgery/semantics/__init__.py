@@ -1,0 +1,1 @@
+"""What an op means: where its results lie, which axes go where, what it costs."""

@@ -37,7 +37,7 @@ from anesurgery.commands.options import (
     show,
 )
 from anesurgery.commands.picturing import draw
-from anesurgery.commands.recording import learn, measure
+from anesurgery.commands.recording import calibrate, learn, measure
 from anesurgery.commands.splitting_models import extract, merge, split
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
@@ -107,6 +107,7 @@ app.command()(doctor)
 app.command()(chips)
 app.command()(measure)
 app.command()(learn)
+app.command()(calibrate)
 app.command()(ranges)
 app.command()(sensitivity)
 

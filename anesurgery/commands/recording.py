@@ -1,4 +1,4 @@
-"""The commands `measure` and `learn`: record Core ML's plan on a Mac, and learn rates from such records."""
+"""The commands `measure`, `learn` and `calibrate`: measure on a Mac, and learn from such files."""
 
 from __future__ import annotations
 
@@ -104,3 +104,36 @@ def _report(learned: Any) -> Group:
         for unit, c in units.items():
             rates.add_row(op, unit.upper(), f"{c.factor:.3g}", f"{c.off:.3g} times", str(c.cases))
     return Group(plans, rates, *(f"not learned: {why}" for why in learned.skipped))
+
+
+def calibrate(
+    folder: Annotated[Path, typer.Argument(help="Files that `measure` wrote.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The table of times to write.")],
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit the table of times anew, to the published rows and to your measurements, and show what changed."""
+    load_engine(quiet)
+    from anesurgery.placement.calibration import calibrate as fit
+    from anesurgery.placement.fitting import write_table
+    from anesurgery.placement.timing import VARIABLE
+
+    place = _place(out, overwrite, folder)
+    with waiting("fitting with each model, chip and source left out in turn", quiet):
+        found = fit(folder)
+    write_table(found.after.table, place)
+    use = f"to use it: export {VARIABLE}={place}"
+    show(found.to_json(), Group(*calibrated_tables(found), use), as_json, quiet)
+
+
+def calibrated_tables(found: Any) -> list[Any]:
+    """What `calibrate` added, and how factors and errors changed."""
+    rows = Table("added", "chip", "measured", "estimated before", "after", box=None)
+    for one in found.added:
+        told = ("none" if ms is None else f"{ms:.3g} ms" for ms in (one.before, one.after))
+        rows.add_row(one.model, one.chip, f"{one.ms:.3g} ms", *told)
+    numbers = Table("", "before", "after", box=None)
+    for name, (before, after) in found.numbers.items():
+        numbers.add_row(name, "-" if before is None else f"{before:.3g}", f"{after:.3g}")
+    return [rows, numbers, *(f"not added: {why}" for why in found.skipped)]

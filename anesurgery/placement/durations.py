@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+Key = tuple[str, str]
+"""Source of cost (products, memory, weights, waiting, CPU, switches, dispatch), and op type or ""."""
 
 
 @dataclass(frozen=True)
 class Time:
-    """Milliseconds of one prediction on the Neural Engine; an estimate, not a measurement.
+    """Milliseconds of one prediction with CPU_AND_NE; an estimate, not a measurement.
 
     Attributes:
         ms: the estimate.
         low, high: the band that should hold 80 % of measurements.
         measurements: published times behind the factor of the generation.
         source: of these.
-        parts: milliseconds by source of cost: products, memory, weights, CPU, switches, dispatch.
-        by_op: milliseconds by source of cost and op type; the errors of one key are taken as common.
-        forms: how weights are stored.
+        parts: milliseconds by source of cost: products, memory (ops that only move numbers), weights (until
+            they are read), waiting (of small ops for one another), CPU, switches, dispatch.
+        by_op: milliseconds by source of cost and op type; the errors of one key are taken as common to two
+        times.
+        off: by key, the deviation of the logarithm of what it takes.
+        reach: deviations to both sides that the band reaches.
+        unlike: how large the error of work is that only one of two times has, beside that of its key.
     """
 
     ms: float
@@ -27,20 +36,78 @@ class Time:
     measurements: int
     source: str
     parts: Mapping[str, float]
-    by_op: Mapping[tuple[str, str], float] = field(repr=False)
-    forms: frozenset[str] = frozenset()
+    by_op: Mapping[Key, float] = field(repr=False)
+    off: Mapping[Key, float] = field(default_factory=dict, repr=False)
+    reach: float = 1.0
+    unlike: float = 1.0
+
+    @classmethod
+    def of(cls, by_op: Mapping[Key, float], off: Mapping[Key, float], common: float, **rest: Any) -> Time:
+        """The time that sources of cost add up to.
+
+        Args:
+            by_op: milliseconds by key.
+            off: by key, the deviation of the logarithm.
+            common: that of all keys together: the factor of the generation.
+            rest: the other attributes; `reach` among them.
+        """
+        ms, parts = sum(by_op.values()), defaultdict[str, float](float)
+        for (kind, _), part in by_op.items():
+            parts[kind] += part
+        band = math.exp(
+            rest["reach"] * math.hypot(common, *(part / ms * off[key] for key, part in by_op.items()))
+        )
+        return cls(ms, ms / band, ms * band, parts=dict(parts), by_op=by_op, off=off, **rest)
+
+    @property
+    def rest(self) -> dict[str, Any]:
+        """What `of` takes besides sources of cost."""
+        return {name: getattr(self, name) for name in ("measurements", "source", "reach", "unlike")}
+
+    def spanning(self, other: Time) -> Time:
+        """This time or another one, as it is not known which: the middle of both, the band around both."""
+        ms, by_op = math.sqrt(self.ms * other.ms), _middle(self.by_op, other.by_op)
+        scale = ms / sum(by_op.values())
+        by_op, off = {key: part * scale for key, part in by_op.items()}, {**other.off, **self.off}
+        apart = abs(math.log(self.ms / other.ms)) / 2
+        widened = {key: math.hypot(value, apart) for key, value in off.items()}
+        found = Time.of(by_op, off, 0.0, **self.rest)
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        return replace(found, low=low, high=high, off=widened)
 
     def __str__(self) -> str:
         return f"{self.ms:.3g} ms ({self.low:.3g} to {self.high:.3g})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `by_op` and `forms` are left out."""
-        return {k: v for k, v in vars(self).items() if k not in ("by_op", "forms")}
+        """Plain data; what only comparing needs is left out."""
+        return {k: v for k, v in vars(self).items() if k not in ("by_op", "off", "reach", "unlike")}
+
+
+def _middle(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:
+    return {key: (one.get(key, 0.0) + other.get(key, 0.0)) / 2 for key in {**one, **other}}
+
+
+def total(times: Iterable[Time]) -> Time:
+    """Of models that run one after the other on one chip; their errors are taken as common."""
+    every = list(times)
+    by_op, off = defaultdict[Key, float](float), dict[Key, float]()
+    for time in every:
+        off |= time.off
+        for key, part in time.by_op.items():
+            by_op[key] += part
+    found = Time.of(by_op, off, 0.0, **every[0].rest)
+    return replace(found, low=sum(t.low for t in every), high=sum(t.high for t in every))
 
 
 @dataclass(frozen=True)
 class Change:
-    """The times before and after, and the band of their ratio (after / before)."""
+    """The times before and after, and the band of their ratio.
+
+    Attributes:
+        before, after: both times.
+        ratio: after / before; below 1 is faster.
+        low, high: the band of the ratio that should hold 80 %: what both sides share cancels.
+    """
 
     before: Time
     after: Time
@@ -67,20 +134,21 @@ class Change:
 
 
 def change(before: Time, after: Time) -> Change:
-    """The ratio of two times and its band: each source of cost and op type errs alike on both sides."""
-    off = max(before.high / before.ms, after.high / after.ms)
-    keys = sorted({*before.by_op, *after.by_op})
-    pairs = [(before.by_op.get(key, 0.0), after.by_op.get(key, 0.0)) for key in keys]
-    high = _largest(pairs, off)
-    low = 1 / _largest([(b, a) for a, b in pairs], off)
-    return Change(before, after, after.ms / before.ms, low, high)
+    """The ratio of two times and its band.
+
+    A source of cost and op type errs alike on both sides, so of the shares p and q that it has of the times
+    before and after, only q - p of its error is left in the ratio. Work that only one side has comes with an
+    error of its own.
+    """
+    off = {**before.off, **after.off}
+    left = [part * off.get(key, 0.0) for key in off for part in _left(key, before, after)]
+    ratio, band = after.ms / before.ms, math.exp(max(before.reach, after.reach) * math.hypot(*left))
+    return Change(before, after, ratio, ratio / band, ratio * band)
 
 
-def _largest(pairs: Iterable[tuple[float, float]], off: float) -> float:
-    """The largest ratio of sums of (below, above) when each pair may be `off` times smaller or larger."""
-    ordered = sorted((p for p in pairs if any(p)), key=lambda p: p[1] / (p[0] + p[1]), reverse=True)
-    found = []
-    for cut in range(len(ordered) + 1):
-        scaled = [(b * s, a * s) for n, (b, a) in enumerate(ordered) for s in [off if n < cut else 1 / off]]
-        found.append(sum(a for _, a in scaled) / sum(b for b, _ in scaled))
-    return max(found)
+def _left(key: Key, before: Time, after: Time) -> tuple[float, float]:
+    """How much of the error of a key is left in the ratio: of what both sides share, and of the rest."""
+    old, new = before.by_op.get(key, 0.0), after.by_op.get(key, 0.0)
+    return new / after.ms - old / before.ms, max(before.unlike, after.unlike) * abs(new - old) / max(
+        before.ms, after.ms
+    )

@@ -61,6 +61,8 @@ class OpRow:
         measured: the unit that Core ML's own plan names, when it was asked.
         depth: nesting in control flow; 0 outside.
         rounds: how often it runs in one prediction, in a loop of so many rounds.
+        ms: milliseconds of all its runs in one prediction, estimated as `Inspection.time` is; None without
+        that.
     """
 
     index: int
@@ -78,6 +80,7 @@ class OpRow:
     measured: str | None = None
     depth: int = 0
     rounds: int = 1
+    ms: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -98,6 +101,7 @@ class Segment:
         inputs: name -> shape of what it reads from outside; constants are not counted.
         outputs: name -> shape of what is read outside.
         readers: numbers of the segments that read its outputs.
+        ms: milliseconds of its ops, estimated as `Inspection.time` is; None without that.
     """
 
     index: int
@@ -106,6 +110,7 @@ class Segment:
     inputs: dict[str, tuple[int, ...]]
     outputs: dict[str, tuple[int, ...]]
     readers: tuple[int, ...] = ()
+    ms: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -155,8 +160,9 @@ class Inspection(Drawn):
         cost: of the chosen path, as Core ML's segmenter counts: estimates, launches and switches, in
             microseconds and no run time; None where there is none.
         at_shapes: the units at each enumerated shape; the ops are those of the default one.
-        time: milliseconds on the Neural Engine of one chip, with a band; None, with a note that says why, where
-            nothing allows it.
+        time: milliseconds of one prediction on one chip (`.ms`), with a band of 80 % (`.low`, `.high`), the
+            number of published times behind it (`.measurements`) and their `.source`; None, with a note that
+            says why, where nothing allows it.
     """
 
     model: str

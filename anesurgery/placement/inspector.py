@@ -24,7 +24,7 @@ from anesurgery.placement.rules import (
     slow_loads,
     whole_model,
 )
-from anesurgery.placement.segments import segments_of
+from anesurgery.placement.segments import segments_of, with_times
 from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import time_of_shaped
@@ -99,10 +99,13 @@ def inspect_program(
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
     units, path = choose(judged, target, doubts)
     segments, numbers = segments_of(judged, units, shaped.function)
+    timed = time_of_shaped(shaped, units, target, bool(doubts))
     hazards = {} if inputs is None else sampled.hazards(loaded, inputs, target, function)
     rows = tuple(
-        _row(i, j, unit, number, hazards)
-        for i, (j, unit, number) in enumerate(zip(judged, units, numbers, strict=True))
+        _row(i, j, unit, number, hazards, ms)
+        for i, (j, unit, number, ms) in enumerate(
+            zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
+        )
     )
     about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *shapes.save_changes(loaded.program))
     label = "MIL program" if loaded.source is None else str(loaded.source)
@@ -110,25 +113,29 @@ def inspect_program(
     of_version = loadable.of_version(loaded.version, target)
     findings = (*of_version, *doubts, *about_load, *about_memory, *about_shapes)
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
-    time = time_of_shaped(shaped, units, target, bool(doubts))
     notes = (*_notes(target), *shaped.notes, *(f"estimated {one}" for one in each))
-    notes += (f"no time: {time}",) if isinstance(time, str) else ()
+    notes += (f"no time: {timed.why}",) if timed.why else ()
     return Inspection(
         label,
         target,
         rows,
-        segments,
+        with_times(segments, numbers, timed.each),
         findings,
         budget,
         notes,
         cost=path,
         at_shapes=each,
-        time=None if isinstance(time, str) else time,
+        time=timed.time,
     )
 
 
 def _row(
-    index: int, judged: Judged, unit: str | None, segment: int, hazards: Mapping[str, tuple[Finding, ...]]
+    index: int,
+    judged: Judged,
+    unit: str | None,
+    segment: int,
+    hazards: Mapping[str, tuple[Finding, ...]],
+    ms: float | None,
 ) -> OpRow:
     op, first, name = judged.op, judged.op.outputs[0], judged.name
     findings = (*judged.findings, *hazards.get(name, ()))
@@ -147,6 +154,7 @@ def _row(
         judged.estimate,
         depth=judged.depth,
         rounds=judged.rounds,
+        ms=ms,
     )
 
 

@@ -4,6 +4,8 @@ The file is JSON and holds no weights:
 
 * `format`: "anesurgery.measurement/1"; `host`: chip and OS; `coremltools`: its version;
 * `model`: name of the file; `function`: null for the default one; `compile_s`: seconds that compiling took;
+* `asks`: what the ops of an ML Program ask for on this chip, from which times are fitted (`demand.OpLoad`, in
+  the order of its fields, equal ops merged); null for other models;
 * `settings`, one for each setting of compute units: `compute_units`; `timing` (`stopwatch.Timing`: seconds of
   the first and of a later load, milliseconds of predictions), null where Core ML does not load or run it so;
   `ops`, Core ML's plan, null where it makes none; `error`: why something is null, in words.
@@ -20,13 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.files.package import PROGRAM
 from anesurgery.interpret.features import present
 from anesurgery.interpret.predictor import Predictor
+from anesurgery.loading import load
 from anesurgery.mil import ct
 from anesurgery.placement import compute_plan, stopwatch
 from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.learning import MEASURED
+from anesurgery.placement.measured_rows import features_of
+from anesurgery.placement.models import spec_of
 from anesurgery.placement.target import Target
 
 SETTINGS = ("CPU_AND_NE", "CPU_AND_GPU", "ALL", "CPU_ONLY")
@@ -78,8 +84,15 @@ def measure(
         "model": Path(str(model)).name,
         "function": function,
         "compile_s": seconds,
+        "asks": _asks(model, function),
         "settings": rows,
     }
+
+
+def _asks(model: Any, function: str | None) -> dict[str, Any] | None:
+    if spec_of(model).WhichOneof("Type") != PROGRAM:
+        return None
+    return features_of(load(model), function, compute_plan.host())
 
 
 def _setting(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from anesurgery.files.package import PIPELINES, Loaded, part_names, read_spec
 from anesurgery.loading import load_chain
 from anesurgery.mil import Program, ct
 from anesurgery.neuralnetwork.spec import NETWORKS
+from anesurgery.placement.durations import Time, total
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.loadable import of_version
 from anesurgery.placement.networks import inspect_network
@@ -127,7 +128,18 @@ def _chain(chain: Chain, target: Target, inspect_program: InspectProgram) -> Ins
         )
         parts[f"chunk_{number}"] = replace(found, model=words)
     note = f"a chain of {len(parts)} models, which run one after the other"
-    return Inspection(label, target, (), notes=(note,), parts=parts)
+    time, why = _time(parts)
+    return Inspection(label, target, (), notes=(note, *why), parts=parts, time=time)
+
+
+def _time(parts: Mapping[str, Inspection]) -> tuple[Time | None, tuple[str, ...]]:
+    """Of models that run one after the other, each with its fixed cost; or in words why there is none."""
+    with_ops = {name: part for name, part in parts.items() if part.ops or part.parts}
+    without = [name for name, part in with_ops.items() if part.time is None]
+    times = [part.time for part in with_ops.values() if part.time is not None]
+    if without or not times:
+        return None, (f"no time: there is none of {', '.join(without) or 'a part'}",)
+    return total(times), ()
 
 
 def _label(model: Any) -> str:
@@ -171,7 +183,8 @@ def _pipeline(pipeline: Any, target: Target, label: str, programs: _Programs) ->
     notes = [f"a pipeline of {len(parts)} models, which run one after the other"]
     if bare:
         notes.append(f"without ops, and not counted in the status: {', '.join(bare)}")
-    return Inspection(label, target, (), notes=tuple(notes), parts=parts)
+    time, why = _time(parts)
+    return Inspection(label, target, (), notes=(*notes, *why), parts=parts, time=time)
 
 
 def _line(kind: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from anesurgery.mil import Function, Var, operands
 from anesurgery.placement.inspection import Segment
@@ -25,6 +27,18 @@ def segments_of(
     given = set(function.outputs)
     made = [_segment(n, ops, unit[n], home, given) for n, ops in members.items()]
     return tuple(made), numbers
+
+
+def with_times(
+    segments: Iterable[Segment], numbers: Sequence[int], each: Sequence[float]
+) -> tuple[Segment, ...]:
+    """The segments with the milliseconds of their ops; `numbers` says to which an op belongs."""
+    if not each:
+        return tuple(segments)
+    spent: defaultdict[int, float] = defaultdict(float)
+    for number, ms in zip(numbers, each, strict=True):
+        spent[number] += ms
+    return tuple(replace(segment, ms=spent[segment.index]) for segment in segments)
 
 
 def _segment(

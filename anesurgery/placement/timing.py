@@ -1,162 +1,266 @@
 """Estimate how long a function takes on the Neural Engine of one chip.
 
-The time is a factor of the engine's generation times Core ML's own estimates, or the time in which an op's
-weights are read where that is longer, plus a fixed cost. All factors stand in `time_table.json`, which
-`tests/benchmarks/latency.py` fits to published measurements and writes; docs/latency.md shows the errors.
+An op takes Core ML's own estimate times a factor of the engine's generation, or as long as its weights take to
+be read where that is more. To these come a fixed cost of a prediction, changes of the unit, and a least time
+for each op of the longest chain of ops that wait for one another. All numbers stand in `time_table.json`,
+which `fitting.py` fits to published measurements; docs/latency.md shows the errors.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from anesurgery.placement.durations import Time
-from anesurgery.placement.partition import SWITCH
+from anesurgery.errors import LoadError
+from anesurgery.facts.loop_rounds import rounds
+from anesurgery.placement.demand import FORMS, JOINT, PLAIN, PRODUCTS, Load, OpLoad, load_of
+from anesurgery.placement.durations import Key, Time
 from anesurgery.placement.shaped import Shaped
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.placement.verdicts import Judged
-from anesurgery.semantics.work import runtime, shape_of
 
 TABLE = Path(__file__).with_name("time_table.json")
-LONG = 1024
-"""Positions from which attention is slower than estimated: measured at 197 (it is not) and 1,500 (it is)."""
-DOUBTFUL = 0.1
-"""Share of the time that may lie in ops of unknown legality; more would leave the bands that were checked."""
-PRODUCTS = frozenset({"conv", "conv_transpose", "linear", "matmul", "einsum", "scaled_dot_product_attention"})
+VARIABLE = "ANESURGERY_TIME_TABLE"
+"""Environment variable: path of a table to use instead, as `anesurgery calibrate` writes it."""
+FORMAT = "anesurgery.times/1"
+FEW = 16
+"""Rows up to which a product is bound by reading its weights, whatever their form."""
+APART = 3.0
+"""How many times the times may differ in which ops of unknown legality run on the ANE or on the CPU; the
+errors of published rows are within it, so more says nothing."""
+UNDECIDED = frozenset({"cond", "while_loop"})
 
 
 @dataclass(frozen=True)
-class OpLoad:
-    """What an op, or `count` equal ones, asks for: Core ML's estimate in microseconds and bytes of weights."""
+class Spent:
+    """Microseconds that an op takes, by source of cost."""
 
-    op_type: str
-    us: float
-    weight: int = 0
-    long: bool = False
-    """Is it part of attention over `LONG` positions or more?"""
-    cpu: bool = False
-    count: int = 1
+    kind: str
+    own: float
+    reading: float = 0.0
+    """Beyond `own`, until its weights are read."""
+    waiting: float = 0.0
+    """Beyond both, on the longest chain."""
+
+    @property
+    def total(self) -> float:
+        """Of one run."""
+        return self.own + self.reading + self.waiting
 
 
 @dataclass(frozen=True)
-class Load:
-    """What a function asks for, op by op, and how often it changes the unit."""
+class Rates:
+    """The numbers of one chip.
 
-    ops: tuple[OpLoad, ...]
-    switches: int = 0
-    forms: frozenset[str] = frozenset()
-    """The ops that decode its weights; empty where they are plain."""
-    doubtful: float = 0.0
-    """Share of the estimates that belongs to ops of unknown legality."""
-
-
-def load_of(judged: Sequence[Judged], units: Sequence[str | None], switches: int | None = None) -> Load:
-    """What judged ops ask for; ops of unknown unit count on the ANE where it may run them."""
-    ops, doubtful, forms = [], 0.0, set[str]()
-    on_cpu = [unit == "cpu" or j.legal is False for j, unit in zip(judged, units, strict=True)]
-    for one, cpu in zip(judged, on_cpu, strict=True):
-        us = 0.0 if one.estimate is None else (one.estimate.cpu if cpu else one.estimate.ane) or 0.0
-        doubtful += us if one.legal is None else 0.0
-        weight = one.work.constant if one.op.op_type in PRODUCTS else 0
-        forms |= {v.op.op_type for v in _decoded(one.op)}
-        ops.append(OpLoad(one.op.op_type, us, weight, _is_long(one), cpu))
-    changes = sum(a != b for a, b in pairwise(on_cpu)) if switches is None else switches
-    counted = Counter(ops)
-    merged = (OpLoad(o.op_type, o.us, o.weight, o.long, o.cpu, n) for o, n in counted.items())
-    return Load(tuple(merged), changes, frozenset(forms), doubtful / max(sum(o.us for o in ops), 1e-9))
-
-
-def _decoded(op: Any) -> Iterable[Any]:
-    values = (v for v in op.inputs.values() if not isinstance(v, (list, tuple)))
-    return (v for v in values if v is not None and v.op is not None and v.op.op_type.startswith("constexpr_"))
-
-
-def _is_long(one: Judged) -> bool:
-    op = one.op
-    if op.op_type == "softmax":
-        return shape_of(op.outputs[0])[-1:] >= (LONG,)
-    lengths = [n for v in (op.inputs.get("x"), op.inputs.get("y")) if v is not None for n in shape_of(v)[-2:]]
-    return op.op_type == "matmul" and len(runtime(op)) > 1 and max(lengths, default=0) >= LONG
-
-
-@cache
-def table() -> dict[str, Any]:
-    """The factors as fitted."""
-    read: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return read
-
-
-def microseconds(
-    load: Load, factors: Mapping[str, Any], family: int, chip: str
-) -> dict[tuple[str, str], float]:
-    """Microseconds by source of cost and op type.
-
-    Args:
-        load: what the function asks for.
-        factors: the table; `factor` and `fixed_us` by generation, `bandwidth` in GB/s by chip, `long`.
-        family: the generation of the engine.
-        chip: as it is sold ("M4 Pro").
+    Attributes:
+        factor: of its generation, times Core ML's estimates.
+        gb: GB/s at which it reads weights.
+        fixed, switch, floor: microseconds of a prediction, a change of the unit, and the least of a chained op.
+        long: how many times attention over long sequences takes more.
+        notch: how many times longer weights in the notch take to be read.
+        forms: of weights: what they cost.
     """
-    factor, bandwidth = factors["factor"][str(family)], _bandwidth(factors, family, chip)
-    spent: defaultdict[tuple[str, str], float] = defaultdict(float)
+
+    factor: float
+    gb: float
+    fixed: float
+    switch: float
+    floor: float
+    long: float
+    notch: float
+    forms: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], family: int, chip: str) -> Rates:
+        """Those of a chip as it is sold ("M4 Pro")."""
+        own = str(family)
+        return cls(
+            table["factor"][own],
+            bandwidth(table["bandwidth"], family, chip),
+            table["fixed_us"][own],
+            table["switch_us"][own],
+            table["floor_us"],
+            table["long"],
+            table["notch"].get(own, 1.0),
+            {name: _on(form, own) for name, form in table["forms"].items() if family in form["families"]},
+        )
+
+    def spent(self, op: OpLoad) -> Spent:
+        """What one run of an op takes."""
+        if op.cpu:
+            return Spent("CPU", op.us, max(op.weight / self.gb / 1e3 - op.us, 0.0))
+        own = op.us * self.factor * (self.long if op.long else 1.0)
+        bytes_ = op.weight * (self.notch if op.notch else 1.0)
+        if op.form != PLAIN:
+            own, bytes_ = own * self._computing(op), bytes_ * self.forms[op.form].get("reading", 1.0)
+        reading = max(bytes_ / self.gb / 1e3 - own, 0.0)
+        waiting = max(self.floor - own - reading, 0.0) if op.chain else 0.0
+        return Spent("products" if op.op_type in PRODUCTS else "memory", own, reading, waiting)
+
+    def _computing(self, op: OpLoad) -> float:
+        """How many times longer a product with compressed weights computes."""
+        form = self.forms[op.form]
+        more = max(op.rows, FEW) / FEW
+        return float(form.get("computing", 1.0) * more ** form.get("grows", 0.0)) if op.rows > FEW else 1.0
+
+
+def _on(form: Mapping[str, Any], family: str) -> Mapping[str, Any]:
+    """A form of weights on a generation: some fold it, and read more than is stored."""
+    folded = form.get("reading_on", {}).get(family)
+    return form if folded is None else {**form, "reading": folded}
+
+
+def bandwidth(rates: Mapping[str, float], family: int, chip: str) -> float:
+    """GB/s of a chip; else the mean of its kind (plain, or one of Pro, Max and Ultra) in the nearest engine."""
+    if chip in rates:
+        return float(rates[chip])
+    away = {
+        name: abs(CHIPS[name.split()[0]].family - family) for name in rates if (" " in name) == (" " in chip)
+    } or dict.fromkeys(rates, 0)
+    nearest = [math.log(rates[name]) for name, steps in away.items() if steps == min(away.values())]
+    return math.exp(math.fsum(nearest) / len(nearest)) if nearest else math.inf
+
+
+def table() -> dict[str, Any]:
+    """The numbers as fitted, or those of the file that `ANESURGERY_TIME_TABLE` names.
+
+    Raises:
+        LoadError: that file is no table.
+    """
+    return read_table(os.environ.get(VARIABLE) or TABLE)
+
+
+@lru_cache(maxsize=4)
+def read_table(path: str | Path) -> dict[str, Any]:
+    """A table.
+
+    Raises:
+        LoadError: the file cannot be read, or holds something else.
+    """
+    try:
+        read: dict[str, Any] = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        if read["format"] != FORMAT:
+            raise ValueError(f"its format is {read['format']!r}, expected {FORMAT!r}")
+        for family in read["factor"]:
+            Rates.of(read, int(family), "")
+        return read
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(f"{path} is no table of times: {error}; `anesurgery calibrate` writes one") from error
+
+
+def microseconds(load: Load, rates: Rates) -> dict[Key, float]:
+    """Microseconds by source of cost and op type."""
+    spent: defaultdict[Key, float] = defaultdict(float)
     for op in load.ops:
-        us = op.us if op.cpu else op.us * factor * (factors["long"] if op.long else 1.0)
-        kind = "CPU" if op.cpu else "products" if op.op_type in PRODUCTS else "memory"
-        spent[kind, op.op_type] += us * op.count
-        spent["weights", op.op_type] += max(op.weight / bandwidth / 1e3 - us, 0.0) * op.count
-    spent["switches", ""] += load.switches * SWITCH * factor
-    spent["dispatch", ""] += factors["fixed_us"][str(family)]
+        one, name = rates.spent(op), f"{op.op_type}{' (long)' if op.long else ''}{op.form and f' ({op.form})'}"
+        spent[one.kind, name] += one.own * op.count
+        spent["weights", ""] += one.reading * op.count
+        spent["waiting", ""] += one.waiting * op.count
+    spent["switches", ""] += load.switches * rates.switch
+    spent["dispatch", ""] += rates.fixed
     return {key: us for key, us in spent.items() if us}
 
 
-def _bandwidth(factors: Mapping[str, Any], family: int, chip: str) -> float:
-    """GB/s of the chip; else the least that was measured in its generation, or in any."""
-    rates = factors["bandwidth"]
-    alike = [rate for name, rate in rates.items() if CHIPS[name.split()[0]].family == family]
-    return float(rates.get(chip) or min(alike or rates.values(), default=math.inf))
+def deviation(key: Key, table: Mapping[str, Any]) -> float:
+    """How far the logarithm of what a source of cost takes may be off."""
+    kind, name = key
+    form = name.rpartition(" (")[2].rstrip(")") if name.endswith(")") else ""
+    more = table["forms"][form]["off"] if form in table["forms"] else 0.0
+    own = table["off"]["long"] if form == "long" else table["off"].get(kind, table["off"]["op"])
+    return math.hypot(own, more)
 
 
-def time_of(load: Load, target: Target, factors: Mapping[str, Any] | None = None) -> Time | str:
-    """The time on the engine of one generation, or why there is none.
-
-    Args:
-        load: what the function asks for.
-        target: names one chip, or chips of one generation.
-        factors: the table as fitted by default.
-    """
-    factors = table() if factors is None else factors
+def why_none(load: Load, target: Target, numbers: Mapping[str, Any]) -> str:
+    """Why there is no time, in words; "" where there is one."""
     if len(target.families) != 1:
         return "name one chip (target M4, A16): generations of the engine differ several times"
     (family,) = target.families
     if target.uses_gpu or not target.uses_ane:
         return f"published times carry estimates for CPU_AND_NE only, not for {target.compute_units}"
-    if str(family) not in factors["factor"]:
+    if str(family) not in numbers["factor"]:
         return f"no published time of a whole model on {target.label} is in the table"
-    if load.doubtful > DOUBTFUL:
-        return f"{load.doubtful:.0%} of the estimate lies in ops of which it is not known if the ANE runs them"
-    if load.forms:
-        return f"weights are compressed ({', '.join(sorted(load.forms))}): their times are not in the table"
-    spent = {key: us / 1e3 for key, us in microseconds(load, factors, family, target.marketed[0]).items()}
-    parts: defaultdict[str, float] = defaultdict(float)
-    for (kind, _), ms in spent.items():
-        parts[kind] += ms
-    if parts["CPU"] > sum(spent.values()) / 2:
-        return "most of the time lies in ops of the CPU, of which no time was published"
-    ms, off = sum(spent.values()), factors["band"]
-    count, source = factors["measurements"][str(family)], factors["source"][str(family)]
-    return Time(ms, ms / off, ms * off, count, source, dict(parts), spent, load.forms)
+    if all(op.cpu and op.us for op in load.ops):
+        return "no op is expected on the Neural Engine"
+    return _of_forms(load, family, numbers)
 
 
-def time_of_shaped(
-    shaped: Shaped, units: Sequence[str | None], target: Target, doubted: bool = False
-) -> Time | str:
+def _of_forms(load: Load, family: int, numbers: Mapping[str, Any]) -> str:
+    """Which form of weights was not measured on a generation, and where."""
+    for form in sorted({op.form for op in load.ops if op.form != PLAIN and not op.cpu}):
+        known = numbers["forms"].get(form)
+        if form == JOINT or known is None:
+            return f"weights are stored as {FORMS[form]}, of which no time was published"
+        wide = any(op.form == form and op.rows > FEW for op in load.ops)
+        measured = known["computing_families" if wide else "families"]
+        if family not in measured:
+            names = ", ".join(f"H{f}" for f in measured)
+            many = f" for more than {FEW} positions" if wide else ""
+            return f"weights are stored as {FORMS[form]}{many}, of which times were published on {names} only"
+    return ""
+
+
+def time_of(load: Load, target: Target, numbers: Mapping[str, Any] | None = None) -> Time | str:
+    """The time on the engine of one chip, or why there is none.
+
+    Args:
+        load: what the function asks for.
+        target: names one chip, or chips of one generation.
+        numbers: a table; the fitted one by default.
+    """
+    numbers = table() if numbers is None else numbers
+    if why := why_none(load, target, numbers):
+        return why
+    time = _time(load, target, numbers)
+    other = None if load.doubtful is None else _time(load.doubtful, target, numbers)
+    if other is None:
+        return time
+    if max(time.ms, other.ms) > APART * min(time.ms, other.ms):
+        share = f"{time.ms:.3g} ms if they do, {other.ms:.3g} ms if not"
+        return f"of some ops it is not known if the ANE runs them: {share}"
+    return time.spanning(other)
+
+
+def _time(load: Load, target: Target, numbers: Mapping[str, Any]) -> Time:
+    (family,) = target.families
+    own = str(family)
+    spent = {
+        key: us / 1e3 for key, us in microseconds(load, Rates.of(numbers, family, target.marketed[0])).items()
+    }
+    off = {key: deviation(key, numbers) for key in spent}
+    common = numbers["deviation"][own]
+    known = {name: numbers[name][own] for name in ("measurements", "source")}
+    return Time.of(spent, off, common, reach=numbers["reach"], unlike=numbers["unlike"], **known)
+
+
+def of_each(load: Load, target: Target, numbers: Mapping[str, Any] | None = None) -> list[float]:
+    """Milliseconds of each op of a load in file order, all its runs; dispatch and switches belong to none."""
+    (family,) = target.families
+    rates = Rates.of(table() if numbers is None else numbers, family, target.marketed[0])
+    return [rates.spent(op).total * op.count / 1e3 for op in load.ops]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What is known of the time of a function.
+
+    Attributes:
+        time: None where nothing allows it.
+        why: there is none, in words.
+        each: milliseconds of each op, in file order; empty without a time.
+    """
+
+    time: Time | None
+    why: str = ""
+    each: tuple[float, ...] = ()
+
+
+def time_of_shaped(shaped: Shaped, units: Sequence[str | None], target: Target, doubted: bool = False) -> Timed:
     """The time of a judged function, or why there is none; ops that were judged are not judged again.
 
     Args:
@@ -166,9 +270,13 @@ def time_of_shaped(
         doubted: does something known of the whole model leave open where it runs?
     """
     if shaped.flexible is not None:
-        return "its shapes vary, and published times of such models disagree several times"
+        return Timed(None, "its shapes vary, and published times of such models disagree several times")
     if doubted:
-        return "where it runs as a whole is not known, as findings say"
-    if any(j.depth for j in shaped.judged):
-        return "it has control flow, of which no time was published"
-    return time_of(load_of(shaped.judged, units), target)
+        return Timed(None, "where it runs as a whole is not known, as findings say")
+    if any(j.op.op_type in UNDECIDED and not rounds(j.op) for j in shaped.judged):
+        return Timed(None, "how often a loop runs, or which branch, is not known")
+    if len(target.families) != 1:
+        return Timed(None, why_none(Load(()), target, {}))
+    load = load_of(shaped.judged, units)
+    found = time_of(load, target)
+    return Timed(None, found) if isinstance(found, str) else Timed(found, each=tuple(of_each(load, target)))

@@ -17,9 +17,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from anesurgery.display import draws, short_name
-from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.semantics.reading import in_words
-from anesurgery.show import summary
+from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.show import summary, times
 from anesurgery.show.drawing import WIDTH, Drawing, Style, draw, style_of
 from anesurgery.show.summary import UNIT_WORDS
 
@@ -48,6 +48,15 @@ class Run:
 
 
 @dataclass(frozen=True)
+class TimePart:
+    """A source of cost in the bar of the time: its colour, what it is, and the same in words."""
+
+    part: times.Share
+    colour: str
+    words: str
+
+
+@dataclass(frozen=True)
 class View:
     """An inspection as the template needs it; there are two of them in a page with `after`."""
 
@@ -60,6 +69,9 @@ class View:
     bar: list[Run]
     strip: list[Run]
     drawings: list[tuple[str, Drawing]]
+    time: list[TimePart]
+    dearest: list[times.Share]
+    slowest: list[times.Share]
 
 
 @functools.cache
@@ -72,7 +84,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(unit_word=unit_word, short_name=short_name, key=key)
+    made.globals.update(
+        unit_word=unit_word, short_name=short_name, key=key, duration=times.in_words, percent=summary.percent
+    )
     return made
 
 
@@ -157,6 +171,9 @@ def view(inspection: Inspection, label: str, width: int | None = WIDTH, style: S
         bar(inspection),
         strip(rows) if width and len(rows) > STRIP_FROM else [],
         [(name, draw(part, width, style)) for name, part in summary.sections(inspection)] if width else [],
+        [TimePart(p, times.LOOKS[p.name][2], times.in_words(p.ms)) for p in times.parts(inspection)],
+        times.dearest(inspection),
+        times.segments(inspection),
     )
 
 
@@ -248,7 +265,7 @@ def _row(row: OpRow, part: int, rules: dict[tuple[str, ...], int]) -> list[Any]:
         found.append([rules.setdefault(rule, len(rules)), f.message])
     e = row.estimate
     known = (None, None, None) if e is None else (e.ane, e.cpu, None)  # a guess about the GPU is no number
-    times = [float(f"{t:.4g}") if t is not None and math.isfinite(t) else None for t in known]
+    estimates = [float(f"{t:.4g}") if t is not None and math.isfinite(t) else None for t in known]
     return [
         row.index,
         part,
@@ -259,7 +276,7 @@ def _row(row: OpRow, part: int, rules: dict[tuple[str, ...], int]) -> list[Any]:
         row.legal,
         row.preferred,
         row.measured,
-        *times,
+        *estimates,
         row.flop,
         row.segment,
         found,

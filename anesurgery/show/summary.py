@@ -10,9 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from anesurgery.semantics.reading import in_words
+from anesurgery.placement.durations import change
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
-from anesurgery.semantics.reading import in_words
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
 LEGAL_WORDS: dict[bool | None, str] = {False: "no", None: "unknown", True: "yes"}
@@ -384,7 +385,19 @@ def changes(before: Inspection, after: Inspection) -> list[Change]:
         told = direction and old_words != new_words and "unknown" not in (old_words, new_words)
         better = (new - old) * direction > 0 if told else None
         made.append(Change(label, old_words, new_words, better))
-    return made
+    return made + time_changes(before, after)
+
+
+def time_changes(before: Inspection, after: Inspection) -> list[Change]:
+    """The times, and the band of their ratio: better or worse only where that leaves out 1."""
+    if before.time is None or after.time is None:
+        return []
+    ratio = change(before.time, after.time)
+    better = True if ratio.high < 1 else False if ratio.low > 1 else None
+    return [
+        Change("time (estimated)", str(before.time), str(after.time), better),
+        Change("time after / before", "1", f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})", better),
+    ]
 
 
 def gone_and_new(

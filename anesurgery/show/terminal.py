@@ -21,6 +21,7 @@ from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, plain
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
+from anesurgery.show.times import time_group
 
 BAR = WIDTH - 4
 """Cells of the device bar."""
@@ -199,7 +200,7 @@ def _measured(inspection: Inspection) -> list[Any]:
 
 
 def _section(inspection: Inspection) -> list[Any]:
-    tables = [*_attention(inspection), *_measured(inspection), *_findings(inspection)]
+    tables = [*time_group(inspection), *_attention(inspection), *_measured(inspection), *_findings(inspection)]
     return [device_bar(inspection), status_line(inspection), *tables]
 
 
@@ -208,7 +209,7 @@ def inspection_group(inspection: Inspection) -> Group:
     title = plain(inspection.model, "bold").append_text(plain(f" on {inspection.target}", "not bold"))
     shown: list[Any] = [title, Text(summary.verdict(inspection))]
     if inspection.parts:
-        shown += [device_bar(inspection), status_line(inspection)]
+        shown += [device_bar(inspection), status_line(inspection), *time_group(inspection)]
         for name, part in summary.sections(inspection):
             shown += [Text(), Line(plain(name or inspection.model), align="left"), *_section(part)]
         own = Inspection(inspection.model, inspection.target, (), findings=inspection.findings)

@@ -1,8 +1,9 @@
-"""Times: the table is what the script writes, bands, reasons for none, ratios, and wrong versions."""
+"""Times: bands, parts, reasons for none, forms of weights, chains, loops, ratios, and wrong versions."""
 
 from __future__ import annotations
 
-import sys
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,21 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.mil import Program, ct, mb, types
-from anesurgery.placement.durations import Time, change
+from anesurgery.errors import LoadError
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement import fitting, timing
+from anesurgery.placement.demand import INT8, JOINT, PALETTE, W8A8, Load, OpLoad, load_of, longest_chain
+from anesurgery.placement.durations import Time, change, total
+from anesurgery.placement.shaped import judge_shaped
 from anesurgery.placement.target import Target
-from anesurgery.placement.timing import Load, OpLoad, table, time_of
+from anesurgery.placement.timing import table, time_of
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import latency
-
-M4 = Target.parse("M4")
+M1, M4, M5 = map(Target.parse, ("M1", "M4", "M5 Pro"))
 
 
-def told(*ops: OpLoad, target: Target = M4) -> Time:
-    time = time_of(Load(ops), target)
-    assert isinstance(time, Time)
+def told(*ops: OpLoad, target: Target = M4, **more: Any) -> Time:
+    time = time_of(Load(ops, **more), target)
+    assert isinstance(time, Time), time
     return time
 
 
@@ -43,35 +45,22 @@ def program(decoded: bool = False) -> Program:
     return built
 
 
-def test_the_table_is_what_the_script_fits() -> None:
-    features = latency.read_features()
-    rows = [r for r in latency.read_rows() if latency.key_of(r) in features]
-    stored = table()
-    values = stored["long"], stored["fixed_us"]["13"], stored["fixed_us"]["17"]
-    fitted = latency.fit_with(rows, features, latency.bandwidths(rows, features), *values)
-    assert fitted == {k: stored[k] for k in fitted}
+def recurrence(steps: int) -> Program:
+    """So many sigmoids of a small state, each of the one before, beside a convolution."""
+    weight = np.ones((64, 64, 3, 3), np.float16)
 
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 64, 128, 128), types.fp16), mb.TensorSpec((1, 64, 1, 1), types.fp16)],
+        opset_version=ct.target.iOS16,
+    )
+    def built(x: Var, h: Var) -> tuple[Var, Var]:
+        for _ in range(3):
+            x = mb.conv(x=x, weight=weight, pad_type="same")
+        for _ in range(steps):
+            h = mb.sigmoid(x=h)
+        return x, h
 
-def off(factors: dict[str, Any], heads: bool = False) -> float:
-    features = latency.read_features()
-    rows = latency.usable(latency.read_rows(), features, factors)
-    rows = [r for r in rows if r["model"].startswith(latency.READS_WEIGHTS) == heads]
-    return float(np.exp(np.median(np.abs(latency.errors(rows, features, factors)))))
-
-
-def test_wrong_tables_are_far_off() -> None:
-    plain = table()
-    dearer = {k: v * 1.5 for k, v in plain["factor"].items()}
-    blind = dict.fromkeys(plain["bandwidth"], 1e9)
-    assert off(plain) < 1.25 < off(plain | {"factor": dearer})
-    assert off(plain, heads=True) < 1.05 < 1.5 < off(plain | {"bandwidth": blind}, heads=True)
-
-
-def test_parts_add_up_and_weights_are_read() -> None:
-    time = told(OpLoad("linear", 10.0, weight=64_190_000), OpLoad("relu", 100.0, count=3))
-    assert time.low < time.ms < time.high
-    assert sum(time.parts.values()) == pytest.approx(time.ms)
-    assert time.parts["weights"] + time.parts["products"] == pytest.approx(1.0, rel=1e-3)
+    return built
 
 
 @pytest.mark.parametrize(
@@ -81,20 +70,171 @@ def test_parts_add_up_and_weights_are_read() -> None:
 def test_none_with_a_reason(target: str, units: str | None, words: str) -> None:
     inspection = ane.inspect(program(), target, compute_units=units)
     assert inspection.time is None
+    assert {row.ms for row in inspection.ops} == {None}
     assert any(note.startswith("no time: ") and words in note for note in inspection.notes)
 
 
-def test_compressed_weights_have_no_time() -> None:
+def test_a_time_has_a_band_parts_ops_and_segments() -> None:
+    inspection = ane.inspect(program(), "M4")
+    time, plain = inspection.time, inspection.to_json()
+    assert time is not None
+    assert time.low < time.ms < time.high
+    assert sum(time.parts.values()) == pytest.approx(time.ms)
+    of_ops = sum(row["ms"] for row in plain["ops"])
+    assert of_ops == pytest.approx(time.ms - time.parts["dispatch"])
+    assert sum(segment["ms"] for segment in plain["segments"]) == pytest.approx(of_ops)
+    assert (plain["time"]["ms"], plain["time"]["parts"]) == (time.ms, time.parts)
+    assert time.measurements > 2
+    assert time.source
+
+
+def test_weights_are_read_in_each_round_of_a_loop() -> None:
+    once = told(OpLoad("linear", 10.0, weight=64_190_000))
+    often = told(OpLoad("linear", 10.0, weight=64_190_000, count=8))
+    assert once.parts["weights"] + once.parts["products"] == pytest.approx(1.0, rel=1e-3)
+    assert often.ms - once.ms == pytest.approx(7.0, rel=1e-3)
+
+
+def test_the_rounds_of_a_loop_are_counted_and_unknown_ones_have_no_time() -> None:
+    weight = np.ones((256, 256), np.float16)
+
+    def built(rounds: int | None) -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((1, 256), types.fp16)], opset_version=ct.target.iOS17)
+        def looped(x: Var) -> Var:
+            start = mb.add(x=np.float16(0), y=np.float16(0))
+            limit = mb.reduce_sum(x=x) if rounds is None else np.float16(rounds)
+            wide = mb.conv(
+                x=mb.tile(x=mb.reshape(x=x, shape=(1, 256, 1, 1)), reps=(1, 1, 128, 128)),
+                weight=weight.reshape(256, 256, 1, 1),
+            )
+
+            def body(i: Var, y: Var) -> tuple[Var, Var]:
+                return mb.add(x=i, y=np.float16(1)), mb.linear(x=y, weight=weight)
+
+            looped = mb.while_loop(_cond=lambda i, y: mb.less(x=i, y=limit), _body=body, loop_vars=(start, x))
+            return mb.add(x=looped[1], y=mb.reduce_mean(x=wide))
+
+        return looped
+
+    few, many = (ane.inspect(built(n), "M4") for n in (4, 64))
+    inner = [next(row.ms for row in one.ops if row.op_type == "linear") for one in (few, many)]
+    assert inner[0] is not None
+    assert inner[1] == pytest.approx(16 * inner[0])
+    unknown = ane.inspect(built(None), "M4")
+    assert unknown.time is None
+    assert any("how often a loop runs" in note for note in unknown.notes)
+
+
+def test_what_waits_for_one_another_is_not_free() -> None:
+    short, long = (ane.inspect(recurrence(n), "M4").time for n in (1, 400))
+    assert short is not None
+    assert long is not None
+    assert long.parts["waiting"] > 0.02
+    assert long.parts["waiting"] > 10 * short.parts.get("waiting", 0.0)
+    assert change(short, long).high > change(short, long).ratio * 1.05  # what a step takes is hardly known
+
+
+def test_the_longest_chain_leaves_out_what_stands_beside_it() -> None:
+    ops = [op for op in recurrence(5).functions["main"].operations if op.op_type != "const"]
+    assert {op.op_type for op in longest_chain(ops)} == {"sigmoid"}
+    assert len(longest_chain(ops)) == 5
+    assert longest_chain([]) == set()
+
+
+def test_a_change_of_the_unit_costs() -> None:
+    ops = OpLoad("conv", 900.0), OpLoad("add", 50.0, cpu=True)
+    assert told(*ops, switches=2).ms - told(*ops).ms == pytest.approx(2 * table()["switch_us"]["16"] / 1e3)
+
+
+def test_weights_in_the_notch_stall_on_an_m4_only() -> None:
+    plain, notched = OpLoad("linear", 10.0, weight=10**8), OpLoad("linear", 10.0, weight=10**8, notch=True)
+    assert told(notched).ms > 1.5 * told(plain).ms
+    assert told(notched, target=M1).ms == told(plain, target=M1).ms
+
+
+def test_doubtful_ops_widen_the_band_until_nothing_can_be_said() -> None:
+    sure = OpLoad("conv", 2000.0), OpLoad("gelu", 100.0)
+    moved = Load((sure[0], OpLoad("gelu", 300.0, cpu=True)), 2)
+    time, other, both = told(*sure), told(*moved.ops, switches=2), told(*sure, doubtful=moved)
+    assert (both.low, both.high) == (min(time.low, other.low), max(time.high, other.high))
+    far = time_of(Load(sure, doubtful=Load((OpLoad("gelu", 20000.0, cpu=True),))), M4)
+    assert isinstance(far, str)
+    assert "not known if the ANE runs them" in far
+
+
+def test_a_head_too_wide_for_the_engine_has_a_time() -> None:
+    weight = np.zeros((70_000, 64), np.float16)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64), types.fp16)], opset_version=ct.target.iOS16)
+    def headed(x: Var) -> Var:
+        wide = mb.tile(x=mb.reshape(x=x, shape=(1, 64, 1, 1)), reps=(1, 1, 128, 128))
+        for _ in range(3):
+            wide = mb.conv(x=wide, weight=np.ones((64, 64, 3, 3), np.float16), pad_type="same")
+        return mb.linear(x=mb.reshape(x=mb.reduce_mean(x=wide, axes=[2, 3]), shape=(1, 64)), weight=weight)
+
+    inspection = ane.inspect(headed, "M4")
+    assert next(row for row in inspection.ops if row.op_type == "linear").preferred == "cpu"
+    assert inspection.time is not None
+    assert inspection.time.parts["CPU"] > 0
+
+
+FORMS = [
+    (PALETTE, 1, M1, ""),
+    (PALETTE, 1024, M5, ""),
+    (PALETTE, 1024, M4, "a palette for more than 16 positions, of which times were published on H17 only"),
+    (INT8, 1, M1, ""),
+    (INT8, 1024, M1, ""),
+    (INT8, 1024, M4, "int8 for more than 16 positions, of which times were published on H13, H14, H15 only"),
+    (W8A8, 1024, M1, "int8, with int8 activations"),
+    (JOINT, 1, M4, "several compressions in one, of which no time was published"),
+]
+
+
+@pytest.mark.parametrize(("form", "rows", "target", "words"), FORMS)
+def test_forms_have_a_time_where_they_were_measured(form: str, rows: int, target: Target, words: str) -> None:
+    found = time_of(Load((OpLoad("linear", 500.0, weight=10**7, form=form, rows=rows),)), target)
+    assert isinstance(found, str) == bool(words)
+    assert words in str(found)
+
+
+def test_the_form_of_a_weight_is_found() -> None:
+    judged = judge_shaped(ane.load(program(decoded=True)), None, M5, ()).judged
+    (op,) = load_of(judged, ["ane"]).ops
+    assert (op.form, op.rows) == (PALETTE, 64 * 64)
+    assert op.weight == 512 * 512 // 8 + 2 * 2 + 4 * 4
     inspection = ane.inspect(program(decoded=True), "M4")
     assert inspection.time is None
-    assert any("constexpr_lut_to_dense" in note for note in inspection.notes)
+    assert any("a palette for more than" in note for note in inspection.notes)
 
 
-def test_an_inspection_has_a_time_and_shows_it() -> None:
-    inspection = ane.inspect(program(), "M4")
-    assert inspection.time is not None
-    assert inspection.to_json()["time"]["ms"] == inspection.time.ms
-    assert f"time {inspection.time}" in str(inspection)
+@pytest.mark.parametrize("pair", [p for p in fitting.read_json(fitting.PAIRS) if "rows" in p])
+def test_the_sign_of_a_published_pair_of_forms_is_never_stated_wrongly(pair: dict[str, Any]) -> None:
+    """A gate of 2560 to 10240: bound by its products at many positions, by its weights at one."""
+    bytes_, us = 52_428_800, 7.0 * pair["rows"]
+    plain = OpLoad("linear", us, weight=bytes_)
+    stored = int(bytes_ * pair.get("stored", 0.25 if pair["what"] in ("palette", "int4") else 0.5))
+    coded = OpLoad("linear", us, weight=stored, form=pair["what"], rows=pair["rows"])
+    target = Target.parse(pair["chip"])
+    before, after = (time_of(Load((op,)), target) for op in (plain, coded))
+    assert isinstance(before, Time)
+    if isinstance(after, str):
+        return
+    found, measured = change(before, after), fitting.form_ratio(pair)
+    assert not (found.high < 1 <= measured)
+    assert not (found.low > 1 >= measured)
+
+
+def test_a_form_that_is_free_would_be_stated_wrongly() -> None:
+    """The wrong version: a palette of many positions that only reads fewer bytes."""
+    blind = json.loads(json.dumps(table()))
+    blind["forms"]["palette"] |= {"grows": 0.0, "off": 0.0}
+    plain = OpLoad("linear", 450.0, weight=52_428_800)
+    coded = OpLoad("linear", 450.0, weight=13_107_200, form=PALETTE, rows=64)
+    for numbers, faster in ((table(), False), (blind, True)):
+        before, after = (time_of(Load((op,)), M5, {**numbers, "unlike": 0.0}) for op in (plain, coded))
+        assert isinstance(before, Time)
+        assert isinstance(after, Time)
+        assert (change(before, after).high < 1) is faster
 
 
 def test_equal_sides_have_a_ratio_of_one() -> None:
@@ -105,16 +245,45 @@ def test_equal_sides_have_a_ratio_of_one() -> None:
 
 
 def test_common_errors_cancel_and_others_do_not() -> None:
-    whole, half = told(OpLoad("conv", 1000.0)), told(OpLoad("conv", 500.0))
-    other = told(OpLoad("matmul", 900.0))
-    assert change(whole, half).verdict.startswith("faster by 2")
-    assert change(half, whole).verdict.startswith("slower by 2")
+    whole, half = told(OpLoad("conv", 9000.0)), told(OpLoad("conv", 3000.0))
+    other = told(OpLoad("matmul", 8000.0))
+    assert change(whole, half).verdict.startswith("faster by ")
+    assert change(half, whole).verdict.startswith("slower by ")
     assert change(whole, other).verdict == "no difference that this can tell"
-    wide = change(whole, other)
+    wide, near = change(whole, other), change(whole, told(OpLoad("conv", 8900.0)))
     assert wide.low < wide.ratio < wide.high
+    assert near.high / near.low < wide.high / wide.low
+
+
+def test_a_pipeline_takes_the_sum() -> None:
+    one, other = told(OpLoad("conv", 900.0)), told(OpLoad("linear", 300.0))
+    both = total([one, other])
+    assert both.ms == pytest.approx(one.ms + other.ms)
+    assert (both.low, both.high) == pytest.approx((one.low + other.low, one.high + other.high))
 
 
 def test_a_surgery_says_both_times() -> None:
     surgery = ane.apply(program(), "auto", target="M4")
     assert surgery.time is not None
     assert str(surgery.time) in " ".join(str(surgery).split())
+
+
+def test_another_table_is_used_by_name_and_a_wrong_one_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plain = tmp_path / "mine.json", ane.inspect(program(), "M4").time
+    slower = {**table(), "factor": {name: 3 * value for name, value in table()["factor"].items()}}
+    path.write_text(json.dumps(slower), encoding="utf-8")
+    monkeypatch.setenv(timing.VARIABLE, str(path))
+    mine = ane.inspect(program(), "M4").time
+    assert plain is not None
+    assert mine is not None
+    assert mine.parts["products"] == pytest.approx(3 * plain.parts["products"])
+    bad = tmp_path / "bad.json"
+    for text in ("", "[]", '{"format": "other"}', '{"format": "anesurgery.times/1", "factor": {"16": 1}}'):
+        bad.write_text(text, encoding="utf-8")
+        monkeypatch.setenv(timing.VARIABLE, str(bad))
+        timing.read_table.cache_clear()
+        with pytest.raises(LoadError, match="is no table of times"):
+            ane.inspect(program(), "M4")
+    assert math.isfinite(mine.ms)

@@ -46,16 +46,22 @@ def _in_notch(payload: int) -> bool:
     return near > 0 and abs(payload - near) < NOTCH
 
 
-def dma_notch(op: Operation, target: Target) -> str:
-    """Plain fp16 weights whose payload per core lies at a multiple of 1 MiB."""
+def notch_payload(op: Operation) -> int:
+    """Bytes of plain fp16 weights that a core reads, if they lie at a multiple of 1 MiB; else 0."""
     var, shape = weight(op), channels(op)
     groups = number(op.inputs.get("groups")) or 1
     if producer(var, "const") is None or var is None or shape is None or groups != 1:
+        return 0
+    payload = _payload(*shape)
+    return payload if dtype_name(var) == "fp16" and _in_notch(payload) else 0
+
+
+def dma_notch(op: Operation, target: Target) -> str:
+    """Plain fp16 weights whose payload per core lies at a multiple of 1 MiB."""
+    payload, shape = notch_payload(op), channels(op)
+    if not payload or shape is None:
         return ""
     outputs, inputs, taps = shape
-    payload = _payload(outputs, inputs, taps)
-    if dtype_name(var) != "fp16" or not _in_notch(payload):
-        return ""
     parts = next(
         (p for p in range(2, MOST_PARTS + 1) if not _in_notch(_payload(outputs, math.ceil(inputs / p), taps))),
         None,

@@ -1,0 +1,123 @@
+"""Show where an estimated time goes: a bar of its sources of cost, the segments, and the dearest ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from anesurgery.display import short_name
+from anesurgery.placement.inspection import Inspection
+from anesurgery.show import summary
+from anesurgery.show.console import WIDTH, plain
+from anesurgery.show.summary import UNIT_WORDS
+
+LOOKS = {
+    "products": ("█", "cyan", "#2f86c9"),
+    "memory": ("▓", "blue", "#5b6fb5"),
+    "weights": ("▒", "green", "#3f9a66"),
+    "waiting": ("░", "bright_black", "#8b949d"),
+    "CPU": ("▃", "yellow", "#cf7a1f"),
+    "switches": ("▚", "red", "#c4473c"),
+    "dispatch": ("·", "white", "#b9a44c"),
+}
+"""Source of cost -> what a cell of the bar looks like, its colour in a terminal and on a page."""
+WHAT = {
+    "products": "sums of products, on the engine",
+    "memory": "ops of the engine that only move numbers",
+    "weights": "until weights are read",
+    "waiting": "small ops for one another",
+    "CPU": "ops of the CPU",
+    "switches": "changes of the unit",
+    "dispatch": "what each prediction costs",
+}
+BAR, TITLE = WIDTH - 4, 28
+DEAREST = 10
+SEGMENTS = 6
+"""Segments that are listed; the page has them all."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a time: its name, milliseconds, share of the whole, and what it is, in words."""
+
+    name: str
+    ms: float
+    share: float
+    what: str = ""
+
+
+def parts(inspection: Inspection) -> list[Share]:
+    """The sources of cost, the largest first; none without a time."""
+    if (time := inspection.time) is None:
+        return []
+    found = [Share(name, ms, ms / time.ms, WHAT[name]) for name, ms in time.parts.items() if ms > 0]
+    return sorted(found, key=lambda one: -one.ms)
+
+
+def segments(inspection: Inspection) -> list[Share]:
+    """The segments that take longest; none where there is one only."""
+    timed = [(part, s) for _, part in summary.sections(inspection) for s in part.segments if s.ms]
+    if inspection.time is None or len(timed) < 2:
+        return []
+    found = [
+        Share(
+            f"segment {s.index}",
+            s.ms or 0.0,
+            (s.ms or 0.0) / inspection.time.ms,
+            f"{UNIT_WORDS[s.unit]}, {summary.counted(len(s.ops), 'op')}",
+        )
+        for _, s in timed
+    ]
+    return sorted(found, key=lambda one: -one.ms)
+
+
+def dearest(inspection: Inspection) -> list[Share]:
+    """The ops that take longest, `DEAREST` at most."""
+    if (time := inspection.time) is None:
+        return []
+    rows = sorted((r for r in summary.all_rows(inspection) if r.ms), key=lambda r: -(r.ms or 0.0))
+    return [Share(r.name, r.ms or 0.0, (r.ms or 0.0) / time.ms, r.op_type) for r in rows[:DEAREST]]
+
+
+def cells(found: list[Share], width: int) -> list[tuple[str, int]]:
+    """How many cells of a bar each source of cost has; one at least."""
+    counts = [max(round(one.share * width), 1) for one in found]
+    if counts:
+        counts[0] += width - sum(counts)
+    return [(one.name, count) for one, count in zip(found, counts, strict=True)]
+
+
+def in_words(ms: float) -> str:
+    """A duration that a person reads: "12.3 ms", "45 µs"."""
+    return f"{ms:.3g} ms" if ms >= 0.1 else f"{1000 * ms:.3g} µs"
+
+
+def time_bar(inspection: Inspection, width: int = BAR) -> Text:
+    """The sources of cost as a bar, and a legend."""
+    found, bar = parts(inspection), Text()
+    for name, count in cells(found, width):
+        glyph, style, _ = LOOKS[name]
+        bar.append(glyph * count, style)
+    bar.append("\n" if bar else "")
+    for one in found:
+        glyph, style, _ = LOOKS[one.name]
+        bar.append(glyph, style)
+        bar.append(f" {one.name} {in_words(one.ms)} ({summary.percent(one.share)})   ")
+    bar.rstrip()
+    return bar
+
+
+def time_group(inspection: Inspection) -> list[Any]:
+    """Where the time goes, for a terminal; nothing without a time."""
+    if (time := inspection.time) is None:
+        return []
+    count = summary.counted(time.measurements, "published time")
+    title = Text("\nwhere the time goes", "bold").append(f"  {time}, from {count}", "not bold")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for one in (*segments(inspection)[:SEGMENTS], *dearest(inspection)):
+        cut = short_name(one.name, TITLE)
+        table.add_row(plain(cut), plain(one.what), in_words(one.ms), summary.percent(one.share))
+    return [title, time_bar(inspection), table]

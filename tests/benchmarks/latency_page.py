@@ -1,0 +1,167 @@
+"""docs/latency.md: what was measured, what is estimated without it, and how far that is off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from anesurgery.placement import fitting
+from anesurgery.placement.demand import FORMS
+from anesurgery.placement.fitting import Fitted, LeftOut
+
+HEAD = """# Times on the Neural Engine
+
+`make latency` writes this page and the table behind `inspect(...).time`; nothing on it is typed. The times are
+public, measured by others, or were sent in ([on-a-mac.md](on-a-mac.md)). Models are built from their
+configurations, with random weights (`make latency OPTIONS=--rebuild`).
+
+An op takes Core ML's own estimate times one factor for each generation of the engine, or as long as its weights
+take to be read where that is more. A prediction has a fixed cost, and a change of the unit one of its own.
+Products and softmax over 1,024 positions and more take {long:.2f} times as long. Of the longest chain of ops that
+wait for one another each takes {floor:.2f} us at least: that is between the 0.007 us at which Core ML prices a
+small op and the 5.3 us that each op of a decoding step takes on an M4 with all of its weights, so the band of what
+waits is wide. Ops on the CPU take Core ML's estimate of them, or as long as their weights take to be read: so does
+a head that is too wide for the engine. Time is None for several generations of chips at once, for ALL and
+CPU_AND_GPU, for shapes that vary, loops of unknown length, neural networks, forms of weights on generations where
+none was measured, and generations without a row.
+"""
+
+
+def page(fitted: Fitted, skipped: Sequence[str]) -> str:
+    """The page.
+
+    Args:
+        fitted: the table, and rows that were left out.
+        skipped: why files in docs/measurements/ gave no row.
+    """
+    table = fitted.table
+    parts = [HEAD.format(long=table["long"], floor=table["floor_us"]), _errors(fitted), _ratios(fitted)]
+    parts += [_generations(table), _rates(table), _forms(table), _rows(fitted)]
+    parts += (
+        ["## Files that gave no row\n\n" + "\n".join(f"* {why}" for why in skipped) + "\n"] if skipped else []
+    )
+    return "\n".join(parts)
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [f"| {' | '.join(cells)} |" for cells in (head, *lines)]
+    return "\n".join([rows[0], "|---" * len(head) + "|", *rows[1:], ""])
+
+
+def spearman(found: Sequence[LeftOut]) -> float:
+    """The correlation of the ranks of measured times and of estimates without them."""
+    ms = np.array([one.row.ms for one in found])
+    told = ms / np.exp([one.error for one in found])
+    return float(np.corrcoef(ms.argsort().argsort(), told.argsort().argsort())[0, 1])
+
+
+def _errors(fitted: Fitted) -> str:
+    lines = []
+    for name, found in fitted.left.items():
+        off = [math.exp(abs(one.error)) for one in found]
+        inside = fitting.coverage(found, fitting.KINDS[name])
+        figures = (
+            f"{median(off):.2f}",
+            f"{np.quantile(off, 0.9):.2f}",
+            f"{spearman(found):.3f}",
+            f"{inside:.0%}",
+        )
+        lines.append((f"each {name}", str(len(found)), *figures))
+    words = (
+        "Errors are factors, of rows that the fit did not see: the median, 90 % of rows, the correlation of "
+        "ranks, and the share within a band of 80 % whose reach was found without them too. Without its "
+        "model, a product that only reads weights has no rate: it is not among the models and sources left "
+        "out.\n"
+    )
+    head = "left out", "rows", "median", "90 %", "Spearman", "in the band"
+    return "\n".join(["## Errors\n", words, _table(head, lines)])
+
+
+def _ratios(fitted: Fitted) -> str:
+    stated, wrong, inside = fitting.ratios([one.row for one in fitted.left["model"]], fitted.table)
+    return (
+        "## Ratios\n\nThe ratio of two times is the better known the more both have in common. Of every two "
+        f"models that one source measured on one chip, it was stated {stated} times which is the faster, "
+        f"{wrong} times wrongly; {inside:.0%} of the measured ratios lie in the band.\n"
+    )
+
+
+def _generations(table: dict[str, Any]) -> str:
+    lines = [
+        (
+            f"H{name}",
+            f"{factor:.2f}",
+            f"{math.exp(table['deviation'][name]):.2f}",
+            f"{table['fixed_us'][name]:.0f}",
+            f"{table['switch_us'][name]:.0f}",
+            str(table["measurements"][name]),
+        )
+        for name, factor in table["factor"].items()
+    ]
+    words = (
+        "Factors lie near a line over the generations, and fixed costs near what was published of a dispatch, "
+        "as far as rows do not say otherwise. M6 (H18) has no row of a whole model.\n"
+    )
+    head = "engine", "factor", "off by, one deviation", "fixed, us", "a change of the unit, us", "rows"
+    return "\n".join(["## Generations\n", words, _table(head, lines)])
+
+
+def _rates(table: dict[str, Any]) -> str:
+    lines = [(chip, f"{rate:.0f}") for chip, rate in table["bandwidth"].items()]
+    words = (
+        "One product of a row of 4,096 with a table of 128,256 rows takes as long as reading the table does. "
+        "Other chips count as those of their kind (plain; Pro, Max and Ultra) in the nearest generation.\n"
+    )
+    return "\n".join(["## Reading weights\n", words, _table(("chip", "GB/s"), lines)])
+
+
+def _forms(table: dict[str, Any]) -> str:
+    pairs = [p for p in fitting.read_json(fitting.PAIRS) if p["what"] in table["forms"]]
+    lines = [
+        (p["what"], p["of"], str(p["rows"]), p["chip"], f"{fitting.form_ratio(p):.2f}", p["note"], p["source"])
+        for p in pairs
+    ]
+    head = "form", "bound by", "positions", "chip", "time after / before", "what", "source"
+    used = []
+    for name, form in table["forms"].items():
+        computing = f"{form.get('computing', 1.0):.2f}" if "computing" in form else "not measured"
+        grows = f" times (positions / 16) ^ {form['grows']:.2f}" if form.get("grows") else ""
+        families = ", ".join(f"H{f}" for f in form["computing_families"]) or "none"
+        used.append(
+            (
+                FORMS[name],
+                f"{computing}{grows}",
+                families,
+                f"{form.get('reading', 1.0):.2f}",
+                ", ".join(f"H{f}" for f in form["families"]),
+                f"{math.exp(form['off']):.2f}",
+            )
+        )
+    factors = (
+        "weights",
+        "computing",
+        "measured on",
+        "reading, of the stored bytes",
+        "on",
+        "off by, one deviation",
+    )
+    return "\n".join(["## Forms of weights\n", _table(factors, used), _table(head, lines)])
+
+
+def _rows(fitted: Fitted) -> str:
+    lines = []
+    for one in [*fitted.left["model"]] + [o for o in fitted.left["chip"] if not o.row.whole]:
+        row, told = one.row, fitting.judged(one.row, fitted.table)
+        inside = "yes" if abs(one.z) <= fitted.table["reach"] else "no"
+        cells = f"{row.ms:.3g}", f"{row.ms / math.exp(told.error):.3g}", f"{math.exp(told.error):.2f}"
+        lines.append((row.model, row.chip, *cells, f"{math.exp(one.error):.2f}", inside, row.units, row.source))
+    words = (
+        "A ratio is measured over estimated; the left out one is of a fit without the model, of `lm_head` "
+        "without the chip. Where a source does not say which units it asked for, Core ML chose among all.\n"
+    )
+    head = "model", "chip", "measured ms", "estimated ms", "ratio", "left out", "in the band", "units", "source"
+    return "\n".join(["## Rows\n", words, _table(head, lines)])

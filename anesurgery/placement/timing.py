@@ -20,6 +20,7 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.facts.loop_rounds import rounds
+from anesurgery.mil import Operation
 from anesurgery.placement.demand import FORMS, JOINT, PLAIN, PRODUCTS, Load, OpLoad, load_of
 from anesurgery.placement.durations import Key, Time
 from anesurgery.placement.shaped import Shaped
@@ -34,7 +35,6 @@ FEW = 16
 APART = 3.0
 """How many times the times may differ in which ops of unknown legality run on the ANE or on the CPU; the
 errors of published rows are within it, so more says nothing."""
-UNDECIDED = frozenset({"cond", "while_loop"})
 
 
 @dataclass(frozen=True)
@@ -273,10 +273,15 @@ def time_of_shaped(shaped: Shaped, units: Sequence[str | None], target: Target, 
         return Timed(None, "its shapes vary, and published times of such models disagree several times")
     if doubted:
         return Timed(None, "where it runs as a whole is not known, as findings say")
-    if any(j.op.op_type in UNDECIDED and not rounds(j.op) for j in shaped.judged):
+    if any(_is_undecided(j.op) for j in shaped.judged):
         return Timed(None, "how often a loop runs, or which branch, is not known")
     if len(target.families) != 1:
         return Timed(None, why_none(Load(()), target, {}))
     load = load_of(shaped.judged, units)
     found = time_of(load, target)
     return Timed(None, found) if isinstance(found, str) else Timed(found, each=tuple(of_each(load, target)))
+
+
+def _is_undecided(op: Operation) -> bool:
+    """Does a value of the run decide how often its blocks run?"""
+    return op.op_type == "cond" or (op.op_type == "while_loop" and rounds(op) is None)

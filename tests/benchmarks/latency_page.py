@@ -15,19 +15,19 @@ from anesurgery.placement.fitting import Fitted, LeftOut
 
 HEAD = """# Times on the Neural Engine
 
-`make latency` writes this page and the table behind `inspect(...).time`; nothing on it is typed. The times are
-public, measured by others, or were sent in ([on-a-mac.md](on-a-mac.md)). Models are built from their
+`make latency` writes this page and the table behind `inspect(...).time`; nothing on it is typed. The times
+are public, measured by others, or were sent in ([on-a-mac.md](on-a-mac.md)). Models are built from their
 configurations, with random weights (`make latency OPTIONS=--rebuild`).
 
-An op takes Core ML's own estimate times one factor for each generation of the engine, or as long as its weights
-take to be read where that is more. A prediction has a fixed cost, and a change of the unit one of its own.
-Products and softmax over 1,024 positions and more take {long:.2f} times as long. Of the longest chain of ops that
-wait for one another each takes {floor:.2f} us at least: that is between the 0.007 us at which Core ML prices a
-small op and the 5.3 us that each op of a decoding step takes on an M4 with all of its weights, so the band of what
-waits is wide. Ops on the CPU take Core ML's estimate of them, or as long as their weights take to be read: so does
-a head that is too wide for the engine. Time is None for several generations of chips at once, for ALL and
-CPU_AND_GPU, for shapes that vary, loops of unknown length, neural networks, forms of weights on generations where
-none was measured, and generations without a row.
+An op takes Core ML's own estimate times one factor for each generation of the engine, or as long as its
+weights take to be read where that is more. A prediction has a fixed cost, and a change of the unit one of
+its own. Products and softmax over 1,024 positions and more take {long:.2f} times as long. Of the longest
+chain of ops that wait for one another each takes {floor:.2f} us at least: that is between the 0.007 us at
+which Core ML prices a small op and the 5.3 us that each op of a decoding step takes on an M4 with all of
+its weights, so the band of what waits is wide. Ops on the CPU take Core ML's estimate of them, or as long
+as their weights take to be read: so does a head that is too wide for the engine. Time is None for several
+generations of chips at once, for ALL and CPU_AND_GPU, for shapes that vary, loops of unknown length, neural
+networks, forms of weights on generations where none was measured, and generations without a row.
 """
 
 

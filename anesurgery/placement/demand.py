@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from anesurgery.semantics.work import elements, is_stored, kind_of, runtime, shape_of, size_of
 from anesurgery.mil import Operation, Var, operands, producer
 from anesurgery.placement.rules.slow import makers, notch_payload
 from anesurgery.placement.verdicts import Judged
+from anesurgery.semantics.work import elements, is_stored, kind_of, runtime, shape_of, size_of
 
 LONG = 1024
 """Positions from which attention is slower than estimated: measured at 197 (it is not) and 1,500 (it is)."""

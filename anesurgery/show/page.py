@@ -17,8 +17,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from anesurgery.display import draws, short_name
-from anesurgery.semantics.reading import in_words
 from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.semantics.reading import in_words
 from anesurgery.show import summary, times
 from anesurgery.show.drawing import WIDTH, Drawing, Style, draw, style_of
 from anesurgery.show.summary import UNIT_WORDS

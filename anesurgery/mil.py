@@ -160,9 +160,12 @@ __all__ = [
     "first_op_after",
     "function_of",
     "inside",
+    "is_compressed",
     "is_constant",
     "is_output",
+    "is_stored",
     "is_symbolic",
+    "is_weight",
     "mb",
     "nested_ops",
     "nesting",
@@ -277,6 +280,21 @@ def is_constant(var: Var | None, value: float, rtol: float = 1e-6) -> bool:
     if found is None or isinstance(found, str):
         return False
     return bool(np.all(np.abs(np.asarray(found, np.float64) - value) <= rtol * abs(value)))
+
+
+def is_stored(var: Var | None) -> bool:
+    """Is it a constant, plain or compressed?"""
+    return var is not None and var.op is not None and is_weight(var.op)
+
+
+def is_compressed(var: Var) -> bool:
+    """Is it a weight in a compressed form?"""
+    return var.op is not None and var.op.op_type.startswith("constexpr_")
+
+
+def is_weight(op: Operation) -> bool:
+    """Is it a constant, plain or compressed, and no op that runs?"""
+    return op.op_type == "const" or op.op_type.startswith("constexpr_")
 
 
 def static_shape(var: Var) -> tuple[int, ...] | None:

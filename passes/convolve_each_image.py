@@ -32,11 +32,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, is_symbolic, mb
+from anesurgery.mil import Program, Var, is_stored, is_symbolic, mb
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.work import is_stored
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,13 @@ import numpy as np
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
 from anesurgery.facts.window_pads import window_pads
-from anesurgery.mil import Operation, Program, Var, consumers, is_output, mb, operands
+from anesurgery.mil import Operation, Program, Var, consumers, is_output, is_stored, mb, operands
 from anesurgery.ops import POINTWISE, ZERO_PRESERVING
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.work import is_stored, runtime
+from anesurgery.semantics.work import runtime
 
 Margins = list[int]
 """What is added before and after each of two axes; cut off where negative."""

@@ -65,7 +65,7 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.compressed_weights import decoded, is_compressed
+from anesurgery.facts.compressed_weights import decoded
 from anesurgery.facts.one_hot import EXACT_IDS, is_finite, one_hot_pieces, one_hot_width
 from anesurgery.facts.padding import padded_constant
 from anesurgery.facts.token_ids import before_casts, before_guard, never_negative, serves_only
@@ -78,6 +78,7 @@ from anesurgery.mil import (
     constant,
     consumers,
     ct,
+    is_compressed,
     mb,
     np_dtype,
     static_shape,

@@ -39,13 +39,12 @@ import numpy as np
 
 from anesurgery.checking.site import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.compressed_weights import decoded, is_compressed
-from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, producer
+from anesurgery.facts.compressed_weights import decoded
+from anesurgery.mil import Array, Program, Var, constant, is_compressed, is_stored, mb, np_dtype, producer
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.semantics.reading import number
-from anesurgery.semantics.work import is_stored
 
 EPSILON = 1e-5
 """The epsilon of a batch norm that names none."""

@@ -47,7 +47,7 @@ from typing import ClassVar, cast
 import numpy as np
 
 from anesurgery.errors import InterpretError, Refusal, Refused
-from anesurgery.facts.compressed_weights import decoded, edit_weight, is_compressed
+from anesurgery.facts.compressed_weights import decoded, edit_weight
 from anesurgery.facts.fixed_values import fixed_ops, shape_only
 from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.facts.slices import slice_back
@@ -60,7 +60,9 @@ from anesurgery.mil import (
     Program,
     Var,
     ct,
+    is_compressed,
     is_output,
+    is_stored,
     mb,
     np_dtype,
     reads,
@@ -74,7 +76,7 @@ from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.equality_folds import NeverEqual
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
-from anesurgery.semantics.work import is_stored, size_of
+from anesurgery.semantics.sizes import size_of
 
 MIB = 1 << 20
 COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}

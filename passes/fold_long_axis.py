@@ -53,6 +53,7 @@ from anesurgery.mil import (
     any_symbolic,
     constant,
     ct,
+    is_stored,
     mb,
     np_dtype,
     operands,
@@ -66,7 +67,6 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.work import is_stored
 
 POOLS = frozenset({"max_pool", "avg_pool"})
 BY_CHANNEL = frozenset({"batch_norm", "instance_norm"})

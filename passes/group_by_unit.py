@@ -48,13 +48,12 @@ import numpy as np
 
 from anesurgery.checking.grades import Grade, SiteCheck
 from anesurgery.errors import PassError
-from anesurgery.mil import Function, Operation, Program, Var, ct, mb, reads, types
+from anesurgery.mil import Function, Operation, Program, Var, ct, is_weight, mb, reads, types
 from anesurgery.ops import IMPURE, LISTS, STATEFUL
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Judged, choose, judge
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
-from anesurgery.semantics.work import is_weight
 
 IN_TURN = IMPURE | STATEFUL | LISTS
 """Ops that keep their order among each other."""

@@ -49,14 +49,13 @@ from anesurgery.facts.axis_phases import framed, unfolded
 from anesurgery.facts.compressed_weights import decoded
 from anesurgery.facts.kernel_folds import Fold, Pieces
 from anesurgery.facts.window_pads import window_pads
-from anesurgery.mil import Array, Operation, Program, Var, constant, mb, static_shape
+from anesurgery.mil import Array, Operation, Program, Var, constant, is_stored, mb, static_shape
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.semantics.reading import ints, number
-from anesurgery.semantics.work import is_stored
 
 LARGEST = 1 << 24
 """Most numbers of a weight that repeats the kernel for each phase: 32 MB, which are read each time."""

@@ -44,14 +44,13 @@ from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.channel_products import weight_of
 from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.weight_edits import Edit
-from anesurgery.mil import Program, Var, mb, static_shape, types
+from anesurgery.mil import Program, Var, is_stored, mb, static_shape, types
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.work import is_stored
 
 
 @dataclass(frozen=True)

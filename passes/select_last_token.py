@@ -50,7 +50,7 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal, UnknownName
-from anesurgery.facts.rowwise import RULES, Tail, last_row, leads_to_weights, rebuild, row_tail, takes_last
+from anesurgery.facts.rowwise import CARRYING, Tail, last_row, leads_to_weights, rebuild, row_tail, takes_last
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import Function, Program, Var, any_symbolic, consumers, is_output, is_symbolic, mb, np_dtype
 from anesurgery.ops import CARRIERS, MOVING
@@ -95,7 +95,7 @@ class SelectLastToken(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """Whatever may be the last op before an output."""
-        return op.any("gather", *sorted(RULES))()
+        return op.any(*sorted(CARRYING))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """The root must make the logits, the widest rank-3 output with a head; or select the last position."""

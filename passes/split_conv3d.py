@@ -48,7 +48,7 @@ from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.weight_edits import Edit
-from anesurgery.mil import Operation, Program, Var, constant, mb, np_dtype, static_shape
+from anesurgery.mil import Operation, Program, Var, constant, is_stored, mb, np_dtype, static_shape
 from anesurgery.placement.rules.legality import NOT_M4
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
@@ -56,7 +56,6 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.work import is_stored
 
 
 @dataclass(frozen=True)

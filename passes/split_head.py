@@ -54,6 +54,7 @@ from anesurgery.mil import (
     constant,
     consumers,
     is_output,
+    is_stored,
     mb,
     operands,
     static_shape,
@@ -65,7 +66,6 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.work import is_stored
 
 UNIT = 64
 """Pieces are a multiple of it: rows are stored in units of at most so many elements."""

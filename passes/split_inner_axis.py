@@ -43,14 +43,23 @@ from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.weight_edits import pieces
-from anesurgery.mil import Program, Var, consumers, is_output, is_symbolic, mb, producer, static_shape
+from anesurgery.mil import (
+    Program,
+    Var,
+    consumers,
+    is_output,
+    is_stored,
+    is_symbolic,
+    mb,
+    producer,
+    static_shape,
+)
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.semantics.reading import flag
-from anesurgery.semantics.work import is_stored
 
 Flat = tuple[Var, int]
 """What rows are flattened from, and its first axis in a row."""

@@ -42,11 +42,10 @@ import numpy as np
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.recurrent_steps import ACTIVATIONS, STEPS, States, bias_outside
-from anesurgery.mil import Operation, Program, Var, constant, mb, producer, static_shape
+from anesurgery.mil import Operation, Program, Var, constant, is_stored, mb, producer, static_shape
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.work import is_stored
 
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 BACK = {"forward": ("",), "reverse": ("",), "bidirectional": ("", "_back")}

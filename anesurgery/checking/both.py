@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anesurgery.facts.slices import slice_back
-from anesurgery.mil import Operation, Var, reads
-from anesurgery.semantics.work import CONSTANT
+from anesurgery.mil import Operation, Var, is_compressed, reads
 
 
 @dataclass(frozen=True)
@@ -46,5 +45,5 @@ def site_of(
 
 def _decoding(ops: Sequence[Operation]) -> list[Operation]:
     """The ops not among some that decode the weights which these read."""
-    weights = [v for op in ops for v in reads(op) if v.op is not None and v.op.op_type.startswith(CONSTANT)]
+    weights = [v for op in ops for v in reads(op) if is_compressed(v)]
     return [op for op in slice_back(weights, set()) if op.op_type != "const" and op not in set(ops)]

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anesurgery.checking.both import Site
-from anesurgery.facts.rowwise import rows_read
-from anesurgery.mil import Operation, Var, operands, producer, reads, static_shape
-from anesurgery.ops import POINTWISE
+from anesurgery.mil import Operation, Var, is_stored, producer, reads, static_shape
+from anesurgery.ops import POINTWISE, names
+from anesurgery.semantics.rows import axes_of, slices_read
 
 ROWS = 2
 """Rows of an excerpt: one would be taken for an axis that broadcasts."""
-SHAPED = frozenset({"reshape", "slice_by_index"})
+SHAPED = names("reshape slice_by_index slice_by_size slice_update")
 """Ops that hold the number of rows in a parameter."""
-
-ELEMENTS = frozenset({"x", "y", "a", "b", "cond"})
-"""Parameters that a pointwise op reads element by element."""
 
 Axes = dict[Var, int]
 """Value -> the axis of its rows."""
@@ -54,22 +51,10 @@ def _rows(op: Operation, axes: Axes) -> Axes | None:
     wanted = [axes[v] for v in op.outputs if v in axes]
     if not wanted:
         return {}
-    if op.op_type in POINTWISE and len(op.outputs) == 1:
-        return _pointwise(op, wanted[0])
-    return None if op.op_type in SHAPED else rows_read(op, wanted[0])
-
-
-def _pointwise(op: Operation, axis: int) -> Axes | None:
-    """Operands that do not broadcast along the axis, constants among them."""
-    out, rows = op.outputs[0], {}
-    for name, var in operands(op):
-        at = axis - (out.rank - var.rank)
-        if name not in ELEMENTS or at < 0 or var.shape[at] == 1:
-            continue
-        if var.shape[at] != out.shape[axis]:
-            return None
-        rows[var] = at
-    return rows
+    places = axes_of(op) if len(op.outputs) == 1 and op.op_type not in SHAPED else None
+    rows = None if places is None else slices_read(places, wanted[0])
+    whole = rows is not None and (op.op_type in POINTWISE or not any(map(is_stored, rows)))
+    return rows if whole else None
 
 
 def constants_among(axes: Axes) -> Axes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anesurgery.checking.both import Site
-from anesurgery.mil import Operation, Var, operands, producer, static_shape
-from anesurgery.ops import POINTWISE, names
+from anesurgery.mil import Operation, Var, is_stored, producer, static_shape
+from anesurgery.ops import POINTWISE, REDUCTIONS, names
 from anesurgery.semantics.reading import ints
+from anesurgery.semantics.rows import axes_of
 
-POOLS = names("avg_pool l2_pool max_pool")
-ELEMENTS = frozenset({"x", "y", "a", "b", "cond"})
-"""Parameters that a pointwise op reads element by element."""
+UNCOUNTED = POINTWISE | REDUCTIONS | names("avg_pool l2_pool max_pool pad concat softmax slice_by_index")
+"""Ops with no parameter that says how many planes there are (a slice has masks in its place)."""
 
 
 def alike(site: Site) -> bool:
@@ -28,26 +28,15 @@ def alike(site: Site) -> bool:
 
 
 def _plane_by_plane(op: Operation, planes: set[tuple[int, ...] | None]) -> bool:
-    """Does the op treat each plane alike?"""
-    if len(op.outputs) != 1 or not _are(op.outputs, planes):
+    """Does the op treat each plane alike, whatever their number?"""
+    places = axes_of(op) if op.op_type in UNCOUNTED and len(op.outputs) == 1 else None
+    if not places or not _are(op.outputs, planes):
         return False
-    if op.op_type in POOLS:
-        return _are([op.x], planes)
-    if op.op_type == "reduce_mean":
-        axes = [a % op.x.rank for a in ints(op, "axes")]
-        return _are([op.x], planes) and min(axes, default=0) > 1
-    if op.op_type == "pad":
-        added = ints(op, "pad")
-        return _are([op.x], planes) and not any(added[: max(len(added) - 2 * (op.x.rank - 2), 0)])
-    if op.op_type == "slice_by_index":
-        whole = all(ints(op, name)[:2] == [1, 1] for name in ("begin_mask", "end_mask"))
-        steps = ints(op, "stride")[:2] in ([], [1, 1])
-        return _are([op.x], planes) and whole and steps and not any(ints(op, "squeeze_mask"))
-    rank = op.outputs[0].rank  # operands of fewer axes have other axes in the place of the first two
-    return op.op_type in POINTWISE and all(
-        (v.rank == rank and _are([v], planes)) or _same_for_all(v, rank)
-        for n, v in operands(op)
-        if n in ELEMENTS
+    if op.op_type == "slice_by_index" and any(ints(op, k)[:2] != [1, 1] for k in ("begin_mask", "end_mask")):
+        return False
+    return all(
+        not {0, 1} & {*o.places} if is_stored(o.var) else o.places[:2] == (0, 1) and _are([o.var], planes)
+        for o in places
     )
 
 
@@ -60,11 +49,3 @@ def _are(values: Iterable[Var], planes: set[tuple[int, ...] | None]) -> bool:
         and shape[:2] in planes
         for v in values
     )
-
-
-def _same_for_all(var: Var, rank: int) -> bool:
-    """Is it a constant that broadcasts along images and channels?"""
-    shape = static_shape(var)
-    if producer(var, "const") is None or shape is None:
-        return False
-    return all(d == 1 for d in ((1,) * (rank - len(shape)) + tuple(shape))[:2])

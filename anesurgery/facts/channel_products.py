@@ -15,9 +15,8 @@ from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.layouts import CHANNELS, TOKENS, Layout
 from anesurgery.facts.views import seen_as
 from anesurgery.facts.weight_edits import Edit
-from anesurgery.mil import Operation, Var, np_dtype, static_shape
+from anesurgery.mil import Operation, Var, is_stored, np_dtype, static_shape
 from anesurgery.semantics.reading import flag
-from anesurgery.semantics.work import is_stored
 
 
 def weight_of(op: Operation) -> tuple[Var, bool] | None:

@@ -17,8 +17,7 @@ from anesurgery.errors import Refused
 from anesurgery.facts.weight_edits import Edit
 from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import decompress
-from anesurgery.mil import Array, Maker, Operation, Var, operands, types
-from anesurgery.semantics.work import CONSTANT, is_stored
+from anesurgery.mil import Array, Maker, Operation, Var, is_compressed, is_stored, operands, types
 
 PALETTE_BITS = (1, 2, 3, 4, 6, 8)
 """Bits that an index of a palette may have."""
@@ -43,11 +42,6 @@ class Result:
 
 
 Part = Array | Result
-
-
-def is_compressed(var: Var) -> bool:
-    """Is it a weight in a compressed form?"""
-    return var.op is not None and var.op.op_type.startswith(CONSTANT)
 
 
 def decoded(var: Var) -> Array:

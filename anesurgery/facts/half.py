@@ -18,13 +18,12 @@ import numpy as np
 
 from anesurgery.facts.attention import MASKED
 from anesurgery.facts.integer_masks import FILLING, fills_scores, masks_scores, only_softmax_reads
-from anesurgery.mil import Operation, Var, constant, dtype_name, np_dtype, operands, static_shape
+from anesurgery.mil import Operation, Var, constant, dtype_name, is_stored, np_dtype, operands, static_shape
 from anesurgery.ops import CARRIERS, COMPARISONS, CONTROL, LISTS, PRODUCTS, STATEFUL, names
 from anesurgery.semantics.constant_ends import LARGEST, MOST, Interval, of_constant
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import number, readers_after
 from anesurgery.semantics.row_lengths import squared
-from anesurgery.semantics.work import is_stored
 
 SMALLEST = 2.0**-24
 """The smallest positive number of fp16."""

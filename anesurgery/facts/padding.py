@@ -15,11 +15,10 @@ import numpy as np
 
 from anesurgery.facts.compressed_weights import edit_weight
 from anesurgery.facts.weight_edits import Edit
-from anesurgery.mil import Array, Maker, Operation, Var, constant
+from anesurgery.mil import Array, Maker, Operation, Var, constant, is_stored
 from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY, ZERO_PRESERVING
+from anesurgery.semantics.computed import results_at
 from anesurgery.semantics.constant_ends import LARGEST
-from anesurgery.semantics.intervals import results_at
-from anesurgery.semantics.work import is_stored
 
 CARRIERS = UNARY - SINGULAR - {"logical_not"}
 """Elementwise ops of one value, which carry padding; at 0 an epsilon decides what the singular ones make."""

@@ -13,11 +13,11 @@ import numpy as np
 
 from anesurgery.errors import Refused
 from anesurgery.facts.clusters import clustered
-from anesurgery.facts.compressed_weights import Form, Part, Result, decoded, edited, is_compressed
+from anesurgery.facts.compressed_weights import Form, Part, Result, decoded, edited
 from anesurgery.facts.weight_edits import Edit
 from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import DECODERS
-from anesurgery.mil import Array, Operation, Var, operands, types
+from anesurgery.mil import Array, Operation, Var, is_compressed, operands, types
 
 
 def encoded(var: Var, numbers: Array, edit: Edit | None = None) -> Part:

@@ -6,8 +6,7 @@ that are wanted of a result, each rule tells the rows that are wanted of the ope
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +21,13 @@ from anesurgery.mil import (
     constant,
     consumers,
     is_output,
-    operands,
+    is_stored,
     producer,
-    static_shape,
 )
-from anesurgery.ops import POINTWISE, REDUCTIONS, WEIGHTED
+from anesurgery.ops import CONTRACTIONS, REDUCTIONS, WEIGHTED, names
+from anesurgery.semantics.meaning import parameter
+from anesurgery.semantics.moving_rows import squeezed, staying
+from anesurgery.semantics.rows import MEANINGS, axes_of, slices_read
 
 NORM = frozenset(
     {"abs", "add", "cast", "clip", "concat", "expand_dims", "identity", "layer_norm", "maximum", "minimum"}
@@ -35,132 +36,27 @@ NORM = frozenset(
 )
 """Ops that layer norms and root-mean-square norms are spelled with."""
 
+SIZED = names("one_hot slice_by_size slice_update split stack")
+"""Ops that are not rebuilt on a row: they hold a length, or make several values or a new axis."""
+
+CARRYING = frozenset(op_type for op_type, row in MEANINGS.items() if row.axes is not None) - SIZED
+"""Ops of which it is known where the axes go."""
+
 Rows = dict[Var, int]
 """For each operand that must be restricted: the axis of the positions in it."""
 
 
 def rows_read(op: Operation, axis: int) -> Rows | None:
-    """What rows an op reads for one row, along `axis`, of its only output; None: it mixes rows."""
-    rule = RULES.get(op.op_type)
-    return rule(op, axis) if rule is not None and len(op.outputs) == 1 else None
+    """What rows an op reads for one row, along `axis`, of its only output; None: it mixes rows.
 
-
-def _elementwise(op: Operation, axis: int) -> Rows | None:
-    """Operands that broadcast along the axis are read as they are; a constant of many rows ends the tail."""
-    out, rows = op.outputs[0], {}
-    for name, var in operands(op):
-        at = axis - (out.rank - var.rank)
-        if name not in ("x", "y", "a", "b", "cond") or at < 0 or var.shape[at] == 1:
-            continue
-        if var.val is not None or var.shape[at] != out.shape[axis]:
-            return None
-        rows[var] = at
-    return rows
-
-
-def _linear(op: Operation, axis: int) -> Rows | None:
-    return {op.x: axis} if axis < op.x.rank - 1 and is_weight(op.weight) else None
-
-
-def _matmul(op: Operation, axis: int) -> Rows | None:
-    """A constant matrix on the right, the same for every batch."""
-    x, y = op.x, op.y
-    plain = not constant(op.transpose_x) and x.rank == op.outputs[0].rank
-    alone = is_weight(y) and all(d == 1 for d in y.shape[:-2]) and y.rank >= 2
-    return {x: axis} if plain and alone and axis < x.rank - 1 else None
-
-
-def is_weight(var: Var) -> bool:
-    """Is it known before the model runs, compressed or not?"""
-    made_by = var.op.op_type if var.op is not None else ""
-    return var.val is not None or made_by.startswith("constexpr_")
-
-
-def _over_axes(op: Operation, axis: int) -> Rows | None:
-    """Norms and reductions over other axes."""
-    axes = constant(op.axes)
-    if axes is None:
+    A stored value of many rows ends the tail, and so does a product with what is no weight of all rows.
+    """
+    axes = axes_of(op) if op.op_type in CARRYING and len(op.outputs) == 1 else None
+    rows = None if axes is None else slices_read(axes, axis)
+    if axes is None or rows is None or any(is_stored(v) for v in rows):
         return None
-    reduced = {int(a) % op.x.rank for a in axes}
-    if op.op_type in REDUCTIONS and not constant(op.keep_dims):
-        kept = [a for a in range(op.x.rank) if a not in reduced]
-        return {op.x: kept[axis]} if kept else None
-    return {op.x: axis} if axis not in reduced else None
-
-
-def _softmax(op: Operation, axis: int) -> Rows | None:
-    return {op.x: axis} if int(constant(op.axis)) % op.x.rank != axis else None
-
-
-def _concat(op: Operation, axis: int) -> Rows | None:
-    other = int(constant(op.axis)) % op.values[0].rank != axis
-    return dict.fromkeys(op.values, axis) if other and all(v.val is None for v in op.values) else None
-
-
-def _expand_dims(op: Operation, axis: int) -> Rows | None:
-    new = {int(a) % op.outputs[0].rank for a in constant(op.axes)}
-    return {op.x: axis - sum(a < axis for a in new)} if axis not in new else None
-
-
-def _squeeze(op: Operation, axis: int) -> Rows | None:
-    gone = _squeezed(op)
-    return {op.x: [a for a in range(op.x.rank) if a not in gone][axis]}
-
-
-def _squeezed(op: Operation) -> list[int]:
-    """The axes that a squeeze takes away: those it names, or all of length 1."""
-    axes = constant(op.axes)
-    if axes is None:
-        return [a for a, d in enumerate(op.x.shape) if d == 1]
-    return [int(a) % op.x.rank for a in axes]
-
-
-def _transpose(op: Operation, axis: int) -> Rows | None:
-    return {op.x: int(constant(op.perm)[axis]) % op.x.rank}
-
-
-def _reshape(op: Operation, axis: int) -> Rows | None:
-    """The same number of elements before the axis, and the same length: the rows are the same."""
-    old, new = static_shape(op.x), static_shape(op.outputs[0])
-    if old is None or new is None or constant(op.shape) is None:
-        return None
-    before = math.prod(new[:axis])
-    fits = [a for a, d in enumerate(old) if d == new[axis] and math.prod(old[:a]) == before]
-    return {op.x: fits[-1]} if fits else None
-
-
-def _slice(op: Operation, axis: int) -> Rows | None:
-    """A slice of other axes; all of this one."""
-    rank = op.x.rank
-    begin, end = constant(op.begin), constant(op.end)
-    squeezed, stride = _per_axis(op, "squeeze_mask", False), _per_axis(op, "stride", 1)
-    if begin is None or end is None or any(squeezed) or int(stride[axis]) != 1:
-        return None
-    from_start = _per_axis(op, "begin_mask", False)[axis] or int(begin[axis]) in (0, -op.x.shape[axis])
-    to_end = _per_axis(op, "end_mask", False)[axis] or (
-        static_shape(op.x) is not None and int(end[axis]) >= op.x.shape[axis]
-    )
-    return {op.x: axis} if from_start and to_end and axis < rank else None
-
-
-def _per_axis(op: Operation, name: str, default: Any) -> list[Any]:
-    given = constant(op.inputs.get(name))
-    return [default] * op.x.rank if given is None else list(given)
-
-
-RULES: dict[str, Callable[[Operation, int], Rows | None]] = {
-    **dict.fromkeys(POINTWISE, _elementwise),
-    **dict.fromkeys(REDUCTIONS | {"layer_norm"}, _over_axes),
-    "concat": _concat,
-    "expand_dims": _expand_dims,
-    "linear": _linear,
-    "matmul": _matmul,
-    "reshape": _reshape,
-    "slice_by_index": _slice,
-    "softmax": _softmax,
-    "squeeze": _squeeze,
-    "transpose": _transpose,
-}
+    weighed = op.op_type not in CONTRACTIONS or all(is_stored(o.var) for o in axes if o.var not in rows)
+    return rows if weighed else None
 
 
 @dataclass(frozen=True)
@@ -246,7 +142,7 @@ def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
         if op.op_type == "reshape":
             inputs["shape"] = [1 if a == axis else d for a, d in enumerate(op.outputs[0].shape)]
         if op.op_type == "squeeze":  # not the axis of the rows, which has become one long
-            inputs["axes"] = _squeezed(op)
+            inputs["axes"] = squeezed(op)
         if op.op_type == "slice_by_index":
             inputs |= _all_of(op, axis)
         new[op.outputs[0]] = getattr(mb, op.op_type)(**inputs, name=f"{op.name}_row")
@@ -270,9 +166,10 @@ def _equal(value: Any, default: Any) -> bool:
 
 
 def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:
-    """Masks that make a slice take all of an axis, whatever its length has become."""
+    """Masks that make a slice take all of an axis of its result, whatever its length has become."""
+    whole = staying(op)[axis]
     return {
-        name: [bool(m) or a == axis for a, m in enumerate(_per_axis(op, name, False))]
+        name: [bool(m) or a == whole for a, m in enumerate(parameter(op, name, False))]
         for name in ("begin_mask", "end_mask")
     }
 
@@ -305,8 +202,8 @@ def takes_last(op: Operation, axis: int) -> bool:
         index = constant(op.indices)
         along = constant(op.axis) in (axis, axis - x.rank)
         return along and index is not None and np.size(index) == 1 and int(np.max(index)) in last
-    begin, masked = constant(op.begin), _per_axis(op, "begin_mask", False)
-    straight = all(int(s) == 1 for s in _per_axis(op, "stride", 1))
+    begin, masked = constant(op.begin), parameter(op, "begin_mask", False)
+    straight = all(int(s) == 1 for s in parameter(op, "stride", 1))
     return straight and begin is not None and not masked[axis] and int(begin[axis]) in last
 
 

@@ -24,7 +24,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import JOINING, LOGICAL, LOOKUPS, names
-from anesurgery.semantics.intervals import interval, summed
+from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import number
 
 Range = tuple[float, float]
@@ -108,31 +108,11 @@ class WholeNumbers:
     """What is known of integers, given what the caller promises of inputs."""
 
     def __init__(self, assume: Mapping[str, Range]) -> None:
-        self.assume = assume
-        self.found: dict[Var, Range] = {}
+        self.intervals = Intervals(assume=assume)
 
     def known(self, var: Var) -> Range:
         """Where an integer lies: as assumed, or by what makes it; anywhere, if its type may not hold that."""
-        if var not in self.found:
-            low, high = self._known(var)
-            held = np.iinfo(np_dtype(var)) if np_dtype(var).kind in "iu" else None
-            wraps = held is not None and var.op is not None and not held.min <= low <= high <= held.max
-            self.found[var] = (-math.inf, math.inf) if wraps else (low, high)
-        return self.found[var]
-
-    def _known(self, var: Var) -> Range:
-        op = makes_whole(var)
-        if var.op is None:
-            return self.assume.get(var.name, (0, 1) if np_dtype(var).kind == "b" else (-math.inf, math.inf))
-        if op is None or np_dtype(var).kind == "b":
-            return interval(var)
-        given = [self.known(v) for _, v in operands_of(op)]
-        if op.op_type in RANGES:
-            return RANGES[op.op_type](op, given)
-        if op.op_type == "cast":
-            ends = self.known(op.x) if np_dtype(op.x).kind in "iub" else (*interval(op.x), 0.0)  # NaN is 0
-            return _ends(math.trunc(v) if math.isfinite(v) else v for v in ends)
-        return min(low for low, _ in given), max(high for _, high in given)
+        return self.intervals.of(var)
 
     def reach(self, var: Var) -> float:
         """The largest magnitude."""
@@ -184,55 +164,6 @@ def symbolic(var: Var) -> str:
         if value.sym_val is not None and any_symbolic(np.ravel(np.asarray(value.sym_val, dtype=object))):
             return f"%{value.name} is counted from a symbolic shape"
     return ""
-
-
-def _ends(found: Any) -> Range:
-    ends = list(found)
-    return min(ends), max(ends)
-
-
-def _product(op: Operation, given: Sequence[Range]) -> Range:
-    (a, b), (c, d) = given
-    return _ends(0.0 if 0 in (i, j) else i * j for i in (a, b) for j in (c, d))
-
-
-def _times(count: float, numbers: Range) -> Range:
-    return _ends([0.0 if not v else v * count for v in numbers])
-
-
-def _sum(op: Operation, given: Sequence[Range]) -> Range:
-    return _times(summed(op), given[0])
-
-
-def _running(op: Operation, given: Sequence[Range]) -> Range:
-    length = (static_shape(op.x) or (math.inf,))[int(number(op.inputs.get("axis")) or 0)]
-    low, high = _times(length, given[0])
-    return min(low, given[0][0], 0.0), max(high, given[0][1], 0.0)
-
-
-def _quotient(op: Operation, given: Sequence[Range]) -> Range:
-    by = number(op.y) or 0
-    return (
-        _ends(math.floor(v / by) if math.isfinite(v) else v for v in given[0])
-        if by > 0
-        else (-math.inf, math.inf)
-    )
-
-
-RANGES: dict[str, Callable[[Operation, Sequence[Range]], Range]] = {
-    "add": lambda op, given: (given[0][0] + given[1][0], given[0][1] + given[1][1]),
-    "sub": lambda op, given: (given[0][0] - given[1][1], given[0][1] - given[1][0]),
-    "mul": _product,
-    "maximum": lambda op, given: (max(given[0][0], given[1][0]), max(given[0][1], given[1][1])),
-    "minimum": lambda op, given: (min(given[0][0], given[1][0]), min(given[0][1], given[1][1])),
-    "abs": lambda op, given: (0.0, max(map(abs, given[0]))),
-    "sign": lambda op, given: (-1.0, 1.0),
-    "reduce_sum": _sum,
-    "cumsum": _running,
-    "floor_div": _quotient,
-    "mod": lambda op, given: (min(given[1][0] + 1, 0.0), max(given[1][1] - 1, 0.0)),
-}
-"""Op type -> where its result lies; all others hand their operands on."""
 
 
 def _literal(given: Any) -> Any:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from anesurgery.facts.heads import SCORES, SUM
-from anesurgery.mil import Operation, constant, np_dtype
+from anesurgery.mil import Operation, constant, is_stored, np_dtype
 from anesurgery.ops import names
 from anesurgery.placement.corrections import UNITS, Correction
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.target import Target
-from anesurgery.semantics.work import Work, is_stored, read_results, runtime, shape_of, size_of
+from anesurgery.semantics.sizes import shape_of, size_of
+from anesurgery.semantics.work import Work, read_results, runtime
 
 GIB, GB, T = (1 << 30) / 1e6, 1e9 / 1e6, 1e12 / 1e6
 """Per microsecond."""

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from anesurgery.mil import Operation, Var, operands, producer
+from anesurgery.mil import Operation, Var, is_stored, operands, producer
 from anesurgery.placement.rules.slow import makers, notch_payload
 from anesurgery.placement.verdicts import Judged
-from anesurgery.semantics.work import elements, is_stored, kind_of, runtime, shape_of, size_of
+from anesurgery.semantics.sizes import elements, kind_of, shape_of, size_of
+from anesurgery.semantics.work import runtime
 
 LONG = 1024
 """Positions from which attention is slower than estimated: measured at 197 (it is not) and 1,500 (it is)."""

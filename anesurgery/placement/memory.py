@@ -12,12 +12,23 @@ from itertools import accumulate
 
 import numpy as np
 
-from anesurgery.mil import Block, Function, Operation, Var, consumers, producer, static_shape, types, walk_ops
+from anesurgery.mil import (
+    Block,
+    Function,
+    Operation,
+    Var,
+    consumers,
+    is_weight,
+    producer,
+    static_shape,
+    types,
+    walk_ops,
+)
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.reading import in_words, shape_in_words
-from anesurgery.semantics.work import elements, is_tensor, is_weight, size_of
+from anesurgery.semantics.sizes import elements, is_tensor, size_of
 
 FAILED_IMAGE = 3 * 5568 * 5568 * 2
 """Bytes of an fp16 image that did not compile."""

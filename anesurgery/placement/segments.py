@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from anesurgery.mil import Function, Var, operands
+from anesurgery.mil import Function, Var, is_stored, operands
 from anesurgery.placement.inspection import Segment
 from anesurgery.placement.verdicts import Judged
-from anesurgery.semantics.work import is_stored, shape_of
+from anesurgery.semantics.sizes import shape_of
 
 
 def segments_of(

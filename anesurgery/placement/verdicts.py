@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from anesurgery.facts.fixed_values import fixed_ops
 from anesurgery.facts.loop_rounds import rounds
-from anesurgery.mil import Block, Function, Operation, is_output
+from anesurgery.mil import Block, Function, Operation, is_output, is_weight
 from anesurgery.placement import cost, partition
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.legal import Legality
 from anesurgery.placement.rules.slow import FIXED
 from anesurgery.placement.target import Target
-from anesurgery.semantics.work import Work, is_weight, work_of
+from anesurgery.semantics.work import Work, work_of
 
 UNITS = {partition.CPU: "cpu", partition.ANE: "ane", partition.GPU: "gpu"}
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from anesurgery.mil import Operation, Var, constant, consumers, is_output, static_shape
+from anesurgery.mil import Operation, Var, constant, consumers, is_output, is_stored, static_shape
 from anesurgery.ops import CARRIERS
-from anesurgery.semantics.work import is_stored
 
 
 def weight(op: Operation) -> Var | None:

@@ -20,8 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 import anesurgery as ane
-from anesurgery.facts.compressed_weights import is_compressed
-from anesurgery.mil import Program, Var, ct, mb, operands, quiet_host, types, walk_ops
+from anesurgery.mil import Program, Var, ct, is_compressed, mb, operands, quiet_host, types, walk_ops
 
 with quiet_host():
     from coremltools.optimize import coreml as host

@@ -13,9 +13,8 @@ import anesurgery as ane
 from anesurgery.checking.metrics import psnr
 from anesurgery.commands import app as cli
 from anesurgery.errors import SurgeryError
-from anesurgery.facts.compressed_weights import is_compressed
 from anesurgery.files import sub_byte
-from anesurgery.mil import Array, Program, Var, ct, mb, walk_ops
+from anesurgery.mil import Array, Program, Var, ct, is_compressed, mb, walk_ops
 
 RNG = np.random.default_rng(3)
 SHAPE = (16, 3, 3, 3)

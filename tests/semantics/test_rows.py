@@ -10,25 +10,21 @@ from random_ops import CHAINS, RECIPES, Sample, chain, dtypes_of, latest, sample
 from row_checks import CHECKS, FOR_INTEGERS
 
 from anesurgery import ops
-from anesurgery.facts import rowwise, token_axes, views, whole_numbers
+from anesurgery.facts import token_axes, views, whole_numbers
 from anesurgery.interpret.arithmetic import symbolic
 from anesurgery.mil import np_dtype
-from anesurgery.semantics import exponents, intervals, work
+from anesurgery.semantics import exponents
+from anesurgery.semantics.rows import MEANINGS
 
 FEW, MANY = 20, 200
 """Random programs of each op in every run of the tests, and in the long one."""
 
 TABLES = {
-    "FIXED": intervals.FIXED,
-    "SAME": intervals.SAME,
-    "RULES of intervals": intervals.RULES,
-    "RANGES": whole_numbers.RANGES,
+    "MEANINGS": MEANINGS,
     "integers": whole_numbers.SUMS | whole_numbers.ROUNDING | whole_numbers.WHOLE_SUMS | whole_numbers.MOVES,
-    "RULES of rowwise": rowwise.RULES,
     "RULES of token_axes": token_axes.RULES,
     "FRAMES": views.FRAMES,
     "RULES of exponents": exponents.RULES,
-    "FLOP": work.FLOP,
     "EXACT": symbolic.EXACT,
     "BY_ROW": symbolic.BY_ROW,
     "traits": ops.POINTWISE | ops.MOVING | ops.JOINING | ops.REDUCTIONS | ops.INDEXING | ops.PADDING,

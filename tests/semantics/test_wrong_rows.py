@@ -13,10 +13,12 @@ import row_checks
 from random_ops import Sample, chain, sample
 
 from anesurgery.errors import Refusal
-from anesurgery.facts import rowwise, token_axes, views, whole_numbers
+from anesurgery.facts import token_axes, views, whole_numbers
 from anesurgery.ops import UNARY
-from anesurgery.semantics import exponents, intervals, work
+from anesurgery.semantics import exponents
 from anesurgery.semantics.constant_ends import ANY
+from anesurgery.semantics.meaning import Meaning, same
+from anesurgery.semantics.rows import MEANINGS
 
 TRIED = 60
 """Random programs of an op with a wrong row, at most."""
@@ -67,27 +69,32 @@ BOUNDS: dict[str, Callable[[float, float], tuple[float, float]]] = {
 }
 
 
-def _fixed(change: Callable[[float, float], Any]) -> Callable[[Any], Any]:
-    return lambda row: change(*row)
-
-
-def _computed(change: Callable[[float, float], Any]) -> Callable[[Any], Any]:
-    def changing(row: Any) -> Any:
-        def changed(op: Any, known: Any) -> Any:
-            interval = row(op, known)
+def _bounds(change: Callable[[float, float], Any]) -> Callable[[Meaning], Meaning]:
+    def changed(row: Meaning) -> Meaning:
+        def ask(op: Any, ranges: Any) -> Any:
+            assert row.range is not None
+            interval = row.range if isinstance(row.range, tuple) else row.range(op, ranges)
             return interval if interval == ANY else change(*interval)
 
-        return changed
-
-    return changing
-
-
-def _rows_of_another_axis(row: Any) -> Any:
-    def changed(op: Any, axis: int) -> Any:
-        rows = row(op, axis)
-        return rows and {var: (at + 1) % var.rank for var, at in rows.items()}
+        return dataclasses.replace(row, range=ask)
 
     return changed
+
+
+def _other_places(row: Meaning) -> Meaning:
+    """Every axis goes to where the next one goes."""
+
+    def axes(op: Any) -> Any:
+        operands = row.axes(op) if row.axes is not None else None
+        return operands and tuple(
+            dataclasses.replace(o, places=(*o.places[1:], *o.places[:1])) for o in operands
+        )
+
+    return dataclasses.replace(row, axes=axes)
+
+
+def _twice(row: Meaning) -> Meaning:
+    return dataclasses.replace(row, work=lambda op: 2 * row.work(op) if row.work is not None else 0)
 
 
 def _labels_on_another_axis(row: Any) -> Any:
@@ -120,23 +127,11 @@ def _joined_by_mistake(row: Any) -> Any:
     return changed
 
 
-def _times(factor: int) -> Callable[[Any], Any]:
-    return lambda row: lambda op: factor * row(op)
-
-
 def wrong_rows() -> Iterator[WrongRow]:
     """Every row of every table, changed in each way that fits the table."""
-    for what, change in BOUNDS.items():
-        for table, rows, changed, check in (
-            ("FIXED", intervals.FIXED, _fixed(change), row_checks.outside_its_interval),
-            ("RULES", intervals.RULES, _computed(change), row_checks.outside_its_interval),
-            ("RANGES", whole_numbers.RANGES, _computed(change), row_checks.outside_its_integers),
-        ):
-            for op_type in rows:
-                yield WrongRow(table, rows, op_type, what, changed, check)
+    for op_type, row in MEANINGS.items():
+        yield from wrong_meanings(op_type, row)
     axis, sign = "another axis", "another sign"
-    for op_type in rowwise.RULES:
-        yield WrongRow("rowwise", rowwise.RULES, op_type, axis, _rows_of_another_axis, row_checks.mixes_rows)
     for op_type in token_axes.RULES:
         yield WrongRow(
             "tokens", token_axes.RULES, op_type, axis, _labels_on_another_axis, row_checks.mixes_tokens
@@ -148,8 +143,20 @@ def wrong_rows() -> Iterator[WrongRow]:
             yield WrongRow(
                 "exponents", exponents.RULES, op_type, what, _scaled_by(change_of), row_checks.scales_otherwise
             )
-    for op_type in row_checks.COUNTED:
-        yield WrongRow("FLOP", work.FLOP, op_type, "twice as many", _times(2), row_checks.counts_otherwise)
+
+
+def wrong_meanings(op_type: str, row: Meaning) -> Iterator[WrongRow]:
+    """The range, the axes and the work of an op, each stated otherwise."""
+    for what, change in BOUNDS.items():
+        changed = _bounds(change)
+        if isinstance(row.range, tuple) or row.range not in (None, same):
+            yield WrongRow("range", MEANINGS, op_type, what, changed, row_checks.outside_its_interval)
+        if op_type in whole_numbers.SUMS and row.range is not None:
+            yield WrongRow("integers", MEANINGS, op_type, what, changed, row_checks.outside_its_integers)
+    if row.axes is not None:
+        yield WrongRow("axes", MEANINGS, op_type, "another axis", _other_places, row_checks.mixes_axes)
+    if op_type in row_checks.COUNTED:
+        yield WrongRow("work", MEANINGS, op_type, "twice as much", _twice, row_checks.counts_otherwise)
 
 
 def differing() -> list[WrongRow]:
@@ -170,7 +177,7 @@ def is_found(wrong: WrongRow, monkeypatch: pytest.MonkeyPatch) -> bool:
 
 def chains(wrong: WrongRow) -> Iterator[Sample]:
     """Forms of a few ops, for rows that say something of these only."""
-    for i in range(TRIED if wrong.op_type == "pow" and wrong.table == "RULES" else 0):
+    for i in range(TRIED if wrong.op_type == "pow" and wrong.table == "range" else 0):
         yield chain("raised", f"wrong.{i}")
 
 

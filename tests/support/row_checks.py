@@ -35,9 +35,12 @@ from anesurgery.interpret.arithmetic import symbolic
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
-from anesurgery.semantics import exponents, intervals, work
+from anesurgery.semantics import exponents, work
 from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.intervals import Intervals
+from anesurgery.semantics.meaning import CONTRACTED, Axes
 from anesurgery.semantics.reading import ints
+from anesurgery.semantics.rows import axes_of, slices_read
 
 DRAWS = 2
 """Sets of numbers that each op is tried on, half of them in fp64."""
@@ -50,20 +53,9 @@ Values = Mapping[Var, torch.Tensor]
 Rows = Mapping[Var, int]
 
 
-class Promises(intervals._Look):
-    """A look at ops whose operands lie in intervals that were promised."""
-
-    def __init__(self, promised: Mapping[Var, tuple[float, float]]) -> None:
-        super().__init__(products=1)
-        self.promised = promised
-
-    def at(self, var: Any) -> tuple[float, float]:
-        return self.promised[var] if isinstance(var, Var) and var in self.promised else super().at(var)
-
-
 def outside_its_interval(sample: Sample) -> str:
-    """A result outside of the interval that `intervals` finds for the intervals of the operands."""
-    return _outside(sample, lambda ranges, var: Promises(ranges).at(var))
+    """A result outside of the interval that its row gives for the intervals of the operands."""
+    return _outside(sample, lambda ranges, var: Intervals(1, {v.name: r for v, r in ranges.items()}).at(var))
 
 
 def outside_its_integers(sample: Sample) -> str:
@@ -153,6 +145,36 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _draws(sample: Sample) -> np.random.Generator:
     return np.random.default_rng([*sample.seed.encode(), *sample.op.op_type.encode()])
+
+
+def mixes_axes(sample: Sample) -> str:
+    """Axes that go elsewhere than their row says, or are mixed."""
+    axes, rng = axes_of(sample.op), _draws(sample)
+    if axes is None or any(not static_shape(v) for v in sample.op.outputs):
+        return ""
+    values = plain_numbers(sample, rng)
+    for out in sample.op.outputs:
+        for axis in range(out.rank):
+            rows = slices_read(axes, axis)
+            if rows is None or any(v not in values for v in rows):
+                continue  # a constant cannot be drawn again
+            if why := mixes(sample.ops, out, axis, rows, values, rng):
+                return f"{why}: {sample}, axis {axis} of { ({v.name: at for v, at in rows.items()}) }"
+    return _orders(sample, axes, values, rng)
+
+
+def _orders(sample: Sample, axes: Axes, values: Values, rng: np.random.Generator) -> str:
+    """An axis that is said to be contracted by one operand alone, but whose order matters."""
+    contracted = [(o.var, a) for o in axes for a, place in enumerate(o.places) if place == CONTRACTED]
+    for var, axis in contracted if len({v for v, _ in contracted}) == 1 else ():
+        if var not in values:
+            continue
+        order = torch.from_numpy(rng.permutation(values[var].shape[axis]))
+        turned = {**values, var: values[var].index_select(axis, order)}
+        (one,), (other,) = (evaluate(sample.ops, v, sample.op.outputs, Double()) for v in (values, turned))
+        if not same(one, other):
+            return f"the order along axis {axis} of {var.name} matters: {sample}"
+    return ""
 
 
 def mixes_rows(sample: Sample) -> str:
@@ -449,7 +471,7 @@ def differs_in_floats(sample: Sample) -> str:
     ranges = {v: (max(low, -40.0), min(high, 40.0)) for v, (low, high) in promised(sample, rng).items()}
     if any(low > high for low, high in ranges.values()) or more or makes_whole(out) is None:
         return ""
-    whole = WholeNumbers({v.name: r for v, r in ranges.items()})
+    whole = WholeNumbers({v.name: r for v, r in ranges.items() if np_dtype(v).kind != "f"})  # NaN is no integer
     if whole.leaves(out, EXACT) or symbolic_shape(out):
         return ""
     values = {var: numbers(operand, ranges[var], rng) for var, operand in sample.operands.items()}
@@ -524,6 +546,7 @@ def pads_with_another_number(sample: Sample) -> str:
 CHECKS: tuple[Callable[[Sample], str], ...] = (
     outside_its_interval,
     outside_its_integers,
+    mixes_axes,
     mixes_rows,
     mixes_rows_of_excerpts,
     mixes_planes,

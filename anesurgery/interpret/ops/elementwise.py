@@ -217,7 +217,7 @@ def linear_activation(x: Tensor, alpha: float, beta: float = 0.0) -> Tensor:
 @impl("prelu")
 def prelu(x: Tensor, alpha: Tensor) -> Tensor:
     """X above zero, alpha x below, with one alpha for each channel (axis 1)."""
-    return F.prelu(x, torch.as_tensor(alpha).float().reshape(-1))
+    return F.prelu(x, torch.as_tensor(alpha).to(x.dtype).reshape(-1))
 
 
 @impl("scaled_tanh")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from anesurgery.mil import Operation, Var, any_symbolic, constant, dtype_name
+from anesurgery.mil import Operation, Var, any_symbolic, constant, dtype_name, is_stored
 from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL
 from anesurgery.placement.rules import mask_fills
 from anesurgery.placement.rules.long_heads import long_head
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.semantics.reading import flag, ints, number, shape_in_words
-from anesurgery.semantics.work import is_stored, is_tensor, kind_of, read_results, runtime, shape_of
+from anesurgery.semantics.sizes import is_tensor, kind_of, shape_of
+from anesurgery.semantics.work import read_results, runtime
 
 Test = Callable[[Operation, Target], str]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from anesurgery.mil import Operation, dtype_name, producer
+from anesurgery.mil import Operation, dtype_name, is_stored, producer
 from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.rules.slow import lut
 from anesurgery.placement.target import Target
 from anesurgery.semantics.reading import number, shape_in_words
-from anesurgery.semantics.work import is_stored, shape_of
+from anesurgery.semantics.sizes import shape_of
 
 PLAN = "look at the compute plan on the device"
 ANEMLL = "ANEMLL: tests/dev/MB_GRAPH_ISSUES.md"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from anesurgery.mil import Operation
+from anesurgery.mil import Operation, is_stored
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import SOURCES, Target
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.work import is_stored, shape_of
+from anesurgery.semantics.sizes import shape_of
 
 
 def long_input(op: Operation, target: Target) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from anesurgery.facts.channel_products import weight_of
-from anesurgery.mil import Operation
+from anesurgery.mil import Operation, is_stored
 from anesurgery.ops import names
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.work import is_stored, shape_of
+from anesurgery.semantics.sizes import shape_of
 
 
 def single_row(op: Operation, target: Target) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from anesurgery.mil import Operation, Var, dtype_name
+from anesurgery.mil import Operation, Var, dtype_name, is_stored
 from anesurgery.ops import CARRIERS, POINTWISE, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import Target
-from anesurgery.semantics.work import is_stored, runtime
+from anesurgery.semantics.work import runtime
 
 FUSED = names("scaled_dot_product_attention")
 SOURCE = "ironblock/sidekick: docs/MODELS.md, docs/DECISIONS.md (D24, D25, D27)"

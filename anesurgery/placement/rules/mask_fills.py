@@ -8,11 +8,10 @@ import numpy as np
 
 from anesurgery.facts.attention import MASKED, softmaxes_after
 from anesurgery.facts.masks import against_causal_attention
-from anesurgery.mil import Array, Operation, Var, constant, np_dtype, operands
+from anesurgery.mil import Array, Operation, Var, constant, is_stored, np_dtype, operands
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.constant_ends import of_constant
-from anesurgery.semantics.work import is_stored
 
 DEEPEST = -3.2e4
 """A mask below this is beyond what a sum of products can hold."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from anesurgery.facts.attention import attention_of
 from anesurgery.interpret.arithmetic.saturation import CEILING
-from anesurgery.mil import Operation, Var, constant, np_dtype, operands, producer, static_shape
+from anesurgery.mil import Operation, Var, constant, is_stored, np_dtype, operands, producer, static_shape
 from anesurgery.ops import COMPARISONS, NORMS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.mask_fills import (
@@ -28,7 +28,7 @@ from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.constant_ends import ANY, LARGEST, of_constant
 from anesurgery.semantics.reading import ints, number, readers_after, weight
-from anesurgery.semantics.work import is_stored
+from anesurgery.semantics.reduction_rows import summed
 
 LEAST = 2.0**-24
 """The smallest positive number of fp16."""
@@ -182,7 +182,7 @@ def compared_integers(op: Operation, target: Target) -> str:
 
 def long_sum(op: Operation, target: Target) -> str:
     """A sum of many values that are not known to be small."""
-    count = bounds.summed(op) if _half(op) else 0
+    count = summed(op) if _half(op) else 0
     if count < LONG or math.isinf(count):
         return ""
     found = bounds.magnitude(op.x) * count

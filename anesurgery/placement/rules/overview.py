@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 
 from anesurgery.interpret.attentions import recognise
-from anesurgery.mil import Function, Operation, Var, operands, producer, static_shape, walk_ops
+from anesurgery.mil import Function, Operation, Var, is_weight, operands, producer, static_shape, walk_ops
 from anesurgery.ops import CONTRACTIONS, PRODUCTS
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.target import Target
 from anesurgery.semantics.reading import channels, shape_in_words
-from anesurgery.semantics.work import is_weight, shape_of
+from anesurgery.semantics.sizes import shape_of
 
 LONGEST = 387
 """Ops in a chain that the compiler of M6 did not survive."""

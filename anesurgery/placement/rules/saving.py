@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from anesurgery.mil import Operation, Program, consumers, np_dtype, operands, walk_ops
+from anesurgery.mil import Operation, Program, consumers, is_stored, np_dtype, operands, walk_ops
 from anesurgery.ops import UNARY
 from anesurgery.placement.evidence import Finding, Grade, Rule
-from anesurgery.semantics.work import elements, is_stored
+from anesurgery.semantics.sizes import elements
 
 GUARDED_FROM = 8
 """Specification version (iOS 17) from which a gather no longer counts negative indices itself."""

@@ -9,7 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from anesurgery.mil import Function, Operation, Var, dtype_name, np_dtype, static_shape, types, walk_ops
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Var,
+    dtype_name,
+    is_weight,
+    np_dtype,
+    static_shape,
+    types,
+    walk_ops,
+)
 from anesurgery.ops import WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
@@ -17,7 +27,8 @@ from anesurgery.placement.rules import overview
 from anesurgery.placement.rules.saving import save_changes
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.reading import channels, in_words, shape_in_words, weight
-from anesurgery.semantics.work import is_tensor, is_weight, runtime, shape_of, size_of
+from anesurgery.semantics.sizes import is_tensor, shape_of, size_of
+from anesurgery.semantics.work import runtime
 
 __all__ = ["RULES", "of_model", "save_changes"]
 

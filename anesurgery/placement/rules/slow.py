@@ -10,13 +10,23 @@ import math
 
 from anesurgery.errors import Refusal
 from anesurgery.facts.constant_indices import taken
-from anesurgery.mil import Operation, Var, constant, consumers, dtype_name, is_output, producer, static_shape
+from anesurgery.mil import (
+    Operation,
+    Var,
+    constant,
+    consumers,
+    dtype_name,
+    is_output,
+    is_stored,
+    producer,
+    static_shape,
+)
 from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import patterns
 from anesurgery.placement.target import Target
 from anesurgery.semantics.reading import channels, in_words, ints, number, shape_in_words, weight
-from anesurgery.semantics.work import is_stored, size_of
+from anesurgery.semantics.sizes import size_of
 
 MIB = 1 << 20
 NOTCH = 16 << 10

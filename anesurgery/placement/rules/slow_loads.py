@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anesurgery.interpret.attentions import Attention, recognise
-from anesurgery.mil import Function, Operation, any_symbolic, operands, static_shape, walk_ops
+from anesurgery.mil import Function, Operation, any_symbolic, is_stored, operands, static_shape, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.flexible import dynamic_inputs
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.reading import in_words, shape_in_words
-from anesurgery.semantics.work import is_stored, is_tensor
+from anesurgery.semantics.sizes import is_tensor
 
 MINUTES_FROM = 1_000_000_000
 """Bytes of weights from which a load is said to take minutes: 1.4 GB took 4, of 754 MB nothing was said."""

@@ -16,7 +16,7 @@ from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.reading import in_words, shape_in_words
-from anesurgery.semantics.work import elements, shape_of
+from anesurgery.semantics.sizes import elements, shape_of
 
 LARGE_TABLE = Rule(
     "embedding-rows",

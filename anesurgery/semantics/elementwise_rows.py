@@ -1,0 +1,174 @@
+"""Rows of ops that work element by element: unary, binary, activations, and a choice between two values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from anesurgery.mil import Operation, is_constant, np_dtype, producer, static_shape
+from anesurgery.ops import BROADCASTING, MONOTONE, UNARY, names
+from anesurgery.semantics.computed import image
+from anesurgery.semantics.constant_ends import ANY, Interval
+from anesurgery.semantics.meaning import Meaning, Operand, Ranges, aligned, times
+from anesurgery.semantics.reading import number
+from anesurgery.semantics.row_lengths import mean_square, spans_rows, squared
+
+
+def _monotone(op: Operation, ranges: Ranges) -> Interval:
+    return image(op, ranges.at(op.x)) or ANY
+
+
+def _abs(op: Operation, ranges: Ranges) -> Interval:
+    low, high = ranges.at(op.x)
+    return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+
+
+def _square(op: Operation, ranges: Ranges) -> Interval:
+    low, high = ranges.at(op.x)
+    return 0.0, max(low * low, high * high)
+
+
+def _pow(op: Operation, ranges: Ranges) -> Interval:
+    return _square(op, ranges) if squared(op) is not None else ANY
+
+
+def _sqrt(op: Operation, ranges: Ranges) -> Interval:
+    low, high = ranges.at(op.x)
+    return math.sqrt(max(low, 0.0)), math.sqrt(max(high, 0.0))
+
+
+def _cast(op: Operation, ranges: Ranges) -> Interval:
+    """To an integer, the fraction is cut off, and NaN is 0."""
+    low, high = ranges.at(op.x)
+    if np_dtype(op.outputs[0]).kind in "iu":
+        low, high = (math.trunc(v) if math.isfinite(v) else v for v in (low, high))
+        if np_dtype(op.x).kind == "f":
+            low, high = min(low, 0.0), max(high, 0.0)
+        if np_dtype(op.x).kind in "iu" and np_dtype(op.x).itemsize <= np_dtype(op.outputs[0]).itemsize:
+            limits = np.iinfo(np_dtype(op.x))
+            low, high = max(low, float(limits.min)), min(high, float(limits.max))
+    return low, high
+
+
+def _add(op: Operation, ranges: Ranges) -> Interval:
+    (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
+    low, high = a + c, b + d
+    return ANY if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def _sub(op: Operation, ranges: Ranges) -> Interval:
+    top = producer(op.y, "reduce_max")
+    if top is not None and top.x is op.x and spans_rows(top):
+        return -math.inf, 0.0
+    (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
+    low, high = a - d, b - c
+    return ANY if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def _mul(op: Operation, ranges: Ranges) -> Interval:
+    if op.x is op.y:
+        return _square(op, ranges)
+    if mean_square(op.y) is op.x or mean_square(op.x) is op.y:
+        root = math.sqrt((static_shape(op.outputs[0]) or (math.inf,))[-1])
+        return (-root, root)
+    left, right = ranges.at(op.x), ranges.at(op.y)
+    ends = [end for factor in left for end in times(factor, right)]
+    return min(ends), max(ends)
+
+
+def _divide(op: Operation, ranges: Ranges) -> Interval:
+    """By a constant, or by no less than the largest magnitude of the same value."""
+    top = producer(op.y)
+    while top is not None and _is_no_less(top, ranges):
+        top = producer(top.x)
+    if top is not None and top.op_type == "reduce_max" and spans_rows(top):
+        inner = producer(top.x, "abs")
+        if inner is not None and inner.x is op.x:
+            return -1.0, 1.0
+    by = number(op.y)
+    if not by:
+        return ANY
+    low, high = sorted(v / by for v in ranges.at(op.x))
+    return low, high
+
+
+def _is_no_less(op: Operation, ranges: Ranges) -> bool:
+    """Is what the op makes nowhere below its `x`?"""
+    if op.op_type == "add":
+        return ranges.at(op.y)[0] >= 0
+    if op.op_type == "clip":
+        return ranges.at(op.x)[1] <= (number(op.beta) or 0.0)
+    return bool(op.op_type == "maximum")
+
+
+def _mod(op: Operation, ranges: Ranges) -> Interval:
+    """The remainder takes the sign of the divisor, and of integers is smaller."""
+    low, high = ranges.at(op.y)
+    less = 1 if np_dtype(op.y).kind in "iu" else 0
+    return min(low + less, 0.0), max(high - less, 0.0)
+
+
+def _floor_div(op: Operation, ranges: Ranges) -> Interval:
+    """Integers by a positive constant, or numbers that are not negative; a divisor of -0 would make -inf."""
+    (a, b), (c, _) = ranges.at(op.x), ranges.at(op.y)
+    whole, by = np_dtype(op.y).kind in "iu", number(op.y) or 0
+    if whole and by > 0:
+        low, high = (math.floor(v / by) if math.isfinite(v) else v for v in (a, b))
+        return low, high
+    return ANY if a < 0 or c < (0.0 if whole else math.ulp(0.0)) else (0.0, b if c >= 1 else math.inf)
+
+
+def _maximum(op: Operation, ranges: Ranges) -> Interval:
+    (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
+    return max(a, c), max(b, d)
+
+
+def _minimum(op: Operation, ranges: Ranges) -> Interval:
+    (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
+    return min(a, c), min(b, d)
+
+
+def _select(op: Operation, ranges: Ranges) -> Interval:
+    """Both sides; where the condition is `a >= 0` itself, `a` counts from 0 on."""
+    (a, b), (c, d) = ranges.at(op.a), ranges.at(op.b)
+    test = producer(op.cond, "greater_equal")
+    if test is not None and test.x is op.a and is_constant(test.y, 0):
+        a, b = max(a, 0.0), max(b, 0.0)
+    return min(a, c), max(b, d)
+
+
+def _by_channel(op: Operation) -> tuple[Operand, ...]:
+    """Activations with a parameter for each channel."""
+    stored = [Operand(k, op.inputs[k], (1,)) for k in ("alpha", "beta") if op.inputs.get(k) is not None]
+    return Operand("x", op.x, tuple(range(op.x.rank))), *stored
+
+
+RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
+    **dict.fromkeys(MONOTONE, _monotone),
+    **dict.fromkeys(names("sigmoid sigmoid_hard"), (0.0, 1.0)),
+    **dict.fromkeys(names("tanh erf sin cos softsign sign"), (-1.0, 1.0)),
+    "relu6": (0.0, 6.0),
+    "atan": (-1.58, 1.58),
+    "abs": _abs,
+    "add": _add,
+    "cast": _cast,
+    "floor_div": _floor_div,
+    "identity": lambda op, ranges: ranges.at(op.x),
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "mod": _mod,
+    "mul": _mul,
+    "pow": _pow,
+    "real_div": _divide,
+    "select": _select,
+    "sqrt": _sqrt,
+    "square": _square,
+    "sub": _sub,
+}
+
+ROWS: dict[str, Meaning] = {
+    **{op_type: Meaning(RANGES.get(op_type), aligned) for op_type in sorted(UNARY | BROADCASTING)},
+    **dict.fromkeys(("prelu", "softplus_parametric"), Meaning(axes=_by_channel)),
+}

@@ -1,0 +1,120 @@
+"""Rows of ops that reduce axes, or work along some: reductions, sums so far, orders, norms."""
+
+from __future__ import annotations
+
+import math
+
+from anesurgery.mil import Operation, static_shape
+from anesurgery.ops import REDUCTIONS, names
+from anesurgery.semantics.constant_ends import ANY, Interval, of_constant
+from anesurgery.semantics.meaning import (
+    CONTRACTED,
+    MIXED,
+    Axes,
+    Meaning,
+    Operand,
+    Place,
+    Ranges,
+    axes_given,
+    mixing,
+    only,
+    same,
+    times,
+)
+from anesurgery.semantics.reading import flag, ints, number
+
+
+def _reduced(op: Operation, word: str = CONTRACTED) -> Axes | None:
+    """Axes that become one number each; of the others, the order stays."""
+    name = "axes" if op.op_type in REDUCTIONS else "axis"
+    if op.inputs.get(name) is not None and not ints(op, name):
+        return None
+    default = range(op.x.rank) if name == "axes" else (-1,)
+    gone = axes_given(op, name, op.x.rank, default) if op.x.rank else set()
+    places: list[Place] = []
+    for axis in range(op.x.rank):
+        before = 0 if flag(op, "keep_dims") else sum(a < axis for a in gone)
+        places.append(word if axis in gone else axis - before)
+    return only(op, places)
+
+
+def _position(op: Operation) -> Axes | None:
+    return _reduced(op, MIXED)
+
+
+def _along(op: Operation) -> Axes | None:
+    """Each place of the axes that are not named works by itself; by default the last is."""
+    name = "axes" if op.op_type == "layer_norm" else "axis"
+    if op.inputs.get(name) is not None and not ints(op, name):
+        return None
+    default = range(op.x.rank) if name == "axes" else (0 if op.op_type == "cumsum" else -1,)
+    return mixing(op, axes_given(op, name, op.x.rank, default)) if op.x.rank else None
+
+
+def _normalized(op: Operation) -> Axes | None:
+    """A norm with a factor and an offset for each element of the axes that it takes together."""
+    x = _along(op)
+    stored = [op.inputs.get(k) for k in ("gamma", "beta")]
+    return x and (*x, *(Operand("gamma", v, (MIXED,) * v.rank) for v in stored if v is not None))
+
+
+def _channels(op: Operation) -> Axes:
+    """Parameters for each channel; an instance norm takes each plane together."""
+    rank, mixed = op.x.rank, op.op_type == "instance_norm"
+    x = Operand("x", op.x, (0, 1, *(MIXED if mixed else a for a in range(2, rank))))
+    stored = [(k, op.inputs.get(k)) for k in ("mean", "variance", "gamma", "beta")]
+    return x, *(Operand(k, v, (1,)) for k, v in stored if v is not None)
+
+
+def _pictures(op: Operation) -> Axes:
+    """The last three axes are taken together."""
+    return mixing(op, {*range(op.x.rank - 3, op.x.rank)})
+
+
+def summed(op: Operation) -> float:
+    """How many elements a reduction takes together; infinite where the shape is symbolic."""
+    shape, axes = static_shape(op.x), ints(op, "axes")
+    if shape is None:
+        return math.inf
+    return float(math.prod(shape[a] for a in axes) if axes else math.prod(shape))
+
+
+def _sum(op: Operation, ranges: Ranges) -> Interval:
+    return times(summed(op), ranges.at(op.x))
+
+
+def _running(op: Operation, ranges: Ranges) -> Interval:
+    """Sums of none up to all elements of an axis."""
+    numbers = ranges.at(op.x)
+    length = (static_shape(op.x) or (math.inf,) * op.x.rank)[int(number(op.inputs.get("axis")) or 0)]
+    low, high = times(length, numbers)
+    return min(low, numbers[0], 0.0), max(high, numbers[1], 0.0)
+
+
+def _layer_norm(op: Operation, ranges: Ranges) -> Interval:
+    """A normalised element is at most sqrt(n - 1), for n elements."""
+    shape, axes = static_shape(op.x), ints(op, "axes") or [-1]
+    if shape is None:
+        return ANY
+    count = math.prod(shape[a] for a in axes)
+    gamma, beta = op.inputs.get("gamma"), op.inputs.get("beta")
+    scale = 1.0 if gamma is None else max(map(abs, of_constant(gamma)))
+    shift = 0.0 if beta is None else max(map(abs, of_constant(beta)))
+    most = math.sqrt(max(count - 1, 1)) * scale + shift
+    return -most, most
+
+
+ROWS: dict[str, Meaning] = {
+    **dict.fromkeys(REDUCTIONS, Meaning(axes=_reduced)),
+    **dict.fromkeys(names("reduce_max reduce_min reduce_mean"), Meaning(same, _reduced)),
+    "reduce_sum": Meaning(_sum, _reduced),
+    **dict.fromkeys(names("reduce_argmax reduce_argmin"), Meaning(axes=_position, positions=0)),
+    "argsort": Meaning(axes=_along, positions=0),
+    "topk": Meaning(same, _along, positions=1),
+    "cumsum": Meaning(_running, _along),
+    "softmax": Meaning((0.0, 1.0), _along),
+    "layer_norm": Meaning(_layer_norm, _normalized),
+    "batch_norm": Meaning(axes=_channels),
+    "instance_norm": Meaning(axes=_channels),
+    "l2_norm": Meaning((-1.0, 1.0), _pictures),
+}

@@ -55,7 +55,7 @@ def rows_read(op: Operation, axis: int) -> Rows | None:
     rows = None if axes is None else slices_read(axes, axis)
     if axes is None or rows is None or any(is_stored(v) for v in rows):
         return None
-    weighed = op.op_type not in CONTRACTIONS or all(is_stored(o.var) for o in axes if o.var not in rows)
+    weighed = op.op_type not in CONTRACTIONS or all(axis in o.places or is_stored(o.var) for o in axes)
     return rows if weighed else None
 
 

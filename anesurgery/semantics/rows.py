@@ -26,11 +26,8 @@ def slices_read(axes: Axes, axis: int) -> dict[Var, int] | None:
     """What is read for one slice of the result along an axis: operand -> its axis with that slice.
 
     Returns:
-        None where slices depend on one another, or one operand goes there by two of its axes.
+        None where slices depend on one another, or a value is read in two ways.
     """
-    read: dict[Var, int] = {}
-    for operand in axes:
-        for at, place in enumerate(operand.places):
-            if place == axis and read.setdefault(operand.var, at) != at:
-                return None
-    return read or None
+    ways = {(o.var, o.places.index(axis) if axis in o.places else None) for o in axes}
+    read = {var: at for var, at in ways if at is not None}
+    return read if read and sum(var in read for var, _ in ways) == len(read) else None

@@ -12,9 +12,9 @@ from row_checks import CHECKS, FOR_INTEGERS
 from anesurgery import ops
 from anesurgery.facts import token_axes, views, whole_numbers
 from anesurgery.interpret.arithmetic import symbolic
-from anesurgery.mil import np_dtype
+from anesurgery.mil import Var, mb, np_dtype
 from anesurgery.semantics import exponents
-from anesurgery.semantics.rows import MEANINGS
+from anesurgery.semantics.rows import MEANINGS, axes_of, slices_read
 
 FEW, MANY = 20, 200
 """Random programs of each op in every run of the tests, and in the long one."""
@@ -69,6 +69,21 @@ def test_rows_hold_on_many_random_programs(op_type: str) -> None:
 def test_forms_of_a_few_ops_hold(name: str) -> None:
     drawn = [chain(name, f"few.{i}") for i in range(3 * FEW)]
     assert [why for one in drawn if (why := row_checks.outside_its_interval(one))] == []
+
+
+def test_a_value_that_is_read_in_two_ways_has_no_slices_of_its_own() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((3, 3)), mb.TensorSpec((3, 3))])
+    def program(x: Var, y: Var) -> tuple[Var, Var, Var]:
+        return mb.matmul(x=x, y=x, transpose_y=True), mb.matmul(x=x, y=y), mb.mul(x=x, y=x)
+
+    scores, product, square = (axes_of(v.op) for v in program.functions["main"].outputs)
+    x, y = program.functions["main"].inputs.values()
+    assert scores is not None
+    assert product is not None
+    assert square is not None
+    assert [slices_read(scores, axis) for axis in (0, 1)] == [None, None]
+    assert [slices_read(product, axis) for axis in (0, 1)] == [{x: 0}, {y: 1}]
+    assert [slices_read(square, axis) for axis in (0, 1)] == [{x: 0}, {x: 1}]
 
 
 def test_programs_are_drawn_again_by_their_seed() -> None:

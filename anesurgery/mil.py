@@ -284,7 +284,8 @@ def is_constant(var: Var | None, value: float, rtol: float = 1e-6) -> bool:
 
 def is_stored(var: Var | None) -> bool:
     """Is it a constant, plain or compressed?"""
-    return var is not None and var.op is not None and is_weight(var.op)
+    op = var.op if var is not None else None
+    return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
 
 
 def is_compressed(var: Var) -> bool:

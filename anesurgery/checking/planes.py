@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from anesurgery.checking.both import Site
 from anesurgery.mil import Operation, Var, is_stored, producer, static_shape
-from anesurgery.ops import POINTWISE, REDUCTIONS, names
+from anesurgery.ops import POINTWISE, names
 from anesurgery.semantics.reading import ints
 from anesurgery.semantics.rows import axes_of
 
-UNCOUNTED = POINTWISE | REDUCTIONS | names("avg_pool l2_pool max_pool pad concat softmax slice_by_index")
+UNCOUNTED = POINTWISE | names("avg_pool l2_pool max_pool reduce_mean pad slice_by_index")
 """Ops with no parameter that says how many planes there are (a slice has masks in its place)."""
 
 

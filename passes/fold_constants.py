@@ -76,7 +76,7 @@ from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.equality_folds import NeverEqual
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
-from anesurgery.semantics.sizes import size_of
+from anesurgery.semantics.byte_sizes import size_of
 
 MIB = 1 << 20
 COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}

@@ -16,7 +16,7 @@ from anesurgery.checking.adversarial import IMPLIED, SMALL_CONSTANT, Drawing
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype, operands
 from anesurgery.ops import POINTWISE, names
-from anesurgery.semantics.sizes import is_tensor
+from anesurgery.semantics.byte_sizes import is_tensor
 
 DECIDING = POINTWISE & names(
     "equal not_equal greater greater_equal less less_equal select maximum minimum clip threshold floor_div mod"

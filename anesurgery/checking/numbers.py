@@ -21,8 +21,8 @@ from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.mil import Array, Operation, Var, np_dtype
 from anesurgery.ops import CARRIERS, MOVING, PADDING
+from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.sizes import is_tensor
 
 Numbers = dict[Var, torch.Tensor]
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]

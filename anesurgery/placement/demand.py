@@ -10,7 +10,7 @@ from itertools import pairwise
 from anesurgery.mil import Operation, Var, is_stored, operands, producer
 from anesurgery.placement.rules.slow import makers, notch_payload
 from anesurgery.placement.verdicts import Judged
-from anesurgery.semantics.sizes import elements, kind_of, shape_of, size_of
+from anesurgery.semantics.byte_sizes import elements, kind_of, shape_of, size_of
 from anesurgery.semantics.work import runtime
 
 LONG = 1024

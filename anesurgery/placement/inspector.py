@@ -29,8 +29,8 @@ from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import time_of_shaped
 from anesurgery.placement.verdicts import Judged, choose
+from anesurgery.semantics.byte_sizes import shape_of
 from anesurgery.semantics.reading import shape_in_words
-from anesurgery.semantics.sizes import shape_of
 
 NO_PROMISE = (
     "estimates are Core ML's own, as far as their formula was found on an M4 (macOS 27.0.1); no run times",

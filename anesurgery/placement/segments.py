@@ -10,7 +10,7 @@ from dataclasses import replace
 from anesurgery.mil import Function, Var, is_stored, operands
 from anesurgery.placement.inspection import Segment
 from anesurgery.placement.verdicts import Judged
-from anesurgery.semantics.sizes import shape_of
+from anesurgery.semantics.byte_sizes import shape_of
 
 
 def segments_of(

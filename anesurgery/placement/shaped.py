@@ -13,7 +13,7 @@ from anesurgery.placement.flexible import AtShape, Flexible, Shapes, at, descrip
 from anesurgery.placement.rules.slow import FIXED
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Judged, choose, judge
-from anesurgery.semantics.sizes import kind_of
+from anesurgery.semantics.byte_sizes import kind_of
 
 MOST = 16
 """Enumerated shapes that are looked at; Core ML takes up to 128."""

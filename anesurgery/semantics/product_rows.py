@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from anesurgery.mil import Operation, Var, constant, operands
+from anesurgery.semantics.byte_sizes import elements, shape_of
 from anesurgery.semantics.constant_ends import Interval, of_constant
 from anesurgery.semantics.meaning import BROADCAST, CONTRACTED, MIXED, Axes, Meaning, Operand, Place, Ranges
 from anesurgery.semantics.reading import channels, flag, ints
 from anesurgery.semantics.row_lengths import norms, row_length
-from anesurgery.semantics.sizes import elements, shape_of
 
 GUARD = 1024.0
 """A value that is only known to be within more than this is guarded by a clip, and not described by it."""

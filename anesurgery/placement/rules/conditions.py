@@ -10,8 +10,8 @@ from anesurgery.placement.rules import mask_fills
 from anesurgery.placement.rules.long_heads import long_head
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
+from anesurgery.semantics.byte_sizes import is_tensor, kind_of, shape_of
 from anesurgery.semantics.reading import flag, ints, number, shape_in_words
-from anesurgery.semantics.sizes import is_tensor, kind_of, shape_of
 from anesurgery.semantics.work import read_results, runtime
 
 Test = Callable[[Operation, Target], str]

@@ -6,8 +6,8 @@ from anesurgery.mil import Operation, is_stored
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import SOURCES, Target
+from anesurgery.semantics.byte_sizes import shape_of
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.sizes import shape_of
 
 
 def long_input(op: Operation, target: Target) -> str:

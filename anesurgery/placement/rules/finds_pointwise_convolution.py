@@ -10,7 +10,7 @@ from anesurgery.ops import names
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.sizes import shape_of
+from anesurgery.semantics.byte_sizes import shape_of
 
 
 def single_row(op: Operation, target: Target) -> str:

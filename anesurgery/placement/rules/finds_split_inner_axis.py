@@ -6,7 +6,7 @@ from anesurgery.mil import Operation
 from anesurgery.ops import WEIGHTED
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import SOURCES, Target
-from anesurgery.semantics.sizes import shape_of
+from anesurgery.semantics.byte_sizes import shape_of
 
 
 def long_rows(op: Operation, target: Target) -> str:

@@ -6,7 +6,7 @@ from anesurgery.mil import Operation
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule
 from anesurgery.placement.target import Target
-from anesurgery.semantics.sizes import shape_of
+from anesurgery.semantics.byte_sizes import shape_of
 
 
 def long_result(op: Operation, target: Target) -> str:

@@ -7,7 +7,7 @@ from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.slow import lut
 from anesurgery.placement.target import Target
-from anesurgery.semantics.sizes import shape_of
+from anesurgery.semantics.byte_sizes import shape_of
 
 HEADS = {"M1": (49152, False), "M4": (151936, True)}
 """Chip -> the longest output of a linear that was reported on its ANE, and was its weight palettized?"""

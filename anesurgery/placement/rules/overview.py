@@ -10,8 +10,8 @@ from anesurgery.mil import Function, Operation, Var, is_weight, operands, produc
 from anesurgery.ops import CONTRACTIONS, PRODUCTS
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.target import Target
+from anesurgery.semantics.byte_sizes import shape_of
 from anesurgery.semantics.reading import channels, shape_in_words
-from anesurgery.semantics.sizes import shape_of
 
 LONGEST = 387
 """Ops in a chain that the compiler of M6 did not survive."""

@@ -9,9 +9,9 @@ from anesurgery.mil import Operation, is_stored, is_symbolic, producer, static_s
 from anesurgery.ops import ATTENTION, CARRIERS, PRODUCTS, WEIGHTED
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import SOURCES, Target
+from anesurgery.semantics.byte_sizes import elements, size_of
 from anesurgery.semantics.reading import channels, in_words, reaches_output, readers_after, shape_in_words
 from anesurgery.semantics.row_lengths import squared
-from anesurgery.semantics.sizes import elements, size_of
 
 AXIS = 16384
 """The longest last axis up to H15."""

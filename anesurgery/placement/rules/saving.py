@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from anesurgery.mil import Operation, Program, consumers, is_stored, np_dtype, operands, walk_ops
 from anesurgery.ops import UNARY
 from anesurgery.placement.evidence import Finding, Grade, Rule
-from anesurgery.semantics.sizes import elements
+from anesurgery.semantics.byte_sizes import elements
 
 GUARDED_FROM = 8
 """Specification version (iOS 17) from which a gather no longer counts negative indices itself."""

@@ -26,8 +26,8 @@ from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.rules import overview
 from anesurgery.placement.rules.saving import save_changes
 from anesurgery.placement.target import CHIPS, Target
+from anesurgery.semantics.byte_sizes import is_tensor, shape_of, size_of
 from anesurgery.semantics.reading import channels, in_words, shape_in_words, weight
-from anesurgery.semantics.sizes import is_tensor, shape_of, size_of
 from anesurgery.semantics.work import runtime
 
 __all__ = ["RULES", "of_model", "save_changes"]

@@ -25,8 +25,8 @@ from anesurgery.ops import PRODUCTS, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import patterns
 from anesurgery.placement.target import Target
+from anesurgery.semantics.byte_sizes import size_of
 from anesurgery.semantics.reading import channels, in_words, ints, number, shape_in_words, weight
-from anesurgery.semantics.sizes import size_of
 
 MIB = 1 << 20
 NOTCH = 16 << 10

@@ -14,8 +14,8 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.flexible import dynamic_inputs
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.target import CHIPS, Target
+from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.reading import in_words, shape_in_words
-from anesurgery.semantics.sizes import is_tensor
 
 MINUTES_FROM = 1_000_000_000
 """Bytes of weights from which a load is said to take minutes: 1.4 GB took 4, of 754 MB nothing was said."""

@@ -42,10 +42,10 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Array, Operation, Program, Var, consumers, is_output, mb, static_shape
 from anesurgery.ops import REDUCTIONS, UNARY, VIEWS
+from anesurgery.regions.compressed_weights import edit_weight
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

@@ -44,10 +44,10 @@ import numpy as np
 
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.formulas import DOMAINS, FORMULAS, measured
 from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, static_shape
 from anesurgery.ops import names
 from anesurgery.placement.target import Target
+from anesurgery.regions.formulas import DOMAINS, FORMULAS, measured
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var

@@ -52,6 +52,7 @@ from anesurgery.facts import attention as scores
 from anesurgery.facts import masks
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, producer, static_shape, types
+from anesurgery.regions.float_types import again, as_dtype, dtype_word, for_readers
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
@@ -159,13 +160,13 @@ class CausalMaskTensor(Rewrite):
         total = self.total(mb, m)
         if root.op_type != "softmax":
             made = mb.scaled_dot_product_attention(**scores.fused_operands(root), attn_mask=total)
-            return scores.for_readers(mb, root.outputs[0], made)
+            return for_readers(mb, root.outputs[0], made)
         x = mb.add(x=m.scores, y=total)
         for bias in parts.biases:
-            x = mb.add(x=x, y=scores.as_dtype(mb, bias, np_dtype(m.scores)))
+            x = mb.add(x=x, y=as_dtype(mb, bias, np_dtype(m.scores)))
         for op in m.chain.tail:
-            x = scores.again(mb, op, x)
-        result = mb.softmax(x=scores.as_dtype(mb, x, np_dtype(root.x)), axis=constant(root.axis))
+            x = again(mb, op, x)
+        result = mb.softmax(x=as_dtype(mb, x, np_dtype(root.x)), axis=constant(root.axis))
         return result
 
     def total(self, mb: Builder, m: Match) -> Var:
@@ -175,7 +176,7 @@ class CausalMaskTensor(Rewrite):
         key = ("causal_mask", digest, parts.keep.shape, dtype.name, self.fill, self.as_input)
         if self.as_input:
             given = self.input_mask(mb, m, digest)
-            mask = mb.shared_value(key, [given], lambda inner: scores.as_dtype(inner, given, dtype))
+            mask = mb.shared_value(key, [given], lambda inner: as_dtype(inner, given, dtype))
         else:
             mask = mb.shared(key, lambda: self.tensor(parts.keep, dtype), "causal_mask")
         if not (parts.conditions or parts.free):
@@ -187,14 +188,14 @@ class CausalMaskTensor(Rewrite):
             for condition, wanted in parts.conditions:
                 made = mb.minimum(x=made, y=self.term(mb, condition, wanted, dtype))
             for term in parts.free:
-                made = mb.add(x=made, y=scores.as_dtype(mb, term, dtype))
+                made = mb.add(x=made, y=as_dtype(mb, term, dtype))
             return made
 
         return mb.shared_value((*key, *parts.conditions, *parts.free), reads, build)
 
     def term(self, mb: Builder, condition: Var, wanted: bool, dtype: np.dtype[np.generic]) -> Var:
         """0 where a condition is as wanted, and the fill elsewhere."""
-        number = mb.cast(x=condition, dtype=scores.dtype_word(dtype))
+        number = mb.cast(x=condition, dtype=dtype_word(dtype))
         fill, away = dtype.type(self.fill), dtype.type(-self.fill)
         term = mb.mul(x=number, y=away if wanted else fill)
         result: Var = mb.add(x=term, y=fill) if wanted else term

@@ -42,14 +42,14 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.compressed_weights import decoded
-from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.interpret.ops.constexpr import affine, lut_to_dense
 from anesurgery.mil import Array, Operation, Program, Var, constant, ct, mb, producer, types
 from anesurgery.ops import PRODUCTS
 from anesurgery.placement.memory import dense
 from anesurgery.placement.rules.block_scales import AFFINE, block_scales, output_axis
 from anesurgery.placement.target import Target
+from anesurgery.regions.compressed_weights import decoded
+from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops

@@ -56,12 +56,12 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.channel_ops import RULES
-from anesurgery.facts.channel_products import why_not
-from anesurgery.facts.channel_regions import LARGEST, build, forget, regions
 from anesurgery.mil import Program, Var, mb
 from anesurgery.placement.rules.finds_sequence_layout import decided
 from anesurgery.placement.target import Target
+from anesurgery.regions.channel_ops import RULES
+from anesurgery.regions.channel_products import why_not
+from anesurgery.regions.channel_regions import LARGEST, build, forget, regions
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops

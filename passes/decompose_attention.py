@@ -43,8 +43,9 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.attention import MASKED, as_dtype, in_factors
+from anesurgery.facts.attention import MASKED, in_factors
 from anesurgery.mil import Array, Program, Var, ct, mb, np_dtype, static_shape
+from anesurgery.regions.float_types import as_dtype
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite

@@ -65,9 +65,6 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.compressed_weights import decoded
-from anesurgery.facts.one_hot import EXACT_IDS, is_finite, one_hot_pieces, one_hot_width
-from anesurgery.facts.padding import padded_constant
 from anesurgery.facts.token_ids import before_casts, before_guard, never_negative, serves_only
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import (
@@ -84,6 +81,9 @@ from anesurgery.mil import (
     static_shape,
     types,
 )
+from anesurgery.regions.compressed_weights import decoded
+from anesurgery.regions.one_hot import EXACT_IDS, is_finite, one_hot_pieces, one_hot_width
+from anesurgery.regions.padding import padded_constant
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite

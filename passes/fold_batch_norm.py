@@ -39,8 +39,8 @@ import numpy as np
 
 from anesurgery.checking.site import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.compressed_weights import decoded
 from anesurgery.mil import Array, Program, Var, constant, is_compressed, is_stored, mb, np_dtype, producer
+from anesurgery.regions.compressed_weights import decoded
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite

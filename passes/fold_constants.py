@@ -47,11 +47,8 @@ from typing import ClassVar, cast
 import numpy as np
 
 from anesurgery.errors import InterpretError, Refusal, Refused
-from anesurgery.facts.compressed_weights import decoded, edit_weight
-from anesurgery.facts.fixed_values import fixed_ops, shape_only
-from anesurgery.facts.reencoding import stored_bytes
-from anesurgery.facts.slices import slice_back
-from anesurgery.facts.stored_views import edit_of
+from anesurgery.facts.ops_between import slice_back
+from anesurgery.facts.unvarying_ops import fixed_ops, shape_only
 from anesurgery.mil import (
     Array,
     Block,
@@ -71,6 +68,9 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
+from anesurgery.regions.compressed_weights import decoded, edit_weight
+from anesurgery.regions.reencoding import stored_bytes
+from anesurgery.regions.stored_views import edit_of
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.equality_folds import NeverEqual

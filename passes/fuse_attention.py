@@ -43,9 +43,9 @@ import numpy as np
 
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.channel_steps import permutation
-from anesurgery.facts.heads import Core, core_of
 from anesurgery.mil import Function, Operation, Program, Var, ct, mb, np_dtype, operands, producer, static_shape
+from anesurgery.regions.channel_steps import permutation
+from anesurgery.regions.heads import Core, core_of
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

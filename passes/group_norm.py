@@ -55,8 +55,8 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.checking.grades import Tolerance
-from anesurgery.facts.root_norms import RootNorm
 from anesurgery.mil import Program, Var, ct, mb, np_dtype, types
+from anesurgery.regions.root_norms import RootNorm
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.norm_form import NormForm
 

@@ -50,7 +50,6 @@ from anesurgery.facts.integer_masks import is_mask
 from anesurgery.facts.whole_numbers import (
     EXACT,
     TRUTHS,
-    Floats,
     WholeNumbers,
     from_inputs,
     in_words,
@@ -60,6 +59,7 @@ from anesurgery.facts.whole_numbers import (
 )
 from anesurgery.mil import Array, Program, Var, consumers, is_output, mb, np_dtype, static_shape, types
 from anesurgery.ops import COMPARISONS
+from anesurgery.regions.whole_floats import Floats
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

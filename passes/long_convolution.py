@@ -45,12 +45,12 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.axis_phases import framed, unfolded
-from anesurgery.facts.compressed_weights import decoded
-from anesurgery.facts.kernel_folds import Fold, Pieces
 from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Array, Operation, Program, Var, constant, is_stored, mb, static_shape
 from anesurgery.placement.target import Target
+from anesurgery.regions.axis_phases import framed, unfolded
+from anesurgery.regions.compressed_weights import decoded
+from anesurgery.regions.kernel_folds import Fold, Pieces
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var

@@ -48,9 +48,9 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.padded_region import build, find_region
-from anesurgery.facts.padding import is_pointwise_conv, product_axis
 from anesurgery.mil import Program, Var, is_symbolic, mb, static_shape
+from anesurgery.regions.padded_region import build, find_region
+from anesurgery.regions.padding import is_pointwise_conv, product_axis
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

@@ -38,9 +38,9 @@ import numpy as np
 
 from anesurgery.checking.site import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Program, Var, constant, is_stored, mb, static_shape
+from anesurgery.regions.compressed_weights import edit_weight
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

@@ -39,7 +39,7 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import PassError, Refusal, UnknownName
-from anesurgery.facts.slices import slice_back
+from anesurgery.facts.ops_between import slice_back
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.interpret.decoder_calls import TOKENS, TOP_TOKENS, TOP_VALUES
 from anesurgery.mil import Function, Program, Var, np_dtype, static_shape, types

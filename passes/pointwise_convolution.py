@@ -41,12 +41,12 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.channel_products import weight_of
-from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Program, Var, is_stored, mb, static_shape, types
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.target import Target
+from anesurgery.regions.channel_products import weight_of
+from anesurgery.regions.compressed_weights import edit_weight
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var

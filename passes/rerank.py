@@ -43,9 +43,9 @@ from typing import ClassVar
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.views import FRAMES, Frame, frame, seen_as, tensors, transpose_by_blocks
 from anesurgery.mil import Operation, Program, Var, mb, np_dtype, producer, static_shape, types, walk_ops
 from anesurgery.ops import VIEWS
+from anesurgery.regions.views import FRAMES, Frame, frame, seen_as, tensors, transpose_by_blocks
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

@@ -53,8 +53,8 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.root_norms import RootNorm
 from anesurgery.mil import Program, Var, ct, mb, np_dtype, types
+from anesurgery.regions.root_norms import RootNorm
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.norm_form import NormForm
 from anesurgery.rewriting.pattern import Match

@@ -62,12 +62,12 @@ import numpy as np
 
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.channel_steps import axis_of, shape_of
-from anesurgery.facts.one_hot import EXACT_IDS, one_hot_pieces
-from anesurgery.facts.rotary import OfPositions, exchange, of_positions, turned_by
-from anesurgery.facts.views import seen_as
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import Array, Function, Program, Var, ct, mb, np_dtype, static_shape, types
+from anesurgery.regions.channel_steps import axis_of, shape_of
+from anesurgery.regions.one_hot import EXACT_IDS, one_hot_pieces
+from anesurgery.regions.rotary import OfPositions, exchange, of_positions, turned_by
+from anesurgery.regions.views import seen_as
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

@@ -50,10 +50,11 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal, UnknownName
-from anesurgery.facts.rowwise import CARRYING, Tail, last_row, leads_to_weights, rebuild, row_tail, takes_last
+from anesurgery.facts.rowwise import CARRYING, Tail, leads_to_weights, row_tail, takes_last
 from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import Function, Program, Var, any_symbolic, consumers, is_output, is_symbolic, mb, np_dtype
 from anesurgery.ops import CARRIERS, MOVING
+from anesurgery.regions.single_rows import last_row, rebuild
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

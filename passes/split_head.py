@@ -45,8 +45,6 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import (
     Operation,
     Program,
@@ -62,6 +60,8 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import BINARY, UNARY
 from anesurgery.placement.target import Target
+from anesurgery.regions.compressed_weights import edit_weight
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops

@@ -59,9 +59,12 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.channel_steps import given, shape_of
-from anesurgery.facts.channel_views import Named, left, twin
-from anesurgery.facts.heads import (
+from anesurgery.mil import Array, Operation, Program, Var, constant, mb, static_shape
+from anesurgery.passes.channels_first import ChannelsFirst
+from anesurgery.placement.target import Target
+from anesurgery.regions.channel_steps import given, shape_of
+from anesurgery.regions.channel_views import Named, left, twin
+from anesurgery.regions.heads import (
     SCORES,
     SUM,
     Core,
@@ -72,11 +75,8 @@ from anesurgery.facts.heads import (
     operands_of,
     result,
 )
-from anesurgery.facts.layouts import BATCH, TOKENS
-from anesurgery.facts.views import seen_as
-from anesurgery.mil import Array, Operation, Program, Var, constant, mb, static_shape
-from anesurgery.passes.channels_first import ChannelsFirst
-from anesurgery.placement.target import Target
+from anesurgery.regions.layouts import BATCH, TOKENS
+from anesurgery.regions.views import seen_as
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops

@@ -41,8 +41,6 @@ from typing import Any, ClassVar
 
 from anesurgery.checking.grades import Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.weight_edits import pieces
 from anesurgery.mil import (
     Program,
     Var,
@@ -55,6 +53,8 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.placement.target import Target
+from anesurgery.regions.compressed_weights import edit_weight
+from anesurgery.regions.weight_edits import pieces
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var

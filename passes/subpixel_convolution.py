@@ -39,9 +39,9 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import Refusal
-from anesurgery.facts.axis_phases import unfolded
 from anesurgery.mil import Array, Operation, Program, Var, constant, mb, producer, static_shape
 from anesurgery.placement.target import Target
+from anesurgery.regions.axis_phases import unfolded
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var

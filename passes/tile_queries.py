@@ -49,11 +49,11 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.channel_steps import given, shape_of
-from anesurgery.facts.heads import Core, core_of, queries_of
 from anesurgery.mil import Operation, Program, Var, constant, mb, static_shape
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.placement.target import Target
+from anesurgery.regions.channel_steps import given, shape_of
+from anesurgery.regions.heads import Core, core_of, queries_of
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops

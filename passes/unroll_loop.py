@@ -59,10 +59,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.inlining import Inliner
-from anesurgery.facts.list_elements import Element, elements, length
 from anesurgery.mil import Operation, Program, Var, constant, consumers, mb, reads, types
 from anesurgery.ops import CONTROL, LISTS, names
+from anesurgery.regions.inlining import Inliner
+from anesurgery.regions.list_elements import Element, elements, length
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

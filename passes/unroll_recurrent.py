@@ -41,8 +41,8 @@ import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.recurrent_steps import ACTIVATIONS, STEPS, States, bias_outside
 from anesurgery.mil import Operation, Program, Var, constant, is_stored, mb, producer, static_shape
+from anesurgery.regions.recurrent_steps import ACTIVATIONS, STEPS, States, bias_outside
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

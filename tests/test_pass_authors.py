@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery import facts, ops, semantics, testing
+from anesurgery import facts, ops, regions, semantics, testing
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Operation, Program, Var, mb, types
 from anesurgery.placement import Grade, Rule, Target
@@ -38,6 +38,7 @@ def helpers() -> Iterator[str]:
     yield from (name for name in public(Rewrite) if name != "run")
     yield from (f"`{name}`" for name, value in vars(ops).items() if isinstance(value, frozenset))
     yield from (f"`facts.{module.name}`" for module in pkgutil.iter_modules(facts.__path__))
+    yield from (f"`regions.{module.name}`" for module in pkgutil.iter_modules(regions.__path__))
     yield from (f"`semantics.{module.name}`" for module in pkgutil.iter_modules(semantics.__path__))
     own = (f for _, f in inspect.getmembers(testing, inspect.isfunction) if f.__module__ == testing.__name__)
     yield from (f.__name__ for f in own if not f.__name__.startswith("_"))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.matching import Move, still
-from anesurgery.checking.numbering import Value
+from anesurgery.checking.value_numbering import Value
 from anesurgery.files.interface_change import InterfaceChange, adapt_outputs
 from anesurgery.mil import Array
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from anesurgery.errors import InterpretError
-from anesurgery.facts.root_norms import cannot_overflow, root_norm
 from anesurgery.interpret import Listener, Predictor
 from anesurgery.mil import Function, Operation, Program, Var, static_shape, walk_ops
+from anesurgery.regions.root_norms import cannot_overflow, root_norm
 from anesurgery.semantics.constant_ends import LARGEST
 
 MARGIN = 4.0

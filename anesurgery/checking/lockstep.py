@@ -17,7 +17,7 @@ from anesurgery.checking.divergence import PAIRINGS
 from anesurgery.checking.grades import Grade
 from anesurgery.checking.matching import Match, Move, match, still
 from anesurgery.checking.model_proofs import ModelProof, Seam
-from anesurgery.checking.numbering import LARGEST_VALUE, Side, Table, Value, is_constant_op
+from anesurgery.checking.value_numbering import LARGEST_VALUE, Side, Table, Value, is_constant_op
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.bitwise import Bitwise

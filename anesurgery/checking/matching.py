@@ -17,8 +17,8 @@ import torch
 
 from anesurgery.checking.grades import Grade
 from anesurgery.checking.metrics import psnr
-from anesurgery.checking.numbering import LARGEST_VALUE, Value, constants_of_ops, reason_of
 from anesurgery.checking.proofs import APART, NoProof, Proof, at_points
+from anesurgery.checking.value_numbering import LARGEST_VALUE, Value, constants_of_ops, reason_of
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic import field

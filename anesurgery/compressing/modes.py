@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import SurgeryError
-from anesurgery.facts.compressed_weights import decoded
-from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.files.mil_types import ELEMENTS, shape_of
 from anesurgery.files.progress import advance, work
 from anesurgery.forking import patched
 from anesurgery.mil import Array, Var, exclusive, is_compressed, operands, quiet_host
+from anesurgery.regions.compressed_weights import decoded
+from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.splitting.carving import Stretch, carve
 from anesurgery.splitting.graph import Graph
 

@@ -16,7 +16,7 @@ import torch
 
 from anesurgery.errors import InterpretError, Refusal
 from anesurgery.facts.attention import MASKED, Chain, is_float, mask_chain, runtime_inputs, shapes_read
-from anesurgery.facts.slices import slice_back
+from anesurgery.facts.ops_between import slice_back
 from anesurgery.mil import (
     Array,
     Function,

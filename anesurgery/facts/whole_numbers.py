@@ -1,4 +1,4 @@
-"""Integers and conditions as floats: where they lie, and the ops that make the same numbers in fp16.
+"""Integers and conditions that floats can hold: where they lie, and which ops make the same numbers in fp16.
 
 fp16 holds every integer up to 2048. What is computed of integers that stay within it is the same in floats, op
 by op; a condition is 0 or 1.
@@ -7,22 +7,12 @@ by op; a condition is 0 or 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import cast
 
 import numpy as np
 
-from anesurgery.mil import (
-    Array,
-    Maker,
-    Operation,
-    Var,
-    any_symbolic,
-    constant,
-    np_dtype,
-    operands,
-    static_shape,
-)
+from anesurgery.mil import Operation, Var, any_symbolic, constant, np_dtype, operands, static_shape
 from anesurgery.ops import JOINING, LOGICAL, LOOKUPS, names
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import number
@@ -164,87 +154,6 @@ def symbolic(var: Var) -> str:
         if value.sym_val is not None and any_symbolic(np.ravel(np.asarray(value.sym_val, dtype=object))):
             return f"%{value.name} is counted from a symbolic shape"
     return ""
-
-
-def _literal(given: Any) -> Any:
-    """A parameter as it can be given before the constant that holds it."""
-    value = constant(given) if isinstance(given, Var) else None
-    return given if value is None else value
-
-
-def _is_view(op: Operation) -> bool:
-    """Does a cast or an identity keep the number?"""
-    kinds = np_dtype(op.x).kind, np_dtype(op.outputs[0]).kind
-    return kinds[0] in "iub" and (kinds[1] in "iu" or kinds[0] == "b")
-
-
-class Floats:
-    """The floats of integers and conditions, each made once for all edits."""
-
-    def __init__(self, maker: Any, dtype: np.dtype[Any]) -> None:
-        self.maker, self.dtype = maker, dtype
-        self.name = {np.dtype(np.float16): "fp16", np.dtype(np.float32): "fp32"}[dtype]
-        self.made: dict[Var, Any] = {}
-
-    def of(self, var: Var) -> Any:
-        """The same numbers as floats."""
-        if var not in self.made:
-            self.made[var] = self._of(var)
-        return self.made[var]
-
-    def _of(self, var: Var) -> Any:
-        if (value := constant(var)) is not None:
-            stored: Array = np.asarray(value).astype(self.dtype)
-            return stored if stored.ndim else stored[()]
-        op = makes_whole(var)
-        if op is not None and op.op_type in ("cast", "identity") and _is_view(op):
-            return self.of(op.x)
-        if op is None or (op.op_type == "cast" and np_dtype(op.x).kind == "f"):
-            reads, build = [var], lambda maker: self.cast(maker, var, op)
-        else:
-            found = [(name, self.of(v)) for name, v in operands_of(op)]
-            others = [v for name, v in operands(op) if name not in dict(found)]
-            given = [*others, *(v for _, v in found)]
-            reads = [v for v in given if isinstance(v, Var) and constant(v) is None]
-            build = lambda maker: self.build(maker, op, found)  # noqa: E731
-        return self.maker.shared_value((var, "as", self.name), reads or [var], build)
-
-    def cast(self, maker: Maker, var: Var, op: Operation | None) -> Var:
-        """A value that has to be cast; what cuts a fraction off becomes a rounding towards zero."""
-        if op is None:
-            made: Var = maker.cast(x=var, dtype=self.name)
-            return made
-        if np_dtype(var).kind == "b":
-            made = maker.cast(x=maker.not_equal(x=op.x, y=np_dtype(op.x).type(0)), dtype=self.name)
-            return made
-        whole = maker.mul(x=maker.sign(x=op.x), y=maker.floor(x=maker.abs(x=op.x)))
-        return whole if np_dtype(whole) == self.dtype else maker.cast(x=whole, dtype=self.name)
-
-    def build(self, maker: Maker, op: Operation, found: Sequence[tuple[str, Any]]) -> Var:
-        """The op that stands for one of integers or conditions."""
-        given = [v for _, v in found]
-        one = self.dtype.type(1)
-        made: Var
-        if op.op_type == "cast":
-            made = maker.cast(x=maker.not_equal(x=given[0], y=self.dtype.type(0)), dtype=self.name)
-        elif op.op_type == "mod":
-            whole = maker.floor_div(x=given[0], y=given[1])
-            made = maker.sub(x=given[0], y=maker.mul(x=whole, y=given[1]))
-        elif op.op_type == "logical_not":
-            made = maker.sub(x=one, y=given[0])
-        elif op.op_type == "logical_xor":
-            made = maker.abs(x=maker.sub(x=given[0], y=given[1]))
-        elif op.op_type in LOGICAL:
-            made = getattr(maker, {"logical_and": "minimum", "logical_or": "maximum"}[op.op_type])(
-                x=given[0], y=given[1]
-            )
-        else:
-            inputs = {k: _literal(v) for k, v in op.inputs.items() if v is not None and k[0] != "_"}
-            inputs |= dict(found)
-            if op.op_type in JOINING:
-                inputs["values"] = tuple(given)
-            made = getattr(maker, op.op_type)(**inputs)
-        return made
 
 
 def is_whole(var: Var) -> bool:

@@ -15,12 +15,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from anesurgery.facts.heads import SCORES, SUM
 from anesurgery.mil import Operation, constant, is_stored, np_dtype
 from anesurgery.ops import names
 from anesurgery.placement.corrections import UNITS, Correction
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.target import Target
+from anesurgery.regions.heads import SCORES, SUM
 from anesurgery.semantics.byte_sizes import shape_of, size_of
 from anesurgery.semantics.work import Work, read_results, runtime
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from anesurgery.facts.fixed_values import fixed_ops
 from anesurgery.facts.loop_rounds import rounds
+from anesurgery.facts.unvarying_ops import fixed_ops
 from anesurgery.mil import Block, Function, Operation, is_output, is_weight
 from anesurgery.placement import cost, partition
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope

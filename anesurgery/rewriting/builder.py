@@ -10,11 +10,11 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import PassError, Refused
-from anesurgery.facts.compressed_weights import build
-from anesurgery.facts.reencoding import encoded, numbers_of
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Array, Function, Operation, Var, is_compressed, operands
+from anesurgery.regions.compressed_weights import build
+from anesurgery.regions.reencoding import encoded, numbers_of
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.rewriting.recoding import DECODE, KEEP, Recoded
 from anesurgery.rewriting.session import Session
 

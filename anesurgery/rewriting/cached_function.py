@@ -15,14 +15,15 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refusal, UnknownName
-from anesurgery.facts import caches, chosen_lengths, rings
-from anesurgery.facts.caches import Kept, Tables
+from anesurgery.facts import chosen_lengths, rings
 from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened, tables
 from anesurgery.files.protobuf import copy_program
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
+from anesurgery.regions import caches
+from anesurgery.regions.caches import Kept, Tables
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.decoder_inputs import fixed_value

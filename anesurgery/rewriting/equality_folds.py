@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 import numpy as np
 
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.facts.fixed_values import differ
+from anesurgery.facts.unvarying_ops import differ
 from anesurgery.facts.whole_numbers import WholeNumbers
 from anesurgery.mil import Array, Var, is_output, np_dtype
 from anesurgery.rewriting.builder import Builder

@@ -28,7 +28,6 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.errors import Refusal, SurgeryError
-from anesurgery.facts.compressed_weights import unpacked
 from anesurgery.facts.token_ids import never_negative
 from anesurgery.files.copying import copied
 from anesurgery.files.protobuf import HeldWeights, from_proto, opset_name, stored_value, to_proto, version_of
@@ -49,6 +48,7 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
+from anesurgery.regions.compressed_weights import unpacked
 
 with quiet_host():
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry

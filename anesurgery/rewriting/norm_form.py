@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.root_norms import RootNorm, by_largest, cannot_overflow, root_norm
 from anesurgery.mil import Var
+from anesurgery.regions.root_norms import RootNorm, by_largest, cannot_overflow, root_norm
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite

@@ -10,8 +10,8 @@ import numpy as np
 
 from anesurgery.checking.metrics import psnr
 from anesurgery.errors import SurgeryError
-from anesurgery.facts.reencoding import stored_bytes
 from anesurgery.mil import Array, Var
+from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.semantics.reading import in_words
 
 KEEP, DECODE, REENCODE = "keep", "decode", "reencode"

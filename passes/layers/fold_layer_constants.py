@@ -47,7 +47,7 @@ import numpy as np
 
 from anesurgery.checking.adversarial import Drawing
 from anesurgery.errors import Refusal
-from anesurgery.facts.slices import slice_back
+from anesurgery.facts.ops_between import slice_back
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, operands
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site

@@ -14,7 +14,7 @@ from anesurgery.checking.grades import Grade, SiteCheck, Tolerance
 from anesurgery.checking.lengths import APART_LENGTHS, LONG, SYMBOL_LENGTH
 from anesurgery.checking.site import LARGEST_SITE
 from anesurgery.errors import ProofError
-from anesurgery.facts.slices import slice_back
+from anesurgery.facts.ops_between import slice_back
 from anesurgery.interpret import TABLE
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.rewriting.builder import Builder

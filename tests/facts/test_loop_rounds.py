@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.facts.inlining import Inliner
 from anesurgery.facts.loop_rounds import rounds
 from anesurgery.mil import Operation, Program, Var, mb, walk_ops
+from anesurgery.regions.inlining import Inliner
 
 
 def loop(start: int, more: Callable[[Var], Var], step: Callable[[Var], Var]) -> Program:

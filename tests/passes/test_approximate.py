@@ -9,10 +9,10 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import PassError, ProofError
-from anesurgery.facts import formulas
-from anesurgery.facts.formulas import DOMAINS, FORMULAS, measured
 from anesurgery.mil import Program, Var, mb, types, walk_ops
 from anesurgery.passes.approximate import LACKING, Approximate
+from anesurgery.regions import formulas
+from anesurgery.regions.formulas import DOMAINS, FORMULAS, measured
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 

@@ -12,13 +12,13 @@ from transformer_blocks import BLOCKS, block
 
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
-from anesurgery.facts import channel_regions
-from anesurgery.facts.channel_views import FREE
-from anesurgery.facts.layouts import Layout
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import channels_first
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.placement.target import Target
+from anesurgery.regions import channel_regions
+from anesurgery.regions.channel_views import FREE
+from anesurgery.regions.layouts import Layout
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 RNG = np.random.default_rng(0)

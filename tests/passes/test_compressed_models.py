@@ -11,7 +11,6 @@ import pytest
 from closeness import assert_close
 
 import anesurgery as ane
-from anesurgery.facts.compressed_weights import decoded
 from anesurgery.mil import Array, Program, Var, ct, is_compressed, mb, operands, quiet_host, types, walk_ops
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
@@ -21,6 +20,7 @@ from anesurgery.passes.split_conv3d import SplitConv3d
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.split_inner_axis import SplitInnerAxis
 from anesurgery.passes.unroll_recurrent import UnrollRecurrent
+from anesurgery.regions.compressed_weights import decoded
 from anesurgery.semantics.byte_sizes import elements
 from anesurgery.testing import apply_pass, assert_same_numbers, random_inputs
 

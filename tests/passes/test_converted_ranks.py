@@ -11,7 +11,6 @@ import torch
 from closeness import assert_close
 from conversion import convert
 
-from anesurgery.facts.views import FRAMES
 from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, constant, ct, np_dtype, operands, walk_ops
@@ -19,6 +18,7 @@ from anesurgery.ops import BROADCASTING
 from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
 from anesurgery.passes.negate_subtract import NegateSubtract
 from anesurgery.passes.rerank import Rerank
+from anesurgery.regions.views import FRAMES
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.passes import Pass
 from anesurgery.testing import apply_pass, assert_same_numbers, random_inputs

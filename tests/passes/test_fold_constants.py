@@ -10,7 +10,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
-from anesurgery.facts.fixed_values import fixed_ops
+from anesurgery.facts.unvarying_ops import fixed_ops
 from anesurgery.files import sub_byte
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops

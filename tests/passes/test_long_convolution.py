@@ -11,10 +11,10 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
-from anesurgery.facts.kernel_folds import Fold, Pieces
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.long_convolution import LongConvolution
 from anesurgery.placement import Target
+from anesurgery.regions.kernel_folds import Fold, Pieces
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 

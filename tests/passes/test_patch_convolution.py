@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes.patch_convolution import PatchConvolution
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 

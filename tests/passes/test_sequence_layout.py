@@ -13,15 +13,15 @@ from transformer_blocks import block
 import anesurgery as ane
 from anesurgery import recipes
 from anesurgery.errors import PassError, ProofError, Refusal
-from anesurgery.facts import channel_axes
-from anesurgery.facts.heads import is_scalar
-from anesurgery.facts.layouts import Layout
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import split_heads
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.placement.rules.finds_sequence_layout import evidence
 from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
+from anesurgery.regions import channel_axes
+from anesurgery.regions.heads import is_scalar
+from anesurgery.regions.layouts import Layout
 from anesurgery.testing import apply_pass
 
 FAMILIES = ("encoder_ane", "decoder_ane", "seq2seq_ane", "whisper_ane", "vit_ane", "unet_ane")

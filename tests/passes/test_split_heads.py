@@ -13,11 +13,11 @@ from transformer_blocks import BLOCKS, Size, block
 
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
-from anesurgery.facts import heads
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.split_heads import SplitHeads
+from anesurgery.regions import heads
 from anesurgery.rewriting.passes import Pipeline
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 

@@ -13,11 +13,11 @@ from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery.errors import PassError, ProofError
-from anesurgery.facts.inlining import Inliner
 from anesurgery.mil import Block, Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.ops import CONTROL, LISTS
 from anesurgery.passes import unroll_loop
 from anesurgery.passes.unroll_loop import UnrollLoop
+from anesurgery.regions.inlining import Inliner
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 
 WEIGHT = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)

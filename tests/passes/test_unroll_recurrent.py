@@ -13,10 +13,10 @@ from closeness import assert_close
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
-from anesurgery.facts import recurrent_steps
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.ops import RECURRENT
 from anesurgery.passes.unroll_recurrent import UnrollRecurrent
+from anesurgery.regions import recurrent_steps
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 
 STEPS, BATCH, INPUT, HIDDEN = 5, 2, 3, 4

@@ -107,8 +107,8 @@ def test_compressed_weights_stay_by_default() -> None:
 
 def test_a_wrong_encoding_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the old numbers are stored, as if nothing had been folded."""
-    from anesurgery.facts.compressed_weights import edited
-    from anesurgery.facts.weight_edits import Edit
+    from anesurgery.regions.compressed_weights import edited
+    from anesurgery.regions.weight_edits import Edit
     from anesurgery.rewriting import builder
 
     monkeypatch.setattr(builder, "encoded", lambda var, numbers, edit: edited(var, Edit.of(SHAPE)))

@@ -10,9 +10,10 @@ from random_ops import CHAINS, RECIPES, Sample, chain, dtypes_of, latest, sample
 from row_checks import CHECKS, FOR_INTEGERS
 
 from anesurgery import ops
-from anesurgery.facts import token_axes, views, whole_numbers
+from anesurgery.facts import token_axes, whole_numbers
 from anesurgery.interpret.arithmetic import symbolic
 from anesurgery.mil import Var, mb, np_dtype
+from anesurgery.regions import views
 from anesurgery.semantics import exponents
 from anesurgery.semantics.rows import MEANINGS, axes_of, slices_read
 

@@ -13,8 +13,9 @@ import row_checks
 from random_ops import Sample, chain, sample
 
 from anesurgery.errors import Refusal
-from anesurgery.facts import token_axes, views, whole_numbers
+from anesurgery.facts import token_axes, whole_numbers
 from anesurgery.ops import UNARY
+from anesurgery.regions import views
 from anesurgery.semantics import exponents
 from anesurgery.semantics.constant_ends import ANY
 from anesurgery.semantics.meaning import Meaning, same

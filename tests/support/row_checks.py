@@ -17,13 +17,12 @@ from random_ops import NUMPY, TYPES, Sample, numbers, plain_numbers, promised
 from anesurgery import ops
 from anesurgery.checking import excerpt, planes
 from anesurgery.errors import Refusal
-from anesurgery.facts import loop_rounds, padding, rowwise, token_axes, views
+from anesurgery.facts import loop_rounds, rowwise, token_axes
 from anesurgery.facts.whole_numbers import (
     EXACT,
     MOVES,
     ROUNDING,
     WHOLE_SUMS,
-    Floats,
     WholeNumbers,
     is_whole,
     makes_whole,
@@ -35,6 +34,9 @@ from anesurgery.interpret.arithmetic import symbolic
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
+from anesurgery.regions import padding, views
+from anesurgery.regions.single_rows import rebuild
+from anesurgery.regions.whole_floats import Floats
 from anesurgery.semantics import exponents, work
 from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import Intervals
@@ -213,7 +215,7 @@ def rebuilds_another_row(sample: Sample) -> str:
         shape = [1 if a == at else n for a, n in enumerate(source.shape)]
         place = add_input(sample.function, f"row{axis}", shape, TYPES[sample.operands[source].dtype])
         with sample.function:
-            row = rowwise.rebuild(mb, rowwise.Tail(source, at, ((sample.op, axis),)), place)
+            row = rebuild(mb, rowwise.Tail(source, at, ((sample.op, axis),)), place)
         at_place = int(rng.integers(source.shape[at]))
         (whole,) = evaluate([sample.op], values, [out], Double())
         given = {**values, place: values[source].select(at, at_place).unsqueeze(at)}

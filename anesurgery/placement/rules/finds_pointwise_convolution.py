@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from anesurgery.facts.channel_products import weight_of
 from anesurgery.mil import Operation, is_stored
 from anesurgery.ops import names
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import CHIPS, Target
+from anesurgery.regions.channel_products import weight_of
 from anesurgery.semantics.byte_sizes import shape_of
 
 

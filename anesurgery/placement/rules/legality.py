@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from anesurgery.facts.heads import SCORES, SUM
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import block_scales, doubtful, ignored_masks, long_heads, state_updates
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.rules.remedies import REMEDIES
 from anesurgery.placement.target import SOURCES
+from anesurgery.regions.heads import SCORES, SUM
 
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
 GUIDE = "sbryngelson/ane-guide, ANEForge (tables of the compiler)"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anesurgery.facts.axis_phases import framed
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Array, Maker, Var
+from anesurgery.regions.axis_phases import framed
+from anesurgery.regions.weight_edits import Edit
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Array, Maker, Operation, Var, constant, is_stored
 from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY, ZERO_PRESERVING
+from anesurgery.regions.compressed_weights import edit_weight
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.semantics.computed import results_at
 from anesurgery.semantics.constant_ends import LARGEST
 

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.channel_steps import axis_of, permutation, shape_of
-from anesurgery.facts.channel_views import FREE, straight, twin, upstream
-from anesurgery.facts.layouts import BATCH, CHANNELS, TOKENS, Groups, Layout
 from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import (
     Maker,
@@ -28,6 +25,9 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import POINTWISE
+from anesurgery.regions.channel_steps import axis_of, permutation, shape_of
+from anesurgery.regions.channel_views import FREE, straight, twin, upstream
+from anesurgery.regions.layouts import BATCH, CHANNELS, TOKENS, Groups, Layout
 from anesurgery.semantics.reading import flag, ints
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from anesurgery.checking.metrics import psnr
 from anesurgery.errors import Refused
-from anesurgery.facts import clusters, reencoding
-from anesurgery.facts.clusters import clustered
-from anesurgery.facts.compressed_weights import decoded, edit_weight
-from anesurgery.facts.reencoding import encoded, numbers_of, stored_bytes
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.files import sub_byte
 from anesurgery.mil import Array, Program, Var, ct, is_compressed, mb, types
+from anesurgery.regions import clusters, reencoding
+from anesurgery.regions.clusters import clustered
+from anesurgery.regions.compressed_weights import decoded, edit_weight
+from anesurgery.regions.reencoding import encoded, numbers_of, stored_bytes
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.session import Session
 

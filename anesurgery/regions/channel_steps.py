@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from anesurgery.facts.layouts import Groups, Layout
 from anesurgery.mil import Array, Maker, Operation, Var
+from anesurgery.regions.layouts import Groups, Layout
 from anesurgery.semantics.reading import ints
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import Refused
-from anesurgery.facts.clusters import clustered
-from anesurgery.facts.compressed_weights import Form, Part, Result, decoded, edited
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import DECODERS
 from anesurgery.mil import Array, Operation, Var, is_compressed, operands, types
+from anesurgery.regions.clusters import clustered
+from anesurgery.regions.compressed_weights import Form, Part, Result, decoded, edited
+from anesurgery.regions.weight_edits import Edit
 
 
 def encoded(var: Var, numbers: Array, edit: Edit | None = None) -> Part:

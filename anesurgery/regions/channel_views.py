@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from anesurgery.facts.channel_steps import shape_of
-from anesurgery.facts.channel_wishes import wishes
-from anesurgery.facts.layouts import Groups, Layout
-from anesurgery.facts.views import seen_as
 from anesurgery.mil import Maker, Var
 from anesurgery.ops import VIEWS
+from anesurgery.regions.channel_steps import shape_of
+from anesurgery.regions.channel_wishes import wishes
+from anesurgery.regions.layouts import Groups, Layout
+from anesurgery.regions.views import seen_as
 
 FREE = VIEWS | {"transpose"}
 """Ops of which a twin knows nothing."""

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anesurgery.facts import channel_axes, channel_products
-from anesurgery.facts.channel_steps import Layouts, Rule, Step, Twins, given, permutation, shape_of
-from anesurgery.facts.layouts import Layout, broadcast, groups_for, groups_of, seen_shape
 from anesurgery.mil import Operation, Var, constant, np_dtype, static_shape
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
+from anesurgery.regions import channel_axes, channel_products
+from anesurgery.regions.channel_steps import Layouts, Rule, Step, Twins, given, permutation, shape_of
+from anesurgery.regions.layouts import Layout, broadcast, groups_for, groups_of, seen_shape
 
 TILED = 1 << 24
 """Bytes up to which a constant is repeated so that a twin needs no other view."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Array, Operation, Var, constant, is_constant, np_dtype
+from anesurgery.regions.compressed_weights import edit_weight
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.semantics.reading import flag
 
 States = tuple[Var, ...]

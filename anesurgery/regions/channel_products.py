@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 
 from anesurgery.facts.attention import in_factors
-from anesurgery.facts.channel_steps import Layouts, Step, Twins, shape_of
-from anesurgery.facts.compressed_weights import edit_weight
-from anesurgery.facts.layouts import CHANNELS, TOKENS, Layout
-from anesurgery.facts.views import seen_as
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Operation, Var, is_stored, np_dtype, static_shape
+from anesurgery.regions.channel_steps import Layouts, Step, Twins, shape_of
+from anesurgery.regions.compressed_weights import edit_weight
+from anesurgery.regions.layouts import CHANNELS, TOKENS, Layout
+from anesurgery.regions.views import seen_as
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.semantics.reading import flag
 
 

@@ -16,12 +16,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from anesurgery.facts.channel_ops import step_of
-from anesurgery.facts.channel_steps import Step, shape_of
-from anesurgery.facts.channel_views import FREE, Named, entered, left, lengths, upstream
-from anesurgery.facts.channel_wishes import wishes
-from anesurgery.facts.layouts import Groups, Layout, twin_of
-from anesurgery.facts.views import seen_as
 from anesurgery.mil import (
     Array,
     Block,
@@ -35,6 +29,12 @@ from anesurgery.mil import (
     operands,
     static_shape,
 )
+from anesurgery.regions.channel_ops import step_of
+from anesurgery.regions.channel_steps import Step, shape_of
+from anesurgery.regions.channel_views import FREE, Named, entered, left, lengths, upstream
+from anesurgery.regions.channel_wishes import wishes
+from anesurgery.regions.layouts import Groups, Layout, twin_of
+from anesurgery.regions.views import seen_as
 
 LARGEST = 24
 """Ops of a region that are rebuilt, and checked, in one edit: a layer or two."""

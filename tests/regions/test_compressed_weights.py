@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from anesurgery.errors import Refused
-from anesurgery.facts import compressed_weights
-from anesurgery.facts.compressed_weights import decoded, edit_weight
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.files import sub_byte
 from anesurgery.mil import Array, Program, Var, ct, is_compressed, mb, types
+from anesurgery.regions import compressed_weights
+from anesurgery.regions.compressed_weights import decoded, edit_weight
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.session import Session
 

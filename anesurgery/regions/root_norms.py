@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.channel_steps import axes_of
 from anesurgery.mil import Maker, Operation, Var, np_dtype, producer, static_shape
+from anesurgery.regions.channel_steps import axes_of
 from anesurgery.semantics.intervals import magnitude
 from anesurgery.semantics.reading import flag, number
 from anesurgery.semantics.row_lengths import squared

@@ -11,16 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from anesurgery.facts.padding import (
-    BINARY,
-    FILL,
-    contracted_axis,
-    contracts_both,
-    lane_after,
-    lanewise,
-    padded_constant,
-    product_axis,
-)
 from anesurgery.mil import (
     Maker,
     Operation,
@@ -32,6 +22,16 @@ from anesurgery.mil import (
     np_dtype,
     operands,
     static_shape,
+)
+from anesurgery.regions.padding import (
+    BINARY,
+    FILL,
+    contracted_axis,
+    contracts_both,
+    lane_after,
+    lanewise,
+    padded_constant,
+    product_axis,
 )
 
 

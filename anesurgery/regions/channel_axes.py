@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery.facts.axis_slice import axis_slice
-from anesurgery.facts.channel_products import sequence
-from anesurgery.facts.channel_steps import Layouts, Step, Twins, axes_of, axis_of, given
-from anesurgery.facts.layouts import BATCH, CHANNELS, Groups, Layout, groups_for
-from anesurgery.facts.rotary import exchange
 from anesurgery.mil import Operation, Var, constant, consumers, is_output, np_dtype, static_shape
+from anesurgery.regions.channel_products import sequence
+from anesurgery.regions.channel_steps import Layouts, Step, Twins, axes_of, axis_of, given
+from anesurgery.regions.layouts import BATCH, CHANNELS, Groups, Layout, groups_for
+from anesurgery.regions.rotary import exchange
 from anesurgery.semantics.reading import flag, ints
 
 WIDEST = 256

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from anesurgery.facts.axis_slice import axis_slice
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.mil import Operation, static_shape
 from anesurgery.ops import names
+from anesurgery.regions.weight_edits import Edit
 from anesurgery.semantics.reading import ints
 
 RESHAPING = names("reshape expand_dims squeeze")

@@ -10,10 +10,8 @@ import torch
 
 from anesurgery.errors import Refusal
 from anesurgery.facts.axis_slice import AxisSlice, axis_slice
-from anesurgery.facts.channel_steps import axis_of, shape_of
+from anesurgery.facts.ops_between import slice_back
 from anesurgery.facts.rowwise import rows_read
-from anesurgery.facts.slices import slice_back
-from anesurgery.facts.views import seen_as
 from anesurgery.interpret import evaluate
 from anesurgery.mil import (
     Array,
@@ -28,6 +26,8 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import VIEWS
+from anesurgery.regions.channel_steps import axis_of, shape_of
+from anesurgery.regions.views import seen_as
 from anesurgery.semantics.reading import flag, number
 
 LEAST_ROWS = 4

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import Refused
-from anesurgery.facts.weight_edits import Edit
 from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import decompress
 from anesurgery.mil import Array, Maker, Operation, Var, is_compressed, is_stored, operands, types
+from anesurgery.regions.weight_edits import Edit
 
 PALETTE_BITS = (1, 2, 3, 4, 6, 8)
 """Bits that an index of a palette may have."""

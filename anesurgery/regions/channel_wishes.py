@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from anesurgery.facts.channel_steps import axis_of, permutation, shape_of
-from anesurgery.facts.layouts import Layout
 from anesurgery.mil import Operation, Var, constant, operands, static_shape
 from anesurgery.ops import BROADCASTING, UNARY, VIEWS
+from anesurgery.regions.channel_steps import axis_of, permutation, shape_of
+from anesurgery.regions.layouts import Layout
 
 
 def wishes(op: Operation, layout: Layout) -> dict[Var, Layout] | None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import InterpretError, Refused
-from anesurgery.facts.row_buffers import RowMaker, Rows, place_of, reads_a_row, replaces, writes_rows
 from anesurgery.mil import (
     Array,
     Block,
@@ -27,6 +26,7 @@ from anesurgery.mil import (
     types,
 )
 from anesurgery.ops import CONTROL, LISTS, RANDOM
+from anesurgery.regions.row_buffers import RowMaker, Rows, place_of, reads_a_row, replaces, writes_rows
 
 LARGEST = 4096
 """Most elements of a value that is computed beforehand."""

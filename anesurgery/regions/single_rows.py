@@ -1,0 +1,71 @@
+"""Row-wise ops again, on one position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anesurgery.facts.rowwise import Tail
+from anesurgery.mil import Maker, Operation, Var, any_symbolic, constant
+from anesurgery.semantics.meaning import parameter
+from anesurgery.semantics.moving_rows import squeezed, staying
+
+
+def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
+    """The ops of a tail again, with `row` (one position of its source) in the place of the source."""
+    new: dict[Var, Var] = {tail.source: row}
+
+    def swap(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [swap(v) for v in value]
+        return new.get(value, value)
+
+    for op, axis in tail.ops:
+        inputs = {name: swap(v) for name, v in _given(op).items()}
+        if op.op_type == "reshape":
+            inputs["shape"] = [1 if a == axis else d for a, d in enumerate(op.outputs[0].shape)]
+        if op.op_type == "squeeze":  # not the axis of the rows, which has become one long
+            inputs["axes"] = squeezed(op)
+        if op.op_type == "slice_by_index":
+            inputs |= _all_of(op, axis)
+        new[op.outputs[0]] = getattr(mb, op.op_type)(**inputs, name=f"{op.name}_row")
+    return new[tail.ops[-1][0].outputs[0]] if tail.ops else row
+
+
+def _given(op: Operation) -> dict[str, Any]:
+    """The inputs of an op without those that hold its defaults, whose dtype may not be the program's."""
+    defaults = dict(op.default_inputs().items())
+    return {
+        name: v
+        for name, v in op.inputs.items()
+        if v is not None and not (name in defaults and _equal(constant(v), defaults[name]))
+    }
+
+
+def _equal(value: Any, default: Any) -> bool:
+    """Coremltools keeps the defaults of float inputs as fp32."""
+    kept = np.float32(default) if isinstance(default, float) else default
+    return value is not None and np.array_equal(value, kept)
+
+
+def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:
+    """Masks that make a slice take all of an axis of its result, whatever its length has become."""
+    whole = staying(op)[axis]
+    return {
+        name: [bool(m) or a == whole for a, m in enumerate(parameter(op, name, False))]
+        for name in ("begin_mask", "end_mask")
+    }
+
+
+def last_row(mb: Maker, value: Var, axis: int) -> Var:
+    """The last position of an axis, by a slice whose bounds are known before the model runs."""
+    shape = list(value.shape)
+    here = [a == axis for a in range(len(shape))]
+    if any_symbolic(shape):
+        begin, others = [-1 if h else 0 for h in here], [not h for h in here]
+        ends = {"end": [0] * len(shape), "begin_mask": others, "end_mask": [True] * len(shape)}
+    else:
+        begin, ends = [shape[axis] - 1 if h else 0 for h in here], {"end": shape}
+    row: Var = mb.slice_by_index(x=value, begin=begin, name=f"{value.name}_last", **ends)
+    return row

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from anesurgery.mil import Operation, Var, is_stored, operands, producer
 from anesurgery.placement.rules.slow import makers, notch_payload
@@ -29,8 +30,7 @@ FORMS = {
 """In words."""
 
 
-@dataclass(frozen=True)
-class OpLoad:
+class OpLoad(NamedTuple):
     """What an op, or `count` equal ones, asks for in one run.
 
     Attributes:
@@ -55,7 +55,7 @@ class OpLoad:
     form: str = PLAIN
     rows: int = 0
     notch: bool = False
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # a field here, and a method of tuples
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Load:
 
     Attributes:
         ops: in file order, or merged.
-        switches: how often the unit changes.
+        switches: how often the unit changes, where that costs something.
         doubtful: where ops whose legality is not known run on the CPU instead; None without such ops.
     """
 
@@ -72,12 +72,17 @@ class Load:
     switches: int = 0
     doubtful: Load | None = None
 
+    @property
+    def on_cpu(self) -> bool:
+        """Does all of it run on the CPU?"""
+        return all(op.cpu for op in self.ops)
+
     def merged(self) -> Load:
         """With one entry for equal ops."""
         counted: Counter[OpLoad] = Counter()
         for op in self.ops:
-            counted[replace(op, count=1)] += op.count
-        return Load(tuple(replace(op, count=n) for op, n in counted.items()), self.switches)
+            counted[op._replace(count=1)] += op.count
+        return Load(tuple(op._replace(count=n) for op, n in counted.items()), self.switches)
 
 
 def load_of(judged: Sequence[Judged], units: Sequence[str | None]) -> Load:
@@ -91,7 +96,18 @@ def load_of(judged: Sequence[Judged], units: Sequence[str | None]) -> Load:
 
 def _load(judged: Sequence[Judged], on_cpu: Sequence[bool], chain: set[Operation]) -> Load:
     ops = tuple(_op(j, cpu, j.op in chain) for j, cpu in zip(judged, on_cpu, strict=True))
-    return Load(ops, sum(a != b for a, b in pairwise(on_cpu)))
+    return Load(ops, _switches(on_cpu))
+
+
+def _switches(on_cpu: Sequence[bool]) -> int:
+    """Changes of the unit that cost something.
+
+    The result has to come back to the CPU in any case, and Core ML's segmenter charges as much for a last op
+    on the
+    ANE as for a change before it: the last change to the CPU is a part of the dispatch.
+    """
+    changes = [b for a, b in pairwise(on_cpu) if a != b]
+    return len(changes) - bool(changes and changes[-1])
 
 
 def _op(one: Judged, cpu: bool, chained: bool) -> OpLoad:

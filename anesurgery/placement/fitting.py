@@ -139,7 +139,7 @@ def load_from(plain: Mapping[str, Any]) -> Load:
 def load_to(load: Load) -> dict[str, Any]:
     """A load as plain data, equal ops merged."""
     merged = load.merged()
-    ops = [[round(v, 4) if isinstance(v, float) else v for v in vars(op).values()] for op in merged.ops]
+    ops = [[round(v, 4) if isinstance(v, float) else v for v in op] for op in merged.ops]
     return {"switches": merged.switches, "ops": ops}
 
 
@@ -322,8 +322,10 @@ class Problem:
     def _slopes(self, row: Row, rates: Rates) -> tuple[float, Array]:
         """Microseconds of a row, and how they grow with the logarithm of each number."""
         count, slope = len(self.families), np.zeros(self.size)
-        place, us = self.families.index(row.family), rates.fixed + row.load.switches * rates.switch
-        slope[count + place] = rates.fixed
+        place, us = self.families.index(row.family), row.load.switches * rates.switch
+        if not row.load.on_cpu:
+            us += rates.fixed
+            slope[count + place] = rates.fixed
         for op in row.load.ops:
             spent = rates.spent(op)
             us += spent.total * op.count

@@ -19,7 +19,9 @@ from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
+from anesurgery.placement.network_times import time_of_network
 from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
+from anesurgery.placement.segments import with_times
 from anesurgery.placement.target import Target
 from anesurgery.semantics.work import work_of
 
@@ -77,14 +79,19 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     rows = [replace(r, flop=_flop(blobs, one)) for r, one in zip(rows, layers, strict=True)]
     numbers, segments = _segments(layers, rows, shapes, {f.name for f in spec.description.output})
     rows = [replace(row, segment=number) for row, number in zip(rows, numbers, strict=True)]
+    named = [(row, next(iter(one.spec.output), one.spec.name)) for row, one in zip(rows, layers, strict=True)]
+    timed = time_of_network(blobs, named, target)
+    if timed.each:
+        rows = [replace(row, ms=ms) for row, ms in zip(rows, timed.each, strict=True)]
     return Inspection(
         label,
         target,
         tuple(rows),
-        tuple(segments),
+        with_times(segments, numbers, timed.each),
         tuple(_about(rows)),
         None,
-        (*_notes(rows, target), *_obstacle(spec, label)),
+        (*_notes(rows, target), *_obstacle(spec, label), *([f"no time: {timed.why}"] if timed.why else [])),
+        time=timed.time,
     )
 
 

@@ -12,11 +12,11 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anesurgery.errors import LoadError
 from anesurgery.facts.loop_rounds import rounds
@@ -37,20 +37,24 @@ APART = 3.0
 errors of published rows are within it, so more says nothing."""
 
 
-@dataclass(frozen=True)
-class Spent:
-    """Microseconds that an op takes, by source of cost."""
+class Spent(NamedTuple):
+    """Microseconds that one run of an op takes.
+
+    Attributes:
+        kind: source of cost.
+        own: by Core ML's estimate.
+        reading: beyond that, until its weights are read.
+        waiting: beyond both, on the longest chain.
+    """
 
     kind: str
     own: float
     reading: float = 0.0
-    """Beyond `own`, until its weights are read."""
     waiting: float = 0.0
-    """Beyond both, on the longest chain."""
 
     @property
     def total(self) -> float:
-        """Of one run."""
+        """Of all."""
         return self.own + self.reading + self.waiting
 
 
@@ -94,7 +98,8 @@ class Rates:
     def spent(self, op: OpLoad) -> Spent:
         """What one run of an op takes."""
         if op.cpu:
-            return Spent("CPU", op.us, max(op.weight / self.gb / 1e3 - op.us, 0.0))
+            reading = op.weight / self.gb / 1e3
+            return Spent("CPU", op.us) if op.us >= reading else Spent("CPU", 0.0, reading)
         own = op.us * self.factor * (self.long if op.long else 1.0)
         bytes_ = op.weight * (self.notch if op.notch else 1.0)
         if op.form != PLAIN:
@@ -156,14 +161,21 @@ def read_table(path: str | Path) -> dict[str, Any]:
 
 def microseconds(load: Load, rates: Rates) -> dict[Key, float]:
     """Microseconds by source of cost and op type."""
+    return added_up(load, rates, [rates.spent(op) for op in load.ops])
+
+
+def added_up(load: Load, rates: Rates, each: Iterable[Spent]) -> dict[Key, float]:
+    """Microseconds by source of cost and op type, of what each op takes."""
     spent: defaultdict[Key, float] = defaultdict(float)
-    for op in load.ops:
-        one, name = rates.spent(op), f"{op.op_type}{' (long)' if op.long else ''}{op.form and f' ({op.form})'}"
+    reading = waiting = 0.0
+    for op, one in zip(load.ops, each, strict=True):
+        name = f"{op.op_type} (long)" if op.long else f"{op.op_type} ({op.form})" if op.form else op.op_type
         spent[one.kind, name] += one.own * op.count
-        spent["weights", ""] += one.reading * op.count
-        spent["waiting", ""] += one.waiting * op.count
-    spent["switches", ""] += load.switches * rates.switch
-    spent["dispatch", ""] += rates.fixed
+        reading += one.reading * op.count
+        waiting += one.waiting * op.count
+    spent["weights", ""], spent["waiting", ""] = reading, waiting
+    spent["switches", ""] = load.switches * rates.switch
+    spent["dispatch", ""] = 0.0 if load.on_cpu else rates.fixed
     return {key: us for key, us in spent.items() if us}
 
 
@@ -176,22 +188,36 @@ def deviation(key: Key, table: Mapping[str, Any]) -> float:
     return math.hypot(own, more)
 
 
-def why_none(load: Load, target: Target, numbers: Mapping[str, Any]) -> str:
-    """Why there is no time, in words; "" where there is one."""
+@dataclass(frozen=True)
+class Timed:
+    """What is known of the time of a function.
+
+    Attributes:
+        time: None where nothing allows it.
+        why: there is none, in words.
+        each: milliseconds of each op, in file order; empty without a time.
+    """
+
+    time: Time | None
+    why: str = ""
+    each: tuple[float, ...] = ()
+
+
+def why_not_of(target: Target, numbers: Mapping[str, Any] | None = None) -> str:
+    """Why there is no time of any model on a target, in words; "" where there may be."""
     if len(target.families) != 1:
         return "name one chip (target M4, A16): generations of the engine differ several times"
     (family,) = target.families
     if target.uses_gpu or not target.uses_ane:
         return f"published times carry estimates for CPU_AND_NE only, not for {target.compute_units}"
-    if str(family) not in numbers["factor"]:
-        return f"no published time of a whole model on {target.label} is in the table"
-    if all(op.cpu and op.us for op in load.ops):
-        return "no op is expected on the Neural Engine"
-    return _of_forms(load, family, numbers)
+    if str(family) not in (table() if numbers is None else numbers)["factor"]:
+        return f"no published time on the generation of {target.label} is in the table"
+    return ""
 
 
-def _of_forms(load: Load, family: int, numbers: Mapping[str, Any]) -> str:
+def _of_forms(load: Load, target: Target, numbers: Mapping[str, Any]) -> str:
     """Which form of weights was not measured on a generation, and where."""
+    (family,) = target.families
     for form in sorted({op.form for op in load.ops if op.form != PLAIN and not op.cpu}):
         known = numbers["forms"].get(form)
         if form == JOINT or known is None:
@@ -213,51 +239,38 @@ def time_of(load: Load, target: Target, numbers: Mapping[str, Any] | None = None
         target: names one chip, or chips of one generation.
         numbers: a table; the fitted one by default.
     """
+    found = timed(load, target, numbers)
+    return found.why if found.time is None else found.time
+
+
+def timed(load: Load, target: Target, numbers: Mapping[str, Any] | None = None) -> Timed:
+    """The time, that of each op, or why there is none; see `time_of`."""
     numbers = table() if numbers is None else numbers
-    if why := why_none(load, target, numbers):
-        return why
-    time = _time(load, target, numbers)
-    other = None if load.doubtful is None else _time(load.doubtful, target, numbers)
-    if other is None:
-        return time
+    if why := why_not_of(target, numbers) or _of_forms(load, target, numbers):
+        return Timed(None, why)
+    time, each = _time(load, target, numbers)
+    if load.on_cpu and time.parts.get("CPU", 0.0) >= time.ms / 2:
+        return Timed(None, "no op is expected on the Neural Engine, and published times on the CPU are too few")
+    if load.doubtful is None:
+        return Timed(time, each=each)
+    other, _ = _time(load.doubtful, target, numbers)
     if max(time.ms, other.ms) > APART * min(time.ms, other.ms):
         share = f"{time.ms:.3g} ms if they do, {other.ms:.3g} ms if not"
-        return f"of some ops it is not known if the ANE runs them: {share}"
-    return time.spanning(other)
+        return Timed(None, f"of some ops it is not known if the ANE runs them: {share}")
+    return Timed(time.spanning(other), each=each)
 
 
-def _time(load: Load, target: Target, numbers: Mapping[str, Any]) -> Time:
+def _time(load: Load, target: Target, numbers: Mapping[str, Any]) -> tuple[Time, tuple[float, ...]]:
+    """The time, and the milliseconds of each op with all its runs; dispatch and switches belong to none."""
     (family,) = target.families
-    own = str(family)
-    spent = {
-        key: us / 1e3 for key, us in microseconds(load, Rates.of(numbers, family, target.marketed[0])).items()
-    }
+    own, rates = str(family), Rates.of(numbers, family, target.marketed[0])
+    each = [rates.spent(op) for op in load.ops]
+    spent = {key: us / 1e3 for key, us in added_up(load, rates, each).items()}
     off = {key: deviation(key, numbers) for key in spent}
-    common = numbers["deviation"][own]
     known = {name: numbers[name][own] for name in ("measurements", "source")}
-    return Time.of(spent, off, common, reach=numbers["reach"], unlike=numbers["unlike"], **known)
-
-
-def of_each(load: Load, target: Target, numbers: Mapping[str, Any] | None = None) -> list[float]:
-    """Milliseconds of each op of a load in file order, all its runs; dispatch and switches belong to none."""
-    (family,) = target.families
-    rates = Rates.of(table() if numbers is None else numbers, family, target.marketed[0])
-    return [rates.spent(op).total * op.count / 1e3 for op in load.ops]
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What is known of the time of a function.
-
-    Attributes:
-        time: None where nothing allows it.
-        why: there is none, in words.
-        each: milliseconds of each op, in file order; empty without a time.
-    """
-
-    time: Time | None
-    why: str = ""
-    each: tuple[float, ...] = ()
+    common = 0.0 if load.on_cpu else numbers["deviation"][own]
+    time = Time.of(spent, off, common, reach=numbers["reach"], unlike=numbers["unlike"], **known)
+    return time, tuple(sum(one[1:]) * op.count / 1e3 for op, one in zip(load.ops, each, strict=True))
 
 
 def time_of_shaped(shaped: Shaped, units: Sequence[str | None], target: Target, doubted: bool = False) -> Timed:
@@ -269,17 +282,15 @@ def time_of_shaped(shaped: Shaped, units: Sequence[str | None], target: Target, 
         target: names one chip, or chips of one generation.
         doubted: does something known of the whole model leave open where it runs?
     """
+    if why := why_not_of(target):
+        return Timed(None, why)
     if shaped.flexible is not None:
         return Timed(None, "its shapes vary, and published times of such models disagree several times")
     if doubted:
         return Timed(None, "where it runs as a whole is not known, as findings say")
     if any(_is_undecided(j.op) for j in shaped.judged):
         return Timed(None, "how often a loop runs, or which branch, is not known")
-    if len(target.families) != 1:
-        return Timed(None, why_none(Load(()), target, {}))
-    load = load_of(shaped.judged, units)
-    found = time_of(load, target)
-    return Timed(None, found) if isinstance(found, str) else Timed(found, each=tuple(of_each(load, target)))
+    return timed(load_of(shaped.judged, units), target)
 
 
 def _is_undecided(op: Operation) -> bool:

@@ -255,6 +255,35 @@ def test_common_errors_cancel_and_others_do_not() -> None:
     assert near.high / near.low < wide.high / wide.low
 
 
+@pytest.mark.parametrize(("order", "paid"), [("a", 0), ("ac", 0), ("ca", 1), ("aca", 2), ("acac", 2), ("c", 0)])
+def test_the_way_back_to_the_cpu_is_part_of_a_prediction(order: str, paid: int) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 8, 8), types.fp16)], opset_version=ct.target.iOS16)
+    def built(x: Var) -> Var:
+        for _ in order:
+            x = mb.relu(x=x)
+        return x
+
+    judged = judge_shaped(ane.load(built), None, M4, ()).judged
+    assert load_of(judged, ["cpu" if unit == "c" else "ane" for unit in order]).switches == paid
+
+
+@pytest.mark.parametrize(
+    "ops", [(), (OpLoad("gelu", 300.0, cpu=True),), (OpLoad("linear", 300.0, weight=100, cpu=True),)]
+)
+def test_what_runs_on_the_cpu_alone_has_no_time(ops: tuple[OpLoad, ...]) -> None:
+    found = time_of(Load(ops), M4)
+    assert isinstance(found, str)
+    assert found.startswith("no op is expected on the Neural Engine")
+
+
+def test_a_product_of_a_row_takes_the_reading_of_its_weights_on_either_unit() -> None:
+    head = OpLoad("linear", 4425.0, weight=1_050_929_664)
+    chip = Target.parse("M4 Pro")
+    there, here = told(head, target=chip), told(head._replace(cpu=True), target=chip)
+    assert here.ms == pytest.approx(8.315, rel=1e-3)  # as published
+    assert there.ms == pytest.approx(here.ms + there.parts["dispatch"])
+
+
 def test_a_pipeline_takes_the_sum() -> None:
     one, other = told(OpLoad("conv", 900.0)), told(OpLoad("linear", 300.0))
     both = total([one, other])

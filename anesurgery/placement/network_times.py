@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from anesurgery.mil import Operation, any_symbolic
+from anesurgery.mil import Operation, any_symbolic, is_weight
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.placement import cost
 from anesurgery.placement.demand import load_of
@@ -13,7 +13,8 @@ from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import Timed, timed, why_not_of
 from anesurgery.placement.verdicts import Judged
-from anesurgery.semantics.work import Work, is_weight, kind_of, work_of
+from anesurgery.semantics.byte_sizes import kind_of
+from anesurgery.semantics.work import Work, work_of
 
 FULL = "fp32"
 """The dtype in which layers are built; the engine computes in fp16, which moves half of the bytes."""

@@ -17,7 +17,7 @@ import networkx
 import numpy as np
 
 from anesurgery.facts.masks import evaluate_static
-from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Axes, Tokens, tables
+from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Axes, Tokens
 from anesurgery.mil import Array, Operation, Var, constant, consumers
 
 MULTIPLE = 32
@@ -82,7 +82,7 @@ def _by_distance(
     op: Operation, tokens: Tokens, known: dict[tuple[Var, tuple[tuple[int, str], ...]], bool]
 ) -> bool:
     """Do the tables that an op reads depend on the distance of two tokens only?"""
-    for var, axes in tables(op, tokens).items():
+    for var, axes in tokens.tables[op].items():
         if {SEEN, WEIGHTS} & set(axes.values()):
             key = (var, tuple(sorted(axes.items())))
             if key not in known:

@@ -17,7 +17,7 @@ from anesurgery import mil
 from anesurgery.errors import Refusal, UnknownName
 from anesurgery.facts import chosen_lengths, rings
 from anesurgery.facts.rings import Ring
-from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened, tables
+from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
 from anesurgery.files.protobuf import copy_program
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
@@ -210,7 +210,7 @@ class CachedFunction:
         self.tables.mb = self.before(op)
         ring = self.rings.get(op)
         seen = self.how.context if ring is None else ring.size
-        for var, axes in tables(op, self.tokens).items():
+        for var, axes in self.tokens.tables[op].items():
             cut = self.tables.cut(var, axes, ring)
             if cut is None:
                 return Refusal(f"%{var.name} holds something for each token, and cannot be evaluated", op)

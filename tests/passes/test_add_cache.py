@@ -310,7 +310,7 @@ MIXED = {
     "merged: it merges the axis of the tokens with others": lambda x: mb.reshape(
         x=x, shape=[1, 32], name="merged"
     ),
-    "back: how reverse treats the tokens is not known": lambda x: mb.reverse(x=x, axes=[1], name="back"),
+    "back: it mixes tokens": lambda x: mb.reverse(x=x, axes=[1], name="back"),
     "swap: the output %swap has no axis of tokens": lambda x: mb.const(
         val=np.ones((1, 8, 4), np.float32), name="swap"
     ),

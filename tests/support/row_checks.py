@@ -241,9 +241,9 @@ def mixes_planes(sample: Sample) -> str:
 
 def mixes_tokens(sample: Sample) -> str:
     """Tokens that `token_axes` follows through an op meet others, or are lost."""
-    rule, rng = token_axes.RULES.get(sample.op.op_type), _draws(sample)
+    rng = _draws(sample)
     held = [v for v, o in sample.operands.items() if o.shape]
-    if rule is None or not held or any(not static_shape(v) for v in sample.op.outputs):
+    if not held or any(not static_shape(v) for v in sample.op.outputs):
         return ""
     values = plain_numbers(sample, rng)
     for label in (token_axes.NEW, token_axes.SEEN, token_axes.NEW):
@@ -254,7 +254,7 @@ def mixes_tokens(sample: Sample) -> str:
         if not axes:
             continue
         tokens = token_axes.Tokens(dict(axes))
-        made = rule(sample.op, tokens)
+        made = token_axes.labels_of(sample.op, tokens)
         if isinstance(made, Refusal):
             continue
         tokens.axes |= dict.fromkeys(sample.op.outputs, made)

@@ -28,8 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery import Builder, Match, OpPattern, Ops, Refusal, Rewrite, var
-from anesurgery.mil import Program, Var, mb, static_shape
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Template(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Guards, each with the value that it found; return `m.bind(...)` to hand something on."""
-        if (shape := static_shape(m.x)) is None:
+        if (shape := an.static_shape(m.x)) is None:
             return Refusal(f"%{m.x.name} has a symbolic shape", m.root)
         if len(shape) > self.most_axes:
             return Refusal(f"%{m.x.name} has {len(shape)} axes, above {self.most_axes}", m.root)

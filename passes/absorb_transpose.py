@@ -40,16 +40,8 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Operation, Program, Var, consumers, is_output, mb, static_shape
-from anesurgery.ops import REDUCTIONS, UNARY, VIEWS
-from anesurgery.regions.compressed_weights import edit_weight
-from anesurgery.regions.weight_edits import Edit
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import flag, ints, weight
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 PRODUCTS = frozenset({"linear", "matmul"})
 NORMS = {"layer_norm": "axes", "softmax": "axis"}
@@ -62,35 +54,39 @@ class AbsorbTranspose(Rewrite):
 
     name: ClassVar[str] = "absorb_transpose"
     static: ClassVar[bool] = True
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every product with a weight, every reduction, and a transpose back."""
-        return op.any(*sorted(PRODUCTS | REDUCTIONS), "transpose")()
+        return op.any(*sorted(PRODUCTS | an.ops.REDUCTIONS), "transpose")()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A transpose before it, through views or norms and pointwise ops."""
-        op, between = m.root, list[Operation]()
+        op, between = m.root, list[an.Operation]()
         value, views, back = op.x, 0, m.root.op_type == "transpose"
-        passed = UNARY | (NORMS.keys() if back else VIEWS)
+        passed = an.ops.UNARY | (NORMS.keys() if back else an.ops.VIEWS)
         while value.op is not None and value.op.op_type in passed:
-            views += value.op.op_type in VIEWS
+            views += value.op.op_type in an.ops.VIEWS
             between.append(value.op)
             value = value.op.x
         turn = value.op
-        if turn is None or turn.op_type != "transpose" or (views == 0) != (back or op.op_type in REDUCTIONS):
+        if (
+            turn is None
+            or turn.op_type != "transpose"
+            or (views == 0) != (back or op.op_type in an.ops.REDUCTIONS)
+        ):
             return None
         if back and not any(step.op_type in NORMS for step in between):
             return None
         inner = [*between, turn]
-        if any(is_output(o.outputs[0]) or len(consumers(o.outputs[0])) > 1 for o in inner):
+        if any(an.is_output(o.outputs[0]) or len(an.consumers(o.outputs[0])) > 1 for o in inner):
             return Refusal(f"%{turn.outputs[0].name}, or what is made of it, is read elsewhere", op)
-        perm = [a % turn.x.rank for a in ints(turn, "perm")]
-        found: list[int] | Array | Refusal
+        perm = [a % turn.x.rank for a in an.ints(turn, "perm")]
+        found: list[int] | an.Array | Refusal
         if back:
             found = _returns(op, perm, between)
         else:
-            found = _axes(op, perm) if op.op_type in REDUCTIONS else _columns(op, turn, perm)
+            found = _axes(op, perm) if op.op_type in an.ops.REDUCTIONS else _columns(op, turn, perm)
         if isinstance(found, Refusal):
             return found
         return m.bind(ops=(op, *inner), turn=turn, between=between, found=found)
@@ -98,59 +94,59 @@ class AbsorbTranspose(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The op on what was not transposed."""
         op, made = m.root, m.turn.x
-        for step in (s for s in reversed(m.between) if s.op_type not in VIEWS):
+        for step in (s for s in reversed(m.between) if s.op_type not in an.ops.VIEWS):
             given = {name: value for name, value in step.inputs.items() if value is not None}
             if (key := NORMS.get(step.op_type)) is not None:
-                over = [m.found[a] for a in ints(step, key)]
+                over = [m.found[a] for a in an.ints(step, key)]
                 given[key] = over if key == "axes" else over[0]
             made = getattr(mb, step.op_type)(**{**given, "x": made})
         if op.op_type == "transpose":
             return made
         given = {name: value for name, value in op.inputs.items() if value is not None}
-        if op.op_type in REDUCTIONS:
+        if op.op_type in an.ops.REDUCTIONS:
             return cast(Var, getattr(mb, op.op_type)(**{**given, "x": made, "axes": m.found}))
-        stored, name = cast(Var, weight(op)), "y" if op.op_type == "matmul" else "weight"
+        stored, name = cast(Var, an.weight(op)), "y" if op.op_type == "matmul" else "weight"
         columns = _column_axis(op)
-        edit = Edit.of(static_shape(stored) or ()).taken(columns, m.found)
+        edit = an.Edit.of(an.static_shape(stored) or ()).taken(columns, m.found)
         wish = f"{op.outputs[0].name}_flat"
         given |= {"x": mb.reshape(x=made, shape=list(op.x.shape), name=wish)}
-        given[name] = edit_weight(mb, stored, edit, f"{stored.name}_columns")
+        given[name] = an.edit_weight(mb, stored, edit, f"{stored.name}_columns")
         return cast(Var, getattr(mb, op.op_type)(**given))
 
 
-def _column_axis(op: Operation) -> int:
+def _column_axis(op: an.Operation) -> int:
     """The axis of a stored weight along which products are summed."""
     if op.op_type == "linear":
         return 1
-    rank = cast(Var, weight(op)).rank
-    return rank - 1 if flag(op, "transpose_y") else rank - 2
+    rank = cast(Var, an.weight(op)).rank
+    return rank - 1 if an.flag(op, "transpose_y") else rank - 2
 
 
-def _axes(op: Operation, perm: list[int]) -> list[int] | Refusal:
+def _axes(op: an.Operation, perm: list[int]) -> list[int] | Refusal:
     """The axes of a reduction before the transpose."""
-    axes = [a % len(perm) for a in ints(op, "axes")] or list(range(len(perm)))
+    axes = [a % len(perm) for a in an.ints(op, "axes")] or list(range(len(perm)))
     kept = [perm[a] for a in range(len(perm)) if a not in axes]
-    if flag(op, "keep_dims") or kept != sorted(kept):
+    if an.flag(op, "keep_dims") or kept != sorted(kept):
         return Refusal(f"the reduction leaves the axes in the order {perm}", op)
     return sorted(perm[a] for a in axes)
 
 
-def _returns(op: Operation, perm: list[int], between: Sequence[Operation]) -> list[int] | Refusal:
+def _returns(op: an.Operation, perm: list[int], between: Sequence[an.Operation]) -> list[int] | Refusal:
     """The axes before the first transpose, if the second undoes it and norms are over one axis."""
-    if [perm[a] for a in ints(op, "perm")] != list(range(len(perm))):
+    if [perm[a] for a in an.ints(op, "perm")] != list(range(len(perm))):
         return Refusal(f"the transpose after it does not undo {perm}", op)
     for step in (step for step in between if step.op_type in NORMS):
-        if len(over := ints(step, NORMS[step.op_type])) != 1:
+        if len(over := an.ints(step, NORMS[step.op_type])) != 1:
             return Refusal(f"the {step.op_type} is over the axes {over}, not over one", op)
     return perm
 
 
-def _columns(op: Operation, turn: Operation, perm: list[int]) -> Array | Refusal:
+def _columns(op: an.Operation, turn: an.Operation, perm: list[int]) -> an.Array | Refusal:
     """Which column of the weight each element of the flattened value meets, or why none can be told."""
-    stored, turned = weight(op), static_shape(turn.outputs[0]) or ()
-    if stored is None or (op.op_type == "matmul" and flag(op, "transpose_x")):
+    stored, turned = an.weight(op), an.static_shape(turn.outputs[0]) or ()
+    if stored is None or (op.op_type == "matmul" and an.flag(op, "transpose_x")):
         return Refusal("its weight is dynamic", op)
-    if stored.rank < 2 or math.prod((static_shape(stored) or ())[:-2]) != 1:
+    if stored.rank < 2 or math.prod((an.static_shape(stored) or ())[:-2]) != 1:
         return Refusal(f"%{stored.name} holds several matrices", op)
     lead, width = math.prod(op.x.shape[:-1]), int(op.x.shape[-1])
     flat = next(

@@ -33,12 +33,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, ct, mb, static_shape
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 MOST = 4
 """Axes that both take."""
@@ -52,7 +48,7 @@ class AdaptRank(Rewrite):
     """`linear` and fused attention between reshapes."""
 
     name: ClassVar[str] = "adapt_rank"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False
     """What an attention makes of scores that are all NaN or infinite depends on its kernel."""
     magnitude: ClassVar[float] = 65504.0
@@ -70,14 +66,14 @@ class AdaptRank(Rewrite):
             return None
         names = ["query", "key", "value"] if op.op_type == ATTENTION else ["x"]
         for v in (op.inputs[name] for name in names):
-            if static_shape(v) is None:
+            if an.static_shape(v) is None:
                 return Refusal(f"%{v.name} has the symbolic shape {tuple(v.shape)}", op)
         if op.op_type != ATTENTION:
-            return m.bind(seen={"x": _seen(op.op_type, static_shape(op.x) or ())})
-        seen = {name: _seen(ATTENTION, static_shape(op.inputs[name]) or ()) for name in names}
+            return m.bind(seen={"x": _seen(op.op_type, an.static_shape(op.x) or ())})
+        seen = {name: _seen(ATTENTION, an.static_shape(op.inputs[name]) or ()) for name in names}
         if (mask := op.inputs.get("attn_mask")) is None:
             return m.bind(seen=seen)
-        found = _mask(static_shape(mask), static_shape(op.query) or ())
+        found = _mask(an.static_shape(mask), an.static_shape(op.query) or ())
         if found is None:
             return Refusal(f"the mask {tuple(mask.shape)} is broadcast over the axes that are merged", op)
         return m.bind(seen={**seen, "attn_mask": found})
@@ -112,7 +108,7 @@ def example() -> Program:
     """A product of five axes."""
     weight = np.arange(6, dtype=np.float32).reshape(2, 3)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 1, 2, 3))], opset_version=ct.target.iOS16)
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 1, 2, 3))], opset_version=an.ct.target.iOS16)
     def program(x: Var) -> Any:
         return mb.linear(x=x, weight=weight, name="y")
 

@@ -96,18 +96,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery import mil
-from anesurgery.errors import PassError, Refusal
-from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret.decoding import replay
-from anesurgery.mil import Function, Program, Var, types
-from anesurgery.mil import mb as host
-from anesurgery.placement.loadable import of_version
-from anesurgery.placement.target import Target
-from anesurgery.rewriting.cached_function import Caching, cached_functions
-from anesurgery.rewriting.decoder_inputs import inputs_of, rows_in_words, token_axis, unclear
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
 from anesurgery.splitting.plan import chunk_numbers
 
 CHOICES = {"cache": ("state", "io"), "windows": (None, "ring", "mask")}
@@ -143,18 +134,18 @@ class AddCache(Pass):
         for option, known in CHOICES.items():
             if (value := getattr(self, option)) not in known:
                 words = " or ".join(repr(k) for k in known if k)
-                raise PassError(f"{self.name}: {option}={value!r}; it may be {words}")
+                raise an.PassError(f"{self.name}: {option}={value!r}; it may be {words}")
         for option in ("context", "prefill"):
             value = getattr(self, option)
             if value is not None and (type(value) is not int or value < 1):
-                raise PassError(f"{self.name}: {option}={value!r}; it must be a positive integer")
+                raise an.PassError(f"{self.name}: {option}={value!r}; it must be a positive integer")
 
     def requires(self, program: Program) -> Refusal | None:
         """One function of iOS 18."""
         if len(program.functions) != 1:
             return Refusal(f"the model has the functions {', '.join(program.functions)}; a cache needs one")
         (function,) = program.functions.values()
-        if function.opset_version < mil.ct.target.iOS18:
+        if function.opset_version < an.ct.target.iOS18:
             return Refusal(
                 "states and slice_update came with iOS 18; convert with minimum_deployment_target=iOS18"
             )
@@ -168,39 +159,44 @@ class AddCache(Pass):
         """
         refusal = self.made(program, session)
         if refusal is not None and self.required:
-            raise PassError(f"{self.name}: {refusal}")
+            raise an.PassError(f"{self.name}: {refusal}")
         session.refusals += [] if refusal is None else [(self.name, refusal)]
 
     def made(self, program: Program, session: Session) -> Refusal | None:
         """The two functions in place of one, or why not."""
         ((name, function),) = program.functions.items()
-        choices = inputs_of(function, self.fixed or {})
+        choices = an.decoder_inputs.inputs_of(function, self.fixed or {})
         if isinstance(choices, Refusal):
             return choices
         tokens = function.inputs[next(iter(choices[0]))]
-        longest = int(tokens.shape[token_axis(tokens)])
+        longest = int(tokens.shape[an.decoder_inputs.token_axis(tokens)])
         context = self.context or longest
         if context > longest:
-            raise PassError(
+            raise an.PassError(
                 f"{self.name}: context={context} is longer than the {longest} positions of the model"
             )
         calls = {"prefill": min(self.prefill, context), "decode": 1}
         chunk_of = chunk_numbers(program, self.limit(session))
         for chosen in choices:
-            how = Caching(chosen, context, self.cache == "state", self.windows, self.fixed or {}, chunk_of)
-            if not isinstance(made := cached_functions(session, program, calls, how), Refusal):
+            how = an.cached_function.Caching(
+                chosen, context, self.cache == "state", self.windows, self.fixed or {}, chunk_of
+            )
+            if not isinstance(
+                made := an.cached_function.cached_functions(session, program, calls, how), Refusal
+            ):
                 break
         if isinstance(made, Refusal):
-            return made if len(chosen) == 1 else unclear(chosen, f" ({made})")
+            return made if len(chosen) == 1 else an.decoder_inputs.unclear(chosen, f" ({made})")
         before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
         for word, copy in made.items():
             program.add_function(word, copy)
         session.contract.append(self.change(name, function, chosen, made))
-        session.changes.append(Change(self.name, name, tuple(before), tuple(made), "", None, UNCHECKED))
+        session.changes.append(an.Change(self.name, name, tuple(before), tuple(made), "", None, UNCHECKED))
         version = max(f.opset_version.value for f in made.values())
         session.notes += [
-            f"{self.name}: {f.message}" for f in of_version(version, Target.parse(session.target))
+            f"{self.name}: {f.message}"
+            for f in an.loadable.of_version(version, an.Target.parse(session.target))
         ]
         if (parts := max(chunk_of.values(), default=0) + 1) > 1:
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
@@ -208,11 +204,13 @@ class AddCache(Pass):
 
     def limit(self, session: Session) -> int | str:
         """The number of chunks, or the most weights of one, also where the target says it."""
-        return str(Target.parse(session.target).least("program")[0]) if self.chunks == "target" else self.chunks
+        return (
+            str(an.Target.parse(session.target).least("program")[0]) if self.chunks == "target" else self.chunks
+        )
 
     def change(
-        self, name: str, old: Function, chosen: Mapping[str, int], made: Mapping[str, Function]
-    ) -> InterfaceChange:
+        self, name: str, old: an.Function, chosen: Mapping[str, int], made: Mapping[str, an.Function]
+    ) -> an.InterfaceChange:
         """What callers must do otherwise."""
         names = {name, *made, *old.inputs, *(v.name for v in old.outputs)}
         names |= {n for f in made.values() for n in (*f.inputs, *(v.name for v in f.outputs))}
@@ -220,15 +218,16 @@ class AddCache(Pass):
         length = made["prefill"].inputs[tokens].shape[axis]
         kept = "the state" if self.cache == "state" else "the inputs cache_..., given back as cache_..._out,"
         words = (
-            f"call prefill ({length} tokens) or decode (1 token) with {tokens}{rows_in_words(chosen)} "
-            f"and position, the number of tokens before; {kept} keeps what was read"
+            f"call prefill ({length} tokens) or decode (1 token) with "
+            f"{tokens}{an.decoder_inputs.rows_in_words(chosen)} and position, the number of "
+            f"tokens before; {kept} keeps what was read"
         )
         context = self.context
 
-        def read(outputs: Values, inputs: Values) -> Values:
+        def read(outputs: an.Values, inputs: an.Values) -> an.Values:
             return {n: v[:, :context] if np.ndim(v) > 1 else v for n, v in outputs.items()}
 
-        return InterfaceChange(words, tuple(sorted(names)), outputs=read, call=replay)
+        return an.InterfaceChange(words, tuple(sorted(names)), outputs=read, call=replay)
 
 
 def example() -> Program:
@@ -237,12 +236,12 @@ def example() -> Program:
     words, places = (draw(shape).astype(np.float16) for shape in ((6, 4), (1, 16, 4)))
     causal = np.triu(np.full((16, 16), -1e4, np.float16), 1)
 
-    @host.program(input_specs=[host.TensorSpec((1, 16), types.int32)], opset_version=mil.ct.target.iOS18)
+    @mb.program(input_specs=[mb.TensorSpec((1, 16), an.types.int32)], opset_version=an.ct.target.iOS18)
     def program(ids: Var) -> Var:
-        place, mask = host.const(val=places, name="place"), host.const(val=causal, name="mask")
-        x = host.add(x=host.gather(x=words, indices=ids, axis=0, name="e"), y=place, name="x")
-        scores = host.matmul(x=x, y=x, transpose_y=True, name="scores")
-        weights = host.softmax(x=host.add(x=scores, y=mask, name="masked"), axis=-1, name="weights")
-        return host.linear(x=host.matmul(x=weights, y=x, name="seen"), weight=words, name="logits")
+        place, mask = mb.const(val=places, name="place"), mb.const(val=causal, name="mask")
+        x = mb.add(x=mb.gather(x=words, indices=ids, axis=0, name="e"), y=place, name="x")
+        scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
+        weights = mb.softmax(x=mb.add(x=scores, y=mask, name="masked"), axis=-1, name="weights")
+        return mb.linear(x=mb.matmul(x=weights, y=x, name="seen"), weight=words, name="logits")
 
     return program

@@ -55,21 +55,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery import registry
-from anesurgery.checking.large_squares import large_squares
-from anesurgery.errors import Refusal
-from anesurgery.facts.masks import is_decoder
-from anesurgery.files.copying import copied
-from anesurgery.mil import Operation, Program, Var, mb, types, walk_ops
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.passes.group_norm import GroupNorm
 from anesurgery.passes.rms_norm import RmsNorm
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.target import Target
 from anesurgery.rewriting.order import in_order
-from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.search import Search, State
-from anesurgery.rewriting.session import Session
-from anesurgery.semantics.constant_ends import LARGEST
 
 FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
 """Remedies that make others pay, in the order in which they are tried; all others come after them, by name;
@@ -94,12 +86,12 @@ class ApplyRemedies(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Search on copies, then apply what was kept."""
-        target = Target.parse(self.target or session.target, self.compute_units)
+        target = an.Target.parse(self.target or session.target, self.compute_units)
         search = Search(target, session, lambda found: _remedies(found, target), self.objection, self.trials)
-        start = State(copied(program), target, spec=session.spec)
+        start = State(an.copied(program), target, spec=session.spec)
         end = search.improve(start)
         for step in end.steps:
-            run_pass(step, program, session)
+            an.run_pass(step, program, session)
         session.refusals += [
             *search.rejected.values(),
             *_refused(search, start, end),
@@ -113,14 +105,15 @@ class ApplyRemedies(Pass):
 
     def repair_squares(self, program: Program, session: Session) -> None:
         """Give norms whose squares overflow on sampled inputs the form that cannot."""
-        squares = large_squares(program, session.seed)
+        squares = an.large_squares.large_squares(program, session.seed)
         edits = len(session.changes)
         for step in (RmsNorm(only=tuple(squares)), GroupNorm(only=tuple(squares))) if squares else ():
-            run_pass(step, program, session)
+            an.run_pass(step, program, session)
         if len(session.changes) > edits:
             session.notes.append(
                 f"norms in a form that fp16 holds: {len(session.changes) - edits}; squares reach "
-                f"{max(squares.values()):.3g} on sampled inputs, and more than {LARGEST:g} is infinite"
+                f"{max(squares.values()):.3g} on sampled inputs, and more than "
+                f"{an.constant_ends.LARGEST:g} is infinite"
             )
 
     def objection(self, attempt: Session, program: Program) -> Refusal | None:
@@ -134,18 +127,20 @@ class ApplyRemedies(Pass):
         if self.keep_interface:
             return Refusal(f"the interface would change ({words}), and keep_interface is set")
         results_stay = all(change.retypes for change in changes)
-        if results_stay or all(is_decoder(f) for f in program.functions.values()):
+        if results_stay or all(an.masks.is_decoder(f) for f in program.functions.values()):
             return None
         return Refusal(
             f"the result would change ({words}), and no causal mask shows that it may; run it by name"
         )
 
 
-def _remedies(findings: Sequence[Finding], target: Target) -> list[Pass]:
+def _remedies(findings: Sequence[Finding], target: an.Target) -> list[Pass]:
     """The passes over ops that findings name, with the options that suit the target."""
-    named = {f.remedy for f in findings if f.remedy} & set(registry.op_pass_names())
+    named = {f.remedy for f in findings if f.remedy} & set(an.registry.op_pass_names())
     order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
-    return in_order([step for name in (*order, *ALWAYS) for step in registry.pass_class(name).variants(target)])
+    return in_order(
+        [step for name in (*order, *ALWAYS) for step in an.registry.pass_class(name).variants(target)]
+    )
 
 
 def _refused(search: Search, start: State, end: State) -> Iterator[tuple[str, Refusal]]:
@@ -160,7 +155,7 @@ def _left(start: State, end: State, program: Program) -> Iterator[tuple[str, Ref
     """What kept ops of the given model off the ANE, and still does."""
     known = {(i, row.name, row.op_type) for i, part in enumerate(start.inspections) for row in part.ops}
     for i, (part, function) in enumerate(zip(end.inspections, program.functions.values(), strict=True)):
-        ops: dict[str, Operation] = {v.name: op for op in walk_ops(function) for v in op.outputs}
+        ops: dict[str, an.Operation] = {v.name: op for op in an.walk_ops(function) for v in op.outputs}
         for row in part.ops:
             if row.legal is not False or (i, row.name, row.op_type) not in known:
                 continue
@@ -175,7 +170,7 @@ def example() -> Program:
     weight = np.arange(12, dtype=np.float16).reshape(6, 2)
     ahead = np.triu(np.full((4, 4), -1e4, np.float16), 1)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4, 2), dtype=types.fp16)])
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 2), dtype=an.types.fp16)])
     def program(x: Var) -> Var:
         products = mb.matmul(x=x, y=x, transpose_y=True, name="products")
         shares = mb.softmax(x=mb.add(x=products, y=ahead, name="scores"), axis=-1, name="shares")

@@ -42,22 +42,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, static_shape
-from anesurgery.ops import names
-from anesurgery.placement.target import Target
-from anesurgery.regions.formulas import DOMAINS, FORMULAS, measured
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.session import Session
-from anesurgery.semantics.intervals import interval
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
-LACKING = names("asin acos tan sinh cosh atanh")
+LACKING = an.ops.names("asin acos tan sinh cosh atanh")
 """Functions that no chip was seen to have."""
-SINES, HAVE_SINES = names("sin cos"), 15
+SINES, HAVE_SINES = an.ops.names("sin cos"), 15
 """Functions that chips have from this family on."""
 
 
@@ -66,7 +56,7 @@ class Approximate(Rewrite):
     """Trigonometric and hyperbolic functions in formulas, each with its measured error."""
 
     name: ClassVar[str] = "approximate"
-    tolerance: ClassVar[Tolerance] = Tolerance(5e-3)
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(5e-3)
     functions: tuple[str, ...] = ()
     """Op types to replace; those that the target lacks by default."""
     limit: float = 8.0
@@ -75,39 +65,41 @@ class Approximate(Rewrite):
     """Largest error that is accepted, relative to the largest result."""
 
     def __post_init__(self) -> None:
-        if unknown := set(self.functions) - set(FORMULAS):
-            raise PassError(f"{self.name}: no formula for {sorted(unknown)}; known: {sorted(FORMULAS)}")
+        if unknown := set(self.functions) - set(an.formulas.FORMULAS):
+            raise an.PassError(
+                f"{self.name}: no formula for {sorted(unknown)}; known: {sorted(an.formulas.FORMULAS)}"
+            )
         if not 0 < self.most_error <= self.tolerance.rtol:
-            raise PassError(f"{self.name}: most_error={self.most_error!r}; at most {self.tolerance.rtol:g}")
+            raise an.PassError(f"{self.name}: most_error={self.most_error!r}; at most {self.tolerance.rtol:g}")
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
         """None: it changes results, so that only the caller can ask for it."""
         return ()
 
-    def run(self, program: Program, session: Session) -> None:
+    def run(self, program: Program, session: an.Session) -> None:
         """Apply it to what the target lacks."""
-        families = Target.parse(session.target).families
+        families = an.Target.parse(session.target).families
         lacking = LACKING | (SINES if min(families) < HAVE_SINES else frozenset())
         step = self if self.functions else replace(self, functions=tuple(sorted(lacking)))
         super(Approximate, step).run(program, session)
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every function of the table."""
-        return op.any(*FORMULAS)(x=var("x"))
+        return op.any(*an.formulas.FORMULAS)(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A formula that is good enough over the range."""
         op = m.root
-        if op.op_type not in self.functions or constant(m.x) is not None:
+        if op.op_type not in self.functions or an.constant(m.x) is not None:
             return None
         low, high = self.range_of(m)
-        least, most = DOMAINS.get(op.op_type, (-math.inf, math.inf))
+        least, most = an.formulas.DOMAINS.get(op.op_type, (-math.inf, math.inf))
         if low < least or high > most:
             words = f"%{m.x.name} reaches from {low:g} to {high:g}"
             return Refusal(f"{words}; {op.op_type} takes {least:g} to {most:g} here", op)
-        dtype = np_dtype(m.x).name.replace("float", "fp")
-        error = measured(op.op_type, low, high, dtype)
+        dtype = an.np_dtype(m.x).name.replace("float", "fp")
+        error = an.formulas.measured(op.op_type, low, high, dtype)
         words = f"{op.op_type} is off by at most {error:.1e} of its largest value on [{low:g}, {high:g}]"
         if not error <= self.most_error:
             return Refusal(f"{words} ({dtype}); the limit is {self.most_error:g}", op)
@@ -115,23 +107,23 @@ class Approximate(Rewrite):
 
     def range_of(self, m: Match) -> tuple[float, float]:
         """What is known of the operand, or what is taken of it."""
-        known, (least, most) = interval(m.x), DOMAINS.get(m.root.op_type, (-math.inf, math.inf))
+        known, (least, most) = an.interval(m.x), an.formulas.DOMAINS.get(m.root.op_type, (-math.inf, math.inf))
         low, high = (v if math.isfinite(v) else None for v in known)
         return (
             max(-self.limit, least) if low is None else low,
             min(self.limit, most) if high is None else high,
         )
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Numbers of the range."""
         if var is not m.x:
             return None
-        return rng.uniform(m.low, m.high, static_shape(var) or ()).astype(np_dtype(var))
+        return rng.uniform(m.low, m.high, an.static_shape(var) or ()).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The formula; its error goes into the notes."""
         mb.note(f"{self.name}: {m.words}")
-        return FORMULAS[m.root.op_type](mb, m.x)
+        return an.formulas.FORMULAS[m.root.op_type](mb, m.x)
 
 
 def example() -> Program:

@@ -41,12 +41,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, consumers, ct, dtype_name, is_output, is_symbolic, mb, np_dtype, types
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import number
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 FLOATS = ("fp16", "fp32")
 
@@ -67,11 +63,11 @@ class ArgmaxAsFloats(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """A float tensor, and an axis that fp16 can count."""
-        if dtype_name(m.x) not in FLOATS:
-            return Refusal(f"%{m.x.name} is {dtype_name(m.x)}", m.root)
-        axis = int(number(m.root.axis) or 0) % m.x.rank
+        if an.dtype_name(m.x) not in FLOATS:
+            return Refusal(f"%{m.x.name} is {an.dtype_name(m.x)}", m.root)
+        axis = int(an.number(m.root.axis) or 0) % m.x.rank
         length = m.x.shape[axis]
-        if is_symbolic(length):
+        if an.is_symbolic(length):
             return Refusal(f"axis {axis} of %{m.x.name} has the unknown length {length}", m.root)
         if length > self.most_places:
             return Refusal(f"axis {axis} has {length} places, above {self.most_places}", m.root)
@@ -80,31 +76,33 @@ class ArgmaxAsFloats(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """Where a number equals the largest one, its place counts from the end: the first counts most."""
         index: Var = m.root.outputs[0]
-        kind, wish = np_dtype(m.x).type, index.name
+        kind, wish = an.np_dtype(m.x).type, index.name
         extremum = mb.reduce_max if m.root.op_type == "reduce_argmax" else mb.reduce_min
         top = extremum(x=m.x, axes=[m.axis], keep_dims=True, name=f"{wish}_top")
         hit = mb.equal(x=m.x, y=top, name=f"{wish}_hit")
         along = [m.length] + [1] * (m.x.rank - 1 - m.axis)
         left = np.arange(m.length, 0, -1).astype(kind).reshape(along)
-        one = mb.cast(x=hit, dtype=dtype_name(m.x), name=f"{wish}_one")
+        one = mb.cast(x=hit, dtype=an.dtype_name(m.x), name=f"{wish}_one")
         counted = mb.mul(x=one, y=left, name=f"{wish}_left")
         kept = bool(m.root.keep_dims.val)
         most = mb.reduce_max(x=counted, axes=[m.axis], keep_dims=kept, name=f"{wish}_most")
         found = mb.sub(x=kind(m.length), y=most)
-        casts = [op for op in consumers(index) if op.op_type == "cast" and op.dtype.val in FLOATS]
+        casts = [op for op in an.consumers(index) if op.op_type == "cast" and op.dtype.val in FLOATS]
         pairs: dict[Var, Var] = {}
         for op in casts:
-            same = op.dtype.val == dtype_name(m.x)
+            same = op.dtype.val == an.dtype_name(m.x)
             pairs[op.outputs[0]] = found if same else mb.cast(x=found, dtype=op.dtype.val)
-        if is_output(index) or len(casts) < len(consumers(index)):
-            pairs[index] = mb.cast(x=found, dtype=dtype_name(index))
+        if an.is_output(index) or len(casts) < len(an.consumers(index)):
+            pairs[index] = mb.cast(x=found, dtype=an.dtype_name(index))
         return pairs
 
 
 def example() -> Program:
     """Each pixel gets the class with the highest score."""
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 3, 8, 8), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    @mb.program(
+        input_specs=[mb.TensorSpec((2, 3, 8, 8), dtype=an.types.fp16)], opset_version=an.ct.target.iOS17
+    )
     def program(x: Var) -> Var:
         found = mb.reduce_argmax(x=x, axis=1, keep_dims=False, name="class")
         return mb.cast(x=found, dtype="fp16", name="y")

@@ -41,17 +41,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery import mil
-from anesurgery.errors import Refusal, UnknownName
-from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret.predictor import run
-from anesurgery.mil import Function, Operation, Program, Var
-from anesurgery.mil import mb as host
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.cache_example import cache_example
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
-from anesurgery.rewriting.stored_states import Form, StoredStates, held_shape, shared_shapes, states_of
 
 UNCHECKED = "the interface changes; compare whole models"
 
@@ -71,34 +63,34 @@ class CacheAsIo(Pass):
         Raises:
             UnknownName: there is no such state.
         """
-        known = shared_shapes(list(program.functions.values()))
+        known = an.stored_states.shared_shapes(list(program.functions.values()))
         for name in self.states or ():
             if name not in known:
-                raise UnknownName("state", name, known)
+                raise an.UnknownName("state", name, known)
         return None if known else Refusal("the model has no states")
 
     def run(self, program: Program, session: Session) -> None:
         """All functions alike."""
-        names = self.states or list(shared_shapes(list(program.functions.values())))
+        names = self.states or list(an.stored_states.shared_shapes(list(program.functions.values())))
         for function in program.functions.values():
             for name in names:
-                if name in states_of(function):
+                if name in an.stored_states.states_of(function):
                     self.move(session, function, name)
         for name in names:
             words = f"give {name} as an input, zeros at first, and {name}_out of each call to the next one"
-            session.contract.append(InterfaceChange(words, (name, f"{name}_out"), call=_called(names)))
-            session.changes.append(Change(self.name, name, (), (), "", None, UNCHECKED))
+            session.contract.append(an.InterfaceChange(words, (name, f"{name}_out"), call=_called(names)))
+            session.changes.append(an.Change(self.name, name, (), (), "", None, UNCHECKED))
 
-    def move(self, session: Session, function: Function, name: str) -> None:
+    def move(self, session: Session, function: an.Function, name: str) -> None:
         """One state of one function."""
-        old = states_of(function)[name]
+        old = an.stored_states.states_of(function)[name]
         held = old.sym_type.wrapped_type().get_primitive()
-        form = _Held(mil.add_input(function, name, held_shape(old), held))
-        StoredStates(session, function, self.name, {old: form}).edit()
+        form = _Held(an.add_input(function, name, an.stored_states.held_shape(old), held))
+        an.stored_states.StoredStates(session, function, self.name, {old: form}).edit()
         with function:
             out = form.value
-            if out.op is None or mil.is_output(out):  # not written, or an output already
-                out = host.identity(x=out, name=session.fresh_name(function, f"{name}_out"))
+            if out.op is None or an.is_output(out):  # not written, or an output already
+                out = mb.identity(x=out, name=session.fresh_name(function, f"{name}_out"))
             out.name = f"{name}_out"
             function.set_outputs([*function.outputs, out])
 
@@ -106,10 +98,10 @@ class CacheAsIo(Pass):
 def _called(names: Sequence[str]) -> Any:
     """One call with empty caches, and what it gives besides them."""
 
-    def call(model: Any, values: Values, precision: str) -> Values:
-        function = mil.function_of(model, None)
+    def call(model: Any, values: an.Values, precision: str) -> an.Values:
+        function = an.function_of(model, None)
         held = {n: function.inputs[n] for n in names if n in function.inputs}
-        empty = {n: np.zeros(mil.static_shape(v) or (), mil.np_dtype(v)) for n, v in held.items()}
+        empty = {n: np.zeros(an.static_shape(v) or (), an.np_dtype(v)) for n, v in held.items()}
         made = run(model, {**values, **empty}, precision=precision)
         return {n: v for n, v in made.items() if n.removesuffix("_out") not in held}
 
@@ -117,24 +109,24 @@ def _called(names: Sequence[str]) -> Any:
 
 
 @dataclass
-class _Held(Form):
+class _Held(an.stored_states.Form):
     """What the caller gave, and what was made of it since."""
 
     value: Var
 
-    def read(self, mb: Builder, op: Operation) -> Var:
+    def read(self, mb: Builder, op: an.Operation) -> Var:
         return self.value
 
-    def update(self, mb: Builder, op: Operation, stored: Var) -> Var:
+    def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         given = {k: v for k, v in op.inputs.items() if v is not None}
         made: Var = mb.slice_update(**{**given, "x": stored}, name=f"{op.name}_held")
         return made
 
-    def write(self, mb: Builder, op: Operation, stored: Var) -> Var:
+    def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         self.value = stored
         return stored
 
 
 def example() -> Program:
     """A cache of four numbers for each of eight tokens."""
-    return cache_example()
+    return an.cache_example()

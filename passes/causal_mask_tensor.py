@@ -47,20 +47,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts import attention as scores
-from anesurgery.facts import masks
-from anesurgery.files.interface_change import InterfaceChange
-from anesurgery.mil import Array, Program, Var, constant, mb, np_dtype, producer, static_shape, types
-from anesurgery.regions.float_types import again, as_dtype, dtype_word, for_readers
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 INPUT = "causal_mask"
 """The name of the mask as an input."""
 
-LEAST_FILL, MOST_FILL = -32000.0, scores.MASKED
+LEAST_FILL, MOST_FILL = -32000.0, an.attention.MASKED
 """The fill must shut a score out, also in hardware that ends at -32768."""
 
 
@@ -83,7 +76,9 @@ class CausalMaskTensor(Rewrite):
 
     def __post_init__(self) -> None:
         if not LEAST_FILL <= self.fill <= MOST_FILL:
-            raise PassError(f"{self.name}: fill={self.fill:g}; it must lie in [{LEAST_FILL:g}, {MOST_FILL:g}]")
+            raise an.PassError(
+                f"{self.name}: fill={self.fill:g}; it must lie in [{LEAST_FILL:g}, {MOST_FILL:g}]"
+            )
 
     def pattern(self, op: Ops) -> OpPattern:
         """Where weights are made from scores."""
@@ -91,67 +86,67 @@ class CausalMaskTensor(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Read the mask; None where there is none, or it has the form already."""
-        chain = scores.mask_chain(m.root)
+        chain = an.attention.mask_chain(m.root)
         if chain is None or isinstance(chain, Refusal):
             return None if chain is None else Refusal(chain.reason, m.root)
         if self.is_constant(chain):
             return None
-        chain = masks.without_leading_biases(chain)
-        parts = masks.take_apart(chain)
+        chain = an.masks.without_leading_biases(chain)
+        parts = an.masks.take_apart(chain)
         if isinstance(parts, Refusal):
             return Refusal(parts.reason, m.root)
         if parts.keep.all() or self.is_normal(chain, parts):
             return None
-        if (refusal := masks.against_causal(parts.keep)) is not None:
+        if (refusal := an.masks.against_causal(parts.keep)) is not None:
             return Refusal(refusal.reason, m.root)
         return m.bind(scores=chain.scores, chain=chain, parts=parts)
 
-    def is_constant(self, chain: scores.Chain) -> bool:
+    def is_constant(self, chain: an.attention.Chain) -> bool:
         """Is the mask a constant as this pass makes it? Found without evaluating anything."""
-        mask, value = chain.masks[0], constant(chain.masks[0])
+        mask, value = chain.masks[0], an.constant(chain.masks[0])
         if value is None or self.as_input or [op.op_type for op in chain.ops] not in ([], ["add"]):
             return False
-        if np.ndim(value) != chain.scores.rank or np_dtype(mask) != np_dtype(chain.scores):
+        if np.ndim(value) != chain.scores.rank or an.np_dtype(mask) != an.np_dtype(chain.scores):
             return False
-        if not masks.is_shared(mask) or mask.shape[-2:] != chain.size:
+        if not an.masks.is_shared(mask) or mask.shape[-2:] != chain.size:
             return False
         keep = value == 0
         made = bool((keep | (value == value.dtype.type(self.fill))).all())
-        return made and masks.against_causal(keep) is None and masks.without_copies(keep) is keep
+        return made and an.masks.against_causal(keep) is None and an.masks.without_copies(keep) is keep
 
-    def is_normal(self, chain: scores.Chain, parts: masks.Parts) -> bool:
+    def is_normal(self, chain: an.attention.Chain, parts: an.masks.Parts) -> bool:
         """Is the mask what `total` makes already?"""
         adds = ["add"] * (1 + len(parts.biases)) if chain.ops else []
         total: Var | None = chain.masks[0]
-        dtype = np_dtype(chain.scores)
-        if [op.op_type for op in chain.ops] != adds or np_dtype(chain.masks[0]) != dtype:
+        dtype = an.np_dtype(chain.scores)
+        if [op.op_type for op in chain.ops] != adds or an.np_dtype(chain.masks[0]) != dtype:
             return False
         for op_type, n in (("add", len(parts.free)), ("minimum", len(parts.conditions))):
             for _ in range(n):
-                op = producer(total, op_type)
+                op = an.producer(total, op_type)
                 total = None if op is None else op.x
-        value = constant(total)
+        value = an.constant(total)
         if value is None or self.as_input or np.shape(value) != parts.keep.shape:
             return False
-        return np.array_equal(value, self.tensor(parts.keep, dtype)) and masks.is_shared(total)
+        return np.array_equal(value, self.tensor(parts.keep, dtype)) and an.masks.is_shared(total)
 
-    def tensor(self, keep: Array, dtype: np.dtype[np.generic]) -> Array:
+    def tensor(self, keep: an.Array, dtype: np.dtype[np.generic]) -> an.Array:
         """The additive mask."""
         return np.where(keep, 0, self.fill).astype(dtype)
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Conditions under which each row keeps something; the mask for its own input."""
-        shape = static_shape(var) or ()
+        shape = an.static_shape(var) or ()
         for condition, wanted in m.parts.conditions:
             if var is condition:
-                keep: Array = m.parts.keep
+                keep: an.Array = m.parts.keep
                 of_keys = shape[-1:] == keep.shape[-1:]
                 holds = rng.random(shape) < (0.5 if of_keys else 1)
                 if of_keys:
-                    holds[..., masks.safe_keys(keep)] = True
+                    holds[..., an.masks.safe_keys(keep)] = True
                 return np.asarray(holds == wanted)
         if var.op is None and var.name.startswith(INPUT) and shape == m.parts.keep.shape:
-            return self.tensor(m.parts.keep, np_dtype(var))
+            return self.tensor(m.parts.keep, an.np_dtype(var))
         return None
 
     def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
@@ -159,24 +154,24 @@ class CausalMaskTensor(Rewrite):
         root, parts = m.root, m.parts
         total = self.total(mb, m)
         if root.op_type != "softmax":
-            made = mb.scaled_dot_product_attention(**scores.fused_operands(root), attn_mask=total)
-            return for_readers(mb, root.outputs[0], made)
+            made = mb.scaled_dot_product_attention(**an.attention.fused_operands(root), attn_mask=total)
+            return an.float_types.for_readers(mb, root.outputs[0], made)
         x = mb.add(x=m.scores, y=total)
         for bias in parts.biases:
-            x = mb.add(x=x, y=as_dtype(mb, bias, np_dtype(m.scores)))
+            x = mb.add(x=x, y=an.float_types.as_dtype(mb, bias, an.np_dtype(m.scores)))
         for op in m.chain.tail:
-            x = again(mb, op, x)
-        result = mb.softmax(x=as_dtype(mb, x, np_dtype(root.x)), axis=constant(root.axis))
+            x = an.float_types.again(mb, op, x)
+        result = mb.softmax(x=an.float_types.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
         return result
 
     def total(self, mb: Builder, m: Match) -> Var:
         """The causal mask, and what stands for the conditions, and further terms: once for all layers."""
-        dtype, parts = np_dtype(m.scores), m.parts
+        dtype, parts = an.np_dtype(m.scores), m.parts
         digest = hashlib.blake2b(np.packbits(parts.keep).tobytes(), digest_size=4).hexdigest()
         key = ("causal_mask", digest, parts.keep.shape, dtype.name, self.fill, self.as_input)
         if self.as_input:
             given = self.input_mask(mb, m, digest)
-            mask = mb.shared_value(key, [given], lambda inner: as_dtype(inner, given, dtype))
+            mask = mb.shared_value(key, [given], lambda inner: an.float_types.as_dtype(inner, given, dtype))
         else:
             mask = mb.shared(key, lambda: self.tensor(parts.keep, dtype), "causal_mask")
         if not (parts.conditions or parts.free):
@@ -188,14 +183,14 @@ class CausalMaskTensor(Rewrite):
             for condition, wanted in parts.conditions:
                 made = mb.minimum(x=made, y=self.term(mb, condition, wanted, dtype))
             for term in parts.free:
-                made = mb.add(x=made, y=as_dtype(mb, term, dtype))
+                made = mb.add(x=made, y=an.float_types.as_dtype(mb, term, dtype))
             return made
 
         return mb.shared_value((*key, *parts.conditions, *parts.free), reads, build)
 
     def term(self, mb: Builder, condition: Var, wanted: bool, dtype: np.dtype[np.generic]) -> Var:
         """0 where a condition is as wanted, and the fill elsewhere."""
-        number = mb.cast(x=condition, dtype=dtype_word(dtype))
+        number = mb.cast(x=condition, dtype=an.float_types.dtype_word(dtype))
         fill, away = dtype.type(self.fill), dtype.type(-self.fill)
         term = mb.mul(x=number, y=away if wanted else fill)
         result: Var = mb.add(x=term, y=fill) if wanted else term
@@ -203,19 +198,19 @@ class CausalMaskTensor(Rewrite):
 
     def input_mask(self, mb: Builder, m: Match, digest: str) -> Var:
         """The mask as an input of the model: `causal_mask` if it is a triangle of the usual size."""
-        keep: Array = m.parts.keep
+        keep: an.Array = m.parts.keep
         queries, keys = keep.shape[-2:]
         triangle = keep.size == queries * keys and bool((keep == np.tril(keep)).all())
         name = INPUT if triangle and np.tril(np.ones((queries, keys), bool)).sum() == keep.sum() else ""
         name = name or f"{INPUT}_{digest}"
         if (there := mb.input(name)) is not None and there.shape != keep.shape:
             name = f"{INPUT}_{queries}x{keys}"
-        held = mb.input_dtype(np_dtype(m.scores))
+        held = mb.input_dtype(an.np_dtype(m.scores))
         array = self.tensor(keep, held)
         shape = "x".join(map(str, keep.shape))
         words = f"give {name} ({shape}, {held}): 0 where a position may look, {self.fill:g} elsewhere"
-        change = InterfaceChange(words, (name,), inputs=lambda values: {**values, name: array})
-        return mb.add_input(keep.shape, types.numpy_type_to_builtin_type(held.type), change)
+        change = an.InterfaceChange(words, (name,), inputs=lambda values: {**values, name: array})
+        return mb.add_input(keep.shape, an.types.numpy_type_to_builtin_type(held.type), change)
 
 
 def example() -> Program:

@@ -40,14 +40,8 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.window_pads import WindowAxis, window_axes, window_pads
-from anesurgery.mil import Array, Program, Var, mb, np_dtype, static_shape
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import flag, ints
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 LONGEST = 29
 """The longest window of averages that every chip takes."""
@@ -60,13 +54,13 @@ class ChainPools(Rewrite):
     """max_pool, avg_pool and l2_pool with large windows become several."""
 
     name: ClassVar[str] = "chain_pools"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     most: int = 8
     """Longest window that stays, and that a pool of a chain may have."""
 
     def __post_init__(self) -> None:
         if type(self.most) is not int or self.most < 2:
-            raise PassError(f"{self.name}: most={self.most!r}; it must be an integer above 1")
+            raise an.PassError(f"{self.name}: most={self.most!r}; it must be an integer above 1")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every pool."""
@@ -76,14 +70,18 @@ class ChainPools(Rewrite):
         """A large window over known lengths."""
         op = m.root
         limit = self.most if op.op_type == "max_pool" else max(self.most, LONGEST)
-        if max(ints(op, "kernel_sizes"), default=0) <= limit:
+        if max(an.ints(op, "kernel_sizes"), default=0) <= limit:
             return None
-        if static_shape(m.x) is None:
+        if an.static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
-        axes = window_axes(op)
+        axes = an.window_pads.window_axes(op)
         if any(min(axis.counted(exclude=True)) < 1 for axis in axes):
-            return Refusal(f"a window of {ints(op, 'kernel_sizes')} lies in the padding {window_pads(op)}", op)
-        if op.op_type == "l2_pool" and np_dtype(m.x) == np.float16 and not _tiles(axes, self.most):
+            return Refusal(
+                f"a window of {an.ints(op, 'kernel_sizes')} lies in the padding "
+                f"{an.window_pads.window_pads(op)}",
+                op,
+            )
+        if op.op_type == "l2_pool" and an.np_dtype(m.x) == np.float16 and not _tiles(axes, self.most):
             return Refusal(
                 "windows that overlap would need squares, which leave fp16 below 2e-4 and above 256", op
             )
@@ -94,14 +92,14 @@ class ChainPools(Rewrite):
         if m.root.op_type == "max_pool":
             return self.largest(mb, m.x, m.axes)
         if m.root.op_type == "avg_pool":
-            return self.averages(mb, m.x, m.axes, flag(m.root, "exclude_padding_from_average"))
+            return self.averages(mb, m.x, m.axes, an.flag(m.root, "exclude_padding_from_average"))
         if chains := _tiles(m.axes, self.most):
             return _chain(mb.l2_pool, m.x, chains, list(map(_edges, m.axes, chains)))
         mean = self.averages(mb, mb.square(x=m.x), m.axes, None)
         window = math.prod(axis.size for axis in m.axes)
-        return cast(Var, mb.sqrt(x=mb.mul(x=mean, y=np_dtype(m.x).type(window))))
+        return cast(Var, mb.sqrt(x=mb.mul(x=mean, y=an.np_dtype(m.x).type(window))))
 
-    def largest(self, mb: Builder, x: Var, axes: Sequence[WindowAxis]) -> Var:
+    def largest(self, mb: Builder, x: Var, axes: Sequence[an.window_pads.WindowAxis]) -> Var:
         """Pool after pool; axes with shorter chains end with windows of one element."""
         chains: list[Links] = []
         for axis in axes:
@@ -110,7 +108,9 @@ class ChainPools(Rewrite):
             chains.append(_pairs(factors) if apart else _steps(axis, self.most))
         return _chain(mb.max_pool, x, chains, [_edges(a, c) for a, c in zip(axes, chains, strict=True)])
 
-    def averages(self, mb: Builder, x: Var, axes: Sequence[WindowAxis], exclude: bool | None) -> Var:
+    def averages(
+        self, mb: Builder, x: Var, axes: Sequence[an.window_pads.WindowAxis], exclude: bool | None
+    ) -> Var:
         """The mean of each window; `exclude` None: what lies outside counts as 0."""
         limit = max(self.most, LONGEST)
         chains = [_averaged(axis, self.most, limit) for axis in axes]
@@ -135,7 +135,7 @@ class ChainPools(Rewrite):
         return _counting(mb, x, counts, math.prod(axis.size for axis in axes)) if exclude is not None else x
 
 
-def _averaged(axis: WindowAxis, most: int, limit: int) -> Links:
+def _averaged(axis: an.window_pads.WindowAxis, most: int, limit: int) -> Links:
     """The chain of averages along an axis; empty where the window is cut otherwise."""
     if axis.size <= limit:
         return [(axis.size, axis.stride)]
@@ -143,7 +143,7 @@ def _averaged(axis: WindowAxis, most: int, limit: int) -> Links:
     return _pairs(_factors(axis.size, most) or _factors(axis.size, limit)) if apart else []
 
 
-def _tiles(axes: Sequence[WindowAxis], most: int) -> list[Links]:
+def _tiles(axes: Sequence[an.window_pads.WindowAxis], most: int) -> list[Links]:
     """Chains in which each element is read once, since no two windows share any; none if there are not."""
     chains = list[Links]()
     for axis in axes:
@@ -158,14 +158,14 @@ def _pairs(factors: Sequence[int]) -> Links:
     return [(factor, factor) for factor in factors]
 
 
-def _steps(axis: WindowAxis, most: int) -> Links:
+def _steps(axis: an.window_pads.WindowAxis, most: int) -> Links:
     """Windows that overlap, of which the last one steps."""
     steps, rest = divmod(axis.size - 1, most - 1)
     chain = [most] * steps + ([rest + 1] if rest or not steps else [])
     return [*((window, 1) for window in chain[:-1]), (chain[-1], axis.stride)]
 
 
-def _edges(axis: WindowAxis, links: Links) -> Links:
+def _edges(axis: an.window_pads.WindowAxis, links: Links) -> Links:
     """What each pool pads: the first ones as much as leaves one element in each window."""
     found, (before, after) = [], axis.around
     for window, _ in links:
@@ -186,7 +186,7 @@ def _chain(pool: Callable[..., Var], x: Var, chains: Sequence[Links], pads: Sequ
     return x
 
 
-def _padded(mb: Builder, x: Var, axes: Sequence[WindowAxis]) -> Var:
+def _padded(mb: Builder, x: Var, axes: Sequence[an.window_pads.WindowAxis]) -> Var:
     """Zeros at both ends of some axes."""
     pad = [0] * 2 * x.rank
     for axis in axes:
@@ -194,19 +194,19 @@ def _padded(mb: Builder, x: Var, axes: Sequence[WindowAxis]) -> Var:
     return mb.pad(x=x, pad=pad) if any(pad) else x
 
 
-def _counting(mb: Builder, x: Var, counts: Array, size: int) -> Var:
+def _counting(mb: Builder, x: Var, counts: an.Array, size: int) -> Var:
     """Averages of windows of which `counts` elements count; both factors are numbers that a float holds."""
     if (counts == size).all():
         return x
-    kind, unit = np_dtype(x), 2 ** math.ceil(math.log2(size))
+    kind, unit = an.np_dtype(x), 2 ** math.ceil(math.log2(size))
     return cast(Var, mb.real_div(x=mb.mul(x=x, y=kind.type(size / unit)), y=(counts / unit).astype(kind)))
 
 
-def _in_parts(mb: Builder, x: Var, axis: WindowAxis, limit: int) -> Var:
+def _in_parts(mb: Builder, x: Var, axis: an.window_pads.WindowAxis, limit: int) -> Var:
     """Averages of parts of the window, shifted, weighted with their lengths, and added."""
     parts = math.ceil(axis.size / limit)
     size = axis.size // parts if axis.size % parts == 0 else 2 ** int(math.log2(limit))
-    step, kind = math.gcd(axis.stride, size), np_dtype(x).type
+    step, kind = math.gcd(axis.stride, size), an.np_dtype(x).type
     lengths = [size] * (axis.size // size) + ([axis.size % size] if axis.size % size else [])
     terms: list[Var] = []
     pooled: dict[int, Var] = {}
@@ -220,7 +220,7 @@ def _in_parts(mb: Builder, x: Var, axis: WindowAxis, limit: int) -> Var:
     return functools.reduce(lambda a, b: mb.add(x=a, y=b), terms)
 
 
-def _every(mb: Builder, x: Var, axis: WindowAxis, begin: int, step: int) -> Var:
+def _every(mb: Builder, x: Var, axis: an.window_pads.WindowAxis, begin: int, step: int) -> Var:
     """As many elements as there are windows, from `begin` on."""
     whole = [a != axis.at for a in range(x.rank)]
     first, last = ([0 if keep else n for keep in whole] for n in (begin, begin + (axis.count - 1) * step + 1))

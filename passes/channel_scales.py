@@ -41,21 +41,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal
-from anesurgery.interpret.ops.constexpr import affine, lut_to_dense
-from anesurgery.mil import Array, Operation, Program, Var, constant, ct, mb, producer, types
-from anesurgery.ops import PRODUCTS
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.placement.memory import dense
-from anesurgery.placement.rules.block_scales import AFFINE, block_scales, output_axis
-from anesurgery.placement.target import Target
-from anesurgery.regions.compressed_weights import decoded
-from anesurgery.regions.reencoding import stored_bytes
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.session import Session
-from anesurgery.semantics.reading import in_words, weight
 
 FORMS = ("plain", "int8", "palette")
 VALUES = 256
@@ -79,20 +67,21 @@ class ChannelScales(Rewrite):
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
-            raise PassError(f"{self.name}: form={self.form!r}; choose one of {', '.join(FORMS)}")
+            raise an.PassError(f"{self.name}: form={self.form!r}; choose one of {', '.join(FORMS)}")
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
         """The form that changes no result."""
         return (cls(),)
 
     def run(self, program: Program, session: Session) -> None:
         """Apply it, unless plain weights are more than a program may hold."""
-        limit, chip = Target.parse(session.target).least("program")
+        limit, chip = an.Target.parse(session.target).least("program")
         whole = max(map(dense, program.functions.values()))
         if self.form == "plain" and whole > limit:
             words = (
-                f"decompressed, the weights take {in_words(whole)}; {chip} runs programs of {in_words(limit)}"
+                f"decompressed, the weights take {an.in_words(whole)}; "
+                f"{chip} runs programs of {an.in_words(limit)}"
             )
             session.refusals.append((self.name, Refusal(f'{words}: use form="int8" or "palette"')))
             return
@@ -100,24 +89,25 @@ class ChannelScales(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every product."""
-        return op.any(*sorted(PRODUCTS))()
+        return op.any(*sorted(an.ops.PRODUCTS))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Blocks, and numbers that another form holds well enough."""
-        op, stored = m.root, weight(m.root)
-        if stored is None or stored.op is None or not block_scales(op, Target()):
+        op, stored = m.root, an.weight(m.root)
+        if stored is None or stored.op is None or not an.block_scales.block_scales(op, an.Target()):
             return None
-        numbers, name = decoded(stored), f"%{stored.name}"
-        axis = output_axis(op, numbers.ndim)
+        numbers, name = an.decoded(stored), f"%{stored.name}"
+        axis = an.block_scales.output_axis(op, numbers.ndim)
         if not np.isfinite(numbers).all():
             return Refusal(f"{name} holds {numbers[~np.isfinite(numbers)][0]}", op)
         found = m.bind(stored=stored, exact=True)
         if (encode := _regrouped(stored.op, axis)) is not None:
             return found.bind(encode=encode, words=f"{name}: its scales are kept, one for each channel")
         if self.form == "plain":
-            words = f"{name}: {in_words(stored_bytes(stored))} become {in_words(numbers.nbytes)}, exactly"
+            held = an.in_words(an.reencoding.stored_bytes(stored))
+            words = f"{name}: {held} become {an.in_words(numbers.nbytes)}, exactly"
             return found.bind(encode=lambda mb: mb.const(val=numbers), words=words)
-        if self.form == "palette" and stored.op.op_type == AFFINE:
+        if self.form == "palette" and stored.op.op_type == an.block_scales.AFFINE:
             return Refusal(f"{name} is of the form of iOS 16; palettes of this form need iOS 18 (macOS 15)", op)
         rounded, encode = (_as_int8 if self.form == "int8" else _as_palette)(numbers, axis)
         off, average = _errors(numbers, rounded, axis)
@@ -140,12 +130,12 @@ class ChannelScales(Rewrite):
         return result
 
 
-def _regrouped(maker: Operation, axis: int) -> Encode | None:
+def _regrouped(maker: an.Operation, axis: int) -> Encode | None:
     """The same data with a scale for each output channel, where the blocks of a channel agree."""
-    if maker.op_type != "constexpr_blockwise_shift_scale" or producer(maker.data, "const") is None:
+    if maker.op_type != "constexpr_blockwise_shift_scale" or an.producer(maker.data, "const") is None:
         return None
     parts = {n: v for n in ("scale", "offset") if (v := maker.inputs.get(n)) is not None}
-    values = {n: constant(v) for n, v in parts.items()}
+    values = {n: an.constant(v) for n, v in parts.items()}
     if any(v is None for v in values.values()):
         return None
     others = tuple(a for a in range(maker.data.rank) if a != axis)
@@ -160,7 +150,7 @@ def _regrouped(maker: Operation, axis: int) -> Encode | None:
     return lambda mb: mb.constexpr_blockwise_shift_scale(data=maker.data, **new)
 
 
-def _as_int8(numbers: Array, axis: int) -> tuple[Array, Encode]:
+def _as_int8(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
     """Rounded to 8 bits with a scale for each output channel."""
     others = tuple(a for a in range(numbers.ndim) if a != axis)
     most = np.abs(numbers.astype(np.float64)).max(axis=others)
@@ -169,12 +159,12 @@ def _as_int8(numbers: Array, axis: int) -> tuple[Array, Encode]:
     across = scale.reshape([-1 if a == axis else 1 for a in range(numbers.ndim)])
     data = np.clip(np.rint(numbers / across.astype(np.float64)), -127, 127).astype(np.int8)
     zero = np.zeros(scale.shape, np.int8)
-    return affine(data, zero, scale, axis), lambda mb: mb.constexpr_affine_dequantize(
+    return an.constexpr.affine(data, zero, scale, axis), lambda mb: mb.constexpr_affine_dequantize(
         quantized_data=data, zero_point=zero, scale=scale, axis=axis
     )
 
 
-def _as_palette(numbers: Array, axis: int) -> tuple[Array, Encode]:
+def _as_palette(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
     """Rounded to the values that fit best: means of neighbours, moved until they stay."""
     known, counts = np.unique(numbers, return_counts=True)
     values = known.astype(np.float64)
@@ -189,16 +179,16 @@ def _as_palette(numbers: Array, axis: int) -> tuple[Array, Encode]:
     table[: len(values)] = values
     indices = _nearest(numbers, np.sort(table[: len(values)]).astype(np.float64)).astype(np.uint8)
     parts = {"indices": indices, "lut": table.reshape([1] * numbers.ndim + [VALUES, 1])}
-    return lut_to_dense(**parts), lambda mb: mb.constexpr_lut_to_dense(**parts)
+    return an.constexpr.lut_to_dense(**parts), lambda mb: mb.constexpr_lut_to_dense(**parts)
 
 
-def _nearest(numbers: Array, values: Array) -> Array:
+def _nearest(numbers: an.Array, values: an.Array) -> an.Array:
     """The place of the value next to each number; values ascend."""
-    found: Array = np.searchsorted((values[1:] + values[:-1]) / 2, numbers.astype(np.float64))
+    found: an.Array = np.searchsorted((values[1:] + values[:-1]) / 2, numbers.astype(np.float64))
     return found
 
 
-def _errors(old: Array, new: Array, axis: int) -> tuple[float, float]:
+def _errors(old: an.Array, new: an.Array, axis: int) -> tuple[float, float]:
     """The largest and the mean square error, relative to the largest number of each channel."""
     others = tuple(a for a in range(old.ndim) if a != axis)
     most = np.abs(old.astype(np.float64)).max(axis=others, keepdims=True)
@@ -211,7 +201,7 @@ def example() -> Program:
     data = np.arange(-16, 16, dtype=np.int8).reshape(8, 4)
     scale = np.arange(1, 17, dtype=np.float16).reshape(8, 2) / 8
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.fp16)], opset_version=an.ct.target.iOS18)
     def program(x: Var) -> Var:
         weight = mb.constexpr_blockwise_shift_scale(data=data, scale=scale, name="w")
         return mb.linear(x=x, weight=weight, name="y")

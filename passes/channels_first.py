@@ -54,19 +54,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, mb
-from anesurgery.placement.rules.finds_sequence_layout import decided
-from anesurgery.placement.target import Target
-from anesurgery.regions.channel_ops import RULES
-from anesurgery.regions.channel_products import why_not
-from anesurgery.regions.channel_regions import LARGEST, build, forget, regions
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.session import Session
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Session, Var, mb
 
 
 @dataclass(frozen=True)
@@ -74,32 +63,32 @@ class ChannelsFirst(Rewrite):
     """Regions of sequences go channels first; what remains of transpositions stands at their ends."""
 
     name: ClassVar[str] = "channels_first"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False
     """Halves that are exchanged by a convolution: its zeros make NaN of an infinity."""
     shares_inner: ClassVar[bool] = True
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
         """Only where it was measured to help."""
-        return () if isinstance(decided(target), Refusal) else (cls(),)
+        return () if isinstance(an.finds_sequence_layout.decided(target), Refusal) else (cls(),)
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op that has a form on twins."""
-        return op.any(*sorted(RULES))()
+        return op.any(*sorted(an.channel_ops.RULES))()
 
     def run(self, program: Program, session: Session) -> None:
         """Region by region; what was found of them is not kept."""
         try:
             super().run(program, session)
         finally:
-            forget()
+            an.channel_regions.forget()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """The region that begins here, if it pays."""
-        region = next((r for r in regions(m.block) if m.root in r.steps), None)
+        region = next((r for r in an.channel_regions.regions(m.block) if m.root in r.steps), None)
         if region is None:
-            reason = why_not(m.root)
+            reason = an.channel_products.why_not(m.root)
             return Refusal(reason, m.root) if reason else None
         if not region.products + region.transposes:
             return None
@@ -108,12 +97,12 @@ class ChannelsFirst(Rewrite):
             inside = f"{region.products} products and {region.transposes} transpositions inside"
             reason = f"a region of {len(region.ops)} ops has {ends} for {inside}"
             return Refusal(reason, m.root) if region.ops[0] is m.root else None
-        part = region.first(LARGEST)
+        part = region.first(an.channel_regions.LARGEST)
         return m.bind(ops=tuple(part.ops), region=part)
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """Build the region anew."""
-        return build(mb, m.region)
+        return an.channel_regions.build(mb, m.region)
 
 
 def example() -> Program:

@@ -41,13 +41,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery import mil
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.checking.ranges import ranges
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Function, Operation, Program, Var, consumers, is_output, np_dtype, operands, types
-from anesurgery.mil import mb as host
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
 
 LARGEST = 65504.0
 UNCHECKED = "it changes values where they leave the range"
@@ -67,7 +63,7 @@ class ClampValues(Pass):
 
     def __post_init__(self) -> None:
         if not 0 < self.limit <= LARGEST:
-            raise PassError(f"{self.name}: limit={self.limit!r}; it must be above 0 and at most {LARGEST:g}")
+            raise an.PassError(f"{self.name}: limit={self.limit!r}; it must be above 0 and at most {LARGEST:g}")
 
     def requires(self, program: Program) -> Refusal | None:
         """One function, whose values can be observed."""
@@ -89,55 +85,55 @@ class ClampValues(Pass):
             why = Refusal(f"no finite value is beyond {self.limit:g} on the calibration data")
             session.refusals.append((self.name, why))
 
-    def clamped(self, session: Session, function: Function, largest: Mapping[str, float]) -> bool:
+    def clamped(self, session: Session, function: an.Function, largest: Mapping[str, float]) -> bool:
         """Clip the values beyond the limit that depend on no other one; were there any?"""
         changed: set[Var] = set()
         found = False
         with function:
             for op in list(function.operations):
                 over = max((largest.get(v.name, 0.0) for v in op.outputs), default=0.0)
-                if any(v in changed for _, v in operands(op)):
+                if any(v in changed for _, v in an.operands(op)):
                     changed |= set(op.outputs)
                 elif self.limit < over < math.inf and can_be_clipped(op):
                     changed |= {op.outputs[0], self.clamp(session, function, op, over)}
                     found = True
         return found
 
-    def clamp(self, session: Session, function: Function, op: Operation, over: float) -> Var:
+    def clamp(self, session: Session, function: an.Function, op: an.Operation, over: float) -> Var:
         """One value."""
         value: Var = op.outputs[0]
-        kind = np_dtype(value).type
+        kind = an.np_dtype(value).type
         last = op is function.operations[-1]
-        made = host.clip(
+        made = mb.clip(
             x=value,
             alpha=kind(-self.limit),
             beta=kind(self.limit),
-            before_op=None if last else mil.next_op(op),
+            before_op=None if last else an.next_op(op),
             name=session.fresh_name(function, f"{value.name}_clamped"),
         )
         function.replace_uses_of_var_after_op(anchor_op=made.op, old_var=value, new_var=made)
         session.notes.append(f"{self.name}: {op.name} reached {over:.3g}, and is clipped at {self.limit:g}")
         after = (f"clip {made.name}",)
-        session.changes.append(Change(self.name, op.name, (), after, f"{over:.3g}", None, UNCHECKED))
+        session.changes.append(an.Change(self.name, op.name, (), after, f"{over:.3g}", None, UNCHECKED))
         clipped: Var = made
         return clipped
 
 
-def can_be_clipped(op: Operation) -> bool:
+def can_be_clipped(op: an.Operation) -> bool:
     """Does an op make one float value that is read, and not as clipped already?"""
     value = op.outputs[0]
-    readers = consumers(value)
-    if op.op_type in ("clip", "const") or len(op.outputs) > 1 or np_dtype(value).kind != "f":
+    readers = an.consumers(value)
+    if op.op_type in ("clip", "const") or len(op.outputs) > 1 or an.np_dtype(value).kind != "f":
         return False
-    return is_output(value) or any(r.op_type != "clip" for r in readers)
+    return an.is_output(value) or any(r.op_type != "clip" for r in readers)
 
 
 def example() -> Program:
     """A product that is too large, before a function whose result is not."""
 
-    @host.program(input_specs=[host.TensorSpec((1, 4), types.fp16)], opset_version=mil.ct.target.iOS18)
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), an.types.fp16)], opset_version=an.ct.target.iOS18)
     def program(x: Var) -> Var:
-        more = host.mul(x=x, y=np.float16(1000), name="more")
-        return host.tanh(x=host.mul(x=more, y=np.float16(1000), name="large"), name="y")
+        more = mb.mul(x=x, y=np.float16(1000), name="more")
+        return mb.tanh(x=mb.mul(x=more, y=np.float16(1000), name="large"), name="y")
 
     return program

@@ -58,16 +58,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery import mil
-from anesurgery.checking.grades import Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.facts.half import FILL, NORMS, Verdicts, judge, takes_half
-from anesurgery.mil import Array, Function, Operation, Program, Var, constant, dtype_name, operands, producer
-from anesurgery.mil import mb as host
-from anesurgery.rewriting.dead_code import remove_dead
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
-from anesurgery.semantics.reading import number
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 
 EPSILON = 1e-7
 """The least epsilon of a norm (`num-eps`: Apple's own port)."""
@@ -79,7 +71,7 @@ class ComputeFp16(Pass):
     """fp32 ops become fp16 where the range analysis allows it."""
 
     name: ClassVar[str] = "compute_fp16"
-    tolerance: ClassVar[Tolerance] = Tolerance(5e-3)
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(5e-3)
     rounds: ClassVar[bool] = True
     follows: ClassVar[tuple[str, ...]] = ("unroll_recurrent", "fold_batch_norm")
     caveat: ClassVar[str] = "values are rounded to fp16; compare the outputs on your own inputs"
@@ -90,7 +82,7 @@ class ComputeFp16(Pass):
         """Convert each function, op by op."""
         ranges = {**session.assume, **(self.ranges or {})}
         for function in program.functions.values():
-            verdicts = judge(mil.walk_ops(function), ranges)
+            verdicts = an.half.judge(an.walk_ops(function), ranges)
             session.refusals += [(self.name, Refusal(why, op)) for op, why in verdicts.stays.items()]
             session.notes += [words for words in verdicts.taken.values() if words not in session.notes]
             _Conversion(session, function, verdicts).convert()
@@ -101,11 +93,11 @@ class _Conversion:
     """One function on its way to fp16."""
 
     session: Session
-    function: Function
-    verdicts: Verdicts
+    function: an.Function
+    verdicts: an.half.Verdicts
     half: dict[Var, Var] = field(default_factory=dict)
     """fp32 value -> the same value in fp16."""
-    replaced: list[tuple[Operation, list[Var]]] = field(default_factory=list)
+    replaced: list[tuple[an.Operation, list[Var]]] = field(default_factory=list)
     """Old ops, each with the values that stand for its results (none for a cast that only falls away)."""
 
     def convert(self) -> None:
@@ -119,94 +111,94 @@ class _Conversion:
             for op, news in reversed(self.replaced):
                 self.retire(op, news)
 
-    def cast(self, op: Operation) -> None:
+    def cast(self, op: an.Operation) -> None:
         """A cast to fp32 of what fp16 holds is nothing but its operand, and so is a cast back."""
         (out,) = op.outputs
-        if dtype_name(out) == "fp32" and dtype_name(op.x) == "fp16":
+        if an.dtype_name(out) == "fp32" and an.dtype_name(op.x) == "fp16":
             self.half[out] = op.x
             self.replaced.append((op, []))
-        elif dtype_name(out) == "fp16" and op.x in self.half and not mil.is_output(out):
+        elif an.dtype_name(out) == "fp16" and op.x in self.half and not an.is_output(out):
             _substitute(out, self.half[op.x])
             self.replaced.append((op, []))
-        elif dtype_name(out) == "fp32" and op not in self.verdicts.stays and self.wanted(out):
+        elif an.dtype_name(out) == "fp32" and op not in self.verdicts.stays and self.wanted(out):
             wish = self.session.fresh_name(self.function, f"{op.name}_fp16")
-            self.done(op, [host.cast(x=op.x, dtype="fp16", before_op=op, name=wish)])
+            self.done(op, [mb.cast(x=op.x, dtype="fp16", before_op=op, name=wish)])
 
     def wanted(self, var: Var) -> bool:
         """Does an op that becomes fp16 read the value?"""
         readers = [r for r in var.child_ops if r.op_type != "cast" and not r.blocks]
         return any(r not in self.verdicts.stays for r in readers)
 
-    def rebuild(self, op: Operation) -> None:
+    def rebuild(self, op: an.Operation) -> None:
         """The op with fp16 in place of every fp32 operand."""
-        if not any(dtype_name(v) == "fp32" and takes_half(op, name) for name, v in operands(op)):
+        if not any(an.dtype_name(v) == "fp32" and an.half.takes_half(op, name) for name, v in an.operands(op)):
             return
         inputs = {k: self.operand(op, k, v) for k, v in op.inputs.items() if v is not None}
         wish = self.session.fresh_name(self.function, f"{op.name}_fp16")
-        made = getattr(host, op.op_type)(**inputs, before_op=op, name=wish)
+        made = getattr(mb, op.op_type)(**inputs, before_op=op, name=wish)
         self.done(op, list(made) if isinstance(made, (tuple, list)) else [made])
 
-    def done(self, op: Operation, news: list[Var]) -> None:
+    def done(self, op: an.Operation, news: list[Var]) -> None:
         """Record an op that has its fp16 form."""
         new = news[0].op
         assert new is not None
-        mil.stamp(new, op)
+        an.stamp(new, op)
         for old, var in zip(op.outputs, news, strict=True):
-            if dtype_name(old) == dtype_name(var):
+            if an.dtype_name(old) == an.dtype_name(var):
                 _substitute(old, var)
             else:
                 self.half[old] = var
         self.replaced.append((op, news))
-        fills = [self.verdicts.fills[v] for _, v in operands(op) if v in self.verdicts.fills]
+        fills = [self.verdicts.fills[v] for _, v in an.operands(op) if v in self.verdicts.fills]
         before, after = (f"{op.op_type} {op.name}",), (f"{new.op_type} {new.name}",)
-        change = Change(ComputeFp16.name, op.name, before, after, "; ".join(fills), None, UNCHECKED)
+        change = an.Change(ComputeFp16.name, op.name, before, after, "; ".join(fills), None, UNCHECKED)
         self.session.changes.append(change)
 
-    def operand(self, op: Operation, name: str, value: Any) -> Any:
+    def operand(self, op: an.Operation, name: str, value: Any) -> Any:
         """What the fp16 op reads in place of an operand of the fp32 one."""
         if isinstance(value, (list, tuple)):
             return tuple(self.operand(op, name, v) for v in value)
-        if dtype_name(value) != "fp32" or not takes_half(op, name):
+        if an.dtype_name(value) != "fp32" or not an.half.takes_half(op, name):
             return value
-        if op.op_type in NORMS and name == "epsilon":
-            return np.float16(max(number(value) or 0.0, EPSILON))
+        if op.op_type in an.half.NORMS and name == "epsilon":
+            return np.float16(max(an.number(value) or 0.0, EPSILON))
         if value not in self.half:
-            made = producer(value, "const")
+            made = an.producer(value, "const")
             self.half[value] = self.beside(value, value, "fp16") if made is None else self.stored(value, made)
         return self.half[value]
 
-    def stored(self, var: Var, maker: Operation) -> Var:
+    def stored(self, var: Var, maker: an.Operation) -> Var:
         """A constant in fp16, in the place of the old one."""
-        value: Array = np.asarray(constant(var), np.float32)
+        value: an.Array = np.asarray(an.constant(var), np.float32)
         if var in self.verdicts.fills:
-            value = np.where(np.isfinite(value), np.clip(value, -FILL, FILL), value)
+            value = np.where(np.isfinite(value), np.clip(value, -an.half.FILL, an.half.FILL), value)
         wish = self.session.fresh_name(self.function, f"{var.name}_fp16")
         with np.errstate(over="ignore"):  # a limit that never cuts becomes infinite
-            made: Var = host.const(val=value.astype(np.float16), before_op=maker, name=wish)
+            made: Var = mb.const(val=value.astype(np.float16), before_op=maker, name=wish)
         assert made.op is not None
-        mil.stamp(made.op, maker)
+        an.stamp(made.op, maker)
         return made
 
     def beside(self, var: Var, like: Var, dtype: str) -> Var:
         """A cast of a value, right after what makes `like`."""
         ops = self.function.operations
         last = like.op is ops[-1]  # then it is appended
-        place = None if last else ops[0] if like.op is None else mil.next_op(like.op)
+        place = None if last else ops[0] if like.op is None else an.next_op(like.op)
         wish = self.session.fresh_name(self.function, f"{like.name}_{dtype}")
-        made: Var = host.cast(x=var, dtype=dtype, before_op=place, name=wish)
+        made: Var = mb.cast(x=var, dtype=dtype, before_op=place, name=wish)
         return made
 
-    def retire(self, op: Operation, news: list[Var]) -> None:
+    def retire(self, op: an.Operation, news: list[Var]) -> None:
         """Take an old op away; casts stand in for its results where they are still read as fp32."""
         takes_over: list[tuple[Var, Var]] = []
         for old, new in zip(op.outputs, news or op.outputs, strict=True):
-            read, output = bool(old.child_ops) or mil.is_output(old), mil.is_output(old)
+            read, output = bool(old.child_ops) or an.is_output(old), an.is_output(old)
             if read and old is not new:
                 cast = self.beside(new, old, "fp32")
                 _substitute(old, cast)
                 new = cast if output else new
             takes_over.append((old, new))
-        remove_dead([op])
+        an.remove_dead([op])
         if op.enclosing_block is None:
             for old, new in takes_over:
                 _rename(old, new)
@@ -233,11 +225,11 @@ def example() -> Program:
     weight = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     bias = np.arange(3, dtype=np.float32)
 
-    @host.program(input_specs=[host.TensorSpec((1, 4))])
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))])
     def program(x: Var) -> Var:
-        h = host.linear(x=x, weight=weight, bias=bias, name="h")
-        q = host.reduce_sum(x=host.abs(x=h, name="s"), axes=[1], keep_dims=True, name="q")
-        n = host.real_div(x=h, y=host.add(x=q, y=np.float32(1e-12), name="g"), name="n")
-        return host.tanh(x=n, name="y")
+        h = mb.linear(x=x, weight=weight, bias=bias, name="h")
+        q = mb.reduce_sum(x=mb.abs(x=h, name="s"), axes=[1], keep_dims=True, name="q")
+        n = mb.real_div(x=h, y=mb.add(x=q, y=np.float32(1e-12), name="g"), name="n")
+        return mb.tanh(x=n, name="y")
 
     return program

@@ -31,11 +31,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, is_stored, is_symbolic, mb
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,9 @@ class ConvolveEachImage(Rewrite):
     def check(self, m: Match) -> Match | Refusal | None:
         """Weights of the run, and several images."""
         count = m.x.shape[0]
-        if is_stored(m.weight) or count == 1:
+        if an.is_stored(m.weight) or count == 1:
             return None
-        if is_symbolic(count):
+        if an.is_symbolic(count):
             return Refusal(f"%{m.x.name} holds {count} images", m.root)
         if int(count) > self.most_images:
             return Refusal(f"there are {count} images, above {self.most_images}", m.root)

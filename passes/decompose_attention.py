@@ -41,14 +41,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.attention import MASKED, in_factors
-from anesurgery.mil import Array, Program, Var, ct, mb, np_dtype, static_shape
-from anesurgery.regions.float_types import as_dtype
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class DecomposeAttention(Rewrite):
     """`scaled_dot_product_attention` in its parts."""
 
     name: ClassVar[str] = "decompose_attention"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False
     """A score of -inf meets a finite fill."""
     magnitude: ClassVar[float] = 8.0
@@ -65,8 +59,8 @@ class DecomposeAttention(Rewrite):
     """The score of a key that a boolean mask hides."""
 
     def __post_init__(self) -> None:
-        if self.fill > MASKED:
-            raise PassError(f"{self.name}: fill={self.fill:g}; it must be at most {MASKED:g}")
+        if self.fill > an.attention.MASKED:
+            raise an.PassError(f"{self.name}: fill={self.fill:g}; it must be at most {an.attention.MASKED:g}")
 
     def pattern(self, op: Ops) -> OpPattern:
         """The fused op."""
@@ -75,14 +69,14 @@ class DecomposeAttention(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """Are all shapes static?"""
         for name in ("query", "key", "value"):
-            if static_shape(given := m.root.inputs[name]) is None:
+            if an.static_shape(given := m.root.inputs[name]) is None:
                 return Refusal(f"%{given.name} has a dynamic shape", m.root)
         return m.bind(mask=m.root.inputs.get("attn_mask"))
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Boolean masks that keep a key of each row."""
-        shape = static_shape(var)
-        if var is not m.mask or not shape or np_dtype(var).kind != "b":
+        shape = an.static_shape(var)
+        if var is not m.mask or not shape or an.np_dtype(var).kind != "b":
             return None
         keep = rng.random(shape) < 0.5
         keep[..., rng.integers(shape[-1])] = True
@@ -90,17 +84,17 @@ class DecomposeAttention(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The parts."""
-        wish, dtype = m.root.outputs[0].name, np_dtype(m.query)
-        scale, *rest = in_factors(1 / math.sqrt(m.query.shape[-1]), dtype)
+        wish, dtype = m.root.outputs[0].name, an.np_dtype(m.query)
+        scale, *rest = an.attention.in_factors(1 / math.sqrt(m.query.shape[-1]), dtype)
         query = mb.mul(x=m.query, y=scale, name=f"{wish}_query")
         scores = mb.matmul(x=query, y=m.key, transpose_y=True, name=f"{wish}_scores")
         for factor in rest:
             scores = mb.mul(x=scores, y=factor, name=f"{wish}_scaled")
-        if m.mask is not None and np_dtype(m.mask).kind == "b":
+        if m.mask is not None and an.np_dtype(m.mask).kind == "b":
             fill = dtype.type(self.fill)
             scores = mb.select(cond=m.mask, a=scores, b=fill, name=f"{wish}_masked")
         elif m.mask is not None:
-            scores = mb.add(x=scores, y=as_dtype(mb, m.mask, dtype), name=f"{wish}_masked")
+            scores = mb.add(x=scores, y=an.float_types.as_dtype(mb, m.mask, dtype), name=f"{wish}_masked")
         weights = mb.softmax(x=scores, axis=-1, name=f"{wish}_weights")
         found: Var = mb.matmul(x=weights, y=m.value, name=wish)
         return found
@@ -110,7 +104,8 @@ def example() -> Program:
     """Two heads of width 16, of which a quarter is the scale, and a mask that is an input."""
 
     @mb.program(
-        input_specs=[mb.TensorSpec((1, 2, 4, 16)), mb.TensorSpec((1, 1, 4, 4))], opset_version=ct.target.iOS18
+        input_specs=[mb.TensorSpec((1, 2, 4, 16)), mb.TensorSpec((1, 1, 4, 4))],
+        opset_version=an.ct.target.iOS18,
     )
     def program(x: Var, mask: Var) -> Var:
         return mb.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=mask, name="y")

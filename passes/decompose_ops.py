@@ -46,50 +46,47 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.whole_numbers import EXACT, is_whole
-from anesurgery.mil import Array, Operation, Program, Var, constant, mb, np_dtype, static_shape
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.intervals import magnitude
-from anesurgery.semantics.reading import flag, ints, number
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 
-def _no_remainder(step: DecomposeOps, op: Operation) -> str:
-    if np_dtype(op.x).kind != "f":
+def _no_remainder(step: DecomposeOps, op: an.Operation) -> str:
+    if an.np_dtype(op.x).kind != "f":
         return "it is computed of integers; integers_as_floats makes them floats where that is exact"
-    by = number(op.y)
+    by = an.number(op.y)
     if by is None or by <= 0:
         return f"the divisor %{op.y.name} is no positive constant"
     if math.frexp(by)[0] == 0.5:
         return ""
-    if not (by.is_integer() and is_whole(op.x)):
+    if not (by.is_integer() and an.whole_numbers.is_whole(op.x)):
         return f"the divisor is {by:g}, no power of two, and %{op.x.name} may be no whole number"
-    reach = max(magnitude(op.x), by)
-    return "" if reach <= EXACT else f"%{op.x.name} reaches {reach:g}, above {EXACT}"
+    reach = max(an.magnitude(op.x), by)
+    return (
+        ""
+        if reach <= an.whole_numbers.EXACT
+        else f"%{op.x.name} reaches {reach:g}, above {an.whole_numbers.EXACT}"
+    )
 
 
-def _remainder(mb: Builder, op: Operation) -> Var:
-    by = np_dtype(op.x).type(number(op.y))
+def _remainder(mb: Builder, op: an.Operation) -> Var:
+    by = an.np_dtype(op.x).type(an.number(op.y))
     whole = mb.floor(x=mb.mul(x=op.x, y=1 / by)) if math.frexp(by)[0] == 0.5 else mb.floor_div(x=op.x, y=by)
     made: Var = mb.sub(x=op.x, y=mb.mul(x=whole, y=by))
     return made
 
 
-def _axes(op: Operation) -> list[int]:
-    return [a % op.x.rank for a in ints(op, "axes")] or list(range(op.x.rank))
+def _axes(op: an.Operation) -> list[int]:
+    return [a % op.x.rank for a in an.ints(op, "axes")] or list(range(op.x.rank))
 
 
-def _no_product(step: DecomposeOps, op: Operation) -> str:
+def _no_product(step: DecomposeOps, op: an.Operation) -> str:
     count = math.prod(op.x.shape[a] for a in _axes(op))
-    if np_dtype(op.x).kind != "f":
+    if an.np_dtype(op.x).kind != "f":
         return "it multiplies integers"
     return "" if 0 < count <= step.most_factors else f"it multiplies {count} numbers, above {step.most_factors}"
 
 
-def _product(mb: Builder, op: Operation) -> Var:
+def _product(mb: Builder, op: an.Operation) -> Var:
     """Along one axis after another; the axes go at the end."""
     made: Var = op.x
     for axis in _axes(op):
@@ -98,29 +95,29 @@ def _product(mb: Builder, op: Operation) -> Var:
             for factor in rest:
                 first = mb.mul(x=first, y=factor)
             made = first
-    if not flag(op, "keep_dims"):
+    if not an.flag(op, "keep_dims"):
         return mb.squeeze(x=made, axes=_axes(op)) if op.x.rank else made
     return made if made is not op.x else mb.identity(x=made)
 
 
-def _no_running_sum(step: DecomposeOps, op: Operation) -> str:
-    length = int(op.x.shape[int(number(op.axis) or 0)])
-    if np_dtype(op.x).kind != "f":
+def _no_running_sum(step: DecomposeOps, op: an.Operation) -> str:
+    length = int(op.x.shape[int(an.number(op.axis) or 0)])
+    if an.np_dtype(op.x).kind != "f":
         return "it is a sum of integers; integers_as_floats makes them floats where that is exact"
     return "" if length <= step.most_length else f"it runs over {length} numbers, above {step.most_length}"
 
 
-def _triangle(length: int, exclusive: bool, reverse: bool, dtype: Any) -> Array:
+def _triangle(length: int, exclusive: bool, reverse: bool, dtype: Any) -> an.Array:
     """[i, j]: is element i part of the sum at j?"""
     i, j = np.ogrid[:length, :length]
     i, j = (j, i) if reverse else (i, j)
     return np.asarray(i < j if exclusive else i <= j, dtype)
 
 
-def _running_sum(mb: Builder, op: Operation) -> Var:
+def _running_sum(mb: Builder, op: an.Operation) -> Var:
     """A product along the last axis; another axis goes there and back."""
-    x, axis = op.x, int(number(op.axis) or 0) % op.x.rank
-    what = (int(x.shape[axis]), flag(op, "exclusive"), flag(op, "reverse"), np_dtype(x))
+    x, axis = op.x, int(an.number(op.axis) or 0) % op.x.rank
+    what = (int(x.shape[axis]), an.flag(op, "exclusive"), an.flag(op, "reverse"), an.np_dtype(x))
     ones = mb.shared(("triangle", *what), lambda: _triangle(*what), f"ones_{what[0]}")
     if x.rank == 1:
         row = mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=ones)
@@ -135,11 +132,11 @@ def _running_sum(mb: Builder, op: Operation) -> Var:
     return made
 
 
-def _no_classes(step: DecomposeOps, op: Operation) -> str:
-    size = int(constant(op.one_hot_vector_size) or 0)
-    if not 0 < size <= EXACT:
-        return f"it has {size or 'a dynamic number of'} classes; fp16 counts up to {EXACT}"
-    if np_dtype(op.outputs[0]).kind != "f":
+def _no_classes(step: DecomposeOps, op: an.Operation) -> str:
+    size = int(an.constant(op.one_hot_vector_size) or 0)
+    if not 0 < size <= an.whole_numbers.EXACT:
+        return f"it has {size or 'a dynamic number of'} classes; fp16 counts up to {an.whole_numbers.EXACT}"
+    if an.np_dtype(op.outputs[0]).kind != "f":
         return "its result is of integers; the ops that read it would still be off the engine"
     on, off = _values(op)
     if on is None or off is None:
@@ -147,17 +144,17 @@ def _no_classes(step: DecomposeOps, op: Operation) -> str:
     return "" if (on - off) + off == on else f"{on:g} - {off:g} is rounded"
 
 
-def _values(op: Operation) -> tuple[Any, Any]:
+def _values(op: an.Operation) -> tuple[Any, Any]:
     """What stands at the index and elsewhere, in the type of the result; None where it is dynamic."""
-    found = (number(op.on_value), number(op.off_value))
-    on, off = (None if v is None else np_dtype(op.outputs[0]).type(v) for v in found)
+    found = (an.number(op.on_value), an.number(op.off_value))
+    on, off = (None if v is None else an.np_dtype(op.outputs[0]).type(v) for v in found)
     return on, off
 
 
-def _classes(mb: Builder, op: Operation) -> Var:
+def _classes(mb: Builder, op: an.Operation) -> Var:
     """The number of each class stands along the new axis; the index is compared with all of them."""
-    out, size = op.outputs[0], int(constant(op.one_hot_vector_size))
-    axis, dtype = int(constant(op.axis)) % out.rank, np_dtype(out)
+    out, size = op.outputs[0], int(an.constant(op.one_hot_vector_size))
+    axis, dtype = int(an.constant(op.axis)) % out.rank, an.np_dtype(out)
     place = [-1 if a == axis else 1 for a in range(out.rank)]
     half = np.float16
     at = mb.expand_dims(x=mb.cast(x=op.indices, dtype="fp16"), axes=[axis])
@@ -169,7 +166,7 @@ def _classes(mb: Builder, op: Operation) -> Var:
     return made
 
 
-Form = tuple[Callable[[Any, Operation], str], Callable[[Builder, Operation], Var]]
+Form = tuple[Callable[[Any, an.Operation], str], Callable[[Builder, an.Operation], Var]]
 
 FORMS: dict[str, Form] = {
     "mod": (_no_remainder, _remainder),
@@ -185,7 +182,7 @@ class DecomposeOps(Rewrite):
     """`mod`, `reduce_prod`, `cumsum` and `one_hot` in ops that the engine has."""
 
     name: ClassVar[str] = "decompose_ops"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False
     """A running sum by a product multiplies by 0 what may be infinite."""
     most_factors: int = 32
@@ -196,7 +193,9 @@ class DecomposeOps(Rewrite):
     def __post_init__(self) -> None:
         for name in ("most_factors", "most_length"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise PassError(f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer")
+                raise an.PassError(
+                    f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer"
+                )
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op of the table."""
@@ -206,7 +205,7 @@ class DecomposeOps(Rewrite):
         """What the form of the op needs."""
         op = m.root
         read = op.inputs.get("x") or op.indices
-        if static_shape(op.outputs[0]) is None or static_shape(read) is None:
+        if an.static_shape(op.outputs[0]) is None or an.static_shape(read) is None:
             return Refusal(f"%{op.outputs[0].name} has the symbolic shape {tuple(op.outputs[0].shape)}", op)
         reason = FORMS[op.op_type][0](self, op)
         return Refusal(reason, op) if reason else m

@@ -33,17 +33,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.facts.window_pads import window_pads
-from anesurgery.mil import Program, Var, constant, mb, producer, static_shape
-from anesurgery.placement.rules.doubtful import MANY_GROUPS
-from anesurgery.placement.target import Target
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import ints, number
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -51,14 +42,14 @@ class DepthwiseSum(Rewrite):
     """`conv` of single channels and one position becomes `mul` and `reduce_sum`."""
 
     name: ClassVar[str] = "depthwise_sum"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     least: int = 2
     """Fewest groups."""
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Where the engine was seen to refuse them."""
-        return (cls(least=MANY_GROUPS),)
+        return (cls(least=an.doubtful.MANY_GROUPS),)
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every convolution."""
@@ -66,8 +57,8 @@ class DepthwiseSum(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One channel for each group, one position, and no padding."""
-        op, groups = m.root, int(number(m.root.inputs.get("groups")) or 1)
-        made, given = static_shape(op.outputs[0]), static_shape(m.x)
+        op, groups = m.root, int(an.number(m.root.inputs.get("groups")) or 1)
+        made, given = an.static_shape(op.outputs[0]), an.static_shape(m.x)
         if groups < max(self.least, 2):
             return None
         if made is None or given is None:
@@ -76,18 +67,18 @@ class DepthwiseSum(Rewrite):
             return None
         if not groups == made[1] == given[1]:
             return Refusal(f"{groups} groups make {made[1]} channels of {given[1]}", op)
-        if producer(m.weight, "const") is None:
+        if an.producer(m.weight, "const") is None:
             made_by = "an input" if m.weight.op is None else m.weight.op.op_type
             return Refusal(f"its weight is made by {made_by}", op)
-        if any(pads := window_pads(op)):
+        if any(pads := an.window_pads.window_pads(op)):
             return Refusal(f"it pads {pads}", op)
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The product, its sum, and the bias."""
         op, x, name = m.root, m.x, m.root.outputs[0].name
-        kernel = np.asarray(constant(m.weight))
-        steps = ints(op, "dilations") or [1] * (x.rank - 2)
+        kernel = np.asarray(an.constant(m.weight))
+        steps = an.ints(op, "dilations") or [1] * (x.rank - 2)
         ends = [step * (taps - 1) + 1 for step, taps in zip(steps, kernel.shape[2:], strict=True)]
         if ends != list(x.shape[2:]) or any(step > 1 for step in steps):
             ends, all_of = [*x.shape[:2], *ends], [True, True, *[False] * len(ends)]
@@ -98,7 +89,7 @@ class DepthwiseSum(Rewrite):
         )
         products = mb.mul(x=x, y=weight, name=f"{name}_products")
         made: Var = mb.reduce_sum(x=products, axes=list(range(2, x.rank)), keep_dims=True)
-        bias = constant(op.inputs.get("bias"))
+        bias = an.constant(op.inputs.get("bias"))
         return made if bias is None else mb.add(x=made, y=np.asarray(bias).reshape(-1, *[1] * (x.rank - 2)))
 
 

@@ -37,22 +37,14 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.facts.window_pads import window_pads
-from anesurgery.mil import Operation, Program, Var, consumers, is_output, is_stored, mb, operands
-from anesurgery.ops import POINTWISE, ZERO_PRESERVING
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import ints
-from anesurgery.semantics.work import runtime
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 Margins = list[int]
 """What is added before and after each of two axes; cut off where negative."""
 OPERANDS = frozenset({"x", "y", "a", "b", "cond"})
 """Inputs of such ops that broadcast with the image."""
-ALIKE = POINTWISE | {"batch_norm"}
+ALIKE = an.ops.POINTWISE | {"batch_norm"}
 """Ops that may stand between: the same for every image and pixel."""
 
 
@@ -62,7 +54,7 @@ class DilatedConvolution(Rewrite):
 
     name: ClassVar[str] = "dilated_convolution"
     static: ClassVar[bool] = True
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
 
     def pattern(self, op: Ops) -> OpPattern:
         """The end of such a region."""
@@ -70,7 +62,7 @@ class DilatedConvolution(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Everything between it and the beginnings."""
-        block, found = ints(m.root, "block_shape"), [m.root]
+        block, found = an.ints(m.root, "block_shape"), [m.root]
         waiting, beginnings = [m.x], 0
         while waiting:
             value = waiting.pop()
@@ -80,16 +72,16 @@ class DilatedConvolution(Rewrite):
             if op is None or op.enclosing_block is not m.block:
                 return Refusal(f"%{value.name} is not made between space_to_batch and batch_to_space", m.root)
             if op.op_type == "space_to_batch":
-                if (other := ints(op, "block_shape")) != block:
+                if (other := an.ints(op, "block_shape")) != block:
                     return Refusal(f"the blocks are {other} before and {block} after", m.root)
                 beginnings += 1
                 continue
             if (why := _why_not(op)) is not None:
                 return why
             found.append(op)
-            waiting += runtime(op)
+            waiting += an.runtime(op)
         for made in (op.outputs[0] for op in found[1:]):
-            if is_output(made) or any(reader not in found for reader in consumers(made)):
+            if an.is_output(made) or any(reader not in found for reader in an.consumers(made)):
                 return Refusal(f"%{made.name} is read elsewhere", m.root)
         if not beginnings or all(op.op_type != "conv" for op in found):
             return None
@@ -97,25 +89,25 @@ class DilatedConvolution(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The region on the image itself."""
-        crops = ints(m.root, "crops")
-        shared = any(len(consumers(op.outputs[0])) > 1 for op in m.ops[1:])
+        crops = an.ints(m.root, "crops")
+        shared = any(len(an.consumers(op.outputs[0])) > 1 for op in m.ops[1:])
         region = _Region(mb, m.block_shape)
         if not shared:
             return region.fitted(*region.of(m.x, crops))
         return region.fitted(region.fitted(*region.of(m.x, [0] * 4)), [-c for c in crops])
 
 
-def _why_not(op: Operation) -> Refusal | None:
+def _why_not(op: an.Operation) -> Refusal | None:
     """Why an op cannot work on the image itself."""
     made = op.outputs[0]
     if op.op_type not in ALIKE | {"conv"}:
         return Refusal(f"{op.op_type} %{made.name} stands between space_to_batch and batch_to_space", op)
     if op.op_type == "conv":
-        if max(strides := ints(op, "strides"), default=1) > 1:
+        if max(strides := an.ints(op, "strides"), default=1) > 1:
             return Refusal(f"the convolution %{made.name} steps by {strides}", op)
-        return None if is_stored(op.weight) else Refusal(f"the weight of %{made.name} is dynamic", op)
-    for name, value in operands(op):
-        shape = tuple(value.shape) if name in OPERANDS and is_stored(value) else ()
+        return None if an.is_stored(op.weight) else Refusal(f"the weight of %{made.name} is dynamic", op)
+    for name, value in an.operands(op):
+        shape = tuple(value.shape) if name in OPERANDS and an.is_stored(value) else ()
         if max((*shape[-2:], *shape[:-3]), default=1) > 1:
             return Refusal(f"%{value.name} differs between images or pixels", op)
     return None
@@ -131,32 +123,35 @@ class _Region:
 
     def of(self, value: Var, crops: Margins) -> tuple[Var, Margins]:
         """A value without `crops`, and the margins that it still has to get."""
-        op = cast(Operation, value.op)
+        op = cast(an.Operation, value.op)
         if op.op_type == "space_to_batch":
-            return op.x, [p - c for p, c in zip(ints(op, "paddings"), crops, strict=True)]
+            return op.x, [p - c for p, c in zip(an.ints(op, "paddings"), crops, strict=True)]
         if value in self.built:
             return self.built[value], [0] * 4
         if op.op_type != "conv":
             return self.alike(op, crops)
         x, margins = self.of(op.x, [0] * 4)
         by_axis = [b for b in self.block for _ in range(2)]
-        pads = [m + p * b - c for m, p, b, c in zip(margins, window_pads(op), by_axis, crops, strict=True)]
+        pads = [
+            m + p * b - c
+            for m, p, b, c in zip(margins, an.window_pads.window_pads(op), by_axis, crops, strict=True)
+        ]
         x = self.fitted(x, [min(p, 0) for p in pads])
         given = {n: op.inputs[n] for n in ("weight", "bias", "groups") if op.inputs.get(n) is not None}
-        given["dilations"] = [d * b for d, b in zip(ints(op, "dilations"), self.block, strict=True)]
+        given["dilations"] = [d * b for d, b in zip(an.ints(op, "dilations"), self.block, strict=True)]
         if any(p > 0 for p in pads):
             given |= {"pad_type": "custom", "pad": [max(p, 0) for p in pads]}
         self.built[value] = self.mb.conv(x=x, name=f"{value.name}_image", **given)
         return self.built[value], [0] * 4
 
-    def alike(self, op: Operation, crops: Margins) -> tuple[Var, Margins]:
+    def alike(self, op: an.Operation, crops: Margins) -> tuple[Var, Margins]:
         """An op that is the same for every pixel; where it makes 0 of 0, margins may come after it."""
         given = {name: value for name, value in op.inputs.items() if value is not None}
         margins = [0] * 4
-        for name, value in operands(op):
-            if not is_stored(value):
+        for name, value in an.operands(op):
+            if not an.is_stored(value):
                 given[name], margins = self.of(value, crops)
-                if op.op_type not in ZERO_PRESERVING:
+                if op.op_type not in an.ops.ZERO_PRESERVING:
                     given[name], margins = self.fitted(given[name], margins), [0] * 4
         made = getattr(self.mb, op.op_type)(name=f"{op.outputs[0].name}_image", **given)
         if not any(margins):

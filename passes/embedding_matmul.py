@@ -64,29 +64,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.token_ids import before_casts, before_guard, never_negative, serves_only
-from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.mil import (
-    Array,
-    Function,
-    Program,
-    Var,
-    constant,
-    consumers,
-    ct,
-    is_compressed,
-    mb,
-    np_dtype,
-    static_shape,
-    types,
-)
-from anesurgery.regions.compressed_weights import decoded
-from anesurgery.regions.one_hot import EXACT_IDS, is_finite, one_hot_pieces, one_hot_width
-from anesurgery.regions.padding import padded_constant
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -100,7 +79,7 @@ class EmbeddingMatmul(Rewrite):
     """Either "matmul", or "input": the caller looks the rows up."""
     max_inner: int = 16384
     """Most rows that one matmul reads; at least 2048."""
-    most_rows: int = EXACT_IDS**2
+    most_rows: int = an.one_hot.EXACT_IDS**2
     """Longest table that is replaced."""
     nonnegative_ids: bool = False
     """Does the caller promise that no id is negative?"""
@@ -109,13 +88,14 @@ class EmbeddingMatmul(Rewrite):
 
     def __post_init__(self) -> None:
         if self.mode not in ("matmul", "input"):
-            raise PassError(f'{self.name}: mode={self.mode!r}; it may be "matmul" or "input"')
-        if self.most_rows > EXACT_IDS**2:
-            raise PassError(
-                f"{self.name}: most_rows={self.most_rows} is above {EXACT_IDS**2}: what two digits count"
+            raise an.PassError(f'{self.name}: mode={self.mode!r}; it may be "matmul" or "input"')
+        if self.most_rows > an.one_hot.EXACT_IDS**2:
+            raise an.PassError(
+                f"{self.name}: most_rows={self.most_rows} is above "
+                f"{an.one_hot.EXACT_IDS**2}: what two digits count"
             )
-        if self.max_inner < EXACT_IDS:
-            raise PassError(f"{self.name}: max_inner={self.max_inner} is below {EXACT_IDS}")
+        if self.max_inner < an.one_hot.EXACT_IDS:
+            raise an.PassError(f"{self.name}: max_inner={self.max_inner} is below {an.one_hot.EXACT_IDS}")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every gather."""
@@ -130,49 +110,49 @@ class EmbeddingMatmul(Rewrite):
             return unfit
         ids, wraps = self.ids(m, m.table.shape[0])
         if self.mode == "input":
-            known = m.block.inputs if isinstance(m.block, Function) else {}
+            known = m.block.inputs if isinstance(m.block, an.Function) else {}
             if known.get(ids.name) is not ids:
                 return Refusal(f"the ids %{ids.name} are computed, not an input", m.root)
-        elif not is_finite(decoded(m.table)):
+        elif not an.one_hot.is_finite(an.decoded(m.table)):
             return Refusal("the table holds infinities or NaN, which poison every sum", m.root)
         return m.bind(ids=ids, wraps=wraps)
 
     def ids(self, m: Match, rows: int) -> tuple[Var, bool]:
         """The ids as close to their source as is sound, and whether negative ones must still be wrapped."""
         trusted = self.nonnegative_ids or self.mode == "input"
-        counts_back = m.root.opset_version < ct.target.iOS17 and not trusted
-        ids = before_casts(m.indices, -rows if counts_back else 0, rows)
-        raw = before_guard(ids, rows)
-        if raw is not None and (trusted or never_negative(raw)):
-            return before_casts(raw, 0, rows), False
-        return ids, counts_back and raw is None and not never_negative(ids)
+        counts_back = m.root.opset_version < an.ct.target.iOS17 and not trusted
+        ids = an.token_ids.before_casts(m.indices, -rows if counts_back else 0, rows)
+        raw = an.token_ids.before_guard(ids, rows)
+        if raw is not None and (trusted or an.token_ids.never_negative(raw)):
+            return an.token_ids.before_casts(raw, 0, rows), False
+        return ids, counts_back and raw is None and not an.token_ids.never_negative(ids)
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Ids of the table; in mode "input", the rows that belong to the ids."""
         rows = int(m.table.shape[0])
-        most = min(rows, int(np.iinfo(np_dtype(m.ids)).max) + 1)
+        most = min(rows, int(np.iinfo(an.np_dtype(m.ids)).max) + 1)
         if self.mode == "input":
             ids = np.random.default_rng(0).integers(0, most, m.ids.shape)
-            values: Array = ids if var is m.ids else decoded(m.table)[ids]
-            return values.astype(np_dtype(var))
+            values: an.Array = ids if var is m.ids else an.decoded(m.table)[ids]
+            return values.astype(an.np_dtype(var))
         if var is not m.ids:
             return None
-        return rng.integers(-most if m.wraps else 0, most, var.shape).astype(np_dtype(var))
+        return rng.integers(-most if m.wraps else 0, most, var.shape).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """One-hot rows, piece by piece, each times its part of the table; or an input."""
         if self.mode == "input":
             return _rows_as_input(mb, m)
         rows = int(m.table.shape[0])
-        ids = m.ids if np_dtype(m.ids) == np.int32 else mb.cast(x=m.ids, dtype="int32")
+        ids = m.ids if an.np_dtype(m.ids) == np.int32 else mb.cast(x=m.ids, dtype="int32")
         if m.wraps:
             inside = mb.greater_equal(x=ids, y=np.int32(0))
             ids = mb.select(cond=inside, a=ids, b=mb.add(x=ids, y=np.int32(rows)))
-        if self.nonnegative_ids and not never_negative(ids):
+        if self.nonnegative_ids and not an.token_ids.never_negative(ids):
             mb.note("assumed of the inputs: token ids are never negative")
-        table = _table(mb, m.table, one_hot_width(rows), self.pad_tied)
+        table = _table(mb, m.table, an.one_hot.one_hot_width(rows), self.pad_tied)
         total: Var | None = None
-        for start, one_hot in one_hot_pieces(mb, ids, rows, np_dtype(m.table), self.max_inner):
+        for start, one_hot in an.one_hot.one_hot_pieces(mb, ids, rows, an.np_dtype(m.table), self.max_inner):
             product = _product(mb, one_hot, table, start)
             total = product if total is None else mb.add(x=total, y=product)
         assert total is not None
@@ -182,13 +162,13 @@ class EmbeddingMatmul(Rewrite):
 def _unfit(m: Match, most_rows: int) -> Refusal | None:
     """Why this lookup is of another kind, or None."""
     table, ids = m.table, m.indices
-    axis, batch_dims = constant(m.root.axis), constant(m.root.inputs.get("batch_dims"))
+    axis, batch_dims = an.constant(m.root.axis), an.constant(m.root.inputs.get("batch_dims"))
     reasons = {
-        f"the table holds {np_dtype(table)}": np_dtype(table).kind != "f",
+        f"the table holds {an.np_dtype(table)}": an.np_dtype(table).kind != "f",
         f"the table has rank {table.rank}, not 2": table.rank != 2,
         f"the lookup is along axis {axis}, not 0": axis not in (0, -table.rank),
         f"the lookup has {batch_dims} batch dimensions": bool(batch_dims),
-        f"the ids have the symbolic shape {tuple(ids.shape)}": static_shape(ids) is None,
+        f"the ids have the symbolic shape {tuple(ids.shape)}": an.static_shape(ids) is None,
         f"the ids have rank {ids.rank}, not 1 to 3": not 1 <= ids.rank <= 3,
         f"the table has {table.shape[0]} rows, above {most_rows}": table.shape[0] > most_rows,
     }
@@ -197,8 +177,8 @@ def _unfit(m: Match, most_rows: int) -> Refusal | None:
 
 def _table(mb: Builder, table: Var, rows: int, shared: bool) -> Var:
     """The table padded to `rows` rows, unless that would store it twice."""
-    others = any(op.op_type != "gather" for op in consumers(table))
-    return table if others and not shared else padded_constant(mb, table, 0, rows)
+    others = any(op.op_type != "gather" for op in an.consumers(table))
+    return table if others and not shared else an.padding.padded_constant(mb, table, 0, rows)
 
 
 def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:
@@ -216,13 +196,13 @@ def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:
 
 def _rows_as_input(mb: Builder, m: Match) -> Var:
     """Declare the rows as an input, drop the ids where nothing else reads them, leave the table beside."""
-    table, old = decoded(m.table), m.ids.name
-    if is_compressed(m.table):
+    table, old = an.decoded(m.table), m.ids.name
+    if an.is_compressed(m.table):
         mb.note(f"the table %{m.table.name} is written as {table.dtype}, not compressed: its rows are read")
     name = mb.leave_beside(f"{old}_embeds", table)
-    held, dropped = mb.input_dtype(table.dtype), serves_only(m.ids, m.root)
+    held, dropped = mb.input_dtype(table.dtype), an.token_ids.serves_only(m.ids, m.root)
 
-    def look_up(values: Values) -> Values:
+    def look_up(values: an.Values) -> an.Values:
         if old not in values:  # another function of the model has said the same
             return values
         rest = {k: v for k, v in values.items() if k != old or not dropped}
@@ -230,7 +210,7 @@ def _rows_as_input(mb: Builder, m: Match) -> Var:
 
     instead = f" in place of {old}" if dropped else ""
     words = f"give {name}{instead}: the rows of <package>.{name}.npy at the ids ({held})"
-    change = InterfaceChange(words, (name, old) if dropped else (name,), inputs=look_up)
+    change = an.InterfaceChange(words, (name, old) if dropped else (name,), inputs=look_up)
     rows = mb.add_float_input(m.root.outputs[0].shape, table.dtype, change)
     if dropped:
         mb.drop_input(old)
@@ -241,9 +221,9 @@ def example() -> Program:
     """A table of 2500 rows, more than fp16 can count."""
     table = np.arange(2500 * 4, dtype=np.float32).reshape(2500, 4)
 
-    ids_type = mb.TensorSpec((1, 5), dtype=types.int32)
+    ids_type = mb.TensorSpec((1, 5), dtype=an.types.int32)
 
-    @mb.program(input_specs=[ids_type], opset_version=ct.target.iOS17)
+    @mb.program(input_specs=[ids_type], opset_version=an.ct.target.iOS17)
     def program(ids: Var) -> Var:
         return mb.gather(x=table, indices=ids, axis=0, name="y")
 

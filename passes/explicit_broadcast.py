@@ -42,14 +42,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.mil import Operation, Program, Var, constant, mb, static_shape
-from anesurgery.ops import BROADCASTING
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.passes.rerank import Rerank
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.session import Session
 
 
 @dataclass(frozen=True)
@@ -79,12 +74,12 @@ class ExplicitBroadcast(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op that broadcasts."""
-        return op.any(*sorted(BROADCASTING))()
+        return op.any(*sorted(an.ops.BROADCASTING))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Which operands need another shape?"""
         operands = _operands(m.root)
-        out, shapes = static_shape(m.root.outputs[0]), [static_shape(v) for v in operands.values()]
+        out, shapes = an.static_shape(m.root.outputs[0]), [an.static_shape(v) for v in operands.values()]
         if out is None or None in shapes:
             return self._symbolic(m)
         if np.broadcast_shapes(*(s for s in shapes if s is not None)) != out:
@@ -100,7 +95,7 @@ class ExplicitBroadcast(Rewrite):
         shape = tuple(int(d) for d in var.shape or ())
         if shape == out or (not shape and not self.scalars):
             return shape
-        fixed = constant(var) is not None
+        fixed = an.constant(var) is not None
         full = math.prod(out) <= self.materialize_limit if fixed else self.tile
         return out if full else (1,) * (len(out) - len(shape)) + shape
 
@@ -123,7 +118,7 @@ class ExplicitBroadcast(Rewrite):
         narrow = [
             v
             for v in _operands(m.root).values()
-            if v.shape and tuple(v.shape) != out and constant(v) is not None
+            if v.shape and tuple(v.shape) != out and an.constant(v) is not None
         ]
         if not narrow or not self.materialize_limit:
             return None
@@ -134,13 +129,13 @@ class ExplicitBroadcast(Rewrite):
         )
 
 
-def _operands(op: Operation) -> dict[str, Var]:
+def _operands(op: an.Operation) -> dict[str, Var]:
     return {k: op.inputs[k] for k in ("cond", "a", "b", "x", "y") if op.inputs.get(k) is not None}
 
 
 def _in_shape(mb: Builder, var: Var, shape: tuple[int, ...]) -> Var:
     """The operand with leading axes of length 1, repeated where it is still too short."""
-    value = constant(var)
+    value = an.constant(var)
     if value is not None:
         key = ("explicit_broadcast", var, shape)
         return mb.shared(key, lambda: np.broadcast_to(value, shape), f"{var.name}_broadcast")

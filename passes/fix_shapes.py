@@ -45,17 +45,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import InterfaceError, PassError, Refusal, UnknownName
-from anesurgery.files.copying import copied
-from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.interpret import run as compute
-from anesurgery.mil import Function, Program, Var, ct, mb, types
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.passes.fold_constants import FoldConstants
-from anesurgery.placement.target import Target
-from anesurgery.rewriting.fixed_shapes import Shapes, barred, dynamic_inputs
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
-from anesurgery.semantics.reading import shape_in_words
 
 LENGTH = 128
 """What a dynamic size becomes where nothing else is known."""
@@ -79,28 +71,28 @@ class FixShapes(Pass):
 
     def __post_init__(self) -> None:
         if self.sizes is not None and (self.shapes or not self.sizes):
-            raise PassError(f"{self.name}: give shapes (one function) or sizes (several), at least one")
+            raise an.PassError(f"{self.name}: give shapes (one function) or sizes (several), at least one")
         if not isinstance(self.sizes, Mapping | list | tuple | None) or not all(
             map(_is_size, self.sizes or ())
         ):
-            raise PassError(
+            raise an.PassError(
                 f"{self.name}: sizes={self.sizes!r}; give lengths, as [64, 128], or the shapes of the inputs "
                 'for each function, as {"short": {"ids": [1, 64]}}'
             )
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """None: the caller must choose the shapes."""
         return ()
 
     @property
-    def wanted(self) -> dict[str, Shapes]:
+    def wanted(self) -> dict[str, an.fixed_shapes.Shapes]:
         """By function that is made; of one that stays, by the empty name."""
         if self.sizes is None:
-            return {"": Shapes(self.shapes or {}, self.length)}
+            return {"": an.fixed_shapes.Shapes(self.shapes or {}, self.length)}
         if isinstance(self.sizes, Mapping):
-            return {name: Shapes(given, self.length) for name, given in self.sizes.items()}
-        return {f"length_{n}": Shapes({}, n) for n in self.sizes}
+            return {name: an.fixed_shapes.Shapes(given, self.length) for name, given in self.sizes.items()}
+        return {f"length_{n}": an.fixed_shapes.Shapes({}, n) for n in self.sizes}
 
     def requires(self, program: Program) -> Refusal | None:
         """There is something to fix, and only inputs that exist are given a shape.
@@ -111,14 +103,14 @@ class FixShapes(Pass):
         inputs = {name for f in program.functions.values() for name in f.inputs}
         for name in (name for shapes in self.wanted.values() for name in shapes.given):
             if name not in inputs:
-                raise UnknownName("input", name, inputs)
-        if not any(dynamic_inputs(f) for f in program.functions.values()):
+                raise an.UnknownName("input", name, inputs)
+        if not any(an.fixed_shapes.dynamic_inputs(f) for f in program.functions.values()):
             return Refusal("no input has a dynamic shape")
         if self.sizes is None:
             return None
         if len(program.functions) > 1:
             return Refusal(f"it has the functions {', '.join(program.functions)}; several sizes need one")
-        if any(f.opset_version < ct.target.iOS18 for f in program.functions.values()):
+        if any(f.opset_version < an.ct.target.iOS18 for f in program.functions.values()):
             return Refusal(
                 "several functions came with iOS 18; convert with minimum_deployment_target=iOS18, or give "
                 "one shape"
@@ -129,7 +121,7 @@ class FixShapes(Pass):
         """Fix the inputs of each function, infer all types anew, and fold."""
         edits = len(session.changes)
         for name, function in list(program.functions.items()):
-            refusal = barred(function, session.images)
+            refusal = an.fixed_shapes.barred(function, session.images)
             if refusal is None and self.sizes is not None:
                 self.several(program, name, session)
             elif refusal is None:
@@ -139,28 +131,28 @@ class FixShapes(Pass):
         if len(session.changes) > edits:
             FoldConstants().run(program, session)
 
-    def fixed(self, function: Function, session: Session) -> Refusal | None:
+    def fixed(self, function: an.Function, session: Session) -> Refusal | None:
         """Fix the shapes; where none were given and the likely ones do not fit, leave the function as it was.
 
         Raises:
             PassError: a shape that was given does not fit.
         """
-        before = {v: shape_in_words(v.shape) for v in (*function.inputs.values(), *function.outputs)}
-        dynamic = dynamic_inputs(function)
+        before = {v: an.shape_in_words(v.shape) for v in (*function.inputs.values(), *function.outputs)}
+        dynamic = an.fixed_shapes.dynamic_inputs(function)
         try:
             self.wanted[""].fix(function)
-        except PassError as error:
+        except an.PassError as error:
             if self.shapes or self.length != LENGTH:
                 raise
             return Refusal(f"{error}; give the shapes (shapes=, length=)")
         for var in dynamic:
-            words = f"give {var.name} as {shape_in_words(var.shape)}, which was {before[var]}"
-            session.contract.append(InterfaceChange(words, (var.name,)))
-            session.changes.append(Change(self.name, var.name, (), (), words, None, UNCHECKED))
+            words = f"give {var.name} as {an.shape_in_words(var.shape)}, which was {before[var]}"
+            session.contract.append(an.InterfaceChange(words, (var.name,)))
+            session.changes.append(an.Change(self.name, var.name, (), (), words, None, UNCHECKED))
         for var in function.outputs:
-            if (now := shape_in_words(var.shape)) != before[var]:
+            if (now := an.shape_in_words(var.shape)) != before[var]:
                 words = f"{var.name} is {now}, it was {before[var]}"
-                session.contract.append(InterfaceChange(words, (var.name,)))
+                session.contract.append(an.InterfaceChange(words, (var.name,)))
         return None
 
     def several(self, program: Program, name: str, session: Session) -> None:
@@ -169,9 +161,9 @@ class FixShapes(Pass):
         Raises:
             PassError: a shape does not fit.
         """
-        made: dict[str, Function] = {}
+        made: dict[str, an.Function] = {}
         for word, shapes in self.wanted.items():
-            made[word] = copied(program).functions[name]
+            made[word] = an.copied(program).functions[name]
             shapes.fix(made[word])
         old = program.functions.pop(name)
         for word, function in made.items():
@@ -179,8 +171,8 @@ class FixShapes(Pass):
         forms = {w: _form(f) for w, f in made.items()}
         words = f"call {' or '.join(f'{w} ({form})' for w, form in forms.items())}; {name} took any shape"
         names = (name, *made, *old.inputs, *(v.name for v in old.outputs))
-        session.contract.append(InterfaceChange(words, names, call=_call))
-        session.changes.append(Change(self.name, name, (), tuple(made), words, None, UNCHECKED))
+        session.contract.append(an.InterfaceChange(words, names, call=_call))
+        session.changes.append(an.Change(self.name, name, (), tuple(made), words, None, UNCHECKED))
 
 
 def _is_size(one: object) -> bool:
@@ -188,12 +180,12 @@ def _is_size(one: object) -> bool:
     return isinstance(one, str) or (type(one) is int and one > 0)
 
 
-def _form(function: Function) -> str:
+def _form(function: an.Function) -> str:
     """The shapes of the inputs in words."""
-    return ", ".join(f"{n} {shape_in_words(v.shape)}" for n, v in function.inputs.items())
+    return ", ".join(f"{n} {an.shape_in_words(v.shape)}" for n, v in function.inputs.items())
 
 
-def _call(model: Any, values: Values, precision: str) -> Values:
+def _call(model: Any, values: an.Values, precision: str) -> an.Values:
     """Call the function whose inputs have the shapes of the values.
 
     Raises:
@@ -201,12 +193,12 @@ def _call(model: Any, values: Values, precision: str) -> Values:
     """
     shapes = {name: np.shape(value) for name, value in values.items()}
     for word, function in model.functions.items():
-        given = {n: tuple(v.shape) for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
+        given = {n: tuple(v.shape) for n, v in function.inputs.items() if not an.types.is_state(v.sym_type)}
         if all(shape == shapes.get(n) for n, shape in given.items()):
-            found: Values = compute(model, values, precision=precision, function=word)
+            found: an.Values = an.interpret.run(model, values, precision=precision, function=word)
             return found
     forms = "; ".join(map(_form, model.functions.values()))
-    raise InterfaceError(f"no function takes inputs of these shapes; give one of: {forms}")
+    raise an.InterfaceError(f"no function takes inputs of these shapes; give one of: {forms}")
 
 
 def example() -> Program:
@@ -214,7 +206,8 @@ def example() -> Program:
     from coremltools.converters.mil.mil import get_new_symbol
 
     @mb.program(
-        input_specs=[mb.TensorSpec((get_new_symbol(), 4), dtype=types.fp16)], opset_version=ct.target.iOS17
+        input_specs=[mb.TensorSpec((get_new_symbol(), 4), dtype=an.types.fp16)],
+        opset_version=an.ct.target.iOS17,
     )
     def program(ids: Var) -> Var:
         sizes = mb.shape(x=ids, name="sizes")

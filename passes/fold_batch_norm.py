@@ -37,14 +37,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Program, Var, constant, is_compressed, is_stored, mb, np_dtype, producer
-from anesurgery.regions.compressed_weights import decoded
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import number
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 EPSILON = 1e-5
 """The epsilon of a batch norm that names none."""
@@ -55,7 +49,7 @@ class FoldBatchNorm(Rewrite):
     """`batch_norm(conv(x))` becomes a conv with other weights."""
 
     name: ClassVar[str] = "fold_batch_norm"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False
     """NaN and infinities may spread otherwise in a convolution with other weights."""
     allow_rounding: bool = False
@@ -71,12 +65,14 @@ class FoldBatchNorm(Rewrite):
         parameters = {n: op.inputs.get(n) for n in ("mean", "variance", "gamma", "beta")}
         read = {"weight": m.weight, "bias": m.conv.inputs.get("bias"), **parameters}
         for name, value in read.items():
-            if value is not None and not (is_stored(value) if name == "weight" else producer(value, "const")):
+            if value is not None and not (
+                an.is_stored(value) if name == "weight" else an.producer(value, "const")
+            ):
                 made_by = "an input" if value.op is None else value.op.op_type
                 return Refusal(f"{name} is made by {made_by}", op)
-        if np_dtype(m.weight) == np.float16 and not self.allow_rounding and not is_compressed(m.weight):
+        if an.np_dtype(m.weight) == np.float16 and not self.allow_rounding and not an.is_compressed(m.weight):
             return Refusal(f"%{m.weight.name} is fp16; its products would be rounded again", op)
-        spread = _wide(op.variance) + (number(op.inputs.get("epsilon")) or EPSILON)
+        spread = _wide(op.variance) + (an.number(op.inputs.get("epsilon")) or EPSILON)
         gamma = np.ones_like(spread) if op.inputs.get("gamma") is None else _wide(op.gamma)
         with np.errstate(all="ignore"):
             scale = gamma / np.sqrt(spread)
@@ -86,20 +82,20 @@ class FoldBatchNorm(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The convolution with scaled weights and another bias."""
-        op, dtype = m.root, np_dtype(m.weight)
+        op, dtype = m.root, an.np_dtype(m.weight)
         old = m.conv.inputs.get("bias")
         beta = 0.0 if op.inputs.get("beta") is None else _wide(op.beta)
         bias = ((0.0 if old is None else _wide(old)) - _wide(op.mean)) * m.scale + beta
         across = m.scale.reshape(-1, *[1] * (m.weight.rank - 1))
         key, name = ("scaled", m.weight, m.scale.tobytes()), f"{m.weight.name}_scaled"
-        weight = mb.stored_like(m.weight, lambda: decoded(m.weight).astype(np.float64) * across, key, name)
+        weight = mb.stored_like(m.weight, lambda: an.decoded(m.weight).astype(np.float64) * across, key, name)
         kept = {k: v for k, v in m.conv.inputs.items() if v is not None and k not in ("weight", "bias")}
         made: Var = mb.conv(**kept, weight=weight, bias=bias.astype(dtype))
         return made
 
 
-def _wide(var: Var) -> Array:
-    return np.asarray(constant(var), np.float64)
+def _wide(var: Var) -> an.Array:
+    return np.asarray(an.constant(var), np.float64)
 
 
 def example() -> Program:

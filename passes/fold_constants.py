@@ -46,37 +46,8 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from anesurgery.errors import InterpretError, Refusal, Refused
-from anesurgery.facts.ops_between import slice_back
-from anesurgery.facts.unvarying_ops import fixed_ops, shape_only
-from anesurgery.mil import (
-    Array,
-    Block,
-    Function,
-    Operation,
-    Program,
-    Var,
-    ct,
-    is_compressed,
-    is_output,
-    is_stored,
-    mb,
-    np_dtype,
-    reads,
-    stamp,
-    static_shape,
-    types,
-    walk_ops,
-)
-from anesurgery.regions.compressed_weights import decoded, edit_weight
-from anesurgery.regions.reencoding import stored_bytes
-from anesurgery.regions.stored_views import edit_of
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.dead_code import remove_dead
-from anesurgery.rewriting.equality_folds import NeverEqual
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
-from anesurgery.semantics.byte_sizes import size_of
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var, mb
 
 MIB = 1 << 20
 COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}
@@ -101,10 +72,10 @@ class FoldConstants(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Fold what each function, and each block nested in it, reads of fixed values."""
-        NeverEqual(session.assume).run(program, session)
+        an.equality_folds.NeverEqual(session.assume).run(program, session)
         for function in program.functions.values():
             folding = _Folding(self, session, function)
-            nested = [b for op in walk_ops(function) for b in op.blocks]
+            nested = [b for op in an.walk_ops(function) for b in op.blocks]
             with function:
                 for block in (function, *nested):
                     folding.visit(block)
@@ -116,20 +87,20 @@ class _Folding:
 
     step: FoldConstants
     session: Session
-    function: Function
+    function: an.Function
     stored: dict[tuple[object, ...], Var] = field(default_factory=dict)
 
-    def visit(self, block: Block) -> None:
+    def visit(self, block: an.Block) -> None:
         """From the last fixed op on: an op that is refused stays, and what it reads is folded."""
         for op in list(block.operations):
             self.compressed(op)
-        fixed = fixed_ops(block)
-        staying = set[Operation]()
+        fixed = an.unvarying_ops.fixed_ops(block)
+        staying = set[an.Operation]()
         for op in reversed(fixed):
             used = [
                 v
                 for v in op.outputs
-                if is_output(v) or any(o not in fixed or o in staying for o in v.child_ops)
+                if an.is_output(v) or any(o not in fixed or o in staying for o in v.child_ops)
             ]
             if not used:
                 continue
@@ -140,13 +111,13 @@ class _Folding:
             else:
                 self.fold(op, used, values)
 
-    def compressed(self, op: Operation) -> None:
+    def compressed(self, op: an.Operation) -> None:
         """Move, merge or cut a compressed weight in its form; compute with it where that is allowed."""
-        weight = next((v for v in reads(op) if is_compressed(v)), None)
-        if weight is None or op.op_type.startswith("constexpr_") or any(map(is_output, op.outputs)):
+        weight = next((v for v in an.reads(op) if an.is_compressed(v)), None)
+        if weight is None or op.op_type.startswith("constexpr_") or any(map(an.is_output, op.outputs)):
             return
-        edit, computing = edit_of(op), op.op_type in COMPUTED and _computes(op, weight)
-        grown = stored_bytes(weight) * size_of(op.outputs[0]) // max(1, size_of(weight))
+        edit, computing = an.stored_views.edit_of(op), op.op_type in COMPUTED and _computes(op, weight)
+        grown = an.reencoding.stored_bytes(weight) * an.size_of(op.outputs[0]) // max(1, an.size_of(weight))
         if edit is None and not computing:
             return
         if grown > self.step.most_growth and len(weight.child_ops) > 1:
@@ -156,64 +127,68 @@ class _Folding:
         mb, name = Builder(self.session, self.function, self.step.name, op), f"{op.outputs[0].name}_folded"
         try:
             if edit is not None:
-                made = edit_weight(mb, weight, edit, name)
+                made = an.edit_weight(mb, weight, edit, name)
             else:
-                given = {k: decoded(op.inputs[k]) for k in ("x", "y")}
+                given = {k: an.decoded(op.inputs[k]) for k in ("x", "y")}
                 made = mb.stored_like(weight, lambda: COMPUTED[op.op_type](*given.values()), (op,), name)
-        except Refused as reason:
+        except an.Refused as reason:
             self.session.refusals.append((self.step.name, Refusal(str(reason), op)))
         else:
             self.replace(op, op.outputs, [made], (f"compressed weight {made.name}",))
 
-    def values(self, op: Operation, used: list[Var], fixed: dict[Operation, None]) -> list[Array] | Refusal:
+    def values(
+        self, op: an.Operation, used: list[Var], fixed: dict[an.Operation, None]
+    ) -> list[an.Array] | Refusal:
         """What an op gives, or why it stays computed."""
-        if outputs := [v.name for v in used if is_output(v)]:
+        if outputs := [v.name for v in used if an.is_output(v)]:
             return Refusal(f"the output %{outputs[0]} depends on no input", op)
-        outside = {v for o in fixed if (v := shape_only(o)) is not None and v.op not in fixed}
-        ops = slice_back(used, outside)
-        growth = sum(map(size_of, used)) - sum(
-            size_of(v) for o in ops if o.op_type == "const" for v in o.outputs
+        outside = {v for o in fixed if (v := an.unvarying_ops.shape_only(o)) is not None and v.op not in fixed}
+        ops = an.ops_between.slice_back(used, outside)
+        growth = sum(map(an.size_of, used)) - sum(
+            an.size_of(v) for o in ops if o.op_type == "const" for v in o.outputs
         )
         if growth > self.step.most_growth:
             grown = f"{growth / MIB:.1f} MiB, the limit is {self.step.most_growth / MIB:g} MiB"
             return Refusal(f"as a constant %{used[0].name} would grow the weights by {grown}", op)
         try:
             return computed([o for o in ops if o.op_type != "const"], used, outside)
-        except InterpretError as error:
+        except an.InterpretError as error:
             return Refusal(f"not computed: {str(error).splitlines()[0]}", op)
 
-    def fold(self, op: Operation, used: list[Var], values: list[Array]) -> None:
+    def fold(self, op: an.Operation, used: list[Var], values: list[an.Array]) -> None:
         """Put constants in the place of results, and take away what only they needed."""
         held = [self.constant(value, var, op) for value, var in zip(values, used, strict=True)]
         self.replace(op, used, held, tuple(f"const {v.name}" for v in held))
 
-    def replace(self, op: Operation, used: Sequence[Var], held: Sequence[Var], made: tuple[str, ...]) -> None:
+    def replace(
+        self, op: an.Operation, used: Sequence[Var], held: Sequence[Var], made: tuple[str, ...]
+    ) -> None:
         """Let the readers of an op read what is stored, and record it."""
-        block = cast(Block, op.enclosing_block)
+        block = cast(an.Block, op.enclosing_block)
         for old, new in zip(used, held, strict=True):
             block.replace_uses_of_var_after_op(
                 anchor_op=op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
             )
-        gone = tuple(f"{o.op_type} {o.name}" for o in remove_dead([op]) if o.op_type != "const")
-        self.session.changes.append(Change(self.step.name, op.name, gone, made, unchecked=UNCHECKED))
+        gone = tuple(f"{o.op_type} {o.name}" for o in an.remove_dead([op]) if o.op_type != "const")
+        self.session.changes.append(an.Change(self.step.name, op.name, gone, made, unchecked=UNCHECKED))
 
-    def constant(self, value: Array, var: Var, op: Operation) -> Var:
+    def constant(self, value: an.Array, var: Var, op: an.Operation) -> Var:
         """A constant at the head of the function; the same one for equal content."""
         key = (value.dtype.str, value.shape, hashlib.blake2b(value.tobytes()).digest())
         if key not in self.stored:
             name = self.session.fresh_name(self.function, f"{var.name}_folded")
             first = self.function.operations[0]
             self.stored[key] = mb.const(val=np.ascontiguousarray(value), name=name, before_op=first)
-            stamp(cast(Operation, self.stored[key].op), op)
+            an.stamp(cast(an.Operation, self.stored[key].op), op)
         return self.stored[key]
 
 
-def _computes(op: Operation, weight: Var) -> bool:
+def _computes(op: an.Operation, weight: Var) -> bool:
     """Are both operands stored, and is the result of the shape of the weight?"""
-    return is_stored(op.x) and is_stored(op.y) and op.outputs[0].shape == weight.shape
+    return an.is_stored(op.x) and an.is_stored(op.y) and op.outputs[0].shape == weight.shape
 
 
-def computed(ops: Sequence[Operation], wanted: Sequence[Var], outside: Iterable[Var] = ()) -> list[Array]:
+def computed(ops: Sequence[an.Operation], wanted: Sequence[Var], outside: Iterable[Var] = ()) -> list[an.Array]:
     """What ops that depend on no input give, in the arithmetic of the program.
 
     Args:
@@ -226,22 +201,20 @@ def computed(ops: Sequence[Operation], wanted: Sequence[Var], outside: Iterable[
     """
     import torch
 
-    from anesurgery.interpret import evaluate
-
-    held = {v: torch.int32 if np_dtype(v).kind in "iu" else torch.float32 for v in outside}
+    held = {v: torch.int32 if an.np_dtype(v).kind in "iu" else torch.float32 for v in outside}
     shapes = {
         v: torch.zeros((), dtype=dtype).expand(shape)
         for v, dtype in held.items()
-        if (shape := static_shape(v)) is not None
+        if (shape := an.static_shape(v)) is not None
     }
-    found = evaluate(ops, shapes, wanted, precision="fp16")
-    return [np.asarray(t.numpy()).astype(np_dtype(v)) for t, v in zip(found, wanted, strict=True)]
+    found = an.interpret.evaluate(ops, shapes, wanted, precision="fp16")
+    return [np.asarray(t.numpy()).astype(an.np_dtype(v)) for t, v in zip(found, wanted, strict=True)]
 
 
 def example() -> Program:
     """A causal mask of one row, counted out in integers."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.fp16)], opset_version=an.ct.target.iOS17)
     def program(x: Var) -> Var:
         places = mb.range_1d(start=np.int32(0), end=np.int32(4), step=np.int32(1), name="places")
         ahead = mb.greater(x=places, y=np.int32(1), name="ahead")

@@ -42,31 +42,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import (
-    Operation,
-    Program,
-    Var,
-    any_symbolic,
-    constant,
-    ct,
-    is_stored,
-    mb,
-    np_dtype,
-    operands,
-    producer,
-    types,
-)
-from anesurgery.ops import POINTWISE
-from anesurgery.placement.target import Target
-from anesurgery.regions.compressed_weights import edit_weight
-from anesurgery.regions.weight_edits import Edit
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import ints
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb
 
 POOLS = frozenset({"max_pool", "avg_pool"})
 BY_CHANNEL = frozenset({"batch_norm", "instance_norm"})
@@ -82,23 +59,23 @@ class FoldLongAxis(Rewrite):
     """Ops over an axis that is too long work on rows."""
 
     name: ClassVar[str] = "fold_long_axis"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     static: ClassVar[bool] = True
     limit: int = 16384
     """The longest last axis that the chip takes (65536 from M4 on)."""
 
     def __post_init__(self) -> None:
         if self.limit < 2:
-            raise PassError(f"{self.name}: limit={self.limit}; it must be at least 2")
+            raise an.PassError(f"{self.name}: limit={self.limit}; it must be at least 2")
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """The limit of the target."""
         return (cls(limit=int(target.least("axis")[0])),)
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op that knows how to work on rows."""
-        return op.any(*sorted(POINTWISE | POOLS | BY_CHANNEL | {"cast", "conv"}))()
+        return op.any(*sorted(an.ops.POINTWISE | POOLS | BY_CHANNEL | {"cast", "conv"}))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A long operand, whose rows the op can work on."""
@@ -144,36 +121,36 @@ class FoldLongAxis(Rewrite):
         return result
 
 
-def _longest(op: Operation) -> int:
+def _longest(op: an.Operation) -> int:
     """The longest last axis of what an op reads at run time."""
-    read = [v for _, v in operands(op) if constant(v) is None]
-    return max((int(v.shape[-1]) for v in read if v.rank and not any_symbolic(v.shape)), default=0)
+    read = [v for _, v in an.operands(op) if an.constant(v) is None]
+    return max((int(v.shape[-1]) for v in read if v.rank and not an.any_symbolic(v.shape)), default=0)
 
 
-def _window(op: Operation, length: int, width: int) -> Window | Refusal:
+def _window(op: an.Operation, length: int, width: int) -> Window | Refusal:
     """What a convolution or a pool reads outside of a row, or why it cannot work on rows."""
     if op.x.rank != 3:
         return Refusal(f"%{op.x.name} has {op.x.rank} axes; one dimension is folded", op)
-    stride, made = (ints(op, "strides") or [1])[0], int(op.outputs[0].shape[-1])
+    stride, made = (an.ints(op, "strides") or [1])[0], int(op.outputs[0].shape[-1])
     if width % stride or made != length // stride:
         return Refusal(f"a stride of {stride} makes {made} of {length} in rows of {width}", op)
-    kind = str(constant(op.pad_type))
+    kind = str(an.constant(op.pad_type))
     if op.op_type in POOLS:
-        apart = ints(op, "kernel_sizes")[0] == stride and not any(ints(op, "pad"))
+        apart = an.ints(op, "kernel_sizes")[0] == stride and not any(an.ints(op, "pad"))
         return (0, 0) if apart else Refusal("the pool overlaps or is padded", op)
-    if not is_stored(op.weight):
+    if not an.is_stored(op.weight):
         return Refusal("the weight is dynamic", op)
-    reach = (ints(op, "dilations") or [1])[0] * (int(op.weight.shape[-1]) - 1)
+    reach = (an.ints(op, "dilations") or [1])[0] * (int(op.weight.shape[-1]) - 1)
     total = max((made - 1) * stride + reach + 1 - length, 0)
     left = {"valid": 0, "same": total // 2, "same_lower": total - total // 2}.get(kind)
-    left = ints(op, "pad")[0] if left is None else left
+    left = an.ints(op, "pad")[0] if left is None else left
     return left, max(reach - left - stride + 1, 0)
 
 
 def _rows(mb: Builder, var: Var, width: int) -> Var:
     """A value with its last axis in rows; the rows that it was made of, where there are any."""
     shape = [*var.shape[:-1], int(var.shape[-1]) // width, width]
-    source = producer(var, "reshape")
+    source = an.producer(var, "reshape")
     if source is not None and list(source.x.shape) == shape:
         found: Var = source.x
         return found
@@ -185,28 +162,28 @@ def _aligned(mb: Builder, value: Any, width: int, length: int) -> Any:
     """An operand that broadcasts with rows as it did with the long axis."""
     if not isinstance(value, Var) or not value.rank:
         return value
-    last, held = int(value.shape[-1]), constant(value)
+    last, held = int(value.shape[-1]), an.constant(value)
     folded = [*value.shape[:-1], *([last // width, width] if last == length else [1, 1])]
     if held is not None:
         return np.asarray(held).reshape(folded)
     return _rows(mb, value, width) if last == length else mb.reshape(x=value, shape=folded)
 
 
-def _pooled(mb: Builder, op: Operation, x: Var) -> Var:
+def _pooled(mb: Builder, op: an.Operation, x: Var) -> Var:
     """A pool along the rows."""
-    kernel = [1, ints(op, "kernel_sizes")[0]]
+    kernel = [1, an.ints(op, "kernel_sizes")[0]]
     given = {k: v for k, v in op.inputs.items() if k == "exclude_padding_from_average" and v is not None}
     given |= {"kernel_sizes": kernel, "strides": kernel, "pad_type": "valid"}
     made: Var = getattr(mb, op.op_type)(x=x, name=f"{op.outputs[0].name}_rows", **given)
     return made
 
 
-def _convolved(mb: Builder, op: Operation, x: Var, window: Window) -> Var:
+def _convolved(mb: Builder, op: an.Operation, x: Var, window: Window) -> Var:
     """A convolution along the rows, with the ends of the neighbours beside each."""
     around, weight = _neighbours(mb, x, window, op.x.name), op.weight
-    high = edit_weight(mb, weight, Edit.of(weight.shape).expanded(2), f"{weight.name}_rows")
+    high = an.edit_weight(mb, weight, an.Edit.of(weight.shape).expanded(2), f"{weight.name}_rows")
     given: dict[str, Any] = {
-        name: [1, ints(op, name)[0]] for name in ("strides", "dilations") if op.inputs.get(name) is not None
+        name: [1, an.ints(op, name)[0]] for name in ("strides", "dilations") if op.inputs.get(name) is not None
     }
     given |= {name: op.inputs[name] for name in ("groups", "bias") if op.inputs.get(name) is not None}
     made: Var = mb.conv(x=around, weight=high, pad_type="valid", name=f"{op.outputs[0].name}_rows", **given)
@@ -235,14 +212,16 @@ def _neighbours(mb: Builder, x: Var, window: Window, name: str) -> Var:
 
 def _zeros(mb: Builder, x: Var, width: int) -> Var:
     """A row of padding."""
-    shape, kind = (int(x.shape[0]), int(x.shape[1]), 1, width), np_dtype(x)
+    shape, kind = (int(x.shape[0]), int(x.shape[1]), 1, width), an.np_dtype(x)
     return mb.shared(("padding", *shape, kind.str), lambda: np.zeros(shape, kind), "padding")
 
 
 def example() -> Program:
     """A blur over 32768 samples."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 32768), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 1, 32768), dtype=an.types.fp16)], opset_version=an.ct.target.iOS17
+    )
     def program(x: Var) -> Var:
         weight = np.array([1, 2, 1], np.float16).reshape(1, 1, 3)
         return mb.conv(x=x, weight=weight, pad_type="custom", pad=[1, 1], name="y")

@@ -41,15 +41,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Function, Operation, Program, Var, ct, mb, np_dtype, operands, producer, static_shape
-from anesurgery.regions.channel_steps import permutation
-from anesurgery.regions.heads import Core, core_of
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import flag, number
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 SAME = 1e-3
 """Relative difference up to which a factor is the rounding of another one in fp16."""
@@ -61,7 +54,7 @@ class FuseAttention(Rewrite):
 
     name: ClassVar[str] = "fuse_attention"
     follows: ClassVar[tuple[str, ...]] = ("fold_constants", "causal_mask_tensor", "padding_mask_tensor")
-    tolerance: ClassVar[Tolerance] = Tolerance(SAME)
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(SAME)
     """A scale that fp16 rounds is exact in the fused op."""
     tolerates_nonfinite: ClassVar[bool] = False
     """Of rows that a mask hides entirely the fused op makes something else."""
@@ -75,14 +68,14 @@ class FuseAttention(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is it the end of an attention with which the fused op agrees?"""
-        core = core_of(m.root)
-        if not isinstance(core, Core):
+        core = an.heads.core_of(m.root)
+        if not isinstance(core, an.heads.Core):
             return core
         reason = _unfit(core)
         masks, factor = list[Var](), 1.0
         for op, carried in core.between:
             others = list(core.others(op, carried).values())
-            value = number(others[0]) if others else None
+            value = an.number(others[0]) if others else None
             if op.op_type == "add" and len(others) == 1:
                 masks += others
             elif op.op_type in ("mul", "real_div") and value and (op.op_type == "mul" or carried == "x"):
@@ -100,8 +93,8 @@ class FuseAttention(Rewrite):
         (query, by_query), (key, by_key) = _unscaled(m.core.product.x), _unscaled(_keys(mb, m.core))
         width = int(query.shape[-1])
         rest = m.factor * by_query * by_key * math.sqrt(width)
-        if abs(rest - 1) > (SAME if np_dtype(query) == np.float16 else 1e-6):
-            query = mb.mul(x=query, y=np_dtype(query).type(rest))
+        if abs(rest - 1) > (SAME if an.np_dtype(query) == np.float16 else 1e-6):
+            query = mb.mul(x=query, y=an.np_dtype(query).type(rest))
         mask = None
         for term in m.masks:
             mask = term if mask is None else mb.add(x=mask, y=term)
@@ -110,17 +103,17 @@ class FuseAttention(Rewrite):
         return made
 
 
-def _unfit(core: Core) -> str:
+def _unfit(core: an.heads.Core) -> str:
     """Why the products are not those of the fused op."""
     product, total = core.product, core.total
-    if (opset := _opset(total)) < ct.target.iOS18:
+    if (opset := _opset(total)) < an.ct.target.iOS18:
         return f"the program is of {opset.name}, the fused op of iOS18"
-    if product.op_type != "matmul" or flag(product, "transpose_x"):
+    if product.op_type != "matmul" or an.flag(product, "transpose_x"):
         return "the queries are transposed"
-    if total.x is not core.softmax.outputs[0] or flag(total, "transpose_x") or flag(total, "transpose_y"):
+    if total.x is not core.softmax.outputs[0] or an.flag(total, "transpose_x") or an.flag(total, "transpose_y"):
         return "the values are not summed as weights times values"
     factors = [product.x, product.y, total.y]
-    if (dynamic := next((v for v in factors if static_shape(v) is None), None)) is not None:
+    if (dynamic := next((v for v in factors if an.static_shape(v) is None), None)) is not None:
         return f"%{dynamic.name} has a dynamic shape"
     if len({tuple(v.shape[:-2]) for v in factors}) > 1 or product.x.rank < 3:
         shapes = ", ".join("x".join(map(str, v.shape)) for v in factors)
@@ -128,35 +121,35 @@ def _unfit(core: Core) -> str:
     return ""
 
 
-def _opset(op: Operation) -> Any:
+def _opset(op: an.Operation) -> Any:
     """That of the function that holds an op."""
     block = op.enclosing_block
-    while not isinstance(block, Function):
+    while not isinstance(block, an.Function):
         assert block is not None
         assert block.outer_op is not None
         block = block.outer_op.enclosing_block
     return block.opset_version
 
 
-def _wrong_mask(core: Core, masks: list[Var]) -> str:
+def _wrong_mask(core: an.heads.Core, masks: list[Var]) -> str:
     """Why the fused op cannot add these masks."""
     scores = core.softmax.x
     for mask in masks:
-        shape = static_shape(mask)
-        if shape is None or np_dtype(mask) != np_dtype(scores):
-            return f"the mask %{mask.name} is dynamic in shape, or holds {np_dtype(mask)}"
+        shape = an.static_shape(mask)
+        if shape is None or an.np_dtype(mask) != an.np_dtype(scores):
+            return f"the mask %{mask.name} is dynamic in shape, or holds {an.np_dtype(mask)}"
         if not shape or shape[-1] != scores.shape[-1]:
             return f"the mask %{mask.name} of shape {shape} is the same for all keys"
     return ""
 
 
-def _keys(mb: Builder, core: Core) -> Var:
+def _keys(mb: Builder, core: an.heads.Core) -> Var:
     """The keys as (tokens, width)."""
     key: Var = core.product.y
-    if flag(core.product, "transpose_y"):
+    if an.flag(core.product, "transpose_y"):
         return key
-    turned, perm = producer(key, "transpose"), [*range(key.rank - 2), key.rank - 1, key.rank - 2]
-    if turned is not None and permutation(turned) == perm:
+    turned, perm = an.producer(key, "transpose"), [*range(key.rank - 2), key.rank - 1, key.rank - 2]
+    if turned is not None and an.channel_steps.permutation(turned) == perm:
         source: Var = turned.x
         return source
     made: Var = mb.transpose(x=key, perm=perm)
@@ -165,11 +158,11 @@ def _keys(mb: Builder, core: Core) -> Var:
 
 def _unscaled(var: Var) -> tuple[Var, float]:
     """A value without a factor that it was multiplied by, and that factor."""
-    op = producer(var, "mul")
-    for name, other in operands(op) if op is not None else ():
-        if (value := number(other)) is not None and op is not None:
+    op = an.producer(var, "mul")
+    for name, other in an.operands(op) if op is not None else ():
+        if (value := an.number(other)) is not None and op is not None:
             kept: Var = op.y if name == "x" else op.x
-            if static_shape(kept) == static_shape(var):
+            if an.static_shape(kept) == an.static_shape(var):
                 return kept, value
     return var, 1.0
 
@@ -178,7 +171,7 @@ def example() -> Program:
     """Two heads of width 16 with a mask that is an input."""
     specs = [mb.TensorSpec(s) for s in ((1, 2, 4, 16), (1, 2, 4, 16), (1, 1, 4, 4))]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    @mb.program(input_specs=specs, opset_version=an.ct.target.iOS18)
     def program(x: Var, v: Var, mask: Var) -> Var:
         query = mb.mul(x=x, y=np.float32(0.25), name="query")
         scores = mb.matmul(x=query, y=x, transpose_y=True, name="scores")

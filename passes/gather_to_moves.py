@@ -39,12 +39,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.facts.constant_indices import READERS, Run, Taken, taken
-from anesurgery.mil import Program, Var, constant, mb, static_shape
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -57,13 +53,13 @@ class GatherToMoves(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every gather."""
-        return op.any(*READERS)()
+        return op.any(*an.constant_indices.READERS)()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Can the indices be read axis by axis, in few pieces?"""
-        if constant(m.root.indices) is None or constant(m.root.x) is not None:
+        if an.constant(m.root.indices) is None or an.constant(m.root.x) is not None:
             return None
-        parts = taken(m.root)
+        parts = an.constant_indices.taken(m.root)
         if isinstance(parts, Refusal):
             return parts
         if not m.root.outputs[0].rank:
@@ -81,7 +77,7 @@ class GatherToMoves(Rewrite):
         return _placed(mb, made, m.parts, m.root.outputs[0])
 
 
-def _cut(mb: Builder, x: Var, axis: int, part: Taken) -> Var:
+def _cut(mb: Builder, x: Var, axis: int, part: an.constant_indices.Taken) -> Var:
     """The rows that are taken of one axis."""
     if part.is_all(x.shape[axis]):
         return x
@@ -89,7 +85,7 @@ def _cut(mb: Builder, x: Var, axis: int, part: Taken) -> Var:
     return pieces[0] if len(pieces) == 1 else mb.concat(values=pieces, axis=axis)
 
 
-def _slice(mb: Builder, x: Var, axis: int, run: Run) -> Var:
+def _slice(mb: Builder, x: Var, axis: int, run: an.constant_indices.Run) -> Var:
     """One evenly spaced piece; backwards ones are sliced forwards and reversed."""
     last = run.start + run.step * (run.length - 1)
     begin, end = [0] * x.rank, [int(d) for d in x.shape]
@@ -102,9 +98,9 @@ def _slice(mb: Builder, x: Var, axis: int, run: Run) -> Var:
     return mb.reverse(x=piece, axes=[axis]) if run.step < 0 and run.length > 1 else piece
 
 
-def _placed(mb: Builder, x: Var, parts: list[Taken], old: Var) -> Var:
+def _placed(mb: Builder, x: Var, parts: list[an.constant_indices.Taken], old: Var) -> Var:
     """The axes in the order of the result, in its shape."""
-    result = static_shape(old) or ()
+    result = an.static_shape(old) or ()
     homes = [axis for part in parts for axis in part.to]
     order = sorted(range(len(homes)), key=homes.__getitem__)
     if order != list(range(len(homes))):

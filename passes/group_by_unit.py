@@ -46,16 +46,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import Grade, SiteCheck
-from anesurgery.errors import PassError
-from anesurgery.mil import Function, Operation, Program, Var, ct, is_weight, mb, reads, types
-from anesurgery.ops import IMPURE, LISTS, STATEFUL
-from anesurgery.placement.target import Target
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Session, Var, mb
 from anesurgery.placement.verdicts import Judged, choose, judge
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
 
-IN_TURN = IMPURE | STATEFUL | LISTS
+IN_TURN = an.ops.IMPURE | an.ops.STATEFUL | an.ops.LISTS
 """Ops that keep their order among each other."""
 CHAINS = 8
 """Most sets of short chains that are tried."""
@@ -70,22 +65,22 @@ class GroupByUnit(Pass):
     """Chips and OS, as "M1/macOS 14"; that of the surgery by default, else any."""
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """For the target of the inspection."""
         return (cls(target.label),)
 
     def run(self, program: Program, session: Session) -> None:
         """Put the ops of each function into the best order that is found."""
-        target = Target.parse(self.target or session.target)
+        target = an.Target.parse(self.target or session.target)
         for function in program.functions.values():
             plan = _Plan.of(function, target)
             while (order := plan.better()) is not None:
                 self.rearrange(function, order, session)
                 plan = _Plan.of(function, target)
 
-    def rearrange(self, function: Function, order: Sequence[Operation], session: Session) -> None:
+    def rearrange(self, function: an.Function, order: Sequence[an.Operation], session: Session) -> None:
         """Put the ops into an order, and the constants before what reads them."""
-        old = [op for op in function.operations if not is_weight(op)]
+        old = [op for op in function.operations if not an.is_weight(op)]
         neighbours = set(pairwise([None, *old]))
         moved = [b for a, b in pairwise([None, *order]) if (a, b) not in neighbours and b is not None]
         ops = list(_with_constants(function, order))
@@ -95,35 +90,35 @@ class GroupByUnit(Pass):
         proof = None
         if session.prove_sites:
             elements = sum(int(np.prod([d for d in v.shape if isinstance(d, int)])) for v in function.outputs)
-            proof = SiteCheck(0.0, 0.0, elements, Grade.BITS, 0.0, session.seed)
-        session.changes.append(Change(self.name, moved[0].name, names, names, proof=proof))
+            proof = an.SiteCheck(0.0, 0.0, elements, an.Grade.BITS, 0.0, session.seed)
+        session.changes.append(an.Change(self.name, moved[0].name, names, names, proof=proof))
 
 
 @dataclass
 class _Plan:
     """The ops of a function that run, what each must come after, and what was judged of it."""
 
-    target: Target
-    judged: dict[Operation, list[Judged]]
+    target: an.Target
+    judged: dict[an.Operation, list[Judged]]
     """Of the op itself, and of those nested in it."""
-    needs: dict[Operation, set[Operation]]
+    needs: dict[an.Operation, set[an.Operation]]
 
     @classmethod
-    def of(cls, function: Function, target: Target) -> _Plan:
+    def of(cls, function: an.Function, target: an.Target) -> _Plan:
         """Judge each op, and see what it reads."""
-        judged: dict[Operation, list[Judged]] = {}
+        judged: dict[an.Operation, list[Judged]] = {}
         for row in judge(function, target):
             judged.setdefault(row.op, []) if not row.depth else None
             next(reversed(judged.values())).append(row)
-        needs, last = dict[Operation, set[Operation]](), None
+        needs, last = dict[an.Operation, set[an.Operation]](), None
         for op in judged:
-            needs[op] = {v.op for v in reads(op) if v.op in judged}
+            needs[op] = {v.op for v in an.reads(op) if v.op in judged}
             if op.op_type in IN_TURN:
                 needs[op] |= {last} if last is not None else set()
                 last = op
         return cls(target, judged, needs)
 
-    def better(self) -> list[Operation] | None:
+    def better(self) -> list[an.Operation] | None:
         """The best order, where it is better than the present one."""
         now = self.worth(list(self.judged))
         found = [(self.worth(order), order) for order in self.orders()]
@@ -134,7 +129,7 @@ class _Plan:
         ]
         return min(fit, key=lambda pair: pair[0])[1] if fit else None
 
-    def worth(self, order: Sequence[Operation]) -> tuple[int, int, int, int]:
+    def worth(self, order: Sequence[an.Operation]) -> tuple[int, int, int, int]:
         """The estimate in microseconds, flop and ops off the engine, changes of the unit: less is better."""
         rows = [row for op in order for row in self.judged[op]]
         units, estimate = choose(rows, self.target)
@@ -142,7 +137,7 @@ class _Plan:
         changes = sum(a != b for a, b in pairwise(units))
         return round(estimate), sum(row.work.flop for row in off), len(off), changes
 
-    def orders(self) -> Iterator[list[Operation]]:
+    def orders(self) -> Iterator[list[an.Operation]]:
         """Orders worth a try: each set of ops is kept off the engine, and either unit may begin."""
         small = self.small()
         for off in self.sets_off():
@@ -151,16 +146,16 @@ class _Plan:
                 if small:
                     yield self.in_phases(off, first, small)
 
-    def small(self) -> set[Operation]:
+    def small(self) -> set[an.Operation]:
         """The legal ops that the present order leaves off the engine."""
         rows = [(op, row) for op, judged in self.judged.items() for row in judged]
         units, _ = choose([row for _, row in rows], self.target)
         return {op for (op, row), unit in zip(rows, units, strict=True) if row.legal and unit != "ane"}
 
-    def sets_off(self) -> list[set[Operation]]:
+    def sets_off(self) -> list[set[an.Operation]]:
         """The ops that are not legal, alone and with the shortest chains that lead to them."""
         illegal = {op for op, rows in self.judged.items() if rows[0].legal is False}
-        upstream: dict[Operation, set[Operation]] = {}
+        upstream: dict[an.Operation, set[an.Operation]] = {}
         for op, needed in self.needs.items():
             upstream[op] = needed.union(*(upstream[n] for n in needed))
         chains = sorted((upstream[op] - illegal for op in illegal), key=len)
@@ -171,10 +166,10 @@ class _Plan:
         return found if illegal else []
 
     def in_phases(
-        self, off: set[Operation], first: bool, small: AbstractSet[Operation] = frozenset()
-    ) -> list[Operation]:
+        self, off: set[an.Operation], first: bool, small: AbstractSet[an.Operation] = frozenset()
+    ) -> list[an.Operation]:
         """All ops in turns: what can run off the engine, what can run on it, the small ones, and so on."""
-        done: dict[Operation, None] = {}
+        done: dict[an.Operation, None] = {}
         phase = {op: 0 if op in off else 1 + (op in small) for op in self.judged}
         phases = [0, 1, 2] if first else [1, 2, 0]
         left, turns = list(self.judged), cycle(phases)
@@ -189,12 +184,12 @@ class _Plan:
         return list(done)
 
 
-def _with_constants(function: Function, order: Sequence[Operation]) -> Iterator[Operation]:
+def _with_constants(function: an.Function, order: Sequence[an.Operation]) -> Iterator[an.Operation]:
     """The ops, each after the constants that it reads first; constants that nobody reads come last."""
-    stored = dict.fromkeys(op for op in function.operations if is_weight(op))
+    stored = dict.fromkeys(op for op in function.operations if an.is_weight(op))
 
-    def placed(op: Operation) -> Iterator[Operation]:
-        for source in (v.op for v in reads(op)):
+    def placed(op: an.Operation) -> Iterator[an.Operation]:
+        for source in (v.op for v in an.reads(op)):
             if source in stored:
                 del stored[source]
                 yield from placed(source)
@@ -205,7 +200,7 @@ def _with_constants(function: Function, order: Sequence[Operation]) -> Iterator[
     yield from stored
 
 
-def _check_order(function: Function, ops: Iterable[Operation]) -> None:
+def _check_order(function: an.Function, ops: Iterable[an.Operation]) -> None:
     """Hold an order to what it promises: the same ops, each after what it reads.
 
     Raises:
@@ -214,21 +209,21 @@ def _check_order(function: Function, ops: Iterable[Operation]) -> None:
     left, known = set(function.operations), set[Var]()
     outside = set(function.inputs.values())
     for op in ops:
-        late = [v.name for v in reads(op) if v not in known and v not in outside]
+        late = [v.name for v in an.reads(op) if v not in known and v not in outside]
         if op not in left or late:
-            raise PassError(f"{op.name} is out of order: {', '.join(late) or 'it stands there twice'}")
+            raise an.PassError(f"{op.name} is out of order: {', '.join(late) or 'it stands there twice'}")
         left.discard(op)
         known.update(op.outputs)
     if left:
-        raise PassError(f"{len(left)} ops are left out of the order")
+        raise an.PassError(f"{len(left)} ops are left out of the order")
 
 
 def example() -> Program:
     """A running sum between two convolutions that do not need it."""
     weight = np.full((64, 64, 3, 3), 0.125, np.float16)
-    shapes = [mb.TensorSpec((1, 64, 64, 64), dtype=types.fp16) for _ in range(2)]
+    shapes = [mb.TensorSpec((1, 64, 64, 64), dtype=an.types.fp16) for _ in range(2)]
 
-    @mb.program(input_specs=shapes, opset_version=ct.target.iOS17)
+    @mb.program(input_specs=shapes, opset_version=an.ct.target.iOS17)
     def program(x: Var, counts: Var) -> Var:
         first = mb.conv(x=x, weight=weight, pad_type="same", name="first")
         sums = mb.cumsum(x=counts, axis=1, name="sums")

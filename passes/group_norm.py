@@ -54,32 +54,31 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import Tolerance
-from anesurgery.mil import Program, Var, ct, mb, np_dtype, types
-from anesurgery.regions.root_norms import RootNorm
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.norm_form import NormForm
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Program, Var, mb
 
 
 @dataclass(frozen=True)
-class GroupNorm(NormForm):
+class GroupNorm(an.NormForm):
     """`(x - mean(x)) / sqrt(variance(x) + epsilon)` of numbers up to 1."""
 
     name: ClassVar[str] = "group_norm"
     centred: ClassVar[bool] = True
-    tolerance: ClassVar[Tolerance] = Tolerance(1e-4)
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-4)
     """Where the mean is much larger than what is left, its rounding is that much of the result."""
 
-    def layer_norm(self, mb: Builder, norm: RootNorm) -> Var:
+    def layer_norm(self, mb: Builder, norm: an.RootNorm) -> Var:
         """Over the same axes."""
-        made: Var = mb.layer_norm(x=norm.x, axes=list(norm.axes), epsilon=np_dtype(norm.x).type(norm.epsilon))
+        made: Var = mb.layer_norm(
+            x=norm.x, axes=list(norm.axes), epsilon=an.np_dtype(norm.x).type(norm.epsilon)
+        )
         return made
 
 
 def example() -> Program:
     """Two groups, as coremltools converts their norm."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8), dtype=an.types.fp16)], opset_version=an.ct.target.iOS17)
     def program(x: Var) -> Var:
         over = {"axes": [-1], "keep_dims": True}
         rest = mb.sub(x=x, y=mb.reduce_mean(x=x, **over, name="mean"), name="rest")

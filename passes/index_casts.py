@@ -35,24 +35,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.facts.token_ids import before_casts
-from anesurgery.mil import (
-    Array,
-    Program,
-    Var,
-    constant,
-    ct,
-    is_symbolic,
-    mb,
-    np_dtype,
-    producer,
-    static_shape,
-    types,
-)
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 TAKEN = (np.dtype("int32"), np.dtype("uint16"), np.dtype("int16"))
 """What the indices of a gather may be, in every opset that has 16-bit indices."""
@@ -74,24 +58,24 @@ class IndexCasts(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Are there casts of integers that keep every index?"""
-        cast = producer(m.indices, "cast")
-        if cast is None or np_dtype(cast.x).kind not in "iu":
+        cast = an.producer(m.indices, "cast")
+        if cast is None or an.np_dtype(cast.x).kind not in "iu":
             return None
-        length = m.table.shape[int(constant(m.root.axis))]
-        if is_symbolic(length):
+        length = m.table.shape[int(an.constant(m.root.axis))]
+        if an.is_symbolic(length):
             return Refusal(f"the axis that %{m.indices.name} counts has a dynamic length", m.root)
-        low = 0 if np_dtype(m.indices).kind == "u" else -int(length)
-        source = before_casts(m.indices, low, int(length))
+        low = 0 if an.np_dtype(m.indices).kind == "u" else -int(length)
+        source = an.token_ids.before_casts(m.indices, low, int(length))
         if source is m.indices:
             span = f"from {low} to {int(length) - 1}"
-            return Refusal(f"{np_dtype(source)} does not hold the indices {span}", m.root)
-        return m.bind(source=source, low=low, length=int(length)) if np_dtype(source) in TAKEN else None
+            return Refusal(f"{an.np_dtype(source)} does not hold the indices {span}", m.root)
+        return m.bind(source=source, low=low, length=int(length)) if an.np_dtype(source) in TAKEN else None
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Indices that the axis has."""
         if var is not m.source:
             return None
-        return rng.integers(m.low, m.length, static_shape(var) or ()).astype(np_dtype(var))
+        return rng.integers(m.low, m.length, an.static_shape(var) or ()).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same lookup."""
@@ -104,7 +88,7 @@ def example() -> Program:
     """A table of nine rows, read at ids that were made shorter."""
     table = np.arange(18, dtype=np.float32).reshape(9, 2)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)], opset_version=ct.target.iOS17)
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.int32)], opset_version=an.ct.target.iOS17)
     def program(ids: Var) -> Var:
         short = mb.cast(x=ids, dtype="int16", name="short")
         return mb.gather(x=table, indices=short, axis=0, name="y")

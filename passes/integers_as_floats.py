@@ -45,25 +45,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.facts.integer_masks import is_mask
-from anesurgery.facts.whole_numbers import (
-    EXACT,
-    TRUTHS,
-    WholeNumbers,
-    from_inputs,
-    in_words,
-    makes_whole,
-    source,
-    symbolic,
-)
-from anesurgery.mil import Array, Program, Var, consumers, is_output, mb, np_dtype, static_shape, types
-from anesurgery.ops import COMPARISONS
-from anesurgery.regions.whole_floats import Floats
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.session import Session
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Session, Var, mb
 
 Range = tuple[float, float]
 HALF = np.dtype(np.float16)
@@ -89,7 +72,9 @@ class IntegersAsFloats(Rewrite):
         start = len(session.refusals)
         super(IntegersAsFloats, replace(self, assume=known)).run(program, session)
         inputs = [v for f in program.functions.values() for v in f.inputs.values() if self.masks]
-        held = {v.name: (0, 1) for v in inputs if v.name not in known and _whole(v) and is_mask(v)}
+        held = {
+            v.name: (0, 1) for v in inputs if v.name not in known and _whole(v) and an.integer_masks.is_mask(v)
+        }
         if not held or len(session.refusals) == start:
             return
         edits = len(session.changes)
@@ -101,78 +86,86 @@ class IntegersAsFloats(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """Where integers end: comparisons, casts to floats and conditions; and what combines conditions."""
-        return op.any("cast", *sorted(COMPARISONS | TRUTHS))()
+        return op.any("cast", *sorted(an.ops.COMPARISONS | an.whole_numbers.TRUTHS))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Integers whose floats tell the same."""
         op = m.root
         if m.block.outer_op is not None:
             return None  # a loop is off the engine with all that is in it
-        if not self.of_inputs and from_inputs(op.outputs[0] if np_dtype(op.outputs[0]).kind != "f" else op.x):
+        if not self.of_inputs and an.whole_numbers.from_inputs(
+            op.outputs[0] if an.np_dtype(op.outputs[0]).kind != "f" else op.x
+        ):
             return None
-        if op.op_type in TRUTHS:
+        if op.op_type in an.whole_numbers.TRUTHS:
             return self.combined(m)
-        if op.op_type in COMPARISONS:
+        if op.op_type in an.ops.COMPARISONS:
             return self.compared(m)
-        made, given = np_dtype(op.outputs[0]), np_dtype(op.x)
+        made, given = an.np_dtype(op.outputs[0]), an.np_dtype(op.x)
         if given.kind not in "iub" or made.kind not in "fb" or (made.kind == "f" and not _computed(op.x)):
             return None
         if made.kind == given.kind or _stored(op.x):
             return None
-        most = 1 << 24 if made == np.float32 else EXACT
-        reason = symbolic(op.x) or ("" if _moved(op.x) else self.numbers().leaves(op.x, most))
+        most = 1 << 24 if made == np.float32 else an.whole_numbers.EXACT
+        reason = an.whole_numbers.symbolic(op.x) or ("" if _moved(op.x) else self.numbers().leaves(op.x, most))
         return Refusal(reason, op) if reason else m.bind(dtype=made if made.kind == "f" else HALF)
 
     def combined(self, m: Match) -> Match | Refusal | None:
         """Conditions that are combined: once, at the last op that does."""
         op = m.root
-        readers = consumers(op.outputs[0])
-        if readers and all(r.op_type in TRUTHS for r in readers) and not is_output(op.outputs[0]):
+        readers = an.consumers(op.outputs[0])
+        if (
+            readers
+            and all(r.op_type in an.whole_numbers.TRUTHS for r in readers)
+            and not an.is_output(op.outputs[0])
+        ):
             return None
-        reason = symbolic(op.outputs[0]) or self.numbers().leaves(op.outputs[0], EXACT)
+        reason = an.whole_numbers.symbolic(op.outputs[0]) or self.numbers().leaves(
+            op.outputs[0], an.whole_numbers.EXACT
+        )
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
     def compared(self, m: Match) -> Match | Refusal | None:
         """Two integers of which one is small: rounding keeps the order."""
         op = m.root
-        if np_dtype(op.x) != np.int32 or (_stored(op.x) and _stored(op.y)):
+        if an.np_dtype(op.x) != np.int32 or (_stored(op.x) and _stored(op.y)):
             return None
-        if open_ := next((why for v in (op.x, op.y) if (why := symbolic(v))), ""):
+        if open_ := next((why for v in (op.x, op.y) if (why := an.whole_numbers.symbolic(v))), ""):
             return Refusal(open_, op)
         numbers = self.numbers()
         sides = {v: numbers.reach(v) for v in (op.x, op.y)}
-        if min(sides.values()) >= EXACT:
-            words = " and ".join(f"%{v.name} {in_words(most)}" for v, most in sides.items())
-            return Refusal(f"{words}; one of them must stay within {EXACT - 1}", op)
-        reasons = (numbers.leaves(v, EXACT) for v in sides if not _moved(v))
+        if min(sides.values()) >= an.whole_numbers.EXACT:
+            words = " and ".join(f"%{v.name} {an.whole_numbers.in_words(most)}" for v, most in sides.items())
+            return Refusal(f"{words}; one of them must stay within {an.whole_numbers.EXACT - 1}", op)
+        reasons = (numbers.leaves(v, an.whole_numbers.EXACT) for v in sides if not _moved(v))
         reason = next((r for r in reasons if r), "")
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
-    def numbers(self) -> WholeNumbers:
+    def numbers(self) -> an.whole_numbers.WholeNumbers:
         """What is known of the integers."""
-        return WholeNumbers(self.assume or {})
+        return an.whole_numbers.WholeNumbers(self.assume or {})
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Integers of the range that is known; where it is not, others around the limit too."""
-        if np_dtype(var) != np.int32:
+        if an.np_dtype(var) != np.int32:
             return None
-        low, high = np.clip(self.numbers().known(var), -3 * EXACT, 3 * EXACT)
-        return rng.integers(int(low), int(high) + 1, static_shape(var) or ()).astype(np.int32)
+        low, high = np.clip(self.numbers().known(var), -3 * an.whole_numbers.EXACT, 3 * an.whole_numbers.EXACT)
+        return rng.integers(int(low), int(high) + 1, an.static_shape(var) or ()).astype(np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same op on floats."""
-        op, floats = m.root, Floats(mb, m.dtype)
-        if op.op_type in COMPARISONS:
+        op, floats = m.root, an.whole_floats.Floats(mb, m.dtype)
+        if op.op_type in an.ops.COMPARISONS:
             compared: Var = getattr(mb, op.op_type)(x=floats.of(op.x), y=floats.of(op.y))
             return compared
-        found: Var = floats.of(op.outputs[0] if op.op_type in TRUTHS else op.x)
-        if np_dtype(op.outputs[0]).kind == "b":
+        found: Var = floats.of(op.outputs[0] if op.op_type in an.whole_numbers.TRUTHS else op.x)
+        if an.np_dtype(op.outputs[0]).kind == "b":
             found = mb.not_equal(x=found, y=m.dtype.type(0))
         return found
 
 
 def _whole(var: Var) -> bool:
-    return not types.is_state(var.sym_type) and np_dtype(var).kind == "i"
+    return not an.types.is_state(var.sym_type) and an.np_dtype(var).kind == "i"
 
 
 def _stored(var: Var) -> bool:
@@ -181,18 +174,18 @@ def _stored(var: Var) -> bool:
 
 def _computed(var: Var) -> bool:
     """Is there work on integers or conditions before a cast?"""
-    return makes_whole(var) is not None
+    return an.whole_numbers.makes_whole(var) is not None
 
 
 def _moved(var: Var) -> bool:
     """Was it only moved since it became an integer at run time?"""
-    return makes_whole(source(var)) is None
+    return an.whole_numbers.makes_whole(an.whole_numbers.source(var)) is None
 
 
 def example() -> Program:
     """A mask that is turned round and seen by every head."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)])
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.int32)])
     def program(m: Var) -> tuple[Var, Var]:
         seen = mb.expand_dims(x=m, axes=[1], name="seen")
         return mb.equal(x=seen, y=np.int32(0), name="y"), mb.cast(x=seen, dtype="fp16", name="z")

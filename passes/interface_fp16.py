@@ -38,36 +38,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import Tolerance
-from anesurgery.errors import Refusal
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.files.interface import VERSION
-from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.files.protobuf import opset_version
-from anesurgery.mil import (
-    Function,
-    Operation,
-    Program,
-    Var,
-    add_input,
-    consumers,
-    ct,
-    dtype_name,
-    is_output,
-    mb,
-    producer,
-    types,
-)
-from anesurgery.placement.loadable import of_version
-from anesurgery.placement.rules.legality import FORBIDDEN
-from anesurgery.placement.target import Target
-from anesurgery.rewriting.dead_code import remove_dead
-from anesurgery.rewriting.newer_opsets import raised, why_not
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
 
-CASTS = next(rule for rule in FORBIDDEN if rule.id == "fp32-cast")
+CASTS = next(rule for rule in an.legality.FORBIDDEN if rule.id == "fp32-cast")
 """Where casts at the ends cost something."""
-NEEDED = int(ct.target.iOS16.value)
+NEEDED = int(an.ct.target.iOS16.value)
 """The specification version whose interface has fp16."""
 UNCHECKED = "the interface changes; the comparison of whole models covers it"
 
@@ -77,21 +55,29 @@ class InterfaceFp16(Pass):
     """fp32 inputs and outputs become fp16, declared."""
 
     name: ClassVar[str] = "interface_fp16"
-    tolerance: ClassVar[Tolerance] = Tolerance(2e-3)
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(2e-3)
     rounds: ClassVar[bool] = True
     follows: ClassVar[tuple[str, ...]] = ("compute_fp16",)
     newer_opset: bool = False
     """Make a program for iOS 15 one for iOS 16 and macOS 13."""
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Where every chip of the target pays for the casts; elsewhere callers must ask for it."""
         pays = CASTS.scope.families >= target.families and CASTS.scope.concerns(target)
-        return (cls(newer_opset=not of_version(NEEDED, target) and target.os is not None),) if pays else ()
+        return (
+            (cls(newer_opset=not an.loadable.of_version(NEEDED, target) and target.os is not None),)
+            if pays
+            else ()
+        )
 
     def requires(self, program: Program) -> Refusal | None:
         """fp16 at the interface came with iOS 16."""
-        if self.newer_opset and _is_old(program) and (refusal := why_not(program, NEEDED)) is not None:
+        if (
+            self.newer_opset
+            and _is_old(program)
+            and (refusal := an.newer_opsets.why_not(program, NEEDED)) is not None
+        ):
             return refusal
         if self.newer_opset or not _is_old(program):
             return None
@@ -100,9 +86,9 @@ class InterfaceFp16(Pass):
     def run(self, program: Program, session: Session) -> None:
         """Each fp32 input, then each fp32 output, of each function."""
         if _is_old(program) and any(self.wanted(session, f) for f in program.functions.values()):
-            program.functions.update(raised(program, NEEDED).functions)
+            program.functions.update(an.newer_opsets.raised(program, NEEDED).functions)
             words = "it needs iOS 16 or macOS 13"
-            session.contract.append(InterfaceChange(words, (VERSION,), retypes=True))
+            session.contract.append(an.InterfaceChange(words, (VERSION,), retypes=True))
         for function in program.functions.values():
             with function:
                 for name, var in list(function.inputs.items()):
@@ -112,50 +98,52 @@ class InterfaceFp16(Pass):
                     if self.may(session, var.name, var):
                         self.output(function, session, var)
 
-    def wanted(self, session: Session, function: Function) -> bool:
+    def wanted(self, session: Session, function: an.Function) -> bool:
         """Is there an input or output that may become fp16?"""
         ports = [*function.inputs.items(), *((v.name, v) for v in function.outputs)]
         return any(self.may(session.again(), name, var) for name, var in ports)
 
     def may(self, session: Session, name: str, var: Var) -> bool:
         """Is it an fp32 tensor, and no image?"""
-        if not types.is_tensor(var.sym_type) or dtype_name(var) != "fp32":
+        if not an.types.is_tensor(var.sym_type) or an.dtype_name(var) != "fp32":
             return False
         if name in session.images:
             session.refusals.append((self.name, Refusal(f"%{name} is an image")))
             return False
-        if var.op is None and is_output(var):
+        if var.op is None and an.is_output(var):
             session.refusals.append((self.name, Refusal(f"%{name} is an input and an output")))
             return False
         return True
 
-    def input(self, function: Function, session: Session, name: str, old: Var) -> None:
+    def input(self, function: an.Function, session: Session, name: str, old: Var) -> None:
         """The input in fp16, and a cast for what still reads fp32."""
-        new = add_input(function, name, old.shape, types.fp16)
-        gone: list[Operation] = []
+        new = an.add_input(function, name, old.shape, an.types.fp16)
+        gone: list[an.Operation] = []
         for cast in [
-            op for op in consumers(old) if op.op_type == "cast" and dtype_name(op.outputs[0]) == "fp16"
+            op for op in an.consumers(old) if op.op_type == "cast" and an.dtype_name(op.outputs[0]) == "fp16"
         ]:
-            if not is_output(cast.outputs[0]):
+            if not an.is_output(cast.outputs[0]):
                 _substitute(function, cast.outputs[0], new)
                 gone.append(cast)
-        names = tuple(f"cast {op.name}" for op in remove_dead(gone))
+        names = tuple(f"cast {op.name}" for op in an.remove_dead(gone))
         if old.child_ops:
             wish = session.fresh_name(function, f"{name}_fp32")
             wide = mb.cast(x=new, dtype="fp32", before_op=function.operations[0], name=wish)
             _substitute(function, old, wide)
         words = f"give {name} as fp16"
-        change = InterfaceChange(words, (name,), inputs=lambda values: _halved(values, name), retypes=True)
+        change = an.InterfaceChange(words, (name,), inputs=lambda values: _halved(values, name), retypes=True)
         session.contract.append(change)
-        session.changes.append(Change(self.name, name, names, (), words, None, UNCHECKED))
+        session.changes.append(an.Change(self.name, name, names, (), words, None, UNCHECKED))
 
-    def output(self, function: Function, session: Session, old: Var) -> None:
+    def output(self, function: an.Function, session: Session, old: Var) -> None:
         """The output in fp16: what its last cast reads, or a cast of it."""
-        last, name = producer(old, "cast"), old.name
-        source = last.x if last is not None and dtype_name(last.x) == "fp16" else None
-        if source is None or source.op is None or is_output(source) or len(source.op.outputs) > 1:
+        last, name = an.producer(old, "cast"), old.name
+        source = last.x if last is not None and an.dtype_name(last.x) == "fp16" else None
+        if source is None or source.op is None or an.is_output(source) or len(source.op.outputs) > 1:
             wish = session.fresh_name(function, f"{name}_fp16")
-            wide = last.x if last is not None and dtype_name(last.x) == "bool" else old  # 0 and 1 in any type
+            wide = (
+                last.x if last is not None and an.dtype_name(last.x) == "bool" else old
+            )  # 0 and 1 in any type
             new = (
                 mb.cast(x=wide, dtype="fp16", name=wish) if source is None else mb.identity(x=source, name=wish)
             )
@@ -163,28 +151,28 @@ class InterfaceFp16(Pass):
             new = source
         function.replace_block_output_var(old, new)
         if last is not None:
-            remove_dead([last])
+            an.remove_dead([last])
         if old.op is not None and old.op.enclosing_block is not None:
             old.name = session.fresh_name(function, f"{name}_fp32")
             old.op.name = old.name if len(old.op.outputs) == 1 else old.op.name
         new.name = new.op.name = name
         words = f"{name} is fp16"
-        change = InterfaceChange(words, (name,), outputs=lambda found, _: _halved(found, name), retypes=True)
+        change = an.InterfaceChange(words, (name,), outputs=lambda found, _: _halved(found, name), retypes=True)
         session.contract.append(change)
-        session.changes.append(Change(self.name, name, (), (), words, None, UNCHECKED))
+        session.changes.append(an.Change(self.name, name, (), (), words, None, UNCHECKED))
 
 
 def _is_old(program: Program) -> bool:
     return any(opset_version(f) < NEEDED for f in program.functions.values())
 
 
-def _substitute(function: Function, old: Var, new: Var) -> None:
+def _substitute(function: an.Function, old: Var, new: Var) -> None:
     function.replace_uses_of_var_after_op(
         anchor_op=old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
     )
 
 
-def _halved(values: Values, name: str) -> Values:
+def _halved(values: an.Values, name: str) -> an.Values:
     if name not in values:
         return values
     with np.errstate(over="ignore"):
@@ -194,7 +182,7 @@ def _halved(values: Values, name: str) -> Values:
 def example() -> Program:
     """An fp16 program with casts at its ends."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4))], opset_version=ct.target.iOS16)
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))], opset_version=an.ct.target.iOS16)
     def program(x: Var) -> Var:
         r = mb.relu(x=mb.cast(x=x, dtype="fp16", name="x_fp16"), name="r")
         return mb.cast(x=r, dtype="fp32", name="y")

@@ -38,32 +38,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.files.copying import copied
-from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.mil import (
-    Function,
-    Operation,
-    Program,
-    Var,
-    add_input,
-    consumers,
-    is_output,
-    mb,
-    producer,
-    static_shape,
-    types,
-    walk_ops,
-)
-from anesurgery.ops import POINTWISE
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.passes.interface_fp16 import UNCHECKED
-from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.host import run_host_pass
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
-from anesurgery.semantics.reading import ints, readers_after, shape_in_words
 
-THROUGH = POINTWISE | {"softmax", "batch_norm"}
+THROUGH = an.ops.POINTWISE | {"softmax", "batch_norm"}
 """Ops through which an end may be connected with its transpose."""
 
 
@@ -95,9 +75,9 @@ class InterfaceLayout(Pass):
 
     def turn(self, program: Program, key: str, name: str, order: list[int], session: Session) -> None:
         """One end in another order, if a transpose goes by it."""
-        trial = copied(program)
+        trial = an.copied(program)
         _turned(trial.functions[key], name, order)
-        if _left_in(trial) >= _left_in(copied(program)):
+        if _left_in(trial) >= _left_in(an.copied(program)):
             session.refusals.append(
                 (self.name, Refusal(f"no transpose goes when %{name} is in the order {order}"))
             )
@@ -107,79 +87,79 @@ class InterfaceLayout(Pass):
         _turned(function, name, order)
         _left_in(program)
         var = function.inputs[name] if given else _output(function, name)
-        now = f"{shape_in_words(var.shape)}, with its axes in the order {order}"
+        now = f"{an.shape_in_words(var.shape)}, with its axes in the order {order}"
         words = f"give {name} as {now}" if given else f"{name} is {now}"
 
-        def moved(values: Values) -> Values:
+        def moved(values: an.Values) -> an.Values:
             return {**values, name: np.asarray(values[name]).transpose(order)} if name in values else values
 
         change = (
-            InterfaceChange(words, (name,), inputs=moved)
+            an.InterfaceChange(words, (name,), inputs=moved)
             if given
-            else InterfaceChange(words, (name,), outputs=lambda found, _: moved(found))
+            else an.InterfaceChange(words, (name,), outputs=lambda found, _: moved(found))
         )
         session.contract.append(change)
-        session.changes.append(Change(self.name, name, (), (), words, None, UNCHECKED))
+        session.changes.append(an.Change(self.name, name, (), (), words, None, UNCHECKED))
 
 
-def _order(function: Function, name: str, session: Session) -> list[int] | Refusal | None:
+def _order(function: an.Function, name: str, session: Session) -> list[int] | Refusal | None:
     """The order of the axes that the inside of the model has at an end; None where nothing is reordered."""
     given = name in function.inputs
     var = function.inputs[name] if given else _output(function, name)
     turn = _first_transpose(var) if given else _last_transpose(var)
-    if turn is None or not types.is_tensor(var.sym_type):
+    if turn is None or not an.types.is_tensor(var.sym_type):
         return None
     if name in session.images:
         return Refusal(f"%{name} is an image")
-    if static_shape(var) is None:
+    if an.static_shape(var) is None:
         return Refusal(f"%{name} has the symbolic shape {tuple(var.shape)}")
-    if given and is_output(var):
+    if given and an.is_output(var):
         return Refusal(f"%{name} is an input and an output")
-    perm = [a % var.rank for a in ints(turn, "perm")]
+    perm = [a % var.rank for a in an.ints(turn, "perm")]
     if len(perm) != var.rank or turn.x.rank != var.rank:
         return None
     return perm if given else [perm.index(a) for a in range(len(perm))]
 
 
-def _first_transpose(var: Var) -> Operation | None:
-    return next((op for op in readers_after(var, THROUGH) if op.op_type == "transpose"), None)
+def _first_transpose(var: Var) -> an.Operation | None:
+    return next((op for op in an.readers_after(var, THROUGH) if op.op_type == "transpose"), None)
 
 
-def _last_transpose(var: Var) -> Operation | None:
+def _last_transpose(var: Var) -> an.Operation | None:
     op = var.op
     while op is not None and op.op_type in THROUGH and getattr(op, "x", None) is not None:
         op = op.x.op
     return op if op is not None and op.op_type == "transpose" else None
 
 
-def _output(function: Function, name: str) -> Var:
+def _output(function: an.Function, name: str) -> Var:
     return next(v for v in function.outputs if v.name == name)
 
 
-def _turned(function: Function, name: str, order: Sequence[int]) -> None:
+def _turned(function: an.Function, name: str, order: Sequence[int]) -> None:
     """An end in another order, with a transpose beside it: inside of a cast, which none is moved past."""
     back = [list(order).index(a) for a in range(len(order))]
     with function:
         if name in function.inputs:
             old = function.inputs[name]
-            new = made = add_input(function, name, [old.shape[a] for a in order], old.dtype)
-            readers, first = consumers(old), function.operations[0]
-            if len(readers) == 1 and readers[0].op_type == "cast" and not is_output(readers[0].outputs[0]):
+            new = made = an.add_input(function, name, [old.shape[a] for a in order], old.dtype)
+            readers, first = an.consumers(old), function.operations[0]
+            if len(readers) == 1 and readers[0].op_type == "cast" and not an.is_output(readers[0].outputs[0]):
                 old, cast = readers[0].outputs[0], readers[0]
                 made = mb.cast(x=new, dtype=cast.dtype.val, before_op=first, name=f"{name}_cast_layout")
             made = mb.transpose(x=made, perm=back, before_op=first, name=f"{name}_layout")
             function.replace_uses_of_var_after_op(
                 anchor_op=old.op, old_var=old, new_var=made, no_check_var_types=True, force_replace=True
             )
-            remove_dead([old.op] if old.op is not None else [])
+            an.remove_dead([old.op] if old.op is not None else [])
             return
         old = _output(function, name)
-        last = producer(old, "cast")
+        last = an.producer(old, "cast")
         made = mb.transpose(x=old if last is None else last.x, perm=list(order), name=f"{name}_layout")
         if last is not None:
             made = mb.cast(x=made, dtype=last.dtype.val, name=f"{name}_cast_layout")
         function.replace_block_output_var(old, made)
-        if not remove_dead([old.op] if old.op is not None else []):
+        if not an.remove_dead([old.op] if old.op is not None else []):
             old.name = f"{name}_before_layout"
             if old.op is not None and len(old.op.outputs) == 1:
                 old.op.name = old.name
@@ -189,7 +169,7 @@ def _turned(function: Function, name: str, order: Sequence[int]) -> None:
 def _left_in(program: Program) -> int:
     """How many transposes are left of a program in which those that cancel each other go here."""
     run_host_pass("common::reduce_transposes", program)
-    return sum(op.op_type == "transpose" for op in walk_ops(program))
+    return sum(op.op_type == "transpose" for op in an.walk_ops(program))
 
 
 def example() -> Program:

@@ -45,24 +45,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from anesurgery import mil
-from anesurgery.errors import Refusal, UnknownName
-from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret.predictor import Predictor
-from anesurgery.mil import (
-    Function,
-    Operation,
-    Program,
-    Var,
-    consumers,
-    is_output,
-    producer,
-    static_shape,
-    types,
-)
-from anesurgery.mil import mb as host
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
 
 UNCHECKED = "the interface changes; compare whole models"
 BACK = "_out"
@@ -85,22 +70,22 @@ class IoAsCache(Pass):
             UnknownName: there is no such input or output.
         """
         for function in program.functions.values():
-            if function.opset_version < mil.ct.target.iOS18:
+            if function.opset_version < an.ct.target.iOS18:
                 return Refusal("states came with iOS 18; convert with minimum_deployment_target=iOS18")
             if not self.found(function):
                 return Refusal(f"no input comes back as an output: {', '.join(function.inputs)}")
         return None
 
-    def found(self, function: Function) -> dict[str, Var]:
+    def found(self, function: an.Function) -> dict[str, Var]:
         """Input -> the output that it takes in the next call."""
         outputs = {v.name: v for v in function.outputs}
         if self.pairs is None:
             return {n: outputs[n + BACK] for n in function.inputs if n + BACK in outputs}
         for name, other in self.pairs.items():
             if name not in function.inputs:
-                raise UnknownName("input", name, function.inputs)
+                raise an.UnknownName("input", name, function.inputs)
             if other not in outputs:
-                raise UnknownName("output", other, outputs)
+                raise an.UnknownName("output", other, outputs)
         return {name: outputs[other] for name, other in self.pairs.items()}
 
     def run(self, program: Program, session: Session) -> None:
@@ -119,30 +104,30 @@ class IoAsCache(Pass):
                 move(session, function, name, out)
         for name, back in pairs.items():
             words = f"{name} is a state, zeros at first; {back} is no output any more"
-            session.contract.append(InterfaceChange(words, (name, back), call=_called(pairs)))
-            session.changes.append(Change(self.name, name, (back,), (), "", None, UNCHECKED))
+            session.contract.append(an.InterfaceChange(words, (name, back), call=_called(pairs)))
+            session.changes.append(an.Change(self.name, name, (back,), (), "", None, UNCHECKED))
 
 
 def against(given: Var | None, out: Var | None) -> Refusal | None:
     """Why an input and an output cannot be a state."""
     if given is None or out is None:
         return Refusal("not every function has both the input and the output")
-    shapes = [static_shape(given), static_shape(out)]
+    shapes = [an.static_shape(given), an.static_shape(out)]
     if shapes[0] is None or shapes[0] != shapes[1]:
         return Refusal(f"%{given.name} has the shape {given.shape}, and %{out.name} {out.shape}", out.op)
-    held = [mil.dtype_name(v) for v in (given, out)]
+    held = [an.dtype_name(v) for v in (given, out)]
     if set(held) != {"fp16"}:
         return Refusal(f"%{given.name} is {held[0]} and %{out.name} is {held[1]}; states hold fp16", out.op)
     return Refusal(f"%{out.name} is the input unchanged") if out.op is None else None
 
 
-def move(session: Session, function: Function, name: str, out: Var) -> None:
+def move(session: Session, function: an.Function, name: str, out: Var) -> None:
     """One input and output of one function."""
     with function:
         old = function.inputs[name]
-        state = mil.add_input(function, name, static_shape(old) or (), types.fp16, state=True)
+        state = an.add_input(function, name, an.static_shape(old) or (), an.types.fp16, state=True)
         fresh = session.fresh_name(function, f"{name}_before")
-        held = host.read_state(input=state, name=fresh, before_op=function.operations[0])
+        held = mb.read_state(input=state, name=fresh, before_op=function.operations[0])
         function.replace_uses_of_var_after_op(
             anchor_op=held.op, old_var=old, new_var=held, no_check_var_types=True, force_replace=True
         )
@@ -154,7 +139,7 @@ def move(session: Session, function: Function, name: str, out: Var) -> None:
 def _written(out: Var, held: Var) -> list[Var]:
     """The values that the state takes: each slice that is written, or the last value alone."""
     found, var = [out], out
-    while (op := producer(var, "slice_update")) is not None:
+    while (op := an.producer(var, "slice_update")) is not None:
         if op.x is held:
             return found[::-1]
         var = op.x
@@ -162,27 +147,27 @@ def _written(out: Var, held: Var) -> list[Var]:
     return [out]
 
 
-def write(session: Session, function: Function, state: Var, value: Var) -> None:
+def write(session: Session, function: an.Function, state: Var, value: Var) -> None:
     """Write a value to a state; what reads the value reads what was written."""
     assert value.op is not None
     last = value.op is function.operations[-1]
-    readers: list[Operation] = consumers(value)
-    after = host.coreml_update_state(
+    readers: list[an.Operation] = an.consumers(value)
+    after = mb.coreml_update_state(
         state=state,
         value=value,
         name=session.fresh_name(function, f"{value.name}_after"),
-        before_op=None if last else mil.next_op(value.op),
+        before_op=None if last else an.next_op(value.op),
     )
-    if readers or is_output(value):
+    if readers or an.is_output(value):
         function.replace_uses_of_var_after_op(
             anchor_op=after.op, old_var=value, new_var=after, no_check_var_types=True, force_replace=True
         )
 
 
-def _called(pairs: Mapping[str, str]) -> Callable[[Any, Values, str], Values]:
+def _called(pairs: Mapping[str, str]) -> Callable[[Any, an.Values, str], an.Values]:
     """One call that begins with what the old model was given, and gives what is kept then."""
 
-    def call(model: Any, values: Values, precision: str) -> Values:
+    def call(model: Any, values: an.Values, precision: str) -> an.Values:
         predict = Predictor(model, precision=precision)
         state = predict.make_state()
         for name in pairs:
@@ -195,15 +180,15 @@ def _called(pairs: Mapping[str, str]) -> Callable[[Any, Values, str], Values]:
 
 def example() -> Program:
     """A cache of four numbers for each of eight tokens."""
-    cache = host.TensorSpec((8, 4), types.fp16)
-    inputs = [host.TensorSpec((1, 4), types.fp16), host.TensorSpec((1,), types.int32), cache]
+    cache = mb.TensorSpec((8, 4), an.types.fp16)
+    inputs = [mb.TensorSpec((1, 4), an.types.fp16), mb.TensorSpec((1,), an.types.int32), cache]
 
-    @host.program(input_specs=inputs, opset_version=mil.ct.target.iOS18)
+    @mb.program(input_specs=inputs, opset_version=an.ct.target.iOS18)
     def program(n: Var, at: Var, cache: Var) -> tuple[Var, Var]:
-        b = host.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
-        e = host.add(x=b, y=np.array([1, 4], np.int32), name="e")
-        out = host.slice_update(x=cache, update=n, begin=b, end=e, name="cache_out")
-        return host.reduce_sum(x=out, axes=[0], keep_dims=True, name="sum"), out
+        b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
+        e = mb.add(x=b, y=np.array([1, 4], np.int32), name="e")
+        out = mb.slice_update(x=cache, update=n, begin=b, end=e, name="cache_out")
+        return mb.reduce_sum(x=out, axes=[0], keep_dims=True, name="sum"), out
 
     made: Program = program
     return made

@@ -55,15 +55,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery import mil
-from anesurgery.errors import Refusal
-from anesurgery.files.interface_change import InterfaceChange
-from anesurgery.mil import Function, Operation, Program, Var, constant, types
-from anesurgery.mil import mb as host
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
-from anesurgery.rewriting.stored_states import Form, StoredStates, held_shape, states_of
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var, mb
 
 UNCHECKED = "the interface changes; compare whole models"
 
@@ -92,27 +85,27 @@ class JoinStates(Pass):
         for function in functions:
             self.join(session, function, names)
         words = f"the states {', '.join(names)} are rows of one, {self.joined}"
-        session.contract.append(InterfaceChange(words, (*names, self.joined)))
+        session.contract.append(an.InterfaceChange(words, (*names, self.joined)))
         before, after = tuple(names), (self.joined,)
-        session.changes.append(Change(self.name, self.joined, before, after, "", None, UNCHECKED))
+        session.changes.append(an.Change(self.name, self.joined, before, after, "", None, UNCHECKED))
 
-    def join(self, session: Session, function: Function, names: Sequence[str]) -> None:
+    def join(self, session: Session, function: an.Function, names: Sequence[str]) -> None:
         """The states of one function."""
-        old = [states_of(function)[name] for name in names]
-        shapes = [held_shape(v) for v in old]
+        old = [an.stored_states.states_of(function)[name] for name in names]
+        shapes = [an.stored_states.held_shape(v) for v in old]
         whole = (sum(s[0] for s in shapes), *shapes[0][1:])
         held = old[0].sym_type.wrapped_type().get_primitive()
-        new = mil.add_input(function, self.joined, whole, held, True)
+        new = an.add_input(function, self.joined, whole, held, True)
         first = np.cumsum([0, *(s[0] for s in shapes)])
-        forms: dict[Var, Form] = {
+        forms: dict[Var, an.stored_states.Form] = {
             v: _Rows(new, shape, int(at)) for v, shape, at in zip(old, shapes, first[:-1], strict=True)
         }
-        StoredStates(session, function, self.name, forms).edit()
+        an.stored_states.StoredStates(session, function, self.name, forms).edit()
         for name in names:
-            mil.remove_input(function, name)
+            an.remove_input(function, name)
 
 
-def against(function: Function) -> Refusal | None:
+def against(function: an.Function) -> Refusal | None:
     """Why what is updated may not be what the joined state holds then."""
     writes: Counter[Any] = Counter()
     read: dict[Var, tuple[Any, int]] = {}
@@ -132,32 +125,32 @@ def against(function: Function) -> Refusal | None:
     return None
 
 
-def _group(function: Function) -> list[str]:
+def _group(function: an.Function) -> list[str]:
     """The names of the first states that agree."""
     groups: dict[tuple[object, ...], list[str]] = {}
-    for name, var in states_of(function).items():
-        shape = held_shape(var)
+    for name, var in an.stored_states.states_of(function).items():
+        shape = an.stored_states.held_shape(var)
         if len(shape) > 1:
-            groups.setdefault((shape[1:], mil.dtype_name(var)), []).append(name)
+            groups.setdefault((shape[1:], an.dtype_name(var)), []).append(name)
     return next((names for names in groups.values() if len(names) > 1), [])
 
 
 @dataclass
-class _Rows(Form):
+class _Rows(an.stored_states.Form):
     """Some rows of the joined state."""
 
     state: Var
     shape: tuple[int, ...]
     first: int
 
-    def read(self, mb: Builder, op: Operation) -> Var:
+    def read(self, mb: Builder, op: an.Operation) -> Var:
         made: Var = mb.read_state(input=self.state, name=f"{op.name}_joined")
         return made
 
-    def update(self, mb: Builder, op: Operation, stored: Var) -> Var:
+    def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         given = {k: v for k, v in op.inputs.items() if v is not None}
         for name, mask, whole in (("begin", "begin_mask", 0), ("end", "end_mask", self.shape[0])):
-            masked = constant(op.inputs.get(mask))
+            masked = an.constant(op.inputs.get(mask))
             along = bool(masked is not None and masked[0])
             if along:  # all of its rows, which are not all rows of the joined state
                 given[mask] = np.array([False, *masked[1:]], bool)
@@ -172,7 +165,7 @@ class _Rows(Form):
         made: Var = mb.slice_update(**given, name=f"{op.name}_joined")
         return made
 
-    def write(self, mb: Builder, op: Operation, stored: Var) -> Var:
+    def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         made: Var = mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_joined")
         return made
 
@@ -196,18 +189,18 @@ class _Rows(Form):
 
 def example() -> Program:
     """Two caches of eight tokens, of which one row is written."""
-    inputs = [host.TensorSpec((1, 4), types.fp16), host.TensorSpec((1,), types.int32)]
-    states = [host.StateTensorSpec((8, 4), dtype=types.fp16) for _ in range(2)]
+    inputs = [mb.TensorSpec((1, 4), an.types.fp16), mb.TensorSpec((1,), an.types.int32)]
+    states = [mb.StateTensorSpec((8, 4), dtype=an.types.fp16) for _ in range(2)]
 
-    @host.program(input_specs=[*inputs, *states], opset_version=mil.ct.target.iOS18)
+    @mb.program(input_specs=[*inputs, *states], opset_version=an.ct.target.iOS18)
     def program(n: Var, at: Var, k: Var, v: Var) -> Var:
-        b = host.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
-        e = host.add(x=b, y=np.array([1, 4], np.int32), name="e")
+        b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
+        e = mb.add(x=b, y=np.array([1, 4], np.int32), name="e")
         made = []
         for name, state in (("k", k), ("v", v)):
-            held = host.read_state(input=state, name=f"{name}h")
-            u = host.slice_update(x=held, update=n, begin=b, end=e, name=f"{name}u")
-            made.append(host.coreml_update_state(state=state, value=u, name=f"{name}a"))
-        return host.add(x=made[0], y=made[1], name="sum")
+            held = mb.read_state(input=state, name=f"{name}h")
+            u = mb.slice_update(x=held, update=n, begin=b, end=e, name=f"{name}u")
+            made.append(mb.coreml_update_state(state=state, value=u, name=f"{name}a"))
+        return mb.add(x=made[0], y=made[1], name="sum")
 
     return program

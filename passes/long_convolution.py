@@ -43,26 +43,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.window_pads import window_pads
-from anesurgery.mil import Array, Operation, Program, Var, constant, is_stored, mb, static_shape
-from anesurgery.placement.target import Target
-from anesurgery.regions.axis_phases import framed, unfolded
-from anesurgery.regions.compressed_weights import decoded
-from anesurgery.regions.kernel_folds import Fold, Pieces
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import ints, number
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
 
 LARGEST = 1 << 24
 """Most numbers of a weight that repeats the kernel for each phase: 32 MB, which are read each time."""
 
 
-def _changed(how: Fold | Pieces, weight: Var) -> Array:
-    return how.weight(decoded(weight))
+def _changed(how: an.kernel_folds.Fold | an.kernel_folds.Pieces, weight: Var) -> an.Array:
+    return how.weight(an.decoded(weight))
 
 
 @dataclass(frozen=True)
@@ -70,7 +59,7 @@ class LongConvolution(Rewrite):
     """Large kernels of 1-D and 2-D convolutions become small ones over frames."""
 
     name: ClassVar[str] = "long_convolution"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False
     """Taps that were not there multiply by 0 what may be infinite."""
     most_width: int = 13
@@ -85,10 +74,10 @@ class LongConvolution(Rewrite):
     def __post_init__(self) -> None:
         for name in ("most_width", "most_height", "most_phases"):
             if getattr(self, name) < 1:
-                raise PassError(f"{self.name}: {name}={getattr(self, name)}; it must be at least 1")
+                raise an.PassError(f"{self.name}: {name}={getattr(self, name)}; it must be at least 1")
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Kernels as large as the target takes them."""
         width, height, longest = (int(target.least(side)[0]) for side in ("kernel_w", "kernel_h", "axis"))
         return (cls(most_width=width, most_height=height, longest=longest),)
@@ -99,7 +88,7 @@ class LongConvolution(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A large kernel of stored numbers over known lengths."""
-        op, shape = m.root, static_shape(m.weight)
+        op, shape = m.root, an.static_shape(m.weight)
         if shape is None or len(shape) not in (3, 4):
             return None
         limits = {len(shape) - 1: ("wide", self.most_width), len(shape) - 2: ("high", self.most_height)}
@@ -108,30 +97,30 @@ class LongConvolution(Rewrite):
         if axis is None:
             return None
         words, most = limits[axis]
-        if not is_stored(m.weight):
+        if not an.is_stored(m.weight):
             made_by = "an input" if m.weight.op is None else m.weight.op.op_type
             return Refusal(f"the kernel is {shape[axis]} {words}, but its weight is made by {made_by}", op)
-        if static_shape(m.x) is None:
+        if an.static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
-        stride, dilation = ((ints(op, n) or [1, 1])[axis - 2] for n in ("strides", "dilations"))
+        stride, dilation = ((an.ints(op, n) or [1, 1])[axis - 2] for n in ("strides", "dilations"))
         reach = dilation * (shape[axis] - 1) + 1
-        folds = (Fold(axis, stride, dilation, reach, n) for n in range(1, self.most_phases + 1))
+        folds = (an.kernel_folds.Fold(axis, stride, dilation, reach, n) for n in range(1, self.most_phases + 1))
         fold = next((f for f in folds if f.taps <= most), None)
         if fold is None:
             return Refusal(f"{self.most_phases} phases leave a kernel {reach} {words} above {most}", op)
         numbers = math.prod(shape) // shape[axis] * fold.phases * fold.frame * fold.taps
         if numbers > LARGEST and shape[axis] > most:
             pieces = math.ceil(shape[axis] / most)
-            return m.bind(how=Pieces(axis, stride, dilation, shape[axis], pieces))
+            return m.bind(how=an.kernel_folds.Pieces(axis, stride, dilation, shape[axis], pieces))
         return m.bind(how=fold)
 
-    def long_input(self, op: Operation) -> int | None:
+    def long_input(self, op: an.Operation) -> int | None:
         """The axis that is too long before the convolution only, which steps along it."""
-        given, made = static_shape(op.x), static_shape(op.outputs[0])
+        given, made = an.static_shape(op.x), an.static_shape(op.outputs[0])
         if not self.longest or given is None or made is None:
             return None
         for axis in range(2, len(given)):
-            stride, dilation = ((ints(op, n) or [1, 1])[axis - 2] for n in ("strides", "dilations"))
+            stride, dilation = ((an.ints(op, n) or [1, 1])[axis - 2] for n in ("strides", "dilations"))
             frames = made[axis] + dilation * (int(op.weight.shape[axis]) - 1) // stride
             if given[axis] > self.longest >= frames and stride > 1:
                 return axis
@@ -140,15 +129,15 @@ class LongConvolution(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Frames to channels, the small convolution, channels to neighbours; or pieces to channels."""
         op, how, place = m.root, m.how, m.how.axis - 2
-        pads, results = window_pads(op), int(op.outputs[0].shape[how.axis])
-        groups = int(number(op.inputs.get("groups")) or 1)
-        if isinstance(how, Pieces):
+        pads, results = an.window_pads.window_pads(op), int(op.outputs[0].shape[how.axis])
+        groups = int(an.number(op.inputs.get("groups")) or 1)
+        if isinstance(how, an.kernel_folds.Pieces):
             x = how.shifted(mb, m.x, pads[2 * place :], results, groups)
             return self.small(mb, m, x, how.stride, 1, how.dilation)
         rows = math.ceil(results / how.phases)
-        x = framed(mb, m.x, how.axis, how.frame, rows + how.taps - 1, pads[2 * place])
+        x = an.axis_phases.framed(mb, m.x, how.axis, how.frame, rows + how.taps - 1, pads[2 * place])
         small = self.small(mb, m, x, 1, how.phases, 1)
-        return unfolded(mb, small, how.axis, how.phases, results)
+        return an.axis_phases.unfolded(mb, small, how.axis, how.phases, results)
 
     def small(self, mb: Builder, m: Match, x: Var, stride: int, phases: int, dilation: int) -> Var:
         """The small convolution of an input that is padded along the axis."""
@@ -156,16 +145,16 @@ class LongConvolution(Rewrite):
         key, name = (m.weight, str(how)), f"{m.weight.name}_folded"
         numbers, edit = partial(_changed, how, m.weight), how.edit(m.weight.shape)
         weight = mb.stored_like(m.weight, numbers, key, name, edit, exact=True)
-        bias = constant(op.inputs.get("bias"))
+        bias = an.constant(op.inputs.get("bias"))
         more: dict[str, Any] = {}
         if bias is not None:
             more["bias"] = np.repeat(np.asarray(bias), phases)
         for name, step in (("strides", stride), ("dilations", dilation)):
-            steps = ints(op, name) or [1] * (x.rank - 2)
+            steps = an.ints(op, name) or [1] * (x.rank - 2)
             more[name] = [*steps[:place], step, *steps[place + 1 :]]
-        pads = window_pads(op)
+        pads = an.window_pads.window_pads(op)
         pads[2 * place : 2 * place + 2] = [0, 0]
-        groups = int(number(op.inputs.get("groups")) or 1)
+        groups = int(an.number(op.inputs.get("groups")) or 1)
         made: Var = mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
         return made
 

@@ -45,14 +45,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery import mil
-from anesurgery.errors import Refusal
-from anesurgery.facts.places import DynamicSlice, dynamic_slice
-from anesurgery.mil import Array, Program, Var, np_dtype
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.cache_example import cache_example
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, var
 
 
 @dataclass(frozen=True)
@@ -72,27 +66,27 @@ class MaskedWrite(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """One dynamic axis, and floats where rows must be moved."""
-        found = dynamic_slice(m.root)
+        found = an.places.dynamic_slice(m.root)
         if isinstance(found, Refusal):
             return found
         if found.size > 1 and found.axis != m.x.rank - 2:
             return Refusal(f"{found.size} rows are written along axis {found.axis}", m.root)
-        if found.size > 1 and np_dtype(m.x).kind != "f":
-            return Refusal(f"%{m.x.name} holds {np_dtype(m.x)}", m.root)
+        if found.size > 1 and an.np_dtype(m.x).kind != "f":
+            return Refusal(f"%{m.x.name} holds {an.np_dtype(m.x)}", m.root)
         return m.bind(part=found)
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Places that exist."""
         if var is not m.begin:
             return None
-        part: DynamicSlice = m.part
+        part: an.places.DynamicSlice = m.part
         first = list(part.starts)
         first[part.axis] = int(rng.integers(0, part.length - part.size + 1))
         return np.array(first, np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The new rows, as wide as all, where they belong; else the old ones."""
-        part: DynamicSlice = m.part
+        part: an.places.DynamicSlice = m.part
         name = m.root.name
         at = mb.slice_by_size(x=m.begin, begin=[part.axis], size=[1], name=f"{name}_at")
         along = [-1 if a == part.axis else 1 for a in range(m.x.rank)]
@@ -101,14 +95,14 @@ class MaskedWrite(Rewrite):
         if part.size > 1:
             each = np.arange(part.length)[:, None] - np.arange(part.size)
             each = each.astype(np.int32).reshape([1] * (m.x.rank - 2) + list(each.shape))
-            picked = mb.cast(x=mb.equal(x=each, y=at), dtype=mil.dtype_name(m.x), name=f"{name}_rows")
+            picked = mb.cast(x=mb.equal(x=each, y=at), dtype=an.dtype_name(m.x), name=f"{name}_rows")
             update = mb.matmul(x=picked, y=update, name=f"{name}_placed")
             last = mb.add(x=at, y=np.array([part.size], np.int32))
             here = mb.logical_and(x=mb.greater_equal(x=places, y=at), y=mb.less(x=places, y=last))
         else:
             here = mb.equal(x=places, y=at, name=f"{name}_here")
         if part.around:
-            update = mb.pad(x=update, pad=list(part.around), constant_val=np_dtype(m.x).type(0))
+            update = mb.pad(x=update, pad=list(part.around), constant_val=an.np_dtype(m.x).type(0))
             here = mb.logical_and(x=here, y=part.inside, name=f"{name}_inside")
         made: Var = mb.select(cond=here, a=update, b=m.x)
         return made
@@ -116,4 +110,4 @@ class MaskedWrite(Rewrite):
 
 def example() -> Program:
     """A cache of four numbers for each of eight tokens."""
-    return cache_example()
+    return an.cache_example()

@@ -34,11 +34,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, constant, mb, np_dtype
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -53,18 +50,18 @@ class NegateSubtract(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Floats and int32 only; a constant must have a negation."""
-        dtype = np_dtype(m.y)
+        dtype = an.np_dtype(m.y)
         if dtype.kind != "f" and dtype != np.int32:
             return Refusal(f"the operands are {dtype}, whose negation may not exist", m.root)
-        value = constant(m.y)
+        value = an.constant(m.y)
         if value is not None and dtype.kind == "i" and np.min(value) == np.iinfo(dtype).min:
             return Refusal(f"the constant holds {np.iinfo(dtype).min}, which has no negation", m.root)
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Negate the constant, or multiply by -1; then add."""
-        value = constant(m.y)
-        minus_one = np_dtype(m.y).type(-1)
+        value = an.constant(m.y)
+        minus_one = an.np_dtype(m.y).type(-1)
         negated = mb.mul(x=m.y, y=minus_one) if value is None else mb.const(val=np.negative(value))
         return mb.add(x=m.x, y=negated)
 

@@ -48,13 +48,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.whole_numbers import EXACT
-from anesurgery.mil import Array, Operation, Program, Var, constant, mb, np_dtype, static_shape, types
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import in_words, number
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -70,8 +65,10 @@ class OneHotLookup(Rewrite):
     """Most multiplications of a product."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.most_rows < EXACT:
-            raise PassError(f"{self.name}: most_rows={self.most_rows!r}; from 1 to {EXACT - 1}")
+        if not 0 < self.most_rows < an.whole_numbers.EXACT:
+            raise an.PassError(
+                f"{self.name}: most_rows={self.most_rows!r}; from 1 to {an.whole_numbers.EXACT - 1}"
+            )
 
     def pattern(self, op: Ops) -> OpPattern:
         """What reads at places."""
@@ -81,12 +78,12 @@ class OneHotLookup(Rewrite):
         """A short axis, and a product that is worth it."""
         op = m.root
         places = op.indices if op.op_type == "gather" else op.begin
-        if constant(places) is not None:
+        if an.constant(places) is not None:
             return None
         for v in (op.x, op.outputs[0]):
-            if static_shape(v) is None:
+            if an.static_shape(v) is None:
                 return Refusal(f"%{v.name} has the symbolic shape {tuple(v.shape)}", op)
-        if np_dtype(op.x).kind != "f":
+        if an.np_dtype(op.x).kind != "f":
             return Refusal(f"%{op.x.name} holds integers, which stay off the engine", op)
         found = _gathered(op) if op.op_type == "gather" else _sliced(op)
         if isinstance(found, Refusal):
@@ -96,26 +93,26 @@ class OneHotLookup(Rewrite):
             if rows > self.most_rows:
                 return Refusal(f"axis {axis} has {rows} rows, above {self.most_rows}", op)
             if (work := rows * taken * rest) > self.most_work:
-                size = np_dtype(op.x).itemsize * rest
-                read = f"{in_words(size * rows)} instead of {in_words(size * taken)}"
+                size = an.np_dtype(op.x).itemsize * rest
+                read = f"{an.in_words(size * rows)} instead of {an.in_words(size * taken)}"
                 return Refusal(f"{work} multiplications, which read {read}; the limit is {self.most_work}", op)
         return m.bind(axes=found)
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Places that exist, some of them counted from the end."""
         if var is m.root.inputs.get("indices"):
             (axis,) = m.axes
             length = int(m.root.x.shape[axis])
-            return rng.integers(-length, length, static_shape(var) or ()).astype(np_dtype(var))
+            return rng.integers(-length, length, an.static_shape(var) or ()).astype(an.np_dtype(var))
         if var is m.root.inputs.get("begin"):
-            shape = static_shape(m.root.x) or ()
+            shape = an.static_shape(m.root.x) or ()
             last = [n - m.axes.get(axis, n) for axis, n in enumerate(shape)]
-            return rng.integers(0, np.array(last) + 1).astype(np_dtype(var))
+            return rng.integers(0, np.array(last) + 1).astype(an.np_dtype(var))
         return None
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """One product for each axis."""
-        op, out = m.root, static_shape(m.root.outputs[0]) or ()
+        op, out = m.root, an.static_shape(m.root.outputs[0]) or ()
         made: Var = op.x
         for axis, taken in m.axes.items():
             length = int(op.x.shape[axis])
@@ -129,34 +126,34 @@ class OneHotLookup(Rewrite):
             if op.op_type != "gather" and taken > 1:
                 places = mb.add(x=places, y=np.arange(taken, dtype=np.float16)[:, None])
             rows = np.arange(length, dtype=np.float16)[None]
-            name = "fp16" if np_dtype(op.x) == np.float16 else "fp32"
+            name = "fp16" if an.np_dtype(op.x) == np.float16 else "fp32"
             made = _product(mb, made, axis, mb.cast(x=mb.equal(x=places, y=rows), dtype=name))
         return made if tuple(made.shape) == out else mb.reshape(x=made, shape=list(out))
 
 
-def _gathered(op: Operation) -> dict[int, int] | Refusal:
+def _gathered(op: an.Operation) -> dict[int, int] | Refusal:
     """The axis of a gather, with how many rows are taken; or why there is none."""
-    axis = int(number(op.axis) or 0) % op.x.rank
-    if number(op.inputs.get("batch_dims")):
+    axis = int(an.number(op.axis) or 0) % op.x.rank
+    if an.number(op.inputs.get("batch_dims")):
         return Refusal("it gathers from each row of a batch its own places")
-    if op.x.rank == 2 and axis == 0 and constant(op.x) is not None:
+    if op.x.rank == 2 and axis == 0 and an.constant(op.x) is not None:
         return Refusal("it reads a table, which embedding_matmul does")
-    if static_shape(op.indices) is None:
+    if an.static_shape(op.indices) is None:
         return Refusal(f"%{op.indices.name} has the symbolic shape {tuple(op.indices.shape)}")
-    return {axis: math.prod(static_shape(op.indices) or ())}
+    return {axis: math.prod(an.static_shape(op.indices) or ())}
 
 
-def _sliced(op: Operation) -> dict[int, int] | Refusal:
+def _sliced(op: an.Operation) -> dict[int, int] | Refusal:
     """The axes of which a slice takes a part, each with its length; or why they are not known."""
-    shape = static_shape(op.x) or ()
+    shape = an.static_shape(op.x) or ()
     if op.op_type == "slice_by_size":
-        sizes = constant(op.size)
+        sizes = an.constant(op.size)
         if sizes is None:
             return Refusal(f"the size %{op.size.name} is dynamic")
         if -1 in (given := [int(s) for s in sizes]):
             return Refusal("a size of -1 depends on where the slice begins")
         return {axis: s for axis, s in enumerate(given) if s != shape[axis]}
-    masks = {n: constant(op.inputs.get(n)) for n in ("begin_mask", "end_mask", "squeeze_mask")}
+    masks = {n: an.constant(op.inputs.get(n)) for n in ("begin_mask", "end_mask", "squeeze_mask")}
     held = {n: [False] * len(shape) if v is None else [bool(b) for b in v] for n, v in masks.items()}
     found = {}
     for axis in range(len(shape)):
@@ -184,7 +181,7 @@ def _product(mb: Builder, x: Var, axis: int, hot: Var) -> Var:
 def example() -> Program:
     """The row of a position."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4, 2)), mb.TensorSpec((1,), dtype=types.int32)])
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 2)), mb.TensorSpec((1,), dtype=an.types.int32)])
     def program(x: Var, k: Var) -> Any:
         return mb.gather(x=x, indices=k, axis=1, name="y")
 

@@ -46,14 +46,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Program, Var, is_symbolic, mb, static_shape
-from anesurgery.regions.padded_region import build, find_region
-from anesurgery.regions.padding import is_pointwise_conv, product_axis
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class PadLastAxis(Rewrite):
     name: ClassVar[str] = "pad_last_axis"
     # it looks for the form that the front end gives
     precedes: ClassVar[tuple[str, ...]] = ("negate_subtract", "explicit_broadcast")
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False
     """A zero of the padding makes NaN of an infinity."""
     shares_inner: ClassVar[bool] = True
@@ -72,7 +66,7 @@ class PadLastAxis(Rewrite):
 
     def __post_init__(self) -> None:
         if type(self.multiple) is not int or self.multiple < 1:
-            raise PassError(f"{self.name}: multiple={self.multiple!r}; it must be a positive integer")
+            raise an.PassError(f"{self.name}: multiple={self.multiple!r}; it must be a positive integer")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every product."""
@@ -82,16 +76,16 @@ class PadLastAxis(Rewrite):
         """A product with a constant weight whose result does not fit; then the region around it."""
         out = m.root.outputs[0]
         length = out.shape[-1] if out.rank else self.multiple
-        if not is_symbolic(length) and length % self.multiple == 0:
+        if not an.is_symbolic(length) and length % self.multiple == 0:
             return None
-        if product_axis(m.root) is None and not is_pointwise_conv(m.root):
+        if an.padding.product_axis(m.root) is None and not an.padding.is_pointwise_conv(m.root):
             return None
-        if static_shape(out) is None:
+        if an.static_shape(out) is None:
             return Refusal(f"the result has the symbolic shape {tuple(out.shape)}", m.root)
         if length == 1:
             grown = f"padding makes it {self.multiple} times as long"
             return Refusal(f"the last axis has length 1; {grown}", m.root)
-        region = find_region(m.root, -(-length // self.multiple) * self.multiple)
+        region = an.padded_region.find_region(m.root, -(-length // self.multiple) * self.multiple)
         if not region.edges and not region.taken_up:
             return None  # nobody reads it
         convolutions = sum(op.op_type == "conv" for op in region.ops)
@@ -102,7 +96,7 @@ class PadLastAxis(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """Build the region anew."""
-        return build(mb, m.region)
+        return an.padded_region.build(mb, m.region)
 
 
 def example() -> Program:

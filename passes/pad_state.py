@@ -43,15 +43,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery import mil
-from anesurgery.errors import PassError, Refusal
-from anesurgery.files.interface_change import InterfaceChange
-from anesurgery.mil import Operation, Program, Var, constant, walk_ops
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.cache_example import cache_example
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
-from anesurgery.rewriting.stored_states import Form, StoredStates, held_shape, shared_shapes, states_of
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var
 
 UNCHECKED = "the interface changes; compare whole models"
 
@@ -67,12 +60,12 @@ class PadState(Pass):
 
     def __post_init__(self) -> None:
         if type(self.multiple) is not int or self.multiple < 2:
-            raise PassError(f"{self.name}: multiple={self.multiple!r}; it must be an integer above 1")
+            raise an.PassError(f"{self.name}: multiple={self.multiple!r}; it must be an integer above 1")
 
     def run(self, program: Program, session: Session) -> None:
         """Pad each state, in all functions alike."""
         functions = list(program.functions.values())
-        for name, shape in shared_shapes(functions).items():
+        for name, shape in an.stored_states.shared_shapes(functions).items():
             missing = -shape[-1] % self.multiple
             refusal = self.against(program, name) if missing else None
             if refusal is not None:
@@ -81,19 +74,21 @@ class PadState(Pass):
                 continue
             wide = (*shape[:-1], shape[-1] + missing)
             for function in functions:
-                if (old := states_of(function).get(name)) is not None:
-                    new = mil.add_input(function, name, wide, old.sym_type.wrapped_type().get_primitive(), True)
-                    StoredStates(session, function, self.name, {old: _Padded(new, shape, missing)}).edit()
+                if (old := an.stored_states.states_of(function).get(name)) is not None:
+                    new = an.add_input(function, name, wide, old.sym_type.wrapped_type().get_primitive(), True)
+                    an.stored_states.StoredStates(
+                        session, function, self.name, {old: _Padded(new, shape, missing)}
+                    ).edit()
             words = f"the state {name} is {'x'.join(map(str, wide))}; the last {missing} of its axis hold zeros"
-            session.contract.append(InterfaceChange(words, (name,)))
-            session.changes.append(Change(self.name, name, (), (), "", None, UNCHECKED))
+            session.contract.append(an.InterfaceChange(words, (name,)))
+            session.changes.append(an.Change(self.name, name, (), (), "", None, UNCHECKED))
 
     def against(self, program: Program, name: str) -> Refusal | None:
         """Why a state cannot be padded."""
-        for op in walk_ops(program):
+        for op in an.walk_ops(program):
             if op.op_type == "slice_update" and op.x.op is not None and op.x.op.op_type in READ:
                 state = op.x.op.inputs.get("input") or op.x.op.inputs.get("state")
-                if state.name == name and int(op.update.shape[-1]) != held_shape(state)[-1]:
+                if state.name == name and int(op.update.shape[-1]) != an.stored_states.held_shape(state)[-1]:
                     return Refusal("a write covers a part of the last axis", op)
         return None
 
@@ -102,27 +97,27 @@ READ = ("read_state", "coreml_update_state")
 
 
 @dataclass
-class _Padded(Form):
+class _Padded(an.stored_states.Form):
     """A state whose last axis ends with zeros."""
 
     state: Var
     shape: tuple[int, ...]
     missing: int
 
-    def read(self, mb: Builder, op: Operation) -> Var:
+    def read(self, mb: Builder, op: an.Operation) -> Var:
         made: Var = mb.read_state(input=self.state, name=f"{op.name}_wide")
         return made
 
-    def update(self, mb: Builder, op: Operation, stored: Var) -> Var:
+    def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         given = {k: v for k, v in op.inputs.items() if v is not None}
-        masked = constant(op.inputs.get("end_mask"))
+        masked = an.constant(op.inputs.get("end_mask"))
         mask = np.array([False] * op.x.rank if masked is None else masked, bool)
         mask[-1] = True
         changed = {"x": stored, "update": self.stored(mb, op.update), "end_mask": mask}
         made: Var = mb.slice_update(**{**given, **changed}, name=f"{op.name}_wide")
         return made
 
-    def write(self, mb: Builder, op: Operation, stored: Var) -> Var:
+    def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         made: Var = mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_wide")
         return made
 
@@ -133,11 +128,11 @@ class _Padded(Form):
 
     def stored(self, mb: Builder, value: Var) -> Var:
         ends = [0] * (2 * value.rank - 1) + [self.missing]
-        zero = mil.np_dtype(value).type(0)
+        zero = an.np_dtype(value).type(0)
         made: Var = mb.pad(x=value, pad=ends, constant_val=zero, name=f"{value.name}_wide")
         return made
 
 
 def example() -> Program:
     """A cache of four numbers for each of eight tokens."""
-    return cache_example()
+    return an.cache_example()

@@ -48,32 +48,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.attention import MASKED, mask_chain
-from anesurgery.facts.masks import against_causal_attention
-from anesurgery.mil import (
-    Array,
-    Operation,
-    Program,
-    Var,
-    constant,
-    is_output,
-    mb,
-    np_dtype,
-    operands,
-    static_shape,
-    types,
-)
-from anesurgery.ops import CARRIERS, POINTWISE
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 DEEPEST = 3.2e4
 """Beyond this a fill is too deep."""
 FILLING = frozenset({"add", "sub", "mul", "select", "maximum", "minimum"})
 """Ops that bring a fill in."""
-THROUGH = POINTWISE | CARRIERS | {"tile"}
+THROUGH = an.ops.POINTWISE | an.ops.CARRIERS | {"tile"}
 """Ops that masks are made with."""
 MOST_OPS = 40
 """Ops upstream of a softmax that are looked at."""
@@ -98,8 +80,10 @@ class PaddingMaskTensor(Rewrite):
     """What is added to a score that is masked."""
 
     def __post_init__(self) -> None:
-        if not -DEEPEST <= self.fill <= MASKED:
-            raise PassError(f"{self.name}: fill={self.fill:g}; it must lie in [{-DEEPEST:g}, {MASKED:g}]")
+        if not -DEEPEST <= self.fill <= an.attention.MASKED:
+            raise an.PassError(
+                f"{self.name}: fill={self.fill:g}; it must lie in [{-DEEPEST:g}, {an.attention.MASKED:g}]"
+            )
 
     def pattern(self, op: Ops) -> OpPattern:
         """Where weights are made from scores."""
@@ -107,30 +91,30 @@ class PaddingMaskTensor(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Find the fills; None where they are finite."""
-        chain = mask_chain(m.root)
+        chain = an.attention.mask_chain(m.root)
         if chain is None or isinstance(chain, Refusal):
             return None if chain is None else Refusal(chain.reason, m.root)
         ops = _upstream(m.root, chain.scores)
         fills = {op: deep for op in ops if (deep := _deep(op))}
         if not fills:
             return None
-        if against_causal_attention(m.root) is None:
+        if an.masks.against_causal_attention(m.root) is None:
             return Refusal("the mask is causal; causal_mask_tensor makes one tensor of it", m.root)
         changed = _downstream(ops, {op.outputs[0] for op in fills})
-        if shown := [v.name for op in changed for v in op.outputs if is_output(v)]:
+        if shown := [v.name for op in changed for v in op.outputs if an.is_output(v)]:
             return Refusal(f"%{shown[0]} is a result of the model", m.root)
         own = set(_downstream(ops, {chain.scores}))
-        masks = {v for op in ops if op not in own for _, v in operands(op)}
-        masks |= {v for op in own for _, v in operands(op)} - {chain.scores}
+        masks = {v for op in ops if op not in own for _, v in an.operands(op)}
+        masks |= {v for op in own for _, v in an.operands(op)} - {chain.scores}
         return m.bind(changed=changed, fills=fills, own=own, masks=masks)
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Masks of 0 and 1 that keep some keys and mask others, whichever of the two keeps."""
-        shape = static_shape(var) or ()
+        shape = an.static_shape(var) or ()
         if var not in m.masks or not shape:
             return None
         keys = rng.permutation(np.arange(shape[-1]) % 2)
-        return np.broadcast_to(keys, shape).astype(np_dtype(var))
+        return np.broadcast_to(keys, shape).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The ops from the fills to the softmax once more, with finite fills."""
@@ -140,16 +124,18 @@ class PaddingMaskTensor(Rewrite):
             if op in m.own:
                 new[old] = self.again(mb, op, new, m.fills)
                 continue
-            reads = [known.get(v, v) for _, v in operands(op)]
+            reads = [known.get(v, v) for _, v in an.operands(op)]
 
-            def build(inner: Builder, op: Operation = op, known: dict[Var, Var] = known) -> Var:
+            def build(inner: Builder, op: an.Operation = op, known: dict[Var, Var] = known) -> Var:
                 return self.again(inner, op, known, m.fills)
 
             new[old] = mb.shared_value((self.name, old, self.fill), reads, build)
-        result: Var = mb.softmax(x=new[m.root.x], axis=constant(m.root.axis))
+        result: Var = mb.softmax(x=new[m.root.x], axis=an.constant(m.root.axis))
         return result
 
-    def again(self, mb: Builder, op: Operation, new: dict[Var, Var], fills: dict[Operation, list[str]]) -> Var:
+    def again(
+        self, mb: Builder, op: an.Operation, new: dict[Var, Var], fills: dict[an.Operation, list[str]]
+    ) -> Var:
         """An op with finite fills, on operands that were made anew."""
         given: dict[str, Any] = {}
         for name, value in op.inputs.items():
@@ -160,16 +146,16 @@ class PaddingMaskTensor(Rewrite):
         made: Var = getattr(mb, op.op_type)(**given, name=f"{op.outputs[0].name}_finite")
         return made
 
-    def finite(self, held: Var) -> Array:
+    def finite(self, held: Var) -> an.Array:
         """A constant whose fills are finite."""
-        value = np.asarray(constant(held))
+        value = np.asarray(an.constant(held))
         shallow = np.where(np.abs(value) > DEEPEST, np.sign(value) * -self.fill, value)
-        return shallow.astype(np_dtype(held))
+        return shallow.astype(an.np_dtype(held))
 
 
-def _upstream(root: Operation, scores: Var) -> list[Operation]:
+def _upstream(root: an.Operation, scores: Var) -> list[an.Operation]:
     """The ops between the scores and a softmax, and those that make its mask, in an order in which they run."""
-    found: dict[Operation, None] = {}
+    found: dict[an.Operation, None] = {}
     stack = [root.x.op]
     while stack and len(found) < MOST_OPS:
         op = stack.pop(0)
@@ -178,18 +164,18 @@ def _upstream(root: Operation, scores: Var) -> list[Operation]:
         if op.outputs[0] is scores or op.enclosing_block is not root.enclosing_block:
             continue
         found[op] = None
-        stack += [v.op for _, v in operands(op)]
+        stack += [v.op for _, v in an.operands(op)]
     block = root.enclosing_block
     assert block is not None
     return [op for op in block.operations if op in found]
 
 
-def _deep(op: Operation) -> list[str]:
+def _deep(op: an.Operation) -> list[str]:
     """The operands of an op that bring in a fill that is too deep."""
     found = []
-    for name, var in operands(op) if op.op_type in FILLING else ():
-        value = constant(var)
-        if value is None or np_dtype(var).kind != "f" or name == "cond":
+    for name, var in an.operands(op) if op.op_type in FILLING else ():
+        value = an.constant(var)
+        if value is None or an.np_dtype(var).kind != "f" or name == "cond":
             continue
         signs = {"sub": (1 if name == "y" else -1,), "mul": (1, -1)}.get(op.op_type, (-1,))
         if any(((sign * np.asarray(value, np.float64)) > DEEPEST).any() for sign in signs):
@@ -197,11 +183,11 @@ def _deep(op: Operation) -> list[str]:
     return found
 
 
-def _downstream(ops: list[Operation], sources: set[Var]) -> list[Operation]:
+def _downstream(ops: list[an.Operation], sources: set[Var]) -> list[an.Operation]:
     """The ops that make or read these values, or what is made of them, in order."""
-    reached, found = set(sources), list[Operation]()
+    reached, found = set(sources), list[an.Operation]()
     for op in ops:
-        if op.outputs[0] in sources or any(v in reached for _, v in operands(op)):
+        if op.outputs[0] in sources or any(v in reached for _, v in an.operands(op)):
             reached.add(op.outputs[0])
             found.append(op)
     return found
@@ -210,7 +196,7 @@ def _downstream(ops: list[Operation], sources: set[Var]) -> list[Operation]:
 def example() -> Program:
     """Scores of four positions under a padding mask, as encoders write it."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 4, 2)), mb.TensorSpec((1, 1, 1, 4), dtype=types.int32)])
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 4, 2)), mb.TensorSpec((1, 1, 1, 4), dtype=an.types.int32)])
     def program(x: Var, mask: Var) -> Var:
         scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
         kept = mb.cast(x=mask, dtype="fp32", name="kept")

@@ -36,14 +36,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.site import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, constant, is_stored, mb, static_shape
-from anesurgery.regions.compressed_weights import edit_weight
-from anesurgery.regions.weight_edits import Edit
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class PatchConvolution(Rewrite):
     """Patches to channels, and a product of channels."""
 
     name: ClassVar[str] = "patch_convolution"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     least: int = 14
     """Smallest kernel that is rewritten: the first that the M1 does not take."""
 
@@ -61,21 +55,21 @@ class PatchConvolution(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is the kernel large and square, and are its strides its own lengths?"""
-        op, shape = m.root, static_shape(m.root.x)
+        op, shape = m.root, an.static_shape(m.root.x)
         kernel = [int(k) for k in op.weight.shape[2:]]
         if len(kernel) != 2 or max(kernel) < self.least:
             return None
         strides, dilations = _lengths(op.strides), _lengths(op.dilations)
-        pads = constant(op.pad_type)
+        pads = an.constant(op.pad_type)
         rest = shape is None or any(n % k for n, k in zip(shape[2:], kernel, strict=True))
         padded = any(_lengths(op.pad)) if pads == "custom" else pads != "valid" and rest
         reasons = {
             f"the kernel {kernel} is not square": kernel[0] != kernel[1],
             f"the strides {strides} are not the kernel {kernel}": strides != kernel,
             f"the dilation is {dilations}": any(d != 1 for d in dilations),
-            f"there are {constant(op.groups)} groups": (constant(op.groups) or 1) != 1,
+            f"there are {an.constant(op.groups)} groups": (an.constant(op.groups) or 1) != 1,
             f"the edges are padded ({pads})": padded,
-            f"the weight %{op.weight.name} is dynamic": not is_stored(op.weight),
+            f"the weight %{op.weight.name} is dynamic": not an.is_stored(op.weight),
             f"%{op.x.name} has a dynamic shape": shape is None,
         }
         if reason := next((words for words, holds in reasons.items() if holds), None):
@@ -85,20 +79,20 @@ class PatchConvolution(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Cut to whole patches, patches to channels, channels to outputs."""
         op, side = m.root, m.side
-        x, shape = op.x, static_shape(op.x) or ()
+        x, shape = op.x, an.static_shape(op.x) or ()
         whole = [*shape[:2], *(n // side * side for n in shape[2:])]
         if whole != list(shape):
             x = mb.slice_by_index(x=x, begin=[0] * 4, end=whole)
         patches = mb.space_to_depth(x=x, block_size=side, name=f"{op.x.name}_patches")
-        kernel = Edit.of(op.weight.shape).transposed([0, 2, 3, 1]).merged(1, 3).expanded(2).expanded(3)
-        weight = edit_weight(mb, op.weight, kernel, f"{op.weight.name}_patches")
+        kernel = an.Edit.of(op.weight.shape).transposed([0, 2, 3, 1]).merged(1, 3).expanded(2).expanded(3)
+        weight = an.edit_weight(mb, op.weight, kernel, f"{op.weight.name}_patches")
         bias = {} if op.bias is None else {"bias": op.bias}
         result: Var = mb.conv(x=patches, weight=weight, **bias)
         return result
 
 
 def _lengths(var: Var | None) -> list[int]:
-    return [] if var is None else [int(n) for n in np.ravel(constant(var))]
+    return [] if var is None else [int(n) for n in np.ravel(an.constant(var))]
 
 
 def example() -> Program:

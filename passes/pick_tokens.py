@@ -37,16 +37,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery import mil
-from anesurgery.errors import PassError, Refusal, UnknownName
-from anesurgery.facts.ops_between import slice_back
-from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret.decoder_calls import TOKENS, TOP_TOKENS, TOP_VALUES
-from anesurgery.mil import Function, Program, Var, np_dtype, static_shape, types
-from anesurgery.mil import mb as host
-from anesurgery.ops import RANDOM
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
 
 UNCHECKED = "the interface changes; compare whole models"
 
@@ -68,13 +61,13 @@ class PickTokens(Pass):
 
     def __post_init__(self) -> None:
         if type(self.k) is not int or self.k < 1:
-            raise PassError(f"{self.name}: k={self.k!r}; it must be a positive integer")
+            raise an.PassError(f"{self.name}: k={self.k!r}; it must be a positive integer")
         for option in ("temperature", "cap"):
             value = getattr(self, option)
             if value is not None and not value > 0:
-                raise PassError(f"{self.name}: {option}={value!r}; it must be above 0")
+                raise an.PassError(f"{self.name}: {option}={value!r}; it must be above 0")
         if self.k == 1 and (self.temperature != 1 or self.cap is not None):
-            raise PassError(
+            raise an.PassError(
                 f"{self.name}: the likeliest token depends on no temperature or cap; they need k=2 or more"
             )
 
@@ -87,21 +80,21 @@ class PickTokens(Pass):
         for function in program.functions.values():
             known = [v.name for v in function.outputs]
             if self.output is not None and self.output not in known:
-                raise UnknownName("output", self.output, known)
+                raise an.UnknownName("output", self.output, known)
             if {TOKENS, TOP_TOKENS} & set(known):
                 return Refusal("the model gives tokens already")
             if (found := self.logits(function)) is None:
                 return Refusal(f"no output holds logits: {', '.join(known)}")
             if found.shape[-1] < self.k:
                 return Refusal(f"%{found.name} has {found.shape[-1]} words, fewer than k={self.k}", found.op)
-            if drawn := [op for op in slice_back([found], set()) if op.op_type in RANDOM]:
+            if drawn := [op for op in an.ops_between.slice_back([found], set()) if op.op_type in an.ops.RANDOM]:
                 return Refusal(f"%{found.name} is drawn at random, and is another in each run", drawn[0])
         return None
 
-    def logits(self, function: Function) -> Var | None:
+    def logits(self, function: an.Function) -> Var | None:
         """The output with the most words."""
         found = [v for v in function.outputs if self.output is None or v.name == self.output]
-        found = [v for v in found if np_dtype(v).kind == "f" and (static_shape(v) or (1,))[-1] > 1]
+        found = [v for v in found if an.np_dtype(v).kind == "f" and (an.static_shape(v) or (1,))[-1] > 1]
         return max(found, key=lambda v: int(v.shape[-1]), default=None)
 
     def run(self, program: Program, session: Session) -> None:
@@ -119,23 +112,23 @@ class PickTokens(Pass):
         (name,) = names if len(names) == 1 else (next(iter(names)),)
         words = f"{' and '.join(new)} in place of {', '.join(names)}"
         session.contract.append(
-            InterfaceChange(words, (*new, *names), outputs=lambda o, i: self.expected(o, name))
+            an.InterfaceChange(words, (*new, *names), outputs=lambda o, i: self.expected(o, name))
         )
-        session.changes.append(Change(self.name, name, tuple(names), new, "", None, UNCHECKED))
+        session.changes.append(an.Change(self.name, name, tuple(names), new, "", None, UNCHECKED))
 
     def picked(self, logits: Var) -> list[Var]:
         """The outputs in place of logits."""
         if self.k == 1:
-            return [host.reduce_argmax(x=logits, axis=-1, keep_dims=False, name=TOKENS)]
-        values, tokens = host.topk(x=logits, k=self.k, axis=-1, name="top")
-        kind = np_dtype(logits).type
+            return [mb.reduce_argmax(x=logits, axis=-1, keep_dims=False, name=TOKENS)]
+        values, tokens = mb.topk(x=logits, k=self.k, axis=-1, name="top")
+        kind = an.np_dtype(logits).type
         if self.cap is not None:
-            values = host.tanh(x=host.mul(x=values, y=kind(1 / self.cap)))
+            values = mb.tanh(x=mb.mul(x=values, y=kind(1 / self.cap)))
         factor = (self.cap or 1.0) / self.temperature
-        values = host.mul(x=values, y=kind(factor), name=TOP_VALUES)
-        return [values, host.identity(x=tokens, name=TOP_TOKENS)]
+        values = mb.mul(x=values, y=kind(factor), name=TOP_VALUES)
+        return [values, mb.identity(x=tokens, name=TOP_TOKENS)]
 
-    def expected(self, outputs: Values, name: str) -> Values:
+    def expected(self, outputs: an.Values, name: str) -> an.Values:
         """What the new model gives, from what the old one gave."""
         rest, logits = {n: v for n, v in outputs.items() if n != name}, outputs[name]
         if self.k == 1:
@@ -150,8 +143,8 @@ def example() -> Program:
     """A head of six words over two positions."""
     weight = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float16)
 
-    @host.program(input_specs=[host.TensorSpec((1, 2, 4), types.fp16)], opset_version=mil.ct.target.iOS18)
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4), an.types.fp16)], opset_version=an.ct.target.iOS18)
     def program(x: Var) -> Var:
-        return host.linear(x=x, weight=weight, name="logits")
+        return mb.linear(x=x, weight=weight, name="logits")
 
     return program

@@ -39,18 +39,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Program, Var, is_stored, mb, static_shape, types
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
 from anesurgery.placement.cost import UP_TO
-from anesurgery.placement.target import Target
-from anesurgery.regions.channel_products import weight_of
-from anesurgery.regions.compressed_weights import edit_weight
-from anesurgery.regions.weight_edits import Edit
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
 
 
 @dataclass(frozen=True)
@@ -60,16 +51,16 @@ class PointwiseConvolution(Rewrite):
     name: ClassVar[str] = "pointwise_convolution"
     follows: ClassVar[tuple[str, ...]] = ("split_head", "select_last_token")
     shares_inner: ClassVar[bool] = True
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     most: int = 16384
     """Most inputs and outputs of a product."""
 
     def __post_init__(self) -> None:
         if type(self.most) is not int or self.most < 1:
-            raise PassError(f"{self.name}: most={self.most!r}; it must be a positive integer")
+            raise an.PassError(f"{self.name}: most={self.most!r}; it must be a positive integer")
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """On the chips where single rows were seen to stay on the CPU."""
         return (cls(most=target.least("axis")[0]),) if min(target.families) <= UP_TO else ()
 
@@ -79,7 +70,11 @@ class PointwiseConvolution(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One row, and a stored weight of few enough channels."""
-        found, shape, out = weight_of(m.root), static_shape(m.x), static_shape(m.root.outputs[0])
+        found, shape, out = (
+            an.channel_products.weight_of(m.root),
+            an.static_shape(m.x),
+            an.static_shape(m.root.outputs[0]),
+        )
         if found is None:
             return None
         if shape is None or out is None:
@@ -87,7 +82,7 @@ class PointwiseConvolution(Rewrite):
         if math.prod(shape[:-1]) != 1:
             return None
         weight, turned = found
-        if not is_stored(weight):
+        if not an.is_stored(weight):
             return Refusal(f"the weight %{weight.name} is dynamic", m.root)
         if max(weight.shape) > self.most:
             words = f"{out[-1]} outputs of {shape[-1]} inputs"
@@ -99,8 +94,8 @@ class PointwiseConvolution(Rewrite):
         x, bias, wish = m.x, m.root.inputs.get("bias"), f"{m.root.outputs[0].name}_pixel"
         shape, name = [1, int(x.shape[-1]), 1, 1], f"{x.name}_pixel"
         pixel = mb.shared_value((x, "pixel"), [x], lambda maker: maker.reshape(x=x, shape=shape, name=name))
-        kernel = Edit.of(m.weight.shape).transposed([1, 0] if m.turned else [0, 1]).expanded(2).expanded(3)
-        weight = edit_weight(mb, m.weight, kernel, f"{m.weight.name}_pixel")
+        kernel = an.Edit.of(m.weight.shape).transposed([1, 0] if m.turned else [0, 1]).expanded(2).expanded(3)
+        weight = an.edit_weight(mb, m.weight, kernel, f"{m.weight.name}_pixel")
         given = {} if bias is None else {"bias": bias}
         made: Var = mb.reshape(x=mb.conv(x=pixel, weight=weight, name=wish, **given), shape=list(m.out))
         return made
@@ -111,7 +106,7 @@ def example() -> Program:
     rng = np.random.default_rng(0)
     weight, bias = (rng.standard_normal(shape).astype(np.float16) for shape in ((32, 16), (32,)))
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 16), dtype=types.fp16)])
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 16), dtype=an.types.fp16)])
     def program(x: Var) -> Var:
         return mb.linear(x=x, weight=weight, bias=bias, name="y")
 

@@ -34,11 +34,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, constant, is_symbolic, mb
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class ReflectPadSlices(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Constant amounts, along axes of known length."""
-        mode, given = constant(m.root.inputs.get("mode")), constant(m.pad)
+        mode, given = an.constant(m.root.inputs.get("mode")), an.constant(m.pad)
         if mode in (None, "constant"):
             return None
         if given is None:
@@ -65,7 +62,7 @@ class ReflectPadSlices(Rewrite):
         edges = {first + i: (amounts[2 * i], amounts[2 * i + 1]) for i in range(len(amounts) // 2)}
         edges = {axis: sides for axis, sides in edges.items() if any(sides)}
         for axis, sides in edges.items():
-            if is_symbolic(m.x.shape[axis]):
+            if an.is_symbolic(m.x.shape[axis]):
                 return Refusal(
                     f"%{m.x.name} has the symbolic length {m.x.shape[axis]} along axis {axis}", m.root
                 )

@@ -30,11 +30,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, is_output, mb
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class RemoveIdentity(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Does it make no output?"""
-        if is_output(m.root.outputs[0]):
+        if an.is_output(m.root.outputs[0]):
             return Refusal(f"it makes the output %{m.root.outputs[0].name}", m.root)
         return m
 

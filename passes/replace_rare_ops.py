@@ -31,33 +31,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.mil import Operation, Program, Var, mb, static_shape
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import ints
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 
-def _crop(mb: Builder, op: Operation) -> Var:
+def _crop(mb: Builder, op: an.Operation) -> Var:
     """The edges of the last two axes go."""
-    firsts = [ints(op, name)[0] for name in ("crop_height", "crop_width")]
+    firsts = [an.ints(op, name)[0] for name in ("crop_height", "crop_width")]
     begin = [0] * (op.x.rank - 2) + firsts
     made: Var = mb.slice_by_size(x=op.x, begin=begin, size=list(op.outputs[0].shape))
     return made
 
 
-def _view(mb: Builder, op: Operation) -> Var:
+def _view(mb: Builder, op: an.Operation) -> Var:
     made: Var = mb.reshape(x=op.x, shape=list(op.outputs[0].shape))
     return made
 
 
-def _clamped(mb: Builder, op: Operation) -> Var:
+def _clamped(mb: Builder, op: an.Operation) -> Var:
     made: Var = mb.minimum(x=mb.leaky_relu(x=op.x, alpha=op.alpha), y=op.beta)
     return made
 
 
-COMMON: dict[str, Callable[[Builder, Operation], Var]] = {
+COMMON: dict[str, Callable[[Builder, an.Operation], Var]] = {
     "crop": _crop,
     "flatten2d": _view,
     "reshape_like": _view,
@@ -79,7 +75,7 @@ class ReplaceRareOps(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """A shape that can be written down."""
         made = m.root.outputs[0]
-        if static_shape(made) is None:
+        if an.static_shape(made) is None:
             return Refusal(f"%{made.name} has the symbolic shape {tuple(made.shape)}", m.root)
         return m
 

@@ -42,25 +42,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.scattered_rows import Piece, Rows, scattered_rows
-from anesurgery.facts.whole_numbers import EXACT
-from anesurgery.mil import (
-    Operation,
-    Program,
-    Var,
-    constant,
-    consumers,
-    is_output,
-    mb,
-    np_dtype,
-    producer,
-    static_shape,
-)
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import flag
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 MODES = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "maximum", "min": "minimum"}
 """Mode -> the op that combines a row with its update; "update" takes the update."""
@@ -79,7 +62,9 @@ class ReplaceScatter(Rewrite):
     def __post_init__(self) -> None:
         for name in ("most_pieces", "most_updates"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise PassError(f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer")
+                raise an.PassError(
+                    f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer"
+                )
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every scatter."""
@@ -87,15 +72,15 @@ class ReplaceScatter(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Known shapes, and few pieces."""
-        op, mode = m.root, str(constant(m.root.inputs.get("mode")) or "add")
+        op, mode = m.root, str(an.constant(m.root.inputs.get("mode")) or "add")
         for v in (op.data, op.updates, op.indices):
-            if static_shape(v) is None:
+            if an.static_shape(v) is None:
                 return Refusal(f"%{v.name} has the symbolic shape {tuple(v.shape)}", op)
-        if np_dtype(op.data).kind != "f":
+        if an.np_dtype(op.data).kind != "f":
             return Refusal(f"%{op.data.name} holds integers, which stay off the engine", op)
-        if (places := constant(op.indices)) is None:
+        if (places := an.constant(op.indices)) is None:
             return self.dynamic(m.bind(mode=mode))
-        rows = scattered_rows(op, np.asarray(places))
+        rows = an.scattered_rows.scattered_rows(op, np.asarray(places))
         pieces = rows.pieces(mode)
         if len(pieces) > self.most_pieces:
             rows = rows.folded()
@@ -108,16 +93,18 @@ class ReplaceScatter(Rewrite):
 
     def dynamic(self, m: Match) -> Match | Refusal:
         """A few updates along one axis that fp16 can count."""
-        op, shape = m.root, static_shape(m.root.data) or ()
+        op, shape = m.root, an.static_shape(m.root.data) or ()
         if op.op_type == "scatter_nd" and op.indices.shape[-1] != 1:
             return Refusal(f"the dynamic places have {op.indices.shape[-1]} coordinates", op)
-        axis = 0 if op.op_type == "scatter_nd" else int(constant(op.axis) or 0) % len(shape)
+        axis = 0 if op.op_type == "scatter_nd" else int(an.constant(op.axis) or 0) % len(shape)
         along = op.op_type == "scatter_along_axis"
         count = int(op.indices.shape[axis]) if along else math.prod(op.indices.shape)
         if count > self.most_updates:
             return Refusal(f"{count} rows are written at dynamic places, the limit is {self.most_updates}", op)
-        if shape[axis] >= EXACT:
-            return Refusal(f"the axis has {shape[axis]} rows; fp16 counts up to {EXACT - 1}", op)
+        if shape[axis] >= an.whole_numbers.EXACT:
+            return Refusal(
+                f"the axis has {shape[axis]} rows; fp16 counts up to {an.whole_numbers.EXACT - 1}", op
+            )
         return m.bind(rows=None, axis=axis, count=count)
 
     def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
@@ -126,17 +113,25 @@ class ReplaceScatter(Rewrite):
             return _selected(mb, m)
         out = m.root.outputs[0]
         whole = _joined(mb, m.root, m.rows, m.pieces, m.mode)
-        return {old: _seen(mb, whole, static_shape(old) or ()) for old in (m.views or (out,))}
+        return {old: _seen(mb, whole, an.static_shape(old) or ()) for old in (m.views or (out,))}
 
 
 def _views(out: Var) -> tuple[Var, ...]:
     """The shapes in which alone a result is read; none where it is read as it is."""
-    readers = consumers(out)
-    alone = not is_output(out) and all(r.op_type == "reshape" and static_shape(r.outputs[0]) for r in readers)
+    readers = an.consumers(out)
+    alone = not an.is_output(out) and all(
+        r.op_type == "reshape" and an.static_shape(r.outputs[0]) for r in readers
+    )
     return tuple(r.outputs[0] for r in readers) if alone else ()
 
 
-def _joined(mb: Builder, op: Operation, rows: Rows, pieces: Sequence[Piece], mode: str) -> Var:
+def _joined(
+    mb: Builder,
+    op: an.Operation,
+    rows: an.scattered_rows.Rows,
+    pieces: Sequence[an.scattered_rows.Piece],
+    mode: str,
+) -> Var:
     """The pieces side by side."""
     data, updates = _seen(mb, op.data, rows.data), _seen(mb, op.updates, rows.updates)
     parts = []
@@ -155,7 +150,7 @@ def _joined(mb: Builder, op: Operation, rows: Rows, pieces: Sequence[Piece], mod
 
 def _selected(mb: Builder, m: Match) -> Var:
     """Each update where its place is the number of the row; a negative place counts from the end."""
-    op, axis, shape = m.root, m.axis, static_shape(m.root.data) or ()
+    op, axis, shape = m.root, m.axis, an.static_shape(m.root.data) or ()
     rank, length = len(shape), np.float16(shape[axis])
     one = tuple(m.count if a == axis else 1 for a in range(rank))
     along = op.op_type == "scatter_along_axis"
@@ -177,8 +172,12 @@ def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
     """Some rows; of rows that were joined before, the part that they are."""
     if length == x.shape[axis]:
         return x
-    joined = producer(x, "concat")
-    if joined is not None and int(constant(joined.axis)) % x.rank == axis and not flag(joined, "interleave"):
+    joined = an.producer(x, "concat")
+    if (
+        joined is not None
+        and int(an.constant(joined.axis)) % x.rank == axis
+        and not an.flag(joined, "interleave")
+    ):
         at = 0
         for part in joined.values:
             if (at, part.shape[axis]) == (start, length):
@@ -193,7 +192,7 @@ def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
 
 def _seen(mb: Builder, x: Var, shape: Sequence[int]) -> Var:
     """The same elements in another shape, which they may have had before."""
-    while tuple(x.shape) != tuple(shape) and (view := producer(x, "reshape")) is not None:
+    while tuple(x.shape) != tuple(shape) and (view := an.producer(x, "reshape")) is not None:
         x = view.x
     return x if tuple(x.shape) == tuple(shape) else mb.reshape(x=x, shape=list(shape))
 

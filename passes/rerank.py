@@ -41,15 +41,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Operation, Program, Var, mb, np_dtype, producer, static_shape, types, walk_ops
-from anesurgery.ops import VIEWS
-from anesurgery.regions.views import FRAMES, Frame, frame, seen_as, tensors, transpose_by_blocks
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.session import Session
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Session, Var, mb
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class Rerank(Rewrite):
     """
 
     name: ClassVar[str] = "rerank"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     at_most: int = 5
     """Largest rank; axes are merged above it."""
     at_least: int = 0
@@ -68,26 +61,26 @@ class Rerank(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op whose axes are known."""
-        return op.any(*sorted({*FRAMES, *VIEWS}))()
+        return op.any(*sorted({*an.views.FRAMES, *an.ops.VIEWS}))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is the rank wrong, and is there a view of the right rank?"""
         op = m.root
-        if op.op_type in VIEWS:
+        if op.op_type in an.ops.VIEWS:
             return self.check_view(m)
-        ranks = [len(v.shape or ()) for v in tensors(op)]
+        ranks = [len(v.shape or ()) for v in an.views.tensors(op)]
         high, low = max(ranks) > self.at_most, 0 < max(ranks) < self.at_least
         if not high and not (low and _computes(op)):
             return None
-        if any(static_shape(v) is None for v in tensors(op)):
-            return Refusal(f"a shape is symbolic: {', '.join(map(_shape, tensors(op)))}", op)
-        found = frame(op)
-        if not isinstance(found, Frame):
+        if any(an.static_shape(v) is None for v in an.views.tensors(op)):
+            return Refusal(f"a shape is symbolic: {', '.join(map(_shape, an.views.tensors(op)))}", op)
+        found = an.views.frame(op)
+        if not isinstance(found, an.views.Frame):
             return Refusal(f"{op.op_type} of rank {max(ranks)}: {found}", op)
         groups = found.merged(self.at_most) if high else found.lifted(self.at_least)
         if groups is None and op.op_type != "transpose":
             return Refusal(
-                f"{op.op_type} of {' and '.join(map(_shape, tensors(op)))} cannot be brought to rank "
+                f"{op.op_type} of {' and '.join(map(_shape, an.views.tensors(op)))} cannot be brought to rank "
                 f"{self.at_most}: no neighbours among its axes travel together",
                 op,
             )
@@ -96,35 +89,35 @@ class Rerank(Rewrite):
     def check_view(self, m: Match) -> Match | None:
         """A view of a view whose middle has another rank than it should: the middle can be skipped."""
         source = m.root.x
-        while (view := producer(source, *VIEWS)) is not None and static_shape(view.x):
+        while (view := an.producer(source, *an.ops.VIEWS)) is not None and an.static_shape(view.x):
             source = view.x
         middle, first = len(m.root.x.shape or ()), len(source.shape or ())
         skips = middle > self.at_most >= first or middle < self.at_least <= first <= self.at_most
-        return m.bind(source=source) if skips and static_shape(m.root.outputs[0]) else None
+        return m.bind(source=source) if skips and an.static_shape(m.root.outputs[0]) else None
 
     def rewrite(self, mb: Builder, m: Match) -> Mapping[Var, Var]:
         """The op on the view, and its results seen in the old shapes."""
         outs = m.root.outputs
-        if m.root.op_type in VIEWS:
-            return {outs[0]: seen_as(mb, m.source, outs[0].shape)}
+        if m.root.op_type in an.ops.VIEWS:
+            return {outs[0]: an.views.seen_as(mb, m.source, outs[0].shape)}
         by_blocks = m.groups is None
-        made = [transpose_by_blocks(mb, m.root)] if by_blocks else m.frame.build(mb, m.groups)
-        return {old: seen_as(mb, new, old.shape) for old, new in zip(outs, made, strict=True)}
+        made = [an.views.transpose_by_blocks(mb, m.root)] if by_blocks else m.frame.build(mb, m.groups)
+        return {old: an.views.seen_as(mb, new, old.shape) for old, new in zip(outs, made, strict=True)}
 
     def run(self, program: Program, session: Session) -> None:
         """Apply it, then report what still has too many axes."""
         super().run(program, session)
-        for op in walk_ops(program):
-            if op.op_type not in (*FRAMES, *VIEWS, "const") and not op.blocks:
-                tensors = [v for v in op.outputs if types.is_tensor(v.sym_type)]
+        for op in an.walk_ops(program):
+            if op.op_type not in (*an.views.FRAMES, *an.ops.VIEWS, "const") and not op.blocks:
+                tensors = [v for v in op.outputs if an.types.is_tensor(v.sym_type)]
                 high = [v for v in tensors if len(v.shape) > self.at_most]
                 if high:
                     reason = f"{op.op_type} makes rank {len(high[0].shape)} ({_shape(high[0])})"
                     session.refusals.append((self.name, Refusal(reason, op)))
 
 
-def _computes(op: Operation) -> bool:
-    return any(np_dtype(v).kind == "f" for v in tensors(op))
+def _computes(op: an.Operation) -> bool:
+    return any(an.np_dtype(v).kind == "f" for v in an.views.tensors(op))
 
 
 def _shape(v: Var) -> str:

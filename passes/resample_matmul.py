@@ -38,12 +38,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Array, Operation, Program, Var, constant, ct, mb, np_dtype, operands, static_shape
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class ResampleMatmul(Rewrite):
     """`crop_resize`, `resample` and `affine` at constant places as products."""
 
     name: ClassVar[str] = "resample_matmul"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False
     """Pixels that do not count are multiplied by 0."""
     most_numbers: int = 1 << 22
@@ -59,7 +55,9 @@ class ResampleMatmul(Rewrite):
 
     def __post_init__(self) -> None:
         if type(self.most_numbers) is not int or self.most_numbers < 1:
-            raise PassError(f"{self.name}: most_numbers={self.most_numbers!r}; it must be a positive integer")
+            raise an.PassError(
+                f"{self.name}: most_numbers={self.most_numbers!r}; it must be a positive integer"
+            )
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op that reads pixels at places."""
@@ -67,15 +65,15 @@ class ResampleMatmul(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Constant places, one image, a matrix that is not too large."""
-        op, shape, out = m.root, static_shape(m.x), static_shape(m.root.outputs[0])
+        op, shape, out = m.root, an.static_shape(m.x), an.static_shape(m.root.outputs[0])
         if shape is None or out is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
-        dynamic = [v.name for name, v in operands(op) if name != "x" and constant(v) is None]
+        dynamic = [v.name for name, v in an.operands(op) if name != "x" and an.constant(v) is None]
         if dynamic:
             return Refusal(f"%{dynamic[0]} is dynamic", op)
         if shape[0] != 1:
             return Refusal(f"%{m.x.name} holds {shape[0]} images", op)
-        if np_dtype(m.x).kind != "f":
+        if an.np_dtype(m.x).kind != "f":
             return Refusal(f"%{m.x.name} holds integers", op)
         read, boxes, made = math.prod(shape[2:]), out[0], math.prod(out[-2:])
         if (numbers := read * boxes * made) > self.most_numbers:
@@ -85,7 +83,7 @@ class ResampleMatmul(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The pixels of each channel times the matrix."""
-        op, dtype = m.root, np_dtype(m.x)
+        op, dtype = m.root, an.np_dtype(m.x)
         weights, outside = _weights(op, m.boxes, m.made)
         pixels = mb.reshape(x=m.x, shape=list(m.seen))
         made = mb.matmul(x=pixels, y=mb.const(val=weights.astype(dtype)))
@@ -95,16 +93,14 @@ class ResampleMatmul(Rewrite):
         return back
 
 
-def _weights(op: Operation, boxes: int, made: int) -> tuple[Array, Array]:
+def _weights(op: an.Operation, boxes: int, made: int) -> tuple[an.Array, an.Array]:
     """[box, pixel read, pixel made], and what is made of an image of zeros."""
     import torch
-
-    from anesurgery.interpret import evaluate
 
     height, width = (int(d) for d in op.x.shape[2:])
     count = height * width
     images = torch.cat([torch.eye(count).reshape(1, count, height, width), torch.zeros(1, 1, height, width)], 1)
-    (found,) = evaluate([op], {op.x: images}, op.outputs)
+    (found,) = an.interpret.evaluate([op], {op.x: images}, op.outputs)
     every = np.asarray(found.float().numpy()).reshape(boxes, count + 1, made)
     outside = every[:, count:]
     return every[:, :count] - outside, outside
@@ -114,7 +110,7 @@ def example() -> Program:
     """A box of an image, with as many pixels."""
     box = np.array([[0.0, 1.0, 2.0, 3.0]], np.float32)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4, 4))], opset_version=ct.target.iOS17)
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4, 4))], opset_version=an.ct.target.iOS17)
     def program(x: Var) -> Var:
         return mb.crop_resize(
             x=x, boxes=box, box_indices=np.zeros(1, np.int32), target_height=2, target_width=2, name="y"

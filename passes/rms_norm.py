@@ -51,22 +51,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, ct, mb, np_dtype, types
-from anesurgery.regions.root_norms import RootNorm
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.norm_form import NormForm
-from anesurgery.rewriting.pattern import Match
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, Program, Refusal, Var, mb
 
 
 @dataclass(frozen=True)
-class RmsNorm(NormForm):
+class RmsNorm(an.NormForm):
     """`x / sqrt(mean(x * x) + epsilon)` of numbers up to 1."""
 
     name: ClassVar[str] = "rms_norm"
     centred: ClassVar[bool] = False
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
 
     def check(self, m: Match) -> Match | Refusal | None:
         """The layer norm of [x, -x] is over one axis."""
@@ -75,10 +70,10 @@ class RmsNorm(NormForm):
             return Refusal(f"the mean is over the axes {found.norm.axes}, not over one", m.root)
         return found
 
-    def layer_norm(self, mb: Builder, norm: RootNorm) -> Var:
+    def layer_norm(self, mb: Builder, norm: an.RootNorm) -> Var:
         """The first half of that of [x, -x], whose mean is 0."""
         x, axis = norm.x, norm.axes[0]
-        kind = np_dtype(x).type
+        kind = an.np_dtype(x).type
         both = mb.concat(values=[x, mb.mul(x=x, y=kind(-1))], axis=axis)
         normed = mb.layer_norm(x=both, axes=[axis], epsilon=kind(norm.epsilon))
         made: Var = mb.slice_by_index(x=normed, begin=[0] * x.rank, end=list(x.shape))
@@ -88,7 +83,7 @@ class RmsNorm(NormForm):
 def example() -> Program:
     """A norm as today's decoders have it."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8), dtype=an.types.fp16)], opset_version=an.ct.target.iOS17)
     def program(x: Var) -> Var:
         mean = mb.reduce_mean(x=mb.square(x=x, name="squares"), axes=[-1], keep_dims=True, name="mean")
         root = mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5), name="sum"), name="root")

@@ -60,19 +60,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.mil import Array, Function, Program, Var, ct, mb, np_dtype, static_shape, types
-from anesurgery.regions.channel_steps import axis_of, shape_of
-from anesurgery.regions.one_hot import EXACT_IDS, one_hot_pieces
-from anesurgery.regions.rotary import OfPositions, exchange, of_positions, turned_by
-from anesurgery.regions.views import seen_as
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.row_inputs import table_as_input
-from anesurgery.semantics.intervals import interval
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 FORMS = ("one_hot", "gather", "inputs", "constants")
 MOST = 16384
@@ -85,7 +74,7 @@ class RotaryTables(Rewrite):
 
     name: ClassVar[str] = "rotary_tables"
     follows: ClassVar[tuple[str, ...]] = ("fold_constants", "channels_first")
-    tolerance: ClassVar[Tolerance] = Tolerance(1e-3)
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
     """A table in fp16 is rounded; in fp32 the cosine of a large angle is as exact as the angle."""
     tolerates_nonfinite: ClassVar[bool] = False
     """The zeros of an exchange make NaN of an infinity."""
@@ -99,9 +88,9 @@ class RotaryTables(Rewrite):
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
-            raise PassError(f"{self.name}: form={self.form!r}; it may be {', '.join(map(repr, FORMS))}")
+            raise an.PassError(f"{self.name}: form={self.form!r}; it may be {', '.join(map(repr, FORMS))}")
         if not 0 <= self.positions <= MOST:
-            raise PassError(f"{self.name}: positions={self.positions}; it may be up to {MOST}")
+            raise an.PassError(f"{self.name}: positions={self.positions}; it may be up to {MOST}")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Cosines, sines, and concats; products, which may read a table."""
@@ -112,69 +101,71 @@ class RotaryTables(Rewrite):
         if m.root.op_type == "concat":
             return self.check_exchange(m)
         if m.root.op_type == "mul":
-            turn = turned_by(m.root)
+            turn = an.rotary.turned_by(m.root)
             return None if turn is None else m.bind(turn=turn)
-        found = of_positions(m.root.outputs[0])
-        if not isinstance(found, OfPositions):
+        found = an.rotary.of_positions(m.root.outputs[0])
+        if not isinstance(found, an.rotary.OfPositions):
             return None if found is None else Refusal(found.reason, m.root)
         if not (count := self.count(found.positions)):
             words = f"how many positions %{found.positions.name} may hold is not known: say positions="
             return Refusal(words, m.root)
         if self.form in ("inputs", "constants"):
-            known = m.block.inputs if isinstance(m.block, Function) else {}
+            known = m.block.inputs if isinstance(m.block, an.Function) else {}
             if known.get(found.positions.name) is not found.positions:
                 return Refusal(f"the positions %{found.positions.name} are computed, not an input", m.root)
-        if self.form == "constants" and shape_of(m.root.outputs[0])[found.axis] > count:
+        if self.form == "constants" and an.channel_steps.shape_of(m.root.outputs[0])[found.axis] > count:
             return Refusal(f"there are more rows than {count} positions", m.root)
         return m.bind(rows=found, count=count)
 
     def count(self, positions: Var) -> int:
         """How many positions there are: as the caller says, or as intervals show; 0 where that is not known."""
-        low, high = interval(positions)
+        low, high = an.interval(positions)
         return self.positions or (int(high) + 1 if low >= 0 and high < MOST else 0)
 
     def check_exchange(self, m: Match) -> Match | None:
         """Parts of the last axis, in another order or with other signs."""
-        found = exchange(m.root)
-        if found is None or axis_of(m.root) != m.root.outputs[0].rank - 1:
+        found = an.rotary.exchange(m.root)
+        if found is None or an.channel_steps.axis_of(m.root) != m.root.outputs[0].rank - 1:
             return None
         source, matrix = found
         if len(matrix) > self.widest or np.array_equal(matrix, np.eye(len(matrix))):
             return None
         return m.bind(source=source, matrix=matrix)
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Positions of the table; in order for "constants", and the same for the rows that are an input."""
         if m.root.op_type == "mul":
-            fits = var is not m.turn.other and static_shape(var) == m.turn.table.shape
+            fits = var is not m.turn.other and an.static_shape(var) == m.turn.table.shape
             return m.turn.table if fits else None
         if m.root.op_type == "concat" or (var is not m.rows.positions and self.form != "inputs"):
             return None
-        shape = shape_of(m.rows.positions)
+        shape = an.channel_steps.shape_of(m.rows.positions)
         ordered = self.form == "constants"
         draw = np.random.default_rng(0) if self.form == "inputs" else rng
         places = np.arange(np.prod(shape)) if ordered else draw.integers(0, m.count, np.prod(shape))
         if var is m.rows.positions:
-            return places.reshape(shape).astype(np_dtype(var))
-        return m.rows.shaped(self.table(m)[places]).astype(np_dtype(var))
+            return places.reshape(shape).astype(an.np_dtype(var))
+        return m.rows.shaped(self.table(m)[places]).astype(an.np_dtype(var))
 
-    def table(self, m: Match) -> Array:
+    def table(self, m: Match) -> an.Array:
         """The rows of all positions, as the program holds floats."""
-        return m.rows.table(m.count).astype(np_dtype(m.root.outputs[0]))
+        return m.rows.table(m.count).astype(an.np_dtype(m.root.outputs[0]))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The product, the rows, or the input."""
         made: Var
         if m.root.op_type == "concat":
-            kind = np_dtype(m.source).type
+            kind = an.np_dtype(m.source).type
             made = mb.matmul(x=m.source, y=m.matrix.T.astype(kind))
         elif m.root.op_type == "mul":
-            made = mb.mul(x=m.turn.other, y=table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis))
+            made = mb.mul(
+                x=m.turn.other, y=an.row_inputs.table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis)
+            )
         elif self.form == "inputs":
             made = self.as_input(mb, m)
         elif self.form == "constants":
             self.given_up(mb, m, f"{m.rows.positions.name} is taken to be 0, 1, 2 and so on: do not give it")
-            rows = m.rows.shaped(self.table(m)[: shape_of(m.root.outputs[0])[m.rows.axis]])
+            rows = m.rows.shaped(self.table(m)[: an.channel_steps.shape_of(m.root.outputs[0])[m.rows.axis]])
             made = mb.identity(x=rows)
         else:
             made = m.rows.placed(mb, self.found(mb, m))
@@ -185,11 +176,13 @@ class RotaryTables(Rewrite):
         ids, table = m.rows.positions, self.table(m)
 
         def flat(maker: Builder) -> Var:
-            whole = ids if np_dtype(ids) == np.int32 else maker.cast(x=ids, dtype="int32")
-            return seen_as(maker, whole, (int(np.prod(shape_of(ids))),))
+            whole = ids if an.np_dtype(ids) == np.int32 else maker.cast(x=ids, dtype="int32")
+            return an.views.seen_as(maker, whole, (int(np.prod(an.channel_steps.shape_of(ids))),))
 
         def hot(maker: Builder) -> Var:
-            ((_, row),) = one_hot_pieces(maker, flat(maker), m.count, table.dtype, MOST + EXACT_IDS)
+            ((_, row),) = an.one_hot.one_hot_pieces(
+                maker, flat(maker), m.count, table.dtype, MOST + an.one_hot.EXACT_IDS
+            )
             return row
 
         made: Var
@@ -206,7 +199,7 @@ class RotaryTables(Rewrite):
         name = mb.leave_beside(f"{old}_{m.root.op_type}", table)
         held, dropped = mb.input_dtype(table.dtype), rows.serve_only(m.root)
 
-        def look_up(values: Values) -> Values:
+        def look_up(values: an.Values) -> an.Values:
             if old not in values:
                 return values
             rest = {k: v for k, v in values.items() if k != old or not dropped}
@@ -215,8 +208,8 @@ class RotaryTables(Rewrite):
 
         instead = f" in place of {old}" if dropped else ""
         words = f"give {name}{instead}: the rows of <package>.{name}.npy at the positions ({held})"
-        change = InterfaceChange(words, (name, old) if dropped else (name,), inputs=look_up)
-        made = mb.add_float_input(shape_of(m.root.outputs[0]), table.dtype, change)
+        change = an.InterfaceChange(words, (name, old) if dropped else (name,), inputs=look_up)
+        made = mb.add_float_input(an.channel_steps.shape_of(m.root.outputs[0]), table.dtype, change)
         if dropped:
             mb.drop_input(old)
         return made
@@ -227,15 +220,15 @@ class RotaryTables(Rewrite):
         mb.note(f"{old} is taken to be 0, 1, 2 and so on")
         if m.rows.serve_only(m.root):
             rest = lambda values: {k: v for k, v in values.items() if k != old}  # noqa: E731
-            mb.declare(InterfaceChange(words, (old,), inputs=rest))
+            mb.declare(an.InterfaceChange(words, (old,), inputs=rest))
             mb.drop_input(old)
 
 
 def example() -> Program:
     """Cosines of positions from 0 to 3, and heads whose halves are exchanged."""
-    specs = [mb.TensorSpec((3,), dtype=types.int32), mb.TensorSpec((3, 4))]
+    specs = [mb.TensorSpec((3,), dtype=an.types.int32), mb.TensorSpec((3, 4))]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    @mb.program(input_specs=specs, opset_version=an.ct.target.iOS17)
     def program(places: Var, x: Var) -> Var:
         least = mb.maximum(x=mb.minimum(x=places, y=np.int32(3), name="most"), y=np.int32(0), name="position")
         number = mb.expand_dims(x=mb.cast(x=least, dtype="fp32", name="number"), axes=[1], name="row")

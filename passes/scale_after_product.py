@@ -38,16 +38,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Operation, Program, Var, constant, ct, mb, types
-from anesurgery.ops import PRODUCTS
-from anesurgery.placement.rules.block_scales import output_axis
-from anesurgery.placement.rules.slow import palette_scale
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import shape_in_words, weight
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -55,28 +47,28 @@ class ScaleAfterProduct(Rewrite):
     """Scales of a palette's channels are applied to the results of the product."""
 
     name: ClassVar[str] = "scale_after_product"
-    tolerance: ClassVar[Tolerance] = Tolerance(1e-3)
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
     """Weights that are scaled first are rounded to fp16; here each is a number of the palette."""
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every product."""
-        return op.any(*sorted(PRODUCTS))()
+        return op.any(*sorted(an.ops.PRODUCTS))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One constant scale for each output channel, and no offset."""
-        op, stored, given = m.root, weight(m.root), palette_scale(m.root)
+        op, stored, given = m.root, an.weight(m.root), an.slow.palette_scale(m.root)
         if stored is None or stored.op is None or given is None:
             return None
-        scale, data = constant(given), stored.op.data
+        scale, data = an.constant(given), stored.op.data
         if scale is None:
             return Refusal(f"the scales %{given.name} are dynamic", op)
         if stored.op.inputs.get("offset") is not None:
             return Refusal(f"%{stored.name} has offsets beside its scales", op)
-        if (bias := op.inputs.get("bias")) is not None and constant(bias) is None:
+        if (bias := op.inputs.get("bias")) is not None and an.constant(bias) is None:
             return Refusal(f"the bias %{bias.name} is compressed or dynamic", op)
-        axis = output_axis(op, data.rank)
+        axis = an.block_scales.output_axis(op, data.rank)
         if math.prod(np.shape(scale)) != np.shape(scale)[axis]:
-            return Refusal(f"{shape_in_words(np.shape(scale))} scales: several for one output channel", op)
+            return Refusal(f"{an.shape_in_words(np.shape(scale))} scales: several for one output channel", op)
         count = int(data.shape[axis])
         each = np.repeat(np.ravel(scale), count // np.size(scale))
         return m.bind(data=data, each=each)
@@ -88,12 +80,12 @@ class ScaleAfterProduct(Rewrite):
         inputs["y" if op.op_type == "matmul" else "weight"] = m.data
         product = getattr(mb, op.op_type)(**inputs)
         made: Var = mb.mul(x=product, y=_along(op, m.each))
-        if bias is not None and np.any(constant(bias)):
-            made = mb.add(x=made, y=_along(op, np.ravel(constant(bias))))
+        if bias is not None and np.any(an.constant(bias)):
+            made = mb.add(x=made, y=_along(op, np.ravel(an.constant(bias))))
         return made
 
 
-def _along(op: Operation, values: Array) -> Array:
+def _along(op: an.Operation, values: an.Array) -> an.Array:
     """A number for each channel of the result: its second axis after a convolution, else its last."""
     spatial = op.outputs[0].rank - 2 if op.op_type == "conv" else 0
     return values.reshape(-1, *[1] * spatial)
@@ -102,11 +94,11 @@ def _along(op: Operation, values: Array) -> Array:
 def example() -> Program:
     """Twelve rows of a palette of two numbers, each with a scale of its own."""
     rng = np.random.default_rng(0)
-    indices: Any = rng.integers(0, 2, (12, 4)).astype(types.nptype_from_builtin(types.uint1))
+    indices: Any = rng.integers(0, 2, (12, 4)).astype(an.types.nptype_from_builtin(an.types.uint1))
     table = np.array([-1, 0.5], np.float16).reshape(1, 1, 2, 1)
     scale = rng.uniform(1, 2, (12, 1)).astype(np.float16)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.fp16)], opset_version=an.ct.target.iOS18)
     def program(x: Var) -> Var:
         data = mb.constexpr_lut_to_dense(indices=indices, lut=table, name="table")
         weights = mb.constexpr_blockwise_shift_scale(data=data, scale=scale, name="w")

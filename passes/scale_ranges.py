@@ -58,16 +58,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.ranges import Ranges, ranges
-from anesurgery.errors import PassError, Refusal
 from anesurgery.files.protobuf import copy_program
-from anesurgery.mil import Array, Function, Program, Var, types
-from anesurgery.mil import mb as host
-from anesurgery.rewriting.dead_code import remove_dead
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.scaled_regions import Region, ScaledRegions
-from anesurgery.rewriting.session import Change, Session
 
 UNCHECKED = "regions reach through the whole model, which is compared in fp32"
 GATE = 90.0
@@ -100,18 +95,18 @@ class ScaleRanges(Pass):
         (function,) = program.functions.values()
         samples = self.samples()
         before, original = ranges(program, samples, chip=self.chip), copy_program(program)
-        plan = ScaledRegions(session, function, {row.name: row for row in before.rows})
+        plan = an.scaled_regions.ScaledRegions(session, function, {row.name: row for row in before.rows})
         plan.copy_before_norms()
         regions = plan.choose()
         refusal = self.against(regions)
         if refusal is not None:
             plan.drop_copies()
-            remove_dead(list(function.operations))
+            an.remove_dead(list(function.operations))
             session.refusals.append((self.name, refusal))
             return
         plan.apply()
         plan.drop_copies()
-        remove_dead(list(function.operations))
+        an.remove_dead(list(function.operations))
         session.refusals += [(self.name, r) for r in plan.refusals]
         self.verify(original, program, samples)
         after = ranges(program, samples, chip=self.chip)
@@ -121,13 +116,13 @@ class ScaleRanges(Pass):
         )
         session.changes += [_change(function, region) for region in regions]
 
-    def samples(self) -> Sequence[Mapping[str, Array]] | None:
+    def samples(self) -> Sequence[Mapping[str, an.Array]] | None:
         """The calibration as a list."""
         if self.inputs is None or isinstance(self.inputs, Mapping):
             return None if self.inputs is None else [self.inputs]
         return list(self.inputs)
 
-    def against(self, regions: Sequence[Region]) -> Refusal | None:
+    def against(self, regions: Sequence[an.scaled_regions.Region]) -> Refusal | None:
         """Why nothing is scaled."""
         if not regions:
             return Refusal("no value exceeds the limits: half of 65504, and of 32768 for sums of products")
@@ -136,7 +131,7 @@ class ScaleRanges(Pass):
             return None
         return Refusal(f"a value of {far.largest:.3g} needs 2^{far.exponent}; most is 2^-{MOST}", far.seed)
 
-    def verify(self, before: Program, after: Program, samples: Sequence[Mapping[str, Array]] | None) -> None:
+    def verify(self, before: Program, after: Program, samples: Sequence[Mapping[str, an.Array]] | None) -> None:
         """See that nothing but epsilons changed.
 
         Raises:
@@ -145,16 +140,16 @@ class ScaleRanges(Pass):
         for values in samples or (None,):
             found = compare(before, after, values, precision="fp32", gate=GATE)
             if not found.ok:
-                raise PassError(f"{self.name}: scaled and unscaled model differ in fp32: {found.verdict}")
+                raise an.PassError(f"{self.name}: scaled and unscaled model differ in fp32: {found.verdict}")
 
 
 def _hazards(found: Ranges) -> int:
     return sum(any(h.kind != "may saturate" for h in row.hazards) for row in found.rows)
 
 
-def _change(function: Function, region: Region) -> Change:
+def _change(function: an.Function, region: an.scaled_regions.Region) -> an.Change:
     words = f"2^{region.exponent}, largest value {region.largest:.4g}"
-    return Change(ScaleRanges.name, region.seed.name, (), (), words, None, UNCHECKED)
+    return an.Change(ScaleRanges.name, region.seed.name, (), (), words, None, UNCHECKED)
 
 
 def example() -> Program:
@@ -162,11 +157,11 @@ def example() -> Program:
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((4, 4)).astype(np.float16)
 
-    @host.program(input_specs=[host.TensorSpec((1, 4), types.fp16)])
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), an.types.fp16)])
     def program(x: Var) -> Var:
-        large = host.mul(x=host.tanh(x=x, name="t"), y=np.float16(20000), name="large")
-        stream = host.add(x=large, y=host.linear(x=x, weight=weight, name="p"), name="stream")
-        mean = host.reduce_mean(x=host.square(x=stream, name="sq"), axes=[-1], keep_dims=True, name="mean")
-        return host.mul(x=stream, y=host.rsqrt(x=mean, epsilon=np.float16(1e-3), name="r"), name="y")
+        large = mb.mul(x=mb.tanh(x=x, name="t"), y=np.float16(20000), name="large")
+        stream = mb.add(x=large, y=mb.linear(x=x, weight=weight, name="p"), name="stream")
+        mean = mb.reduce_mean(x=mb.square(x=stream, name="sq"), axes=[-1], keep_dims=True, name="mean")
+        return mb.mul(x=stream, y=mb.rsqrt(x=mean, epsilon=np.float16(1e-3), name="r"), name="y")
 
     return program

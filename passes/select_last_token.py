@@ -48,16 +48,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal, UnknownName
-from anesurgery.facts.rowwise import CARRYING, Tail, leads_to_weights, row_tail, takes_last
-from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.mil import Function, Program, Var, any_symbolic, consumers, is_output, is_symbolic, mb, np_dtype
-from anesurgery.ops import CARRIERS, MOVING
-from anesurgery.regions.single_rows import last_row, rebuild
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ class SelectLastToken(Rewrite):
     name: ClassVar[str] = "select_last_token"
     # they work on one row then, the padded head included
     precedes: ClassVar[tuple[str, ...]] = ("causal_mask_tensor", "embedding_matmul", "pad_last_axis")
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     position: str = "last"
     """Either "last", or "input": a one-hot float input picks the position."""
     depth: str = "norm"
@@ -81,7 +73,7 @@ class SelectLastToken(Rewrite):
         for option, known in (("position", ("last", "input")), ("depth", ("norm", "block"))):
             if getattr(self, option) not in known:
                 said = f"{option}={getattr(self, option)!r}"
-                raise PassError(f"{self.name}: {said}; it may be {' or '.join(map(repr, known))}")
+                raise an.PassError(f"{self.name}: {said}; it may be {' or '.join(map(repr, known))}")
 
     def requires(self, program: Program) -> Refusal | None:
         """An output that is asked for must exist.
@@ -91,22 +83,22 @@ class SelectLastToken(Rewrite):
         """
         known = [v.name for function in program.functions.values() for v in function.outputs]
         if self.output is not None and self.output not in known:
-            raise UnknownName("output", self.output, known)
+            raise an.UnknownName("output", self.output, known)
         return None
 
     def pattern(self, op: Ops) -> OpPattern:
         """Whatever may be the last op before an output."""
-        return op.any(*sorted(CARRYING))()
+        return op.any(*sorted(an.rowwise.CARRYING))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """The root must make the logits, the widest rank-3 output with a head; or select the last position."""
         logits: Var = m.root.outputs[0]
-        if takes_last(m.root, 1):
+        if an.rowwise.takes_last(m.root, 1):
             return self.selected(m)
-        if not isinstance(m.block, Function) or not self.may_be_logits(logits):
+        if not isinstance(m.block, an.Function) or not self.may_be_logits(logits):
             return None
         tails = {v: self.tail(v) for v in m.block.outputs if self.may_be_logits(v)}
-        found = [v for v, tail in tails.items() if isinstance(tail, Tail)]
+        found = [v for v, tail in tails.items() if isinstance(tail, an.rowwise.Tail)]
         if (done := self.wider(m.block, logits)) is not None:
             return Refusal(f"%{done.name} is wider and has one position already", m.root)
         if found and logits is not max(found, key=lambda v: v.shape[-1]):
@@ -120,78 +112,84 @@ class SelectLastToken(Rewrite):
     def selected(self, m: Match) -> Match | None:
         """A model that selects by itself does so earlier, and never by a gather."""
         value: Var = m.root.x
-        alone = consumers(value) == [m.root] and not is_output(value)
+        alone = an.consumers(value) == [m.root] and not an.is_output(value)
         if self.position == "input" or self.output is not None or value.rank != 3:
             return None  # such a model gives one position only, or another output is meant
-        leads_to_head = not alone or leads_to_weights(m.root.outputs[0])
-        tail = row_tail(value, 1, deep=self.depth == "block", head_follows=leads_to_head) if alone else None
-        if not isinstance(tail, Tail):
-            tail = Tail(value, 1, ())
+        leads_to_head = not alone or an.rowwise.leads_to_weights(m.root.outputs[0])
+        tail = (
+            an.rowwise.row_tail(value, 1, deep=self.depth == "block", head_follows=leads_to_head)
+            if alone
+            else None
+        )
+        if not isinstance(tail, an.rowwise.Tail):
+            tail = an.rowwise.Tail(value, 1, ())
         # Where only views follow it, moving it again gains nothing.
-        saves = any(op.op_type not in MOVING | CARRIERS for op, _ in tail.ops)
+        saves = any(op.op_type not in an.ops.MOVING | an.ops.CARRIERS for op, _ in tail.ops)
         return m.bind(tail=tail, selects=True) if saves or m.root.op_type == "gather" else None
 
     def may_be_logits(self, var: Var) -> bool:
         """An output of rank 3 with more than one position that is the one asked for, if any was."""
         named = self.output is None or var.name == self.output
         made = var.op is not None and len(var.op.outputs) == 1
-        shaped = var.rank == 3 and var.shape[1] != 1 and not is_symbolic(var.shape[2])
-        return named and made and is_output(var) and shaped
+        shaped = var.rank == 3 and var.shape[1] != 1 and not an.is_symbolic(var.shape[2])
+        return named and made and an.is_output(var) and shaped
 
-    def wider(self, function: Function, logits: Var) -> Var | None:
+    def wider(self, function: an.Function, logits: Var) -> Var | None:
         """An output of one position that must be the logits, since it is wider."""
         single = [v for v in function.outputs if v.rank == 3 and v.shape[1] == 1]
-        wider = [v for v in single if not is_symbolic(v.shape[2]) and v.shape[2] >= logits.shape[2]]
+        wider = [v for v in single if not an.is_symbolic(v.shape[2]) and v.shape[2] >= logits.shape[2]]
         return wider[0] if wider and self.output is None else None
 
-    def tail(self, logits: Var) -> Tail | Refusal:
+    def tail(self, logits: Var) -> an.rowwise.Tail | Refusal:
         """The row-wise ops before an output, from the value that is to be selected."""
         if logits.child_ops:
             return Refusal(f"%{logits.name} is read inside the model too", logits.op)
-        return row_tail(logits, 1, deep=self.depth == "block")
+        return an.rowwise.row_tail(logits, 1, deep=self.depth == "block")
 
-    def unpickable(self, m: Match, tail: Tail) -> Refusal | None:
+    def unpickable(self, m: Match, tail: an.rowwise.Tail) -> Refusal | None:
         """Why a one-hot row cannot pick a position of this value, or None."""
         source = tail.source
         if self.input_name in m.block.inputs:
             return Refusal(f"there is an input named {self.input_name} already", m.root)
-        if any_symbolic(source.shape):
+        if an.any_symbolic(source.shape):
             return Refusal(f"%{source.name} has the symbolic shape {tuple(source.shape)}", m.root)
         if tail.axis != source.rank - 2 or source.rank > 3:
             return Refusal(f"%{source.name} holds its positions on axis {tail.axis} of {source.rank}", m.root)
-        if np_dtype(source).kind != "f":
-            return Refusal(f"%{source.name} holds {np_dtype(source)}", m.root)
+        if an.np_dtype(source).kind != "f":
+            return Refusal(f"%{source.name} holds {an.np_dtype(source)}", m.root)
         return None
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """Select, then run the rest on one row."""
         logits: Var = m.root.outputs[0]
         if m.selects:
-            row = rebuild(mb, m.tail, last_row(mb, m.tail.source, m.tail.axis))
+            row = an.single_rows.rebuild(mb, m.tail, an.single_rows.last_row(mb, m.tail.source, m.tail.axis))
             return {logits: row if row.rank == logits.rank else mb.squeeze(x=row, axes=[1])}
         if self.position == "input":
-            return {logits: rebuild(mb, m.tail, self.picked(mb, logits, m.tail))}
+            return {logits: an.single_rows.rebuild(mb, m.tail, self.picked(mb, logits, m.tail))}
         words = f"{logits.name} holds the last position alone, as {_one_row(logits)}"
-        mb.declare(InterfaceChange(words, (logits.name,), outputs=_select(logits.name)))
-        return {logits: rebuild(mb, m.tail, last_row(mb, m.tail.source, m.tail.axis))}
+        mb.declare(an.InterfaceChange(words, (logits.name,), outputs=_select(logits.name)))
+        return {
+            logits: an.single_rows.rebuild(mb, m.tail, an.single_rows.last_row(mb, m.tail.source, m.tail.axis))
+        }
 
-    def picked(self, mb: Builder, logits: Var, tail: Tail) -> Var:
+    def picked(self, mb: Builder, logits: Var, tail: an.rowwise.Tail) -> Var:
         """The position that the one-hot input picks: a sum with one non-zero term."""
         source, name = tail.source, self.input_name
         shape = (*(source.shape[:-2] or (1,)), source.shape[-2])
-        held = mb.input_dtype(np_dtype(source))
+        held = mb.input_dtype(an.np_dtype(source))
         words = (
             f"{logits.name} holds one position, as {_one_row(logits)}; give {name} "
             f"({'x'.join(map(str, shape))}, {held}): 1 at that position, 0 elsewhere"
         )
 
-        def last_unless_given(values: Values) -> Values:
+        def last_unless_given(values: an.Values) -> an.Values:
             default = np.zeros(shape, held)
             default[:, -1] = 1
             return {name: default, **values}
 
-        change = InterfaceChange(words, (name, logits.name), last_unless_given, _select(logits.name, name))
-        one_hot = mb.add_float_input(shape, np_dtype(source), change)
+        change = an.InterfaceChange(words, (name, logits.name), last_unless_given, _select(logits.name, name))
+        one_hot = mb.add_float_input(shape, an.np_dtype(source), change)
         if source.rank == 3:
             one_hot = mb.expand_dims(x=one_hot, axes=[1])
         row: Var = mb.matmul(x=one_hot, y=source, name=f"{source.name}_picked")
@@ -202,10 +200,10 @@ def _one_row(logits: Var) -> str:
     return "x".join(map(str, (logits.shape[0], 1, logits.shape[2])))
 
 
-def _select(name: str, one_hot: str = "") -> Callable[[Values, Values], Values]:
+def _select(name: str, one_hot: str = "") -> Callable[[an.Values, an.Values], an.Values]:
     """The row of an output that the one-hot input picks, the last one where there is no such input."""
 
-    def select(outputs: Values, inputs: Values) -> Values:
+    def select(outputs: an.Values, inputs: an.Values) -> an.Values:
         rows = np.asarray(outputs[name])
         last = rows.shape[1] - 1  # 0 when another function of the model has selected already
         chosen = np.argmax(inputs[one_hot], axis=-1) if one_hot in inputs else last

@@ -58,18 +58,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal
-from anesurgery.files.copying import copied
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.files.package import Loaded
-from anesurgery.mil import Program, Var, mb
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.passes.split_heads import SplitHeads
 from anesurgery.passes.tile_queries import TileQueries
-from anesurgery.placement.rules.finds_sequence_layout import evidence
 from anesurgery.placement.standing import Standing, placed
-from anesurgery.placement.target import Target
-from anesurgery.rewriting.passes import Pass, run_pass
-from anesurgery.rewriting.session import Session
 
 LAYOUTS = ("channels_first", "as_given", "by_evidence")
 
@@ -89,10 +84,12 @@ class SequenceLayout(Pass):
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
-            raise PassError(f"{self.name}: layout={self.layout!r}; it may be {' or '.join(map(repr, LAYOUTS))}")
+            raise an.PassError(
+                f"{self.name}: layout={self.layout!r}; it may be {' or '.join(map(repr, LAYOUTS))}"
+            )
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Only where the layout was seen to help."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
@@ -103,16 +100,19 @@ class SequenceLayout(Pass):
         tiled = (TileQueries(block=self.block),) if self.block else ()
         return (ChannelsFirst(), SplitHeads(most=self.most), *tiled)
 
-    def known_gain(self, graph: Program, target: Target) -> str:
+    def known_gain(self, graph: Program, target: an.Target) -> str:
         """What was measured of such models on such chips."""
-        found = evidence(graph, target)
+        found = an.finds_sequence_layout.evidence(graph, target)
         return "" if isinstance(found, Refusal) else "; ".join(map(str, found))
 
     def run(self, program: Program, session: Session) -> None:
         """One after another; by evidence only where there is some, which a note then gives."""
         if self.layout != "by_evidence":
             return self.run_parts(program, session)
-        found, edits = evidence(program, Target.parse(session.target)), len(session.changes)
+        found, edits = (
+            an.finds_sequence_layout.evidence(program, an.Target.parse(session.target)),
+            len(session.changes),
+        )
         if not isinstance(found, Refusal) and (lost := self.lost(program, session)):
             found = Refusal(f"not taken: {lost}")
         if not isinstance(found, Refusal):
@@ -125,7 +125,7 @@ class SequenceLayout(Pass):
 
     def lost(self, program: Program, session: Session) -> str:
         """What of the flop would leave the ANE by it, tried on a copy; "" for nothing."""
-        trial, target = copied(program), Target.parse(session.target)
+        trial, target = an.copied(program), an.Target.parse(session.target)
         self.run_parts(trial, session.again(prove_sites=False))
         before, after = (Standing.of(placed(Loaded(p, session.spec), target)) for p in (program, trial))
         return after.leaves(before)
@@ -133,7 +133,7 @@ class SequenceLayout(Pass):
     def run_parts(self, program: Program, session: Session) -> None:
         """One after another."""
         for step in self.parts():
-            run_pass(step, program, session)
+            an.run_pass(step, program, session)
 
 
 def example() -> Program:

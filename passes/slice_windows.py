@@ -36,12 +36,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Program, Var, constant, mb, static_shape
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import number
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class SliceWindows(Rewrite):
 
     def __post_init__(self) -> None:
         if type(self.most_slices) is not int or self.most_slices < 1:
-            raise PassError(f"{self.name}: most_slices={self.most_slices!r}; it must be a positive integer")
+            raise an.PassError(f"{self.name}: most_slices={self.most_slices!r}; it must be a positive integer")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Both kinds."""
@@ -62,20 +58,20 @@ class SliceWindows(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Constant lengths, and few slices."""
-        op, shape = m.root, static_shape(m.root.x)
+        op, shape = m.root, an.static_shape(m.root.x)
         if shape is None:
             return Refusal(f"%{op.x.name} has the symbolic shape {tuple(op.x.shape)}", op)
         if op.op_type == "sliding_windows":
-            axis, size = int(number(op.axis) or 0) % len(shape), int(number(op.size) or 0)
-            stride, windows = int(number(op.stride) or 1), int(op.outputs[0].shape[axis])
+            axis, size = int(an.number(op.axis) or 0) % len(shape), int(an.number(op.size) or 0)
+            stride, windows = int(an.number(op.stride) or 1), int(op.outputs[0].shape[axis])
             m, count = m.bind(axis=axis, size=size, stride=stride, windows=windows), min(size, windows)
             count = 1 if size == stride else count
         else:
-            lengths = constant(op.lengths)
+            lengths = an.constant(op.lengths)
             if lengths is None:
                 return Refusal(f"the lengths %{op.lengths.name} are dynamic", op)
             runs = [(int(n), len(list(same))) for n, same in groupby(np.ravel(lengths).tolist())]
-            seq, batch = (int(number(a) or 0) % len(shape) for a in (op.seq_axis, op.batch_axis))
+            seq, batch = (int(an.number(a) or 0) % len(shape) for a in (op.seq_axis, op.batch_axis))
             m, count = m.bind(runs=runs, seq=seq, batch=batch), 3 * len(runs)
         if count > self.most_slices:
             return Refusal(f"{count} slices would be needed, the limit is {self.most_slices}", op)

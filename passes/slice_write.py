@@ -48,15 +48,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery import mil
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Program, Var, constant, np_dtype, static_shape, types
-from anesurgery.mil import mb as host
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.session import Session
-from anesurgery.semantics.intervals import interval
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -75,21 +68,23 @@ class SliceWrite(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One row, at a place that lies inside."""
-        if constant(m.rows) is None:
+        if an.constant(m.rows) is None:
             m = m.bind(rows=m.at, at=m.rows)
-        rows, shape = constant(m.rows), static_shape(m.x)
-        if rows is None or np.asarray(rows).dtype.kind not in "iu" or np_dtype(m.at).kind not in "iu":
+        rows, shape = an.constant(m.rows), an.static_shape(m.x)
+        if rows is None or np.asarray(rows).dtype.kind not in "iu" or an.np_dtype(m.at).kind not in "iu":
             return None
-        if shape is None or int(np.prod(static_shape(m.at) or (1,))) != 1 or any(d < 1 for d in m.at.shape):
+        if shape is None or int(np.prod(an.static_shape(m.at) or (1,))) != 1 or any(d < 1 for d in m.at.shape):
             return Refusal(f"%{m.at.name} is not one number, or a shape is dynamic", m.root)
         axis = next((a for a, d in enumerate(shape) if _counts(np.asarray(rows), a, shape)), None)
         if axis is None:
             return Refusal(f"%{m.rows.name} does not count the rows of one axis", m.root)
         wanted = tuple(1 if a == axis else d for a, d in enumerate(shape))
-        if static_shape(m.update) != wanted:
+        if an.static_shape(m.update) != wanted:
             return Refusal(f"%{m.update.name} has the shape {m.update.shape}, not that of one row", m.root)
         low, high = (
-            (self.assume or {}).get(m.at.name, interval(m.at)[:2]) if m.at.op is None else interval(m.at)[:2]
+            (self.assume or {}).get(m.at.name, an.interval(m.at)[:2])
+            if m.at.op is None
+            else an.interval(m.at)[:2]
         )
         if not 0 <= low <= high < shape[axis]:
             last = shape[axis] - 1
@@ -98,11 +93,11 @@ class SliceWrite(Rewrite):
             )
         return m.bind(axis=axis, sizes=wanted, last=int(high))
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Places that exist."""
         if var is not m.at:
             return None
-        return rng.integers(0, m.last + 1, static_shape(var) or ()).astype(np.int32)
+        return rng.integers(0, m.last + 1, an.static_shape(var) or ()).astype(np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The slice at the place."""
@@ -115,7 +110,7 @@ class SliceWrite(Rewrite):
         made: Var = mb.slice_update(x=m.x, update=m.update, begin=begin, end=end)
         return made
 
-    def run(self, program: Program, session: Session) -> None:
+    def run(self, program: Program, session: an.Session) -> None:
         """Apply it with what the surgery assumes."""
         assume = {**session.assume, **(self.assume or {})}
         edits = len(session.changes)
@@ -125,7 +120,7 @@ class SliceWrite(Rewrite):
             session.notes.append(f"assumed of the inputs: {said}")
 
 
-def _counts(rows: Array, axis: int, shape: tuple[int, ...]) -> bool:
+def _counts(rows: an.Array, axis: int, shape: tuple[int, ...]) -> bool:
     """Is it 0, 1, ... along one axis, and broadcast along the others?"""
     wanted = [1] * (len(shape) - rows.ndim) + list(rows.shape)
     if len(wanted) > len(shape) or wanted != [d if a == axis else 1 for a, d in enumerate(shape)]:
@@ -135,15 +130,15 @@ def _counts(rows: Array, axis: int, shape: tuple[int, ...]) -> bool:
 
 def example() -> Program:
     """A cache of four numbers for each of eight tokens."""
-    inputs = [host.TensorSpec((1, 4), types.fp16), host.TensorSpec((1,), types.int32)]
-    state = host.StateTensorSpec((8, 4), dtype=types.fp16)
+    inputs = [mb.TensorSpec((1, 4), an.types.fp16), mb.TensorSpec((1,), an.types.int32)]
+    state = mb.StateTensorSpec((8, 4), dtype=an.types.fp16)
 
-    @host.program(input_specs=[*inputs, state], opset_version=mil.ct.target.iOS18)
+    @mb.program(input_specs=[*inputs, state], opset_version=an.ct.target.iOS18)
     def program(n: Var, at: Var, cache: Var) -> Var:
-        h = host.read_state(input=cache, name="h")
-        row = host.minimum(x=host.maximum(x=at, y=np.int32(0), name="low"), y=np.int32(7), name="row")
-        here = host.equal(x=np.arange(8, dtype=np.int32)[:, None], y=row, name="here")
-        a = host.coreml_update_state(state=cache, value=host.select(cond=here, a=n, b=h, name="u"), name="a")
-        return host.reduce_sum(x=a, axes=[0], keep_dims=True, name="sum")
+        h = mb.read_state(input=cache, name="h")
+        row = mb.minimum(x=mb.maximum(x=at, y=np.int32(0), name="low"), y=np.int32(7), name="row")
+        here = mb.equal(x=np.arange(8, dtype=np.int32)[:, None], y=row, name="here")
+        a = mb.coreml_update_state(state=cache, value=mb.select(cond=here, a=n, b=h, name="u"), name="a")
+        return mb.reduce_sum(x=a, axes=[0], keep_dims=True, name="sum")
 
     return program

@@ -44,18 +44,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Operation, Program, Var, constant, is_stored, mb, np_dtype, static_shape
-from anesurgery.placement.rules.legality import NOT_M4
-from anesurgery.placement.target import Target
-from anesurgery.regions.compressed_weights import edit_weight
-from anesurgery.regions.weight_edits import Edit
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import ints
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -63,18 +53,18 @@ class SplitConv3d(Rewrite):
     """3-D convolutions as sums of 2-D ones."""
 
     name: ClassVar[str] = "split_conv3d"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     most_depth: int = 16
     """Deepest kernel, each step of which is a convolution."""
 
     def __post_init__(self) -> None:
         if type(self.most_depth) is not int or self.most_depth < 1:
-            raise PassError(f"{self.name}: most_depth={self.most_depth!r}; it must be a positive integer")
+            raise an.PassError(f"{self.name}: most_depth={self.most_depth!r}; it must be a positive integer")
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Only where a 3-D convolution is in doubt."""
-        return (cls(),) if target.families & NOT_M4 else ()
+        return (cls(),) if target.families & an.legality.NOT_M4 else ()
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every convolution with a stored weight."""
@@ -84,9 +74,9 @@ class SplitConv3d(Rewrite):
         """Three axes of known length."""
         if m.x.rank != 5:
             return None
-        if static_shape(m.x) is None:
+        if an.static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", m.root)
-        if not is_stored(m.weight):
+        if not an.is_stored(m.weight):
             return Refusal(f"the weight %{m.weight.name} is dynamic", m.root)
         if (depth := int(m.weight.shape[2])) > self.most_depth:
             return Refusal(f"the kernel is {depth} deep, above {self.most_depth}", m.root)
@@ -95,12 +85,12 @@ class SplitConv3d(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """A convolution for each step of the depth, added; one, where steps do not overlap."""
         op, depth = m.root, int(m.weight.shape[2])
-        stride, *strides = ints(op, "strides") or [1, 1, 1]
-        dilation, *dilations = ints(op, "dilations") or [1, 1, 1]
+        stride, *strides = an.ints(op, "strides") or [1, 1, 1]
+        dilation, *dilations = an.ints(op, "dilations") or [1, 1, 1]
         (before, after), sides = _padding(op)
         x = mb.transpose(x=m.x, perm=[0, 2, 1, 3, 4], name=f"{m.x.name}_depth")
         if before or after:
-            zero = np_dtype(m.x).type(0)
+            zero = an.np_dtype(m.x).type(0)
             around = [0, 0, before, after, 0, 0, 0, 0, 0, 0]
             x = mb.pad(x=x, pad=around, mode="constant", constant_val=zero)
         out = [int(d) for d in op.outputs[0].shape]
@@ -108,13 +98,13 @@ class SplitConv3d(Rewrite):
         bias = {} if op.bias is None else {"bias": op.bias}
         if depth > 1 and stride == depth and dilation == 1 and op.groups.val == 1:
             films = _rows(mb, x, 0, 1, out[2] * depth)
-            kernel = Edit.of(m.weight.shape).transposed([0, 2, 1, 3, 4]).merged(1, 2)
+            kernel = an.Edit.of(m.weight.shape).transposed([0, 2, 1, 3, 4]).merged(1, 2)
             made = _convolved(mb, m, films, out[2], kernel, "flat", given | bias)
         else:
             made = None
             for k in range(depth):
                 rows = _rows(mb, x, k * dilation, stride, out[2])
-                kernel = Edit.of(m.weight.shape).taken(2, [k]).squeezed(2)
+                kernel = an.Edit.of(m.weight.shape).taken(2, [k]).squeezed(2)
                 part = _convolved(mb, m, rows, out[2], kernel, str(k), given | (bias if made is None else {}))
                 made = part if made is None else mb.add(x=made, y=part)
         apart = mb.reshape(x=made, shape=[int(m.x.shape[0]), out[2], out[1], *out[3:]])
@@ -122,24 +112,24 @@ class SplitConv3d(Rewrite):
         return back
 
 
-def _convolved(mb: Builder, m: Match, rows: Var, count: int, kernel: Edit, key: str, given: Any) -> Var:
+def _convolved(mb: Builder, m: Match, rows: Var, count: int, kernel: an.Edit, key: str, given: Any) -> Var:
     """A 2-D convolution of so many places of the depth, beside the batch, with a part of the weight."""
     seen = [int(m.x.shape[0]) * count, -1, *(int(d) for d in m.x.shape[3:])]
     x = mb.reshape(x=rows, shape=seen, name=f"{m.x.name}_seen")
-    weight = edit_weight(mb, m.weight, kernel, f"{m.weight.name}_{key}")
+    weight = an.edit_weight(mb, m.weight, kernel, f"{m.weight.name}_{key}")
     made: Var = mb.conv(x=x, weight=weight, **given)
     return made
 
 
-def _padding(op: Operation) -> tuple[tuple[int, int], dict[str, Any]]:
+def _padding(op: an.Operation) -> tuple[tuple[int, int], dict[str, Any]]:
     """What is padded before and after the depth, and how the other two axes are padded."""
-    kind = str(constant(op.pad_type) or "valid")
+    kind = str(an.constant(op.pad_type) or "valid")
     if kind == "valid":
         return (0, 0), {"pad_type": "valid"}
     if kind == "custom":
-        before, after, *rest = ints(op, "pad") or [0] * 6
+        before, after, *rest = an.ints(op, "pad") or [0] * 6
         return (before, after), {"pad_type": "custom", "pad": rest}
-    stride, dilation = (ints(op, name)[0] if ints(op, name) else 1 for name in ("strides", "dilations"))
+    stride, dilation = (an.ints(op, name)[0] if an.ints(op, name) else 1 for name in ("strides", "dilations"))
     reach = dilation * (int(op.weight.shape[2]) - 1) + 1
     total = max((int(op.outputs[0].shape[2]) - 1) * stride + reach - int(op.x.shape[2]), 0)
     less = total // 2

@@ -43,29 +43,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import (
-    Operation,
-    Program,
-    Var,
-    constant,
-    consumers,
-    is_output,
-    is_stored,
-    mb,
-    operands,
-    static_shape,
-    types,
-)
-from anesurgery.ops import BINARY, UNARY
-from anesurgery.placement.target import Target
-from anesurgery.regions.compressed_weights import edit_weight
-from anesurgery.regions.weight_edits import Edit
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb
 
 UNIT = 64
 """Pieces are a multiple of it: rows are stored in units of at most so many elements."""
@@ -76,17 +55,17 @@ class SplitHead(Rewrite):
     """One product becomes several over parts of its outputs."""
 
     name: ClassVar[str] = "split_head"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     shares_inner: ClassVar[bool] = True
     most: int = 16384
     """Most outputs of a piece."""
 
     def __post_init__(self) -> None:
         if self.most < UNIT:
-            raise PassError(f"{self.name}: most={self.most}; it must be at least {UNIT}")
+            raise an.PassError(f"{self.name}: most={self.most}; it must be at least {UNIT}")
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """With the longest axis that the target takes."""
         return (cls(most=target.least("axis")[0]),)
 
@@ -103,9 +82,9 @@ class SplitHead(Rewrite):
         axis = _axis(m.root)
         if (outputs := int(weight.shape[axis])) <= self.most:
             return None
-        if not is_stored(weight):
+        if not an.is_stored(weight):
             return Refusal(f"the weight %{weight.name} is dynamic", m.root)
-        if static_shape(out) is None:
+        if an.static_shape(out) is None:
             return Refusal(f"%{out.name} has a dynamic shape", m.root)
         pieces = math.ceil(outputs / self.most)
         size = math.ceil(outputs / pieces / UNIT) * UNIT
@@ -120,19 +99,19 @@ class SplitHead(Rewrite):
             part = _product(mb, m, start, min(start + m.size, total))
             for op in m.chain:
                 source = _source(op)
-                given = {k: part if v is source else constant(v) for k, v in _inputs(op).items()}
+                given = {k: part if v is source else an.constant(v) for k, v in _inputs(op).items()}
                 part = getattr(mb, op.op_type)(**given, name=f"{part.name}_{op.op_type}")
             parts.append(part)
         end = m.chain[-1] if m.chain else m.root
         return {end.outputs[0]: mb.concat(values=parts, axis=-1)}
 
 
-def _axis(op: Operation) -> int:
+def _axis(op: an.Operation) -> int:
     """The axis of the weight that counts the outputs."""
     if op.op_type == "linear":
         return 0
     turned = op.inputs.get("transpose_y")
-    return 0 if turned is not None and bool(constant(turned)) else 1
+    return 0 if turned is not None and bool(an.constant(turned)) else 1
 
 
 def _product(mb: Builder, m: Match, start: int, stop: int) -> Var:
@@ -147,31 +126,36 @@ def _product(mb: Builder, m: Match, start: int, stop: int) -> Var:
 
 
 def _rows(mb: Builder, whole: Var, axis: int, start: int, stop: int) -> Var:
-    return edit_weight(mb, whole, Edit.of(whole.shape).taken(axis, range(start, stop)), f"{whole.name}_part")
+    return an.edit_weight(
+        mb, whole, an.Edit.of(whole.shape).taken(axis, range(start, stop)), f"{whole.name}_part"
+    )
 
 
-def _inputs(op: Operation) -> dict[str, Any]:
+def _inputs(op: an.Operation) -> dict[str, Any]:
     return {k: v for k, v in op.inputs.items() if v is not None and not k.startswith("_")}
 
 
-def _chain(var: Var) -> Iterator[Operation]:
+def _chain(var: Var) -> Iterator[an.Operation]:
     """The elementwise ops that alone read the logits, one after another."""
-    while not is_output(var) and len(readers := consumers(var)) == 1 and _is_elementwise(readers[0], var):
+    while not an.is_output(var) and len(readers := an.consumers(var)) == 1 and _is_elementwise(readers[0], var):
         yield readers[0]
         var = readers[0].outputs[0]
 
 
-def _is_elementwise(op: Operation, var: Var) -> bool:
+def _is_elementwise(op: an.Operation, var: Var) -> bool:
     """Does it work on each number by itself? Casts are better made once, for all pieces."""
-    if op.op_type not in (UNARY | BINARY) - {"cast", "identity"} or len(list(operands(op))) > 3:
+    if (
+        op.op_type not in (an.ops.UNARY | an.ops.BINARY) - {"cast", "identity"}
+        or len(list(an.operands(op))) > 3
+    ):
         return False
-    others = [v for _, v in operands(op) if v is not var]
-    return all(constant(v) is not None and not np.ndim(constant(v)) for v in others)
+    others = [v for _, v in an.operands(op) if v is not var]
+    return all(an.constant(v) is not None and not np.ndim(an.constant(v)) for v in others)
 
 
-def _source(op: Operation) -> Var:
+def _source(op: an.Operation) -> Var:
     """The operand of an elementwise op that is not a constant."""
-    return next(v for _, v in operands(op) if constant(v) is None)
+    return next(v for _, v in an.operands(op) if an.constant(v) is None)
 
 
 def example() -> Program:
@@ -179,7 +163,7 @@ def example() -> Program:
     rng = np.random.default_rng(0)
     weight, bias = (rng.standard_normal(shape).astype(np.float16) for shape in ((20000, 2), (20000,)))
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 3, 2), dtype=types.fp16)])
+    @mb.program(input_specs=[mb.TensorSpec((1, 3, 2), dtype=an.types.fp16)])
     def program(x: Var) -> Var:
         return mb.tanh(x=mb.linear(x=x, weight=weight, bias=bias, name="logits"), name="capped")
 

@@ -57,30 +57,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Operation, Program, Var, constant, mb, static_shape
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb
 from anesurgery.passes.channels_first import ChannelsFirst
-from anesurgery.placement.target import Target
-from anesurgery.regions.channel_steps import given, shape_of
-from anesurgery.regions.channel_views import Named, left, twin
-from anesurgery.regions.heads import (
-    SCORES,
-    SUM,
-    Core,
-    Operand,
-    core_of,
-    is_scalar,
-    mask_layout,
-    operands_of,
-    result,
-)
-from anesurgery.regions.layouts import BATCH, TOKENS
-from anesurgery.regions.views import seen_as
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
 
 
 @dataclass(frozen=True)
@@ -89,13 +68,13 @@ class SplitHeads(Rewrite):
 
     name: ClassVar[str] = "split_heads"
     follows: ClassVar[tuple[str, ...]] = ("channels_first", "causal_mask_tensor", "fold_constants")
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     shares_inner: ClassVar[bool] = True
     most: int = 64
     """Heads above which an attention stays as it is, since each becomes several ops."""
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Where channels go first."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
@@ -105,19 +84,19 @@ class SplitHeads(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is it the end of an attention that can be taken apart?"""
-        core = core_of(m.root)
-        if not isinstance(core, Core):
+        core = an.heads.core_of(m.root)
+        if not isinstance(core, an.heads.Core):
             return core
-        operands = operands_of(core)
+        operands = an.heads.operands_of(core)
         if isinstance(operands, Refusal):
             return operands
-        scores = shape_of(core.softmax.outputs[0])
+        scores = an.channel_steps.shape_of(core.softmax.outputs[0])
         if scores[1] > self.most:
             return Refusal(f"{scores[1]} heads are more than {self.most}", m.root)
         for op, carried in core.between:
             for var in core.others(op, carried).values():
-                shape = static_shape(var)
-                if shape is None or (not is_scalar(var) and len(shape) > 4):
+                shape = an.static_shape(var)
+                if shape is None or (not an.heads.is_scalar(var) and len(shape) > 4):
                     return Refusal(f"%{var.name} has the shape {tuple(map(str, var.shape))}", m.root)
         return m.bind(ops=tuple(core.ops), core=core, operands=operands)
 
@@ -126,30 +105,32 @@ class SplitHeads(Rewrite):
         core, found = m.core, m.operands
         heads = len(found.query.heads)
         queries, keys, values = (
-            _split(Named(mb, x.var), x, axis)
+            _split(an.channel_views.Named(mb, x.var), x, axis)
             for x, axis in ((found.query, 1), (found.key, 3), (found.value, 1))
         )
         masks = [_masks(mb, core, op, carried) for op, carried in core.between]
         made = []
         for i in range(heads):
-            scores = _at(mb, core.product).einsum(values=(keys[i], queries[i]), equation=SCORES)
+            scores = _at(mb, core.product).einsum(values=(keys[i], queries[i]), equation=an.heads.SCORES)
             for (op, carried), others in zip(core.between, masks, strict=True):
                 rest = {k: v[i] for k, v in others.items()}
-                scores = getattr(_at(mb, op), op.op_type)(**{**given(op), **rest, carried: scores})
+                scores = getattr(_at(mb, op), op.op_type)(
+                    **{**an.channel_steps.given(op), **rest, carried: scores}
+                )
             weights = _at(mb, core.softmax).softmax(x=scores, axis=1)
-            made.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=SUM))
+            made.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=an.heads.SUM))
         make = _at(mb, m.root)
         joined = make.concat(values=made, axis=1) if heads > 1 else made[0]
-        end, layout = result(core)
-        return {end: left(make, joined, end, layout)}
+        end, layout = an.heads.result(core)
+        return {end: an.channel_views.left(make, joined, end, layout)}
 
 
-def _at(mb: Builder, op: Operation) -> Any:
+def _at(mb: Builder, op: an.Operation) -> Any:
     """A builder that names what it makes after what an op made."""
-    return Named(mb, op.outputs[0])
+    return an.channel_views.Named(mb, op.outputs[0])
 
 
-def _split(mb: Any, operand: Operand, axis: int) -> list[Var]:
+def _split(mb: Any, operand: an.heads.Operand, axis: int) -> list[Var]:
     """For each head its part of an operand."""
     var, count = operand.build(mb), max(operand.heads) + 1
     size = int(var.shape[axis]) // count
@@ -157,33 +138,38 @@ def _split(mb: Any, operand: Operand, axis: int) -> list[Var]:
     return [parts[i] for i in operand.heads]
 
 
-def _masks(mb: Builder, core: Core, op: Operation, carried: str) -> dict[str, list[Var]]:
+def _masks(mb: Builder, core: an.heads.Core, op: an.Operation, carried: str) -> dict[str, list[Var]]:
     """For each other operand of an elementwise op, what each head reads."""
     heads = int(core.softmax.x.shape[1])
-    return {k: _mask(Named(mb, v), v, heads) for k, v in core.others(op, carried).items()}
+    return {k: _mask(an.channel_views.Named(mb, v), v, heads) for k, v in core.others(op, carried).items()}
 
 
 def _mask(mb: Any, var: Var, heads: int) -> list[Var]:
     """A mask as (batch, keys, 1, queries) for each head."""
-    if is_scalar(var):
+    if an.heads.is_scalar(var):
         return [var] * heads
-    shape = shape_of(var)
+    shape = an.channel_steps.shape_of(var)
     whole = (1,) * (4 - len(shape)) + shape
-    layout = mask_layout(shape)
+    layout = an.heads.mask_layout(shape)
     keys = layout.axes[3]
-    groups = (layout.having(BATCH), layout.axes[1] + keys, (), layout.having(TOKENS))
-    value = constant(var)
+    groups = (layout.having(an.layouts.BATCH), layout.axes[1] + keys, (), layout.having(an.layouts.TOKENS))
+    value = an.constant(var)
     if value is None:
         moved = mb.shared_value(
             ("mask", var),
             [var],
-            lambda m: twin(Named(m, var), seen_as(Named(m, var), var, whole), layout, groups),
+            lambda m: an.channel_views.twin(
+                an.channel_views.Named(m, var),
+                an.views.seen_as(an.channel_views.Named(m, var), var, whole),
+                layout,
+                groups,
+            ),
         )
         if whole[1] == 1:
             return [moved] * heads
         return list(mb.split(x=moved, split_sizes=[whole[3]] * heads, axis=1))
 
-    def part(i: int) -> Array:
+    def part(i: int) -> an.Array:
         return np.moveaxis(np.reshape(value, whole)[:, i : i + 1], (3, 1), (1, 2))
 
     count = whole[1]

@@ -39,27 +39,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from anesurgery.checking.grades import Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import (
-    Program,
-    Var,
-    consumers,
-    is_output,
-    is_stored,
-    is_symbolic,
-    mb,
-    producer,
-    static_shape,
-)
-from anesurgery.placement.target import Target
-from anesurgery.regions.compressed_weights import edit_weight
-from anesurgery.regions.weight_edits import pieces
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import flag
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
 
 Flat = tuple[Var, int]
 """What rows are flattened from, and its first axis in a row."""
@@ -70,17 +51,17 @@ class SplitInnerAxis(Rewrite):
     """`matmul` and `linear` of long rows become sums of several."""
 
     name: ClassVar[str] = "split_inner_axis"
-    tolerance: ClassVar[Tolerance] = Tolerance(1e-4)
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-4)
     """For sums of tens of thousands of terms in another order."""
     most: int = 32768
     """Most terms of a sum."""
 
     def __post_init__(self) -> None:
         if type(self.most) is not int or self.most < 1:
-            raise PassError(f"{self.name}: most={self.most!r}; it must be a positive integer")
+            raise an.PassError(f"{self.name}: most={self.most!r}; it must be a positive integer")
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Rows as long as the target takes."""
         return (cls(most=min(cls.most, int(target.least("axis")[0]))),)
 
@@ -92,10 +73,10 @@ class SplitInnerAxis(Rewrite):
         """A long axis that can be cut on both sides."""
         op, linear = m.root, m.root.op_type == "linear"
         other = op.weight if linear else op.y
-        axis = -2 if not linear and flag(op, "transpose_x") and m.x.rank > 1 else -1
-        against = -1 if linear or flag(op, "transpose_y") or other.rank == 1 else -2
+        axis = -2 if not linear and an.flag(op, "transpose_x") and m.x.rank > 1 else -1
+        against = -1 if linear or an.flag(op, "transpose_y") or other.rank == 1 else -2
         length = m.x.shape[axis]
-        if is_symbolic(length):
+        if an.is_symbolic(length):
             return Refusal(f"%{m.x.name} has the symbolic length {length} along the summed axis", op)
         if length <= self.most:
             return None
@@ -124,9 +105,9 @@ class SplitInnerAxis(Rewrite):
 
 def _flattened(x: Var, most: int) -> Flat | None:
     """What a reshape flattens to the rows of `x`, which nothing else reads, and its first axis in a row."""
-    made = producer(x, "reshape")
-    old, new = (static_shape(made.x), static_shape(x)) if made is not None else (None, None)
-    if made is None or old is None or new is None or len(consumers(x)) > 1 or is_output(x):
+    made = an.producer(x, "reshape")
+    old, new = (an.static_shape(made.x), an.static_shape(x)) if made is not None else (None, None)
+    if made is None or old is None or new is None or len(an.consumers(x)) > 1 or an.is_output(x):
         return None
     axis = next((a for a in range(len(old)) if math.prod(old[a:]) == new[-1] and old[a] > 1), None)
     if axis is None or math.prod(old[:axis]) != math.prod(new[:-1]) or new[-1] // old[axis] > most:
@@ -149,11 +130,11 @@ def _rows(mb: Builder, x: Var, flat: Flat, edges: Sequence[int]) -> list[Var]:
 
 def _parts(mb: Builder, v: Var, axis: int, edges: Sequence[int]) -> list[Var]:
     """The parts of an axis; those of a constant are constants."""
-    if not is_stored(v):
+    if not an.is_stored(v):
         sizes = [b - a for a, b in pairwise(edges)]
         return list(mb.split(x=v, split_sizes=sizes, axis=axis, name=f"{v.name}_part"))
-    cut = pieces(v.shape, axis, edges)
-    return [edit_weight(mb, v, edit, f"{v.name}_part") for edit in cut]
+    cut = an.pieces(v.shape, axis, edges)
+    return [an.edit_weight(mb, v, edit, f"{v.name}_part") for edit in cut]
 
 
 def example() -> Program:

@@ -37,16 +37,8 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Operation, Program, Var, constant, mb, producer, static_shape
-from anesurgery.placement.target import Target
-from anesurgery.regions.axis_phases import unfolded
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import ints, number
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
 
 LARGEST = 1 << 24
 """Most numbers of the new weight."""
@@ -91,7 +83,7 @@ class _Phases:
         """Zeros before and after the input; what is cut off where negative."""
         return self.first, self.rows - self.place(0)[0] - self.length
 
-    def weight(self, old: Array) -> Array:
+    def weight(self, old: an.Array) -> an.Array:
         """The taps of the last axis to [phases, taps], in front of the axes after the channels and last."""
         new = np.zeros((*old.shape[:-1], self.stride, self.width), old.dtype)
         for tap in range(self.taps):
@@ -105,14 +97,14 @@ class SubpixelConvolution(Rewrite):
     """conv_transpose becomes conv and pixel_shuffle, or reshapes and a transpose."""
 
     name: ClassVar[str] = "subpixel_convolution"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False
     """Taps that were not there multiply by 0 what may be infinite."""
     longer_than: int = 0
     """Only where the result is longer than this on an axis, and the input is not."""
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Where only the result is longer than the target takes."""
         return (cls(longer_than=int(target.least("axis")[0])),)
 
@@ -122,12 +114,12 @@ class SubpixelConvolution(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Stored numbers over known lengths."""
-        op, shape = m.root, static_shape(m.weight)
-        if static_shape(m.x) is None or shape is None:
+        op, shape = m.root, an.static_shape(m.weight)
+        if an.static_shape(m.x) is None or shape is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
         if len(shape) > 4:
             return Refusal("it has three spatial axes", op)
-        if producer(m.weight, "const") is None:
+        if an.producer(m.weight, "const") is None:
             made_by = "an input" if m.weight.op is None else m.weight.op.op_type
             return Refusal(f"its weight is made by {made_by}", op)
         phases = _phases(op)
@@ -144,13 +136,13 @@ class SubpixelConvolution(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The convolution, and its channels as neighbours."""
         op, phases = m.root, m.phases
-        groups = int(number(op.inputs.get("groups")) or 1)
-        old = np.asarray(constant(m.weight))
+        groups = int(an.number(op.inputs.get("groups")) or 1)
+        old = np.asarray(an.constant(m.weight))
         key = (m.weight, "subpixel", str(phases), groups)
         given: dict[str, Any] = {
             "weight": mb.shared(key, lambda: _weight(old, phases, groups), f"{m.weight.name}_subpixel")
         }
-        bias = constant(op.inputs.get("bias"))
+        bias = an.constant(op.inputs.get("bias"))
         if bias is not None:
             given["bias"] = np.repeat(np.asarray(bias), math.prod(p.stride for p in phases))
         pads = [n for p in phases for n in p.around]
@@ -160,11 +152,11 @@ class SubpixelConvolution(Rewrite):
         return _neighbours(mb, made, phases)
 
 
-def _phases(op: Operation) -> list[_Phases]:
+def _phases(op: an.Operation) -> list[_Phases]:
     """Each spatial axis."""
-    spatial, kind = op.x.rank - 2, str(constant(op.inputs.get("pad_type")) or "valid")
-    strides, dilations = (ints(op, n) or [1] * spatial for n in ("strides", "dilations"))
-    pads = (ints(op, "pad") if kind == "custom" else []) or [0] * 2 * spatial
+    spatial, kind = op.x.rank - 2, str(an.constant(op.inputs.get("pad_type")) or "valid")
+    strides, dilations = (an.ints(op, n) or [1] * spatial for n in ("strides", "dilations"))
+    pads = (an.ints(op, "pad") if kind == "custom" else []) or [0] * 2 * spatial
     found = []
     for i in range(spatial):
         taps, length, made = (int(v.shape[2 + i]) for v in (op.weight, op.x, op.outputs[0]))
@@ -174,7 +166,7 @@ def _phases(op: Operation) -> list[_Phases]:
     return found
 
 
-def _weight(old: Array, phases: list[_Phases], groups: int) -> Array:
+def _weight(old: an.Array, phases: list[_Phases], groups: int) -> an.Array:
     """[in, out / groups, taps...] as [out * phases, in / groups, new taps...]."""
     inputs, outputs, *_ = old.shape
     new = old.reshape(groups, inputs // groups, outputs, *old.shape[2:])
@@ -203,7 +195,7 @@ def _neighbours(mb: Builder, x: Var, phases: list[_Phases]) -> Var:
         size = [int(d) for d in x.shape[:2]] + [p.made for p in phases]
         return x if size == list(x.shape) else mb.slice_by_size(x=x, begin=[0] * 4, size=size)
     for p in reversed(phases):
-        x = unfolded(mb, x, p.axis, p.stride, p.made)
+        x = an.axis_phases.unfolded(mb, x, p.axis, p.stride, p.made)
     return x
 
 

@@ -31,12 +31,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.mil import Program, Var, constant, mb
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.reading import number
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -51,9 +47,9 @@ class ThresholdToMaximum(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Its constant is a number."""
-        least = number(m.alpha)
+        least = an.number(m.alpha)
         if least is None or math.isnan(least):
-            return Refusal(f"alpha is {constant(m.alpha)}", m.root)
+            return Refusal(f"alpha is {an.constant(m.alpha)}", m.root)
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

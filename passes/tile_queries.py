@@ -47,17 +47,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Operation, Program, Var, constant, mb, static_shape
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb
 from anesurgery.passes.channels_first import ChannelsFirst
-from anesurgery.placement.target import Target
-from anesurgery.regions.channel_steps import given, shape_of
-from anesurgery.regions.heads import Core, core_of, queries_of
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
 
 
 @dataclass(frozen=True)
@@ -66,17 +58,17 @@ class TileQueries(Rewrite):
 
     name: ClassVar[str] = "tile_queries"
     follows: ClassVar[tuple[str, ...]] = ("split_heads",)
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     shares_inner: ClassVar[bool] = True
     block: int = 512
     """Most queries of a block."""
 
     def __post_init__(self) -> None:
         if self.block < 1:
-            raise PassError(f"{self.name}: block={self.block}; it must be at least 1")
+            raise an.PassError(f"{self.name}: block={self.block}; it must be at least 1")
 
     @classmethod
-    def variants(cls, target: Target) -> tuple[Pass, ...]:
+    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Where channels go first."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
@@ -86,26 +78,26 @@ class TileQueries(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is it the end of an attention with more queries than a block has?"""
-        core = core_of(m.root)
-        if not isinstance(core, Core):
+        core = an.heads.core_of(m.root)
+        if not isinstance(core, an.heads.Core):
             return core
-        scores = static_shape(core.softmax.outputs[0])
+        scores = an.static_shape(core.softmax.outputs[0])
         if scores is None:
             return Refusal(f"%{core.softmax.x.name} has a dynamic shape", m.root)
-        found = queries_of(core)
+        found = an.heads.queries_of(core)
         if isinstance(found, Refusal):
             return found
         if scores[found.scores] <= self.block:
             return None
         others = [v for op, carried in core.between for v in core.others(op, carried).values()]
-        if (unknown := next((v for v in others if static_shape(v) is None), None)) is not None:
+        if (unknown := next((v for v in others if an.static_shape(v) is None), None)) is not None:
             return Refusal(f"%{unknown.name} has a dynamic shape", m.root)
         return m.bind(ops=tuple(core.ops), core=core, queries=found)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The blocks, and their concat."""
         core, at = m.core, m.queries
-        total = shape_of(core.softmax.outputs[0])[at.scores]
+        total = an.channel_steps.shape_of(core.softmax.outputs[0])[at.scores]
         sizes = [min(self.block, total - start) for start in range(0, total, self.block)]
         queries = mb.split(x=at.var, split_sizes=sizes, axis=at.axis, name=f"{at.var.name}_block")
         rank = core.softmax.x.rank
@@ -125,23 +117,25 @@ class TileQueries(Rewrite):
         return joined
 
 
-def _second(op: Operation, name: str, var: Var) -> dict[str, Any]:
+def _second(op: an.Operation, name: str, var: Var) -> dict[str, Any]:
     """A changed operand of a product: a named one of a matmul, the second one of an einsum."""
     return {"values": (op.values[0], var)} if op.op_type == "einsum" else {name: var}
 
 
-def _again(mb: Builder, op: Operation, **changed: Any) -> Var:
+def _again(mb: Builder, op: an.Operation, **changed: Any) -> Var:
     """An op on other operands."""
-    made: Var = getattr(mb, op.op_type)(**{**given(op), **changed}, name=f"{op.outputs[0].name}_block")
+    made: Var = getattr(mb, op.op_type)(
+        **{**an.channel_steps.given(op), **changed}, name=f"{op.outputs[0].name}_block"
+    )
     return made
 
 
 def _parts(mb: Builder, var: Var, axis: int, sizes: list[int]) -> list[Var]:
     """For each block what it reads of a mask: all of it where it is the same for all queries."""
-    shape = shape_of(var)
+    shape = an.channel_steps.shape_of(var)
     if len(shape) < -axis or shape[axis] == 1:
         return [var] * len(sizes)
-    value = constant(var)
+    value = an.constant(var)
     if value is None:
         return list(mb.split(x=var, split_sizes=sizes, axis=len(shape) + axis))
     pieces = np.split(np.asarray(value), np.cumsum(sizes)[:-1], axis=axis)

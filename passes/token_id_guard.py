@@ -43,28 +43,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.token_ids import before_casts, never_negative
-from anesurgery.mil import (
-    Array,
-    Program,
-    Var,
-    constant,
-    consumers,
-    is_constant,
-    is_output,
-    mb,
-    np_dtype,
-    producer,
-    static_shape,
-    types,
-)
-from anesurgery.ops import MOVING
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.pattern import op as op_pattern
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.session import Session
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 
 Range = tuple[int, int]
 
@@ -85,27 +65,34 @@ class TokenIdGuard(Rewrite):
         for name, given in (self.assume or {}).items():
             low, high = given
             if low > high:
-                raise PassError(f"{self.name}: the range of {name} ends at {high}, before it begins at {low}")
+                raise an.PassError(
+                    f"{self.name}: the range of {name} ends at {high}, before it begins at {low}"
+                )
 
     def pattern(self, op: Ops) -> OpPattern:
         """A guard: the condition and both sides come from the same ids."""
-        test = op_pattern.greater_equal(x=var("ids"), y=var("zero"))
+        test = an.op.greater_equal(x=var("ids"), y=var("zero"))
         return op.select(cond=test, a=var("kept"), b=op.add(x=var("added_to"), y=var("rows"), commutes=True))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Are the ids known to be 0 or more?"""
-        rows = constant(m.rows)
-        if np_dtype(m.kept).kind not in "iu" or not is_constant(m.zero, 0) or rows is None or np.ndim(rows):
+        rows = an.constant(m.rows)
+        if (
+            an.np_dtype(m.kept).kind not in "iu"
+            or not an.is_constant(m.zero, 0)
+            or rows is None
+            or np.ndim(rows)
+        ):
             return None
         count = int(rows)
-        ids = {before_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}
+        ids = {an.token_ids.before_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}
         if len(ids) != 1:
             return None
         source = _source(ids.pop())
         known = (self.assume or {}).get(source.name) if source.op is None else None
         if known is not None and known[0] < 0:
             return Refusal(f"%{source.name} is assumed to be as low as {known[0]}", m.root)
-        if known is not None or never_negative(m.ids):
+        if known is not None or an.token_ids.never_negative(m.ids):
             return m.bind(source=source, range=known or (0, count - 1))
         if _only_looks_up(m.root.outputs[0], count):
             promised = self.nonnegative and source.op is None
@@ -113,28 +100,28 @@ class TokenIdGuard(Rewrite):
         hint = f'say assume={{"{source.name}": (0, {count - 1})}} if it never is' if source.op is None else ""
         return Refusal(f"%{source.name} may be negative; {hint}".removesuffix("; "), m.root)
 
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Ids of the range that is known, or those that the table has."""
-        if np_dtype(var).kind not in "iu":
+        if an.np_dtype(var).kind not in "iu":
             return None
         low, high = m.range
-        return rng.integers(low, high + 1, static_shape(var) or ()).astype(np_dtype(var))
+        return rng.integers(low, high + 1, an.static_shape(var) or ()).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The ids themselves, or their remainder."""
         low, high = m.range
-        ids = before_casts(m.kept, low, high + 1)
-        if np_dtype(ids) != np_dtype(m.root.outputs[0]):
+        ids = an.token_ids.before_casts(m.kept, low, high + 1)
+        if an.np_dtype(ids) != an.np_dtype(m.root.outputs[0]):
             ids = m.kept
-        kept: Var = ids if low >= 0 else mb.mod(x=ids, y=constant(m.rows))
+        kept: Var = ids if low >= 0 else mb.mod(x=ids, y=an.constant(m.rows))
         return kept
 
-    def run(self, program: Program, session: Session) -> None:
+    def run(self, program: Program, session: an.Session) -> None:
         """Apply it with what the surgery assumes."""
         assume = {**session.assume, **(self.assume or {})}
         known = {name for function in program.functions.values() for name in function.inputs}
         if strangers := sorted(set(assume) - known):
-            raise PassError(
+            raise an.PassError(
                 f"{self.name}: the model has no input {strangers[0]!r}; it has {', '.join(sorted(known))}"
             )
         edits = len(session.changes)
@@ -147,28 +134,28 @@ class TokenIdGuard(Rewrite):
 
 def _source(ids: Var) -> Var:
     """Where ids come from, before moves and casts, those of float ids included: none changes a sign."""
-    while (op := producer(ids, "cast", *MOVING)) is not None and np_dtype(op.x).kind in "iuf":
+    while (op := an.producer(ids, "cast", *an.ops.MOVING)) is not None and an.np_dtype(op.x).kind in "iuf":
         ids = op.x
     return ids
 
 
 def _only_looks_up(ids: Var, rows: int) -> bool:
     """Are the ids read by nothing but lookups of that many rows?"""
-    if is_output(ids):
+    if an.is_output(ids):
         return False
-    for op in consumers(ids):
-        if op.op_type == "cast" and np_dtype(op.outputs[0]).kind in "iu":
+    for op in an.consumers(ids):
+        if op.op_type == "cast" and an.np_dtype(op.outputs[0]).kind in "iu":
             if not _only_looks_up(op.outputs[0], rows):
                 return False
-        elif op.op_type != "gather" or op.x is ids or op.x.shape[int(constant(op.axis))] != rows:
+        elif op.op_type != "gather" or op.x is ids or op.x.shape[int(an.constant(op.axis))] != rows:
             return False
-    return bool(consumers(ids))
+    return bool(an.consumers(ids))
 
 
 def example() -> Program:
     """Guarded ids that cannot be negative, and what reads them."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)])
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.int32)])
     def program(x: Var) -> Var:
         ids = mb.maximum(x=x, y=np.int32(0), name="ids")
         inside = mb.greater_equal(x=ids, y=np.int32(0), name="inside")

@@ -58,16 +58,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Operation, Program, Var, constant, consumers, mb, reads, types
-from anesurgery.ops import CONTROL, LISTS, names
-from anesurgery.regions.inlining import Inliner
-from anesurgery.regions.list_elements import Element, elements, length
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
-READERS = names("list_read list_gather list_length")
+READERS = an.ops.names("list_read list_gather list_length")
 
 
 @dataclass(frozen=True)
@@ -85,19 +79,23 @@ class UnrollLoop(Rewrite):
     def __post_init__(self) -> None:
         for name in ("max_rounds", "most_ops"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise PassError(f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer")
+                raise an.PassError(
+                    f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer"
+                )
 
     def pattern(self, op: Ops) -> OpPattern:
         """Control flow, and what reads lists."""
-        return op.any(*sorted(CONTROL | READERS))()
+        return op.any(*sorted(an.ops.CONTROL | READERS))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Known rounds; elements that were written at known places."""
         op = m.root
         if op.op_type in READERS:
-            found = length(op.ls) if op.op_type == "list_length" else elements(op)
+            found = (
+                an.list_elements.length(op.ls) if op.op_type == "list_length" else an.list_elements.elements(op)
+            )
             return found if isinstance(found, Refusal) else m.bind(elements=found)
-        Inliner(None, self.max_rounds, self.most_ops).control(op)
+        an.inlining.Inliner(None, self.max_rounds, self.most_ops).control(op)
         return m.bind(ops=(op, *_list_makers(op)))
 
     def rewrite(self, mb: Builder, m: Match) -> Any:
@@ -107,11 +105,11 @@ class UnrollLoop(Rewrite):
             return mb.const(val=np.int32(m.elements))
         if op.op_type in READERS:
             return _gathered(mb, m.elements, op.op_type == "list_gather")
-        inliner = Inliner(mb, self.max_rounds, self.most_ops)
+        inliner = an.inlining.Inliner(mb, self.max_rounds, self.most_ops)
         values = [inliner.read(v) for v in inliner.control(op)]
         pairs: dict[Var, Var] = {}
         for old, new in zip(op.outputs, values, strict=True):
-            if types.is_list(old.sym_type):
+            if an.types.is_list(old.sym_type):
                 pairs |= {r.outputs[0]: _again(mb, r, new) for r in _readers(old)}
             pairs[old] = _value(mb, new)
         return pairs
@@ -123,38 +121,38 @@ def _value(mb: Builder, found: Any) -> Var:
     return made
 
 
-def _readers(ls: Var) -> list[Operation]:
+def _readers(ls: Var) -> list[an.Operation]:
     """What reads known elements of a list, in its own block."""
     block = ls.op.enclosing_block if ls.op is not None else None
     return [
         r
-        for r in consumers(ls)
+        for r in an.consumers(ls)
         if r.op_type in READERS
         and r.enclosing_block is block
-        and all(constant(v) is not None for n, v in r.inputs.items() if n != "ls" and v is not None)
+        and all(an.constant(v) is not None for n, v in r.inputs.items() if n != "ls" and v is not None)
     ]
 
 
-def _again(mb: Builder, reader: Operation, ls: Var) -> Var:
+def _again(mb: Builder, reader: an.Operation, ls: Var) -> Var:
     """The same read of another list."""
     rest = {k: v for k, v in reader.inputs.items() if k != "ls" and v is not None}
     made: Var = getattr(mb, reader.op_type)(ls=ls, **rest)
     return made
 
 
-def _list_makers(op: Operation) -> list[Operation]:
+def _list_makers(op: an.Operation) -> list[an.Operation]:
     """The ops that made the lists which a loop is given."""
-    found: dict[Operation, None] = {}
-    waiting = [v for v in reads(op) if types.is_list(v.sym_type)]
+    found: dict[an.Operation, None] = {}
+    waiting = [v for v in an.reads(op) if an.types.is_list(v.sym_type)]
     while waiting:
         maker = waiting.pop().op
-        if maker is not None and maker not in found and maker.op_type in LISTS:
+        if maker is not None and maker not in found and maker.op_type in an.ops.LISTS:
             found[maker] = None
-            waiting += [v for v in reads(maker) if types.is_list(v.sym_type)]
+            waiting += [v for v in an.reads(maker) if an.types.is_list(v.sym_type)]
     return list(found)
 
 
-def _gathered(mb: Builder, found: Sequence[Element], stacked: bool) -> Var:
+def _gathered(mb: Builder, found: Sequence[an.list_elements.Element], stacked: bool) -> Var:
     """The elements; stacked along a new first axis if more than one may be asked for."""
     if not stacked:
         return _row(mb, *found[0], squeezed=True)

@@ -39,13 +39,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Operation, Program, Var, constant, is_stored, mb, producer, static_shape
-from anesurgery.regions.recurrent_steps import ACTIVATIONS, STEPS, States, bias_outside
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 BACK = {"forward": ("",), "reverse": ("",), "bidirectional": ("", "_back")}
@@ -59,14 +54,14 @@ class UnrollRecurrent(Rewrite):
     """lstm, gru and rnn become one product for the inputs and one for each step."""
 
     name: ClassVar[str] = "unroll_recurrent"
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     tolerates_nonfinite: ClassVar[bool] = False  # a state of zeros is left out: 0 times NaN
     max_steps: int = 64
     """Longest sequence that is unrolled."""
 
     def __post_init__(self) -> None:
         if type(self.max_steps) is not int or self.max_steps < 1:
-            raise PassError(f"{self.name}: max_steps={self.max_steps!r}; it must be a positive integer")
+            raise an.PassError(f"{self.name}: max_steps={self.max_steps!r}; it must be a positive integer")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every recurrent op."""
@@ -75,7 +70,7 @@ class UnrollRecurrent(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """A known, short sequence, and constants that can be read."""
         op = m.root
-        shape = static_shape(op.x)
+        shape = an.static_shape(op.x)
         if shape is None:
             return Refusal(f"%{op.x.name} has the symbolic shape {tuple(op.x.shape)}", op)
         if shape[0] > self.max_steps or shape[0] < 1:
@@ -86,35 +81,37 @@ class UnrollRecurrent(Rewrite):
             if (
                 var is not None
                 and needed
-                and not (is_stored(var) if "weight" in name else producer(var, "const"))
+                and not (an.is_stored(var) if "weight" in name else an.producer(var, "const"))
             ):
                 made_by = "an input" if var.op is None else var.op.op_type
                 return Refusal(f"{name} is taken apart, but it is made by {made_by}", op)
         for name in ("recurrent_activation", "cell_activation", "activation"):
-            kind = constant(op.inputs.get(name))
-            if kind is not None and str(kind).lower() not in ACTIVATIONS:
+            kind = an.constant(op.inputs.get(name))
+            if kind is not None and str(kind).lower() not in an.recurrent_steps.ACTIVATIONS:
                 return Refusal(f"{name} {kind!r} is not known", op)
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> tuple[Var, ...]:
         """Each way through the sequence, side by side."""
-        op, ways = m.root, BACK[str(constant(m.root.direction) or "forward")]
+        op, ways = m.root, BACK[str(an.constant(m.root.direction) or "forward")]
         initial = [op.initial_h, *([op.initial_c] if op.op_type == "lstm" else [])]
         halves = [_parts(mb, state, len(ways)) for state in initial]
         walks = [_walk(mb, op, suffix, tuple(half[i] for half in halves)) for i, suffix in enumerate(ways)]
         lasts = [_joined(mb, [states[i] for _, states in walks]) for i in range(len(initial))]
-        if bool(constant(op.output_sequence)):
+        if bool(an.constant(op.output_sequence)):
             return _joined(mb, [_sequence(mb, made) for made, _ in walks]), *lasts
         return mb.expand_dims(x=lasts[0], axes=[0]), *lasts
 
 
-def _walk(mb: Builder, op: Operation, suffix: str, states: States) -> tuple[list[Var], States]:
+def _walk(
+    mb: Builder, op: an.Operation, suffix: str, states: an.recurrent_steps.States
+) -> tuple[list[Var], an.recurrent_steps.States]:
     """One way: the output of each step, in the order in which it is returned, and the last states."""
-    steps, back = int(op.x.shape[0]), suffix or constant(op.direction) == "reverse"
-    weight, bias = op.inputs[f"weight_ih{suffix}"], bias_outside(mb, op, suffix)
+    steps, back = int(op.x.shape[0]), suffix or an.constant(op.direction) == "reverse"
+    weight, bias = op.inputs[f"weight_ih{suffix}"], an.recurrent_steps.bias_outside(mb, op, suffix)
     added = {} if bias is None else {"bias": bias}
     inputs = _parts(mb, mb.linear(x=op.x, weight=weight, **added), steps, axis=0)
-    step = STEPS[op.op_type](mb, op, suffix)
+    step = an.recurrent_steps.STEPS[op.op_type](mb, op, suffix)
     made = []
     for row in reversed(inputs) if back else inputs:
         states = step(mb.squeeze(x=row, axes=[0]), states)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import FrameType
 
 import networkx
@@ -38,6 +39,7 @@ ROOMS = tuple(
         show
         recipes
         passes
+        authoring
         surgery
         testing
         network_editing
@@ -66,7 +68,7 @@ ROOMS = tuple(
 )
 """The rooms from the top of the house to its ground: a file imports from its own room or from those below."""
 
-ROOT_FILES = 13
+ROOT_FILES = 14
 """Ceiling of the Python files at the root of `anesurgery/`."""
 
 FUNCTION_LINES = 40
@@ -380,6 +382,51 @@ def test_a_pass_file_is_one_pass(path: Path) -> None:
     for word in ("Before::", "After::", "Refuses when", "Why it helps"):
         assert word in words, f"{name}: the docstring has no {word!r}"
     assert any(isinstance(n, ast.FunctionDef) and n.name == "example" for n in tree(path).body)
+
+
+ENGINE_PARTS = {
+    "add_cache": {"interpret.decoding", "splitting.plan"},
+    "apply_remedies": {"placement.evidence", "rewriting.order", "rewriting.search"},
+    "cache_as_io": {"interpret.predictor"},
+    "channel_scales": {"placement.memory"},
+    "clamp_values": {"checking.ranges"},
+    "fold_layer_constants": {"files.protobuf"},
+    "group_by_unit": {"placement.verdicts"},
+    "interface_fp16": {"files.interface", "files.protobuf"},
+    "interface_layout": {"rewriting.host"},
+    "io_as_cache": {"interpret.predictor"},
+    "legacy_embedding": {"files.protobuf"},
+    "pick_tokens": {"interpret.decoder_calls"},
+    "pointwise_convolution": {"placement.cost"},
+    "scale_ranges": {"checking.comparison", "checking.ranges", "files.protobuf"},
+    "sequence_layout": {"files.package", "placement.standing"},
+}
+"""Parts of the engine that single passes drive: whole runs of a model, the search of `auto`, chunks."""
+
+IMPORT_LINES = 8
+"""Ceiling of the lines of imports in the median pass: what a stranger copies before the first own line."""
+
+
+def beyond_the_authors_door(path: Path) -> set[str]:
+    """What a pass imports from the project past `anesurgery.authoring` and other passes."""
+    modules = {module for module, _ in imported(path) if module.startswith("anesurgery.")}
+    other = {m for m in modules if m != "anesurgery.authoring" and not m.startswith("anesurgery.passes")}
+    return {module.removeprefix("anesurgery.") for module in other}
+
+
+def test_passes_are_written_with_the_authors_words() -> None:
+    beyond = {path.stem: beyond_the_authors_door(path) for path in pass_files()}
+    assert {name: modules for name, modules in beyond.items() if modules} == ENGINE_PARTS
+
+
+def import_lines(path: Path) -> int:
+    """How many lines of a file are imports."""
+    statements = [node for node in ast.walk(tree(path)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return sum((node.end_lineno or 0) - node.lineno + 1 for node in statements)
+
+
+def test_a_pass_begins_soon() -> None:
+    assert median(import_lines(path) for path in pass_files()) <= IMPORT_LINES
 
 
 @pytest.mark.parametrize("name", registry.pass_names())

@@ -28,9 +28,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 
 @dataclass(frozen=True)
@@ -60,5 +59,8 @@ def _is_relu(node: Any) -> bool:
 
 def example() -> Any:
     """The smallest network on which the pass acts: the sketch above is its text."""
-    layers = [make_layer("activation", ["x"], ["r"], ReLU={}), make_layer("activation", ["r"], ["y"], ReLU={})]
-    return make_network({"x": (1, 2, 3, 3)}, layers, ["y"])
+    layers = [
+        an.make_layer("activation", ["x"], ["r"], ReLU={}),
+        an.make_layer("activation", ["r"], ["y"], ReLU={}),
+    ]
+    return an.make_network({"x": (1, 2, 3, 3)}, layers, ["y"])

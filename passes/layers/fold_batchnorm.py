@@ -37,15 +37,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array
-from anesurgery.network_editing import affine
-from anesurgery.network_editing.chains import sole_maker
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.network import Node
-from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 EPSILON = 1e-5
 """What stands for an epsilon of 0, by the definition of the format."""
@@ -63,7 +56,7 @@ class FoldBatchnorm(LayerRewrite):
     tolerates_nonfinite: ClassVar[bool] = False
     """A factor of 0 meets an infinity in another place."""
     kinds: ClassVar[frozenset[str]] = frozenset({"batchnorm"})
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
 
     def rewrite(self, site: Site) -> Refusal | None:
         """New weights and bias in a copy of the layer before."""
@@ -85,26 +78,26 @@ class FoldBatchnorm(LayerRewrite):
         return None
 
 
-def _weights(site: Site, before: Node | None) -> affine.Affine | Refusal:
+def _weights(site: Site, before: an.Node | None) -> an.affine.Affine | Refusal:
     """Those of the layer before, if they may change."""
-    if before is None or before.kind not in affine.KINDS:
+    if before is None or before.kind not in an.affine.KINDS:
         found = "an input" if before is None else f"a layer {before.kind}"
         return Refusal(f"it comes after {found}, no convolution or inner product")
-    if sole_maker(site.network, site.node) is None:
+    if an.chains.sole_maker(site.network, site.node) is None:
         return Refusal(f"what the {before.kind} makes is read elsewhere too")
     if before.kind == "innerProduct" and len(site.shape(site.inputs[0])) <= CHANNELS:
         return Refusal("the channels of the inner product are the last axis, its own are axis -3")
-    old = affine.read(before)
-    if isinstance(old, affine.Affine) and old.dtype != affine.STORED["floatValue"]:
+    old = an.affine.read(before)
+    if isinstance(old, an.affine.Affine) and old.dtype != an.affine.STORED["floatValue"]:
         return Refusal(f"the weights of the {before.kind} are of fp16; new ones would be rounded")
     return old
 
 
-def _by_channel(site: Site) -> tuple[Array, Array] | Refusal:
+def _by_channel(site: Site) -> tuple[an.Array, an.Array] | Refusal:
     """What the channels are multiplied by, and what is added, in fp64."""
     params = site.params
     gamma, beta, mean, variance = (
-        spec.weights(getattr(params, n), [int(params.channels)], n).astype(np.float64)
+        an.spec.weights(getattr(params, n), [int(params.channels)], n).astype(np.float64)
         for n in ("gamma", "beta", "mean", "variance")
     )
     below = variance + float(params.epsilon or np.float32(EPSILON))
@@ -117,10 +110,10 @@ def _by_channel(site: Site) -> tuple[Array, Array] | Refusal:
 def example() -> Any:
     """An inner product of two channels and the normalization of what it gives."""
     numbers = {"gamma": 4, "beta": 1, "mean": 5, "variance": 3.75}
-    each: dict[str, Any] = {name: weights(np.array([value])) for name, value in numbers.items()}
-    product: dict[str, Any] = {"inputChannels": 2, "outputChannels": 1, "weights": weights(np.array([3, 4]))}
+    each: dict[str, Any] = {name: an.weights(np.array([value])) for name, value in numbers.items()}
+    product: dict[str, Any] = {"inputChannels": 2, "outputChannels": 1, "weights": an.weights(np.array([3, 4]))}
     layers = [
-        make_layer("innerProduct", ["x"], ["a"], **product),
-        make_layer("batchnorm", ["a"], ["y"], channels=1, epsilon=0.25, **each),
+        an.make_layer("innerProduct", ["x"], ["a"], **product),
+        an.make_layer("batchnorm", ["a"], ["y"], channels=1, epsilon=0.25, **each),
     ]
-    return make_network({"x": (1, 2, 1, 1)}, layers, ["y"])
+    return an.make_network({"x": (1, 2, 1, 1)}, layers, ["y"])

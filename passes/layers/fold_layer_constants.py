@@ -45,14 +45,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from anesurgery.checking.adversarial import Drawing
-from anesurgery.errors import Refusal
-from anesurgery.facts.ops_between import slice_back
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 from anesurgery.files.protobuf import proto
-from anesurgery.mil import Array, operands
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 NEUTRAL = {
     "multiply": (1, True),
@@ -73,16 +68,16 @@ _LAYERS = proto.NeuralNetwork_pb2.NeuralNetworkLayer.DESCRIPTOR.oneofs_by_name["
 AXES, LEADING = 5, 2
 """Most axes of a constant; those in front of channel, height and width."""
 
-Numbers = list[tuple[Array, int]]
+Numbers = list[tuple[an.Array, int]]
 """What a layer of one input multiplies by or adds, and the number with which that changes nothing."""
 
 
-def _stored(params: Any, shape: Any) -> Array:
+def _stored(params: Any, shape: Any) -> an.Array:
     count = int(np.prod(list(shape) or [1]))
-    return spec.weights(params, [count], "the constant")
+    return an.spec.weights(params, [count], "the constant")
 
 
-def _edges(amounts: Any) -> Array:
+def _edges(amounts: Any) -> an.Array:
     found = [n for e in amounts.borderAmounts for n in (e.startEdgeSize, e.endEdgeSize)]
     return np.array(found or [0], np.float64)
 
@@ -141,7 +136,7 @@ class FoldLayerConstants(LayerRewrite):
             return _skip_constant(site)
         return None
 
-    def _fold(self, site: Site, value: Array) -> Refusal | None:
+    def _fold(self, site: Site, value: an.Array) -> Refusal | None:
         out = site.outputs[0]
         known = [c.size for blob in site.inputs if (c := site.constant(blob)) is not None]
         if value.size > max(self.limit, *known, 0):
@@ -150,31 +145,29 @@ class FoldLayerConstants(LayerRewrite):
             )
         if not 1 <= value.ndim <= AXES or value.dtype.kind not in "biuf":
             return Refusal(f"its value has {value.ndim} axes, a stored constant has 1 to {AXES}")
-        legacy = spec.is_legacy(site.network.message)
+        legacy = an.spec.is_legacy(site.network.message)
         if legacy and (value.ndim != AXES or value.shape[:LEADING] != (1, 1)):
             return Refusal(f"its value has the shape {value.shape}, not (1, 1, C, H, W)")
         shape = value.shape[LEADING:] if legacy else value.shape
-        data = weights(_computed(site))
+        data = an.weights(_computed(site))
         site.emit("loadConstant" if legacy else "loadConstantND", [], [out], shape=shape, data=data)
         return None
 
 
-def _computed(site: Site) -> Array:
+def _computed(site: Site) -> an.Array:
     """The value of the one output as the interpreter computes it, whose rounding the proof compares."""
     import torch
-
-    from anesurgery.interpret import evaluate
 
     env = site.network.blobs.ctx.env
     var = env[site.outputs[0]]
     # A value that is known may depend on the shape of one that is not.
     unknown = {v for v in env.values() if v.val is None}
-    ops = slice_back([var], unknown)
-    read = {v for op in ops for _, v in operands(op) if v in unknown}
+    ops = an.ops_between.slice_back([var], unknown)
+    read = {v for op in ops for _, v in an.operands(op) if v in unknown}
     rng = np.random.default_rng(0)
-    drawing = Drawing(lambda *_: None)
+    drawing = an.adversarial.Drawing(lambda *_: None)
     bindings = {v: torch.from_numpy(drawing.draw(v, "normal", rng)) for v in read}
-    return evaluate(ops, bindings, [var])[0].numpy()
+    return an.interpret.evaluate(ops, bindings, [var])[0].numpy()
 
 
 def _skip_alone(site: Site) -> Refusal | None:
@@ -220,11 +213,11 @@ def example() -> Any:
     """A product with ones, and a sum with a constant that takes its shape by and by."""
     pair, ones = np.array([1, 2]), np.ones(2)
     layers = [
-        make_layer("loadConstantND", [], ["ones"], shape=[2, 1, 1], data=weights(ones)),
-        make_layer("multiplyBroadcastable", ["x", "ones"], ["same"]),
-        make_layer("loadConstantND", [], ["a"], shape=[2], data=weights(pair)),
-        make_layer("expandDims", ["a"], ["b"], axes=[1]),
-        make_layer("expandDims", ["b"], ["c"], axes=[2]),
-        make_layer("addBroadcastable", ["same", "c"], ["y"]),
+        an.make_layer("loadConstantND", [], ["ones"], shape=[2, 1, 1], data=an.weights(ones)),
+        an.make_layer("multiplyBroadcastable", ["x", "ones"], ["same"]),
+        an.make_layer("loadConstantND", [], ["a"], shape=[2], data=an.weights(pair)),
+        an.make_layer("expandDims", ["a"], ["b"], axes=[1]),
+        an.make_layer("expandDims", ["b"], ["c"], axes=[2]),
+        an.make_layer("addBroadcastable", ["same", "c"], ["y"]),
     ]
-    return make_network({"x": (1, 2, 4, 4)}, layers, ["y"])
+    return an.make_network({"x": (1, 2, 4, 4)}, layers, ["y"])

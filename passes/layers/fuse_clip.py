@@ -47,13 +47,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.lengths import drawn_shape
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Var
-from anesurgery.network_editing.chains import chain_to
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.network import Node
-from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site, Var
 
 THRESHOLD = 7
 """`type` of a `unary` layer that gives max(alpha, x)."""
@@ -98,7 +93,7 @@ LINKS: dict[str, Callable[[Any], _Bounds | None]] = {
 """Layer type -> its bounds, None where it does something else."""
 
 
-def _bounds(node: Node) -> _Bounds | None:
+def _bounds(node: an.Node) -> _Bounds | None:
     found = LINKS[node.kind](node.params) if node.kind in LINKS else None
     return found if found is not None and found.low <= found.high else None  # false of NaN
 
@@ -116,7 +111,7 @@ class FuseClip(LayerRewrite):
         """The whole row, looked at from its last layer; it must be longer than what comes."""
         if _goes_on(site):
             return None
-        links = chain_to(site.network, site.node, _bounds)
+        links = an.chains.chain_to(site.network, site.node, _bounds)
         made = _Bounds()
         for _, bounds in links:
             made = made.then(bounds)
@@ -125,12 +120,12 @@ class FuseClip(LayerRewrite):
             _emit(site, links[0][0].inputs[0], new)
         return None
 
-    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Numbers around each bound of the old layers, and the bounds themselves."""
-        links = chain_to(site.network, site.node, _bounds)
+        links = an.chains.chain_to(site.network, site.node, _bounds)
         ends = {abs(v) for _, b in links for v in (b.low, b.high) if abs(v) < -LEAST}
         centers = np.array(sorted(ends | {0.0}))
-        shape = drawn_shape(var)
+        shape = an.drawn_shape(var)
         near = rng.choice(centers, shape) * rng.choice([-1, 1], shape)
         return (near + rng.standard_normal(shape) * rng.integers(0, 2, shape)).astype(np.float32)
 
@@ -141,7 +136,7 @@ def _goes_on(site: Site) -> bool:
     readers = network.readers(site.outputs[0]) if len(site.outputs) == 1 else []
     if len(readers) != 1 or not all(map(network.plain, readers[0].outputs)):
         return False
-    links = chain_to(network, readers[0], _bounds)
+    links = an.chains.chain_to(network, readers[0], _bounds)
     return any(node is site.node for node, _ in links)
 
 
@@ -185,9 +180,9 @@ def _emit(site: Site, x: str, new: Sequence[_Layer]) -> None:
 def example() -> Any:
     """ReLU6 as a converter of specification 1 wrote it."""
     layers = [
-        make_layer("activation", ["x"], ["above"], ReLU={}),
-        make_layer("activation", ["above"], ["minus"], linear={"alpha": -1.0}),
-        make_layer("unary", ["minus"], ["bound"], type="THRESHOLD", alpha=-6.0),
-        make_layer("activation", ["bound"], ["y"], linear={"alpha": -1.0}),
+        an.make_layer("activation", ["x"], ["above"], ReLU={}),
+        an.make_layer("activation", ["above"], ["minus"], linear={"alpha": -1.0}),
+        an.make_layer("unary", ["minus"], ["bound"], type="THRESHOLD", alpha=-6.0),
+        an.make_layer("activation", ["bound"], ["y"], linear={"alpha": -1.0}),
     ]
-    return make_network({"x": (2, 4, 4)}, layers, ["y"], rank5=True)
+    return an.make_network({"x": (2, 4, 4)}, layers, ["y"], rank5=True)

@@ -44,12 +44,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing import affine
-from anesurgery.network_editing.chains import sole_maker
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.network import Node
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 MODEST = 64
 """Powers of two up to this one, or down to one over it, keep ordinary numbers in the range of fp32."""
@@ -83,7 +79,7 @@ LINES: dict[str, Callable[[Any], _Line | None]] = {
 """Layer type of one input -> what it computes."""
 
 
-def _line(node: Node | None) -> _Line | None:
+def _line(node: an.Node | None) -> _Line | None:
     if node is None or len(node.inputs) != 1 or node.kind not in LINES:
         return None
     return LINES[node.kind](node.params)
@@ -96,19 +92,19 @@ class FuseLinear(LayerRewrite):
     name: ClassVar[str] = "fuse_linear"
     tolerates_nonfinite: ClassVar[bool] = False
     """Factors that are taken together do not overflow or vanish in between."""
-    kinds: ClassVar[frozenset[str]] = frozenset(LINES) | affine.KINDS
+    kinds: ClassVar[frozenset[str]] = frozenset(LINES) | an.affine.KINDS
 
     def rewrite(self, site: Site) -> Refusal | None:
         """A linear layer with what is before it; weights with a linear layer before them."""
-        node, before = site.node, sole_maker(site.network, site.node)
+        node, before = site.node, an.chains.sole_maker(site.network, site.node)
         if before is None:
             return None
         own, first = _line(node), _line(before)
         if own is not None and first is not None:
             return _join(site, before.inputs[0], first, own)
-        if own is not None and before.kind in affine.KINDS:
+        if own is not None and before.kind in an.affine.KINDS:
             return _scale(site, before, before, own)
-        if first is not None and node.kind in affine.KINDS and len(node.inputs) == 1:
+        if first is not None and node.kind in an.affine.KINDS and len(node.inputs) == 1:
             return _scale(site, node, before, first)
         return None
 
@@ -125,16 +121,16 @@ def _join(site: Site, x: str, first: _Line, last: _Line) -> Refusal | None:
     return None
 
 
-def _scale(site: Site, weighted: Node, first: Node, line: _Line) -> Refusal | None:
+def _scale(site: Site, weighted: an.Node, first: an.Node, line: _Line) -> Refusal | None:
     """Put a factor into weights, and into the bias if they come before it."""
     if not line.only_scales:
         return Refusal(f"{line} beside a {weighted.kind} would round its weights otherwise")
-    old = affine.read(weighted)
+    old = an.affine.read(weighted)
     if isinstance(old, Refusal):
         return old
     new = old.times(np.array(line.alpha))
     if first is not weighted:
-        new = affine.Affine(new.weights, old.bias, old.dtype)
+        new = an.affine.Affine(new.weights, old.bias, old.dtype)
     message = site.copy(weighted, first.inputs, site.outputs)
     if not new.write(getattr(message, weighted.kind)):
         return Refusal(f"{line.alpha:g} times the weights of the {weighted.kind} would be rounded")
@@ -156,10 +152,10 @@ def example() -> Any:
     """A sum and a product, and a sign before weights."""
     product: dict[str, Any] = {"inputChannels": 2, "outputChannels": 1}
     layers = [
-        make_layer("add", ["x"], ["a"], alpha=3.0),
-        make_layer("multiply", ["a"], ["b"], alpha=-2.0),
-        make_layer("unary", ["b"], ["c"], type="ABS"),
-        make_layer("activation", ["c"], ["d"], linear={"alpha": -1.0}),
-        make_layer("innerProduct", ["d"], ["y"], **product, weights=weights(np.array([3, 4]))),
+        an.make_layer("add", ["x"], ["a"], alpha=3.0),
+        an.make_layer("multiply", ["a"], ["b"], alpha=-2.0),
+        an.make_layer("unary", ["b"], ["c"], type="ABS"),
+        an.make_layer("activation", ["c"], ["d"], linear={"alpha": -1.0}),
+        an.make_layer("innerProduct", ["d"], ["y"], **product, weights=an.weights(np.array([3, 4]))),
     ]
-    return make_network({"x": (1, 2, 1, 1)}, layers, ["y"])
+    return an.make_network({"x": (1, 2, 1, 1)}, layers, ["y"])

@@ -42,16 +42,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.two_sides import Constant, combine, plus, times, two_sides
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 FORMS = {
-    "addBroadcastable": ("add", plus),
-    "add": ("add", plus),
-    "multiplyBroadcastable": ("multiply", times),
-    "multiply": ("multiply", times),
+    "addBroadcastable": ("add", an.two_sides.plus),
+    "add": ("add", an.two_sides.plus),
+    "multiplyBroadcastable": ("multiply", an.two_sides.times),
+    "multiply": ("multiply", an.two_sides.times),
 }
 """Layer type -> the plain layer of two blobs, and what puts a constant there."""
 PLAIN, ND = frozenset({"add", "multiply"}), "loadConstantND"
@@ -69,13 +67,13 @@ class LegacyAddMultiply(LayerRewrite):
         """By a constant if one side is one, else between the two sides."""
         if site.node.kind in PLAIN and not any(site.network.maker(b, ND) for b in site.inputs):
             return None
-        sides, (plain, constant) = two_sides(site), FORMS[site.node.kind]
+        sides, (plain, constant) = an.two_sides.two_sides(site), FORMS[site.node.kind]
         if isinstance(sides, Refusal):
             return sides
-        if not isinstance(sides, Constant) and site.node.kind in PLAIN:
+        if not isinstance(sides, an.two_sides.Constant) and site.node.kind in PLAIN:
             return Refusal("both sides are constant")
-        if not isinstance(sides, Constant):
-            return combine(site, plain, *sides)
+        if not isinstance(sides, an.two_sides.Constant):
+            return an.two_sides.combine(site, plain, *sides)
         if isinstance(sides.form, Refusal):
             return sides.form
         constant(site, sides.x, sides.value, sides.form)
@@ -85,10 +83,10 @@ class LegacyAddMultiply(LayerRewrite):
 def example() -> Any:
     """A sum of two images, scaled by channel and shifted by one number."""
     layers = [
-        make_layer("loadConstantND", [], ["scale"], shape=[2, 1, 1], data=weights(np.array([2, 3]))),
-        make_layer("loadConstantND", [], ["half"], shape=[1], data=weights(np.array([0.5]))),
-        make_layer("addBroadcastable", ["x", "z"], ["sum"]),
-        make_layer("multiplyBroadcastable", ["sum", "scale"], ["scaled"]),
-        make_layer("addBroadcastable", ["half", "scaled"], ["y"]),
+        an.make_layer("loadConstantND", [], ["scale"], shape=[2, 1, 1], data=an.weights(np.array([2, 3]))),
+        an.make_layer("loadConstantND", [], ["half"], shape=[1], data=an.weights(np.array([0.5]))),
+        an.make_layer("addBroadcastable", ["x", "z"], ["sum"]),
+        an.make_layer("multiplyBroadcastable", ["sum", "scale"], ["scaled"]),
+        an.make_layer("addBroadcastable", ["half", "scaled"], ["y"]),
     ]
-    return make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])
+    return an.make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])

@@ -51,13 +51,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array
-from anesurgery.network_editing.broadcast_forms import SPATIAL, same_result
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.network import Network, Node
-from anesurgery.network_editing.two_sides import Constant, combine, two_sides
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 PLAIN = {"maxBroadcastable": "max", "minBroadcastable": "min"}
 """Layer type -> the plain layer of two blobs."""
@@ -76,27 +71,30 @@ class LegacyClip(LayerRewrite):
 
     def rewrite(self, site: Site) -> Refusal | None:
         """By a number if one side is one, else between the two sides."""
-        sides = two_sides(site)
+        sides = an.two_sides.two_sides(site)
         if isinstance(sides, Refusal):
             return sides
-        if isinstance(sides, Constant) and sides.number is not None:
+        if isinstance(sides, an.two_sides.Constant) and sides.number is not None:
             return _by_number(site, sides.x, sides.number)
-        if isinstance(sides, Constant) and (value := _with_batch(site, sides)) is not None:
-            data = weights(value)
+        if isinstance(sides, an.two_sides.Constant) and (value := _with_batch(site, sides)) is not None:
+            data = an.weights(value)
             constant = site.emit("loadConstantND", [], shape=value.shape, data=data)
             site.emit(PLAIN[site.node.kind], [sides.x, constant], site.outputs)
             return None
-        return combine(site, PLAIN[site.node.kind], *site.inputs)
+        return an.two_sides.combine(site, PLAIN[site.node.kind], *site.inputs)
 
 
-def _with_batch(site: Site, sides: Constant) -> Array | None:
+def _with_batch(site: Site, sides: an.two_sides.Constant) -> an.Array | None:
     """The constant with the axes and the batch of the other side; None if it has them, or it is no help."""
     shape, value = site.shape(sides.x), sides.value
     if None in shape or site.shape(site.outputs[0]) != shape:
         return None
     value = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
-    value = np.broadcast_to(value, (*site.sizes(sides.x)[:-SPATIAL], *value.shape[-SPATIAL:]))
-    if value.shape == sides.value.shape or not same_result(shape, value.shape, "max"):
+    value = np.broadcast_to(
+        value,
+        (*site.sizes(sides.x)[: -an.broadcast_forms.SPATIAL], *value.shape[-an.broadcast_forms.SPATIAL :]),
+    )
+    if value.shape == sides.value.shape or not an.broadcast_forms.same_result(shape, value.shape, "max"):
         return None
     return value
 
@@ -120,17 +118,17 @@ def _by_number(site: Site, x: str, number: float) -> Refusal | None:
     return None
 
 
-def _pair(network: Network, inner: Node, outer: Node) -> tuple[str, float, float] | None:
+def _pair(network: an.Network, inner: an.Node, outer: an.Node) -> tuple[str, float, float] | None:
     """The blob that two layers clip, and the bounds."""
     if {inner.kind, outer.kind} != set(PLAIN) or not network.only_reader(inner.outputs[0], outer):
         return None
-    found = {n.kind: two_sides(Site(network, n)) for n in (inner, outer)}
-    bounds = {k: s.number for k, s in found.items() if isinstance(s, Constant)}
+    found = {n.kind: an.two_sides.two_sides(Site(network, n)) for n in (inner, outer)}
+    bounds = {k: s.number for k, s in found.items() if isinstance(s, an.two_sides.Constant)}
     least, most = bounds.get("maxBroadcastable"), bounds.get("minBroadcastable")
     if least is None or most is None or not MOST_NEGATIVE < least < most < math.inf:
         return None
     sides = found[inner.kind]
-    return (sides.x, least, most) if isinstance(sides, Constant) else None
+    return (sides.x, least, most) if isinstance(sides, an.two_sides.Constant) else None
 
 
 def example() -> Any:
@@ -138,14 +136,14 @@ def example() -> Any:
     number = {"zero": 0, "six": 6}
     layers = [
         *(
-            make_layer("loadConstantND", [], [n], shape=[1], data=weights(np.array([v])))
+            an.make_layer("loadConstantND", [], [n], shape=[1], data=an.weights(np.array([v])))
             for n, v in number.items()
         ),
-        make_layer("maxBroadcastable", ["x", "zero"], ["positive"]),
-        make_layer("minBroadcastable", ["positive", "six"], ["bounded"]),
-        make_layer("maxBroadcastable", ["bounded", "z"], ["larger"]),
-        make_layer("minBroadcastable", ["six", "larger"], ["a"]),
-        make_layer("maxBroadcastable", ["x", "six"], ["b"]),
-        make_layer("maxBroadcastable", ["x", "zero"], ["c"]),
+        an.make_layer("maxBroadcastable", ["x", "zero"], ["positive"]),
+        an.make_layer("minBroadcastable", ["positive", "six"], ["bounded"]),
+        an.make_layer("maxBroadcastable", ["bounded", "z"], ["larger"]),
+        an.make_layer("minBroadcastable", ["six", "larger"], ["a"]),
+        an.make_layer("maxBroadcastable", ["x", "six"], ["b"]),
+        an.make_layer("maxBroadcastable", ["x", "zero"], ["c"]),
     ]
-    return make_network({"x": (1, 2, 4, 4), "z": (1, 2, 1, 1)}, layers, ["a", "b", "c"])
+    return an.make_network({"x": (1, 2, 4, 4), "z": (1, 2, 1, 1)}, layers, ["a", "b", "c"])

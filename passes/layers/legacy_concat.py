@@ -41,13 +41,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.channels import CHANNELS, picking
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.spatial_axes import CHANNEL, HEIGHT, NAMES, SEQUENCE, WIDTH, border, from_end
-from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
-LEAST = {CHANNEL: 3, SEQUENCE: 5, HEIGHT: 2, WIDTH: 2}
+LEAST = {
+    an.spatial_axes.CHANNEL: 3,
+    an.spatial_axes.SEQUENCE: 5,
+    an.spatial_axes.HEIGHT: 2,
+    an.spatial_axes.WIDTH: 2,
+}
 """Axis -> how many axes Core ML's own check wants of the blobs."""
 IMAGE = 4
 """Axes that a convolution wants."""
@@ -67,7 +69,7 @@ class LegacyConcat(LayerRewrite):
     def rewrite(self, site: Site) -> Refusal | None:
         """By the axis."""
         rank = len(site.shape(site.outputs[0]))
-        axis = from_end(site.params.axis, rank)
+        axis = an.spatial_axes.from_end(site.params.axis, rank)
         if (unlike := _unlike(site, axis)) is not None:
             return unlike
         if axis not in LEAST:
@@ -77,26 +79,29 @@ class LegacyConcat(LayerRewrite):
             )
         if rank < LEAST[axis]:
             return Refusal(
-                f"it joins along the {NAMES[axis]} of {rank} axes; Core ML's own check wants {LEAST[axis]}"
+                f"it joins along the {an.spatial_axes.NAMES[axis]} of {rank} axes; "
+                f"Core ML's own check wants {LEAST[axis]}"
             )
         if site.params.interleave:
             return _interleaved(site, axis, rank)
-        if axis in (HEIGHT, WIDTH):
+        if axis in (an.spatial_axes.HEIGHT, an.spatial_axes.WIDTH):
             return self._padded(site, axis)
-        fields = {"sequenceConcat": True} if axis == SEQUENCE else {}
+        fields = {"sequenceConcat": True} if axis == an.spatial_axes.SEQUENCE else {}
         site.emit("concat", site.inputs, site.outputs, **fields)
         return None
 
     def _padded(self, site: Site, axis: int) -> Refusal | None:
         """Each input in zeros of the size of the result, and their sum."""
         if not self.spatial:
-            return Refusal(f"it joins along the {NAMES[axis]}, which `spatial` is switched off for")
+            return Refusal(
+                f"it joins along the {an.spatial_axes.NAMES[axis]}, which `spatial` is switched off for"
+            )
         lengths = [site.sizes(x)[axis] for x in site.inputs]
         made = []
         for i, x in enumerate(site.inputs):
             margins = (sum(lengths[:i]), sum(lengths[i + 1 :]))
-            sides = (margins, (0, 0)) if axis == HEIGHT else ((0, 0), margins)
-            made.append(border(site, x, *sides, value=0.0))
+            sides = (margins, (0, 0)) if axis == an.spatial_axes.HEIGHT else ((0, 0), margins)
+            made.append(an.spatial_axes.border(site, x, *sides, value=0.0))
         site.emit("add", made, site.outputs)
         return None
 
@@ -114,33 +119,34 @@ def _unlike(site: Site, axis: int) -> Refusal | None:
 
 
 def _interleaved(site: Site, axis: int, rank: int) -> Refusal | None:
-    if axis != CHANNEL or rank < IMAGE:
+    if axis != an.spatial_axes.CHANNEL or rank < IMAGE:
         return Refusal(
             f"it interleaves along {_words(axis, rank)}; only channels of {IMAGE} axes or more can be "
             "ordered anew"
         )
     sizes = [site.sizes(x)[axis] for x in site.inputs]
-    if len(set(sizes)) > 1 or sum(sizes) > CHANNELS:
+    if len(set(sizes)) > 1 or sum(sizes) > an.channels.CHANNELS:
         return Refusal(
-            f"it interleaves {', '.join(map(str, sizes))} channels, not equally many, {CHANNELS} in all at most"
+            f"it interleaves {', '.join(map(str, sizes))} channels, not equally many, "
+            f"{an.channels.CHANNELS} in all at most"
         )
     count = len(sizes)
     order = [part * sizes[0] + i for i in range(sizes[0]) for part in range(count)]
     joined = site.emit("concat", site.inputs)
-    site.emit("convolution", [joined], site.outputs, **picking(order, len(order)))
+    site.emit("convolution", [joined], site.outputs, **an.channels.picking(order, len(order)))
     return None
 
 
 def _words(axis: int, rank: int) -> str:
-    known = NAMES.get(axis)
+    known = an.spatial_axes.NAMES.get(axis)
     return f"axis {axis} of {rank}" + (f", the {known}" if known else "")
 
 
 def example() -> Any:
     """Two images joined by their channels, and a row more."""
     layers = [
-        make_layer("concatND", ["x", "z"], ["xz"], axis=1),
-        make_layer("concatND", ["xz", "w"], ["y"], axis=-2),
+        an.make_layer("concatND", ["x", "z"], ["xz"], axis=1),
+        an.make_layer("concatND", ["xz", "w"], ["y"], axis=-2),
     ]
     inputs = {"x": (1, 2, 4, 4), "z": (1, 3, 4, 4), "w": (1, 5, 1, 4)}
-    return make_network(inputs, layers, ["y"])
+    return an.make_network(inputs, layers, ["y"])

@@ -37,9 +37,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 RANK = 5
 """Axes of what `loadConstant` makes."""
@@ -72,7 +71,7 @@ def example() -> Any:
     """Channels times constants of five axes."""
     value = np.array([1, 2])
     layers = [
-        make_layer("loadConstantND", [], ["c"], shape=[1, 1, 2, 1, 1], data=weights(value)),
-        make_layer("multiply", ["x", "c"], ["y"]),
+        an.make_layer("loadConstantND", [], ["c"], shape=[1, 1, 2, 1, 1], data=an.weights(value)),
+        an.make_layer("multiply", ["x", "c"], ["y"]),
     ]
-    return make_network({"x": (1, 1, 2, 4, 4)}, layers, ["y"])
+    return an.make_network({"x": (1, 1, 2, 4, 4)}, layers, ["y"])

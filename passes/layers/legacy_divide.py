@@ -49,13 +49,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import Tolerance
-from anesurgery.checking.lengths import drawn_shape
-from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import Array, Var
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.two_sides import Constant, order, times, two_sides
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site, Var
 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 2.0**-24
 """Bounds of epsilon: the smallest normal fp32 number, and the smallest fp16 number."""
@@ -72,7 +67,7 @@ class LegacyDivide(LayerRewrite):
 
     name: ClassVar[str] = "legacy_divide"
     kinds: ClassVar[frozenset[str]] = frozenset({"divideBroadcastable"})
-    tolerance: ClassVar[Tolerance] = Tolerance(2.0**-22)
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(2.0**-22)
     caveat: ClassVar[str] = "where a computed divisor is 0 the quotient is x / epsilon, not infinite"
 
     exact: bool = False
@@ -81,31 +76,31 @@ class LegacyDivide(LayerRewrite):
     def __post_init__(self) -> None:
         if not SMALLEST <= self.epsilon <= LARGEST:
             said = f"epsilon={self.epsilon:g}; it must lie in [{SMALLEST:g}, {LARGEST:g}]"
-            raise PassError(f"{self.name}: {said}")
+            raise an.PassError(f"{self.name}: {said}")
 
     def rewrite(self, site: Site) -> Refusal | None:
         """By a constant if the divisor is one, else by its inverse."""
-        sides = two_sides(site)
+        sides = an.two_sides.two_sides(site)
         if isinstance(sides, Refusal):
             return sides
-        if isinstance(sides, Constant) and not sides.first:
+        if isinstance(sides, an.two_sides.Constant) and not sides.first:
             return self._by_constant(site, sides)
         if self.exact:
             return Refusal("the divisor is computed, so the product with its inverse is not exact")
-        if isinstance(sides, Constant):
+        if isinstance(sides, an.two_sides.Constant):
             return self._of_constant(site, sides)
         return self._by_blob(site, *sides)
 
-    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Divisors of a size of 2 to 8, which absorb any epsilon."""
         if var is not site.network.blobs.var(site.inputs[1]):
             return None
-        shape = drawn_shape(var)
+        shape = an.drawn_shape(var)
         sign = rng.choice([-1.0, 1.0], shape)
-        found: Array = (sign * rng.uniform(2, 8, shape)).astype(np.float32)
+        found: an.Array = (sign * rng.uniform(2, 8, shape)).astype(np.float32)
         return found
 
-    def _by_constant(self, site: Site, sides: Constant) -> Refusal | None:
+    def _by_constant(self, site: Site, sides: an.two_sides.Constant) -> Refusal | None:
         if isinstance(sides.form, Refusal):
             return sides.form
         value = sides.value.astype(np.float32)
@@ -118,20 +113,20 @@ class LegacyDivide(LayerRewrite):
         power = np.abs(np.frexp(value)[0]) == 0.5
         if self.exact and not power.all():
             return Refusal(f"the divisor holds {value[~power][0]:g}, which is no power of two")
-        times(site, sides.x, factor, sides.form)
+        an.two_sides.times(site, sides.x, factor, sides.form)
         return None
 
-    def _of_constant(self, site: Site, sides: Constant) -> Refusal | None:
+    def _of_constant(self, site: Site, sides: an.two_sides.Constant) -> Refusal | None:
         if isinstance(sides.form, Refusal):
             return sides.form
         if sides.number == 1:
             self._inverse(site, sides.x, site.outputs)
         else:
-            times(site, self._inverse(site, sides.x), sides.value, sides.form)
+            an.two_sides.times(site, self._inverse(site, sides.x), sides.value, sides.form)
         return None
 
     def _by_blob(self, site: Site, x: str, y: str) -> Refusal | None:
-        places = order(site, "multiply", x, y)
+        places = an.two_sides.order(site, "multiply", x, y)
         if isinstance(places, Refusal):
             return places
         sides = (x, self._inverse(site, y))
@@ -144,10 +139,10 @@ class LegacyDivide(LayerRewrite):
 
 def example() -> Any:
     """A quotient of two images, divided by channel."""
-    deviation = weights(np.array([4, 0.5]))
+    deviation = an.weights(np.array([4, 0.5]))
     layers = [
-        make_layer("loadConstantND", [], ["deviation"], shape=[2, 1, 1], data=deviation),
-        make_layer("divideBroadcastable", ["x", "z"], ["quotient"]),
-        make_layer("divideBroadcastable", ["quotient", "deviation"], ["y"]),
+        an.make_layer("loadConstantND", [], ["deviation"], shape=[2, 1, 1], data=deviation),
+        an.make_layer("divideBroadcastable", ["x", "z"], ["quotient"]),
+        an.make_layer("divideBroadcastable", ["quotient", "deviation"], ["y"]),
     ]
-    return make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])
+    return an.make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])

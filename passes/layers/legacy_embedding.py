@@ -39,14 +39,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site, Var
 from anesurgery.files.protobuf import proto
-from anesurgery.mil import Array, Var, np_dtype
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.movement import MOVERS, Movement, movement, moving_after, moving_row, places
-from anesurgery.network_editing.moving_forms import Limits, Step, emit, first_layers
-from anesurgery.network_editing.network import Node
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 
 KIND = "embeddingND"
 RANKS = (4, 5)
@@ -57,7 +52,7 @@ class LegacyEmbedding(LayerRewrite):
     """`embeddingND` of indices without channels, rows and columns becomes `embedding`."""
 
     name: ClassVar[str] = "legacy_embedding"
-    kinds: ClassVar[frozenset[str]] = frozenset({KIND, *MOVERS})
+    kinds: ClassVar[frozenset[str]] = frozenset({KIND, *an.movement.MOVERS})
 
     def rewrite(self, site: Site) -> Refusal | None:
         """At the last layer that goes; at the table, if nothing can be done."""
@@ -68,42 +63,44 @@ class LegacyEmbedding(LayerRewrite):
         if len(indices) not in RANKS or set(indices[-3:]) != {1}:
             words = f"its indices have the shape {indices}, not (n, 1, 1, 1) or (s, n, 1, 1, 1)"
             return Refusal(words) if site.node is table else None
-        row = [table, *moving_after(site.network, table)]
+        row = [table, *an.movement.moving_after(site.network, table)]
         reason: Refusal | None = None
         for end in range(len(row), 0, -1):
             steps = _steps(site, table, row[1:end])
             if isinstance(steps, list):
                 if row[end - 1] is site.node:
-                    emit(site, table.inputs[0], steps, site.outputs)
+                    an.moving_forms.emit(site, table.inputs[0], steps, site.outputs)
                 return None
             reason = steps if reason is None else reason
         return reason if site.node is table else None
 
-    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Places in the table: nothing else is read."""
         table = _table(site)
         if table is None:
             return None
         places_ = rng.integers(0, int(table.params.vocabSize), site.sizes(table.inputs[0]))
-        return places_.reshape([int(d) for d in var.shape]).astype(np_dtype(var))
+        return places_.reshape([int(d) for d in var.shape]).astype(an.np_dtype(var))
 
 
-def _table(site: Site) -> Node | None:
+def _table(site: Site) -> an.Node | None:
     """The table of the site: itself, or what a row of moving layers reads alone."""
     if site.node.kind == KIND:
         return site.node
-    first = moving_row(site.network, site.node)[0]
+    first = an.movement.moving_row(site.network, site.node)[0]
     table = site.network.maker(first.inputs[0], KIND)
-    return table if table is not None and first in moving_after(site.network, table) else None
+    return table if table is not None and first in an.movement.moving_after(site.network, table) else None
 
 
-def _steps(site: Site, table: Node, after: Sequence[Node]) -> list[Step] | Refusal:
+def _steps(site: Site, table: an.Node, after: Sequence[an.Node]) -> list[an.moving_forms.Step] | Refusal:
     """The layers in the place of a table and of some layers after it."""
     size = int(table.params.embeddingSize)
     made = (*site.sizes(table.inputs[0])[:-3], size, 1, 1)
-    alone = Movement(made, places(site.sizes(table.outputs[0])))
-    move = movement(site, after, made) if after else alone
-    found = first_layers(move, Limits(int(site.network.spec.specificationVersion)))
+    alone = an.movement.Movement(made, an.movement.places(site.sizes(table.outputs[0])))
+    move = an.movement.movement(site, after, made) if after else alone
+    found = an.moving_forms.first_layers(
+        move, an.moving_forms.Limits(int(site.network.spec.specificationVersion))
+    )
     return [("embedding", _fields(table.params)), *found] if isinstance(found, list) else found
 
 
@@ -118,10 +115,10 @@ def example() -> Any:
     """Five rows as channels."""
     table = np.arange(12).reshape(4, 3)
     layers = [
-        make_layer(KIND, ["x"], ["rows"], vocabSize=3, embeddingSize=4, weights=weights(table)),
-        make_layer("transpose", ["rows"], ["y"], axes=[0, 3, 1, 2]),
+        an.make_layer(KIND, ["x"], ["rows"], vocabSize=3, embeddingSize=4, weights=an.weights(table)),
+        an.make_layer("transpose", ["rows"], ["y"], axes=[0, 3, 1, 2]),
     ]
-    spec = make_network({"x": (5, 1, 1, 1)}, layers, ["y"])
+    spec = an.make_network({"x": (5, 1, 1, 1)}, layers, ["y"])
     indices = spec.description.input[0].type.multiArrayType
     indices.dataType = proto.FeatureTypes_pb2.ArrayFeatureType.INT32
     return spec

@@ -42,11 +42,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.channels import CHANNELS, picking
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.spatial_axes import CHANNEL, CUT, NAMES, cut, from_end
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 IMAGE = 4
 """Axes that `convolution` takes at least in Core ML's own check."""
@@ -63,15 +60,15 @@ class LegacyGather(LayerRewrite):
 
     runs: int = 4
     """The most slices that are joined; beyond, channels are picked by a convolution."""
-    channels: int = CHANNELS
+    channels: int = an.channels.CHANNELS
     """The most channels that such a convolution may read or make."""
 
     def rewrite(self, site: Site) -> Refusal | None:
         """One slice if possible, else slices, else a convolution."""
         x, indices = site.inputs
         rank = len(site.shape(x))
-        axis = from_end(site.params.axis, rank)
-        if axis not in CUT:
+        axis = an.spatial_axes.from_end(site.params.axis, rank)
+        if axis not in an.spatial_axes.CUT:
             return Refusal(f"it gathers along axis {axis} of {rank}, before the channels")
         size = site.shape(x)[axis]
         if size is None:
@@ -83,11 +80,11 @@ class LegacyGather(LayerRewrite):
         if picks == list(range(size)):
             site.forward(x)
         elif len(runs) == 1:
-            cut(site, x, axis, runs[0], site.outputs)
-        elif axis != CHANNEL:
+            an.spatial_axes.cut(site, x, axis, runs[0], site.outputs)
+        elif axis != an.spatial_axes.CHANNEL:
             return Refusal(
-                f"its {len(picks)} indices along the {NAMES[axis]} are {len(runs)} slices, and the layers of "
-                "the first releases join channels only"
+                f"its {len(picks)} indices along the {an.spatial_axes.NAMES[axis]} are {len(runs)} slices, "
+                "and the layers of the first releases join channels only"
             )
         else:
             return self._joined(site, picks, runs, size)
@@ -96,7 +93,7 @@ class LegacyGather(LayerRewrite):
     def _joined(self, site: Site, picks: Sequence[int], runs: Sequence[range], size: int) -> Refusal | None:
         x, rank = site.inputs[0], len(site.shape(site.inputs[0]))
         if len(runs) <= self.runs:
-            parts = [cut(site, x, CHANNEL, run) for run in runs]
+            parts = [an.spatial_axes.cut(site, x, an.spatial_axes.CHANNEL, run) for run in runs]
             site.emit("concat", parts, site.outputs)
             return None
         if rank < IMAGE:
@@ -111,7 +108,7 @@ class LegacyGather(LayerRewrite):
                 f"{self.channels}; raise `runs` or `channels`"
             )
         site.sizes(x)  # what a convolution makes of a size that is not known is another such size
-        site.emit("convolution", [x], site.outputs, **picking(picks, size))
+        site.emit("convolution", [x], site.outputs, **an.channels.picking(picks, size))
         return None
 
 
@@ -148,9 +145,9 @@ def example() -> Any:
     """Every other channel, then the first and the last column."""
     even, ends = np.array([0, 2, 4]), np.array([0, -1])
     layers = [
-        make_layer("loadConstantND", [], ["even"], shape=[3], data=weights(even)),
-        make_layer("loadConstantND", [], ["ends"], shape=[2], data=weights(ends)),
-        make_layer("gather", ["x", "even"], ["some"], axis=1),
-        make_layer("gather", ["some", "ends"], ["y"], axis=3),
+        an.make_layer("loadConstantND", [], ["even"], shape=[3], data=an.weights(even)),
+        an.make_layer("loadConstantND", [], ["ends"], shape=[2], data=an.weights(ends)),
+        an.make_layer("gather", ["x", "even"], ["some"], axis=1),
+        an.make_layer("gather", ["some", "ends"], ["y"], axis=3),
     ]
-    return make_network({"x": (1, 6, 4, 4)}, layers, ["y"])
+    return an.make_network({"x": (1, 6, 4, 4)}, layers, ["y"])

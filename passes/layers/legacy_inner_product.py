@@ -39,16 +39,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.movement import SHAPERS
-from anesurgery.network_editing.network import Node
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.ops import names
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 PRODUCTS = frozenset({"innerProduct", "batchedMatmul"})
 POINTWISE = frozenset({"unary", "clip", "gelu"})
-BENDING = names(
+BENDING = an.ops.names(
     """
     linear ReLU leakyReLU thresholdedReLU tanh scaledTanh sigmoid sigmoidHard ELU softsign softplus
     """
@@ -65,14 +61,14 @@ class LegacyInnerProduct(LayerRewrite):
 
     name: ClassVar[str] = "legacy_inner_product"
     precedes: ClassVar[tuple[str, ...]] = ("legacy_rearrange",)  # it would change the reshapes around a product
-    kinds: ClassVar[frozenset[str]] = SHAPERS
+    kinds: ClassVar[frozenset[str]] = an.movement.SHAPERS
 
     def rewrite(self, site: Site) -> Refusal | None:
         """Where vectors become (N, C, 1, 1): all layers back to four axes."""
         before, after = site.sizes(site.inputs[0]), site.sizes(site.outputs[0])
         if len(before) >= IMAGE or len(after) != IMAGE or after[2:] != (1, 1):
             return None
-        tower: list[Node] = []
+        tower: list[an.Node] = []
         source = _back(site, after[0], tower)
         if isinstance(source, Refusal):
             return source
@@ -86,7 +82,7 @@ class LegacyInnerProduct(LayerRewrite):
         return None
 
 
-def _back(site: Site, count: int, tower: list[Node]) -> str | Refusal:
+def _back(site: Site, count: int, tower: list[an.Node]) -> str | Refusal:
     """The blob of four axes that the vectors come from; the layers between, in their order, into `tower`."""
     network, blob, reader = site.network, site.inputs[0], site.node
     while True:
@@ -99,14 +95,14 @@ def _back(site: Site, count: int, tower: list[Node]) -> str | Refusal:
             return Refusal(f"its vectors come from {blob!r} of shape {shape}, not ({count}, C, H, W)")
         if not network.only_reader(blob, reader):
             return Refusal(f"the blob {blob!r} is read by others too")
-        if maker.kind not in SHAPERS:
+        if maker.kind not in an.movement.SHAPERS:
             if (strange := _strange(site, maker)) is not None:
                 return strange
             tower.insert(0, maker)
         blob, reader = maker.inputs[0], maker
 
 
-def _strange(site: Site, node: Node) -> Refusal | None:
+def _strange(site: Site, node: an.Node) -> Refusal | None:
     """Why a layer is none of those that may stand between."""
     bend = node.params.WhichOneof("NonlinearityType") if node.kind == "activation" else ""
     if bend not in BENDING | BY_CHANNEL and node.kind not in PRODUCTS | POINTWISE:
@@ -119,7 +115,7 @@ def _strange(site: Site, node: Node) -> Refusal | None:
     return None
 
 
-def _put(site: Site, node: Node, x: str, outputs: tuple[str, ...] | None) -> str:
+def _put(site: Site, node: an.Node, x: str, outputs: tuple[str, ...] | None) -> str:
     """A layer on four axes; what it makes."""
     p = node.params
     outputs = outputs or (site.network.fresh(node.outputs[0]),)
@@ -139,11 +135,11 @@ def _put(site: Site, node: Node, x: str, outputs: tuple[str, ...] | None) -> str
 
 def example() -> Any:
     """A gate for each channel."""
-    matrix = weights(np.arange(12))
+    matrix = an.weights(np.arange(12))
     layers = [
-        make_layer("reshapeStatic", ["x"], ["rows"], targetShape=[2, 3]),
-        make_layer("innerProduct", ["rows"], ["product"], inputChannels=3, outputChannels=4, weights=matrix),
-        make_layer("activation", ["product"], ["gate"], sigmoid={}),
-        make_layer("reshapeStatic", ["gate"], ["y"], targetShape=[2, 4, 1, 1]),
+        an.make_layer("reshapeStatic", ["x"], ["rows"], targetShape=[2, 3]),
+        an.make_layer("innerProduct", ["rows"], ["product"], inputChannels=3, outputChannels=4, weights=matrix),
+        an.make_layer("activation", ["product"], ["gate"], sigmoid={}),
+        an.make_layer("reshapeStatic", ["gate"], ["y"], targetShape=[2, 4, 1, 1]),
     ]
-    return make_network({"x": (2, 3, 1, 1)}, layers, ["y"])
+    return an.make_network({"x": (2, 3, 1, 1)}, layers, ["y"])

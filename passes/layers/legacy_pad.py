@@ -40,10 +40,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.spatial_axes import CHANNEL, HEIGHT, WIDTH, Margins, border, cut
-from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 JOINED, PADDED = 3, 2
 """Axes that `concat` and `padding` take at least."""
@@ -71,35 +69,35 @@ class LegacyPad(LayerRewrite):
         rank = len(site.shape(site.inputs[0]))
         if (refusal := self._refused(site, margins, rank)) is not None:
             return refusal
-        height, width = (margins.get(axis, NONE) for axis in (HEIGHT, WIDTH))
+        height, width = (margins.get(axis, NONE) for axis in (an.spatial_axes.HEIGHT, an.spatial_axes.WIDTH))
         x, planar = site.inputs[0], height != NONE or width != NONE
-        if CHANNEL in margins:
-            x = _widened(site, x, margins[CHANNEL], None if planar else site.outputs)
+        if an.spatial_axes.CHANNEL in margins:
+            x = _widened(site, x, margins[an.spatial_axes.CHANNEL], None if planar else site.outputs)
         if planar:
-            border(site, x, height, width, site.params.value, site.outputs)
+            an.spatial_axes.border(site, x, height, width, site.params.value, site.outputs)
         elif not margins:
             site.forward(x)
         return None
 
-    def _refused(self, site: Site, margins: dict[int, Margins], rank: int) -> Refusal | None:
-        if front := [axis for axis in margins if axis < CHANNEL]:
+    def _refused(self, site: Site, margins: dict[int, an.spatial_axes.Margins], rank: int) -> Refusal | None:
+        if front := [axis for axis in margins if axis < an.spatial_axes.CHANNEL]:
             return Refusal(
                 f"it pads axis {front[0]} of {rank}; the layers of the first releases pad rows, columns and "
                 "channels"
             )
         if margins and rank < PADDED:
             return Refusal(f"the blob has {rank} axis; Core ML's own check wants {PADDED} or more")
-        if CHANNEL not in margins:
+        if an.spatial_axes.CHANNEL not in margins:
             return None
         if not self.channels:
             return Refusal("it pads the channels, which `channels` is switched off for")
-        count, most = site.sizes(site.inputs[0])[CHANNEL], max(margins[CHANNEL])
+        count, most = site.sizes(site.inputs[0])[an.spatial_axes.CHANNEL], max(margins[an.spatial_axes.CHANNEL])
         if most > PIECES * count:
             return Refusal(f"it adds {most} channels to {count}, more than {PIECES} times as many")
         return None
 
 
-def _margins(site: Site) -> dict[int, Margins] | Refusal:
+def _margins(site: Site) -> dict[int, an.spatial_axes.Margins] | Refusal:
     """Axis from the end -> what it is padded by, where it is."""
     amounts = [int(n) for n in site.params.padAmounts]
     if len(site.inputs) > 1:
@@ -116,7 +114,7 @@ def _margins(site: Site) -> dict[int, Margins] | Refusal:
     return {i - rank: pair for i, pair in enumerate(pairs) if any(pair)}
 
 
-def _lacking(site: Site, wanted: list[Margins]) -> list[Margins]:
+def _lacking(site: Site, wanted: list[an.spatial_axes.Margins]) -> list[an.spatial_axes.Margins]:
     """What lacks of the wanted sizes on either side; 0 wants nothing."""
     if not any(map(any, wanted)):
         return wanted
@@ -124,9 +122,9 @@ def _lacking(site: Site, wanted: list[Margins]) -> list[Margins]:
     return [(max(a - size, 0), max(b - size, 0)) for (a, b), size in zip(wanted, sizes, strict=True)]
 
 
-def _widened(site: Site, x: str, margins: Margins, outputs: tuple[str, ...] | None) -> str:
+def _widened(site: Site, x: str, margins: an.spatial_axes.Margins, outputs: tuple[str, ...] | None) -> str:
     """`x` between channels that hold the number."""
-    count = site.sizes(x)[CHANNEL]
+    count = site.sizes(x)[an.spatial_axes.CHANNEL]
     before, after = (
         [_number(site, x, min(count, n - at), count) for at in range(0, n, count)] for n in margins
     )
@@ -136,14 +134,14 @@ def _widened(site: Site, x: str, margins: Margins, outputs: tuple[str, ...] | No
 def _number(site: Site, x: str, width: int, count: int) -> str:
     """As many channels of `x` as wanted, times 0 plus the number."""
     if width < count:
-        x = cut(site, x, CHANNEL, range(width))
+        x = an.spatial_axes.cut(site, x, an.spatial_axes.CHANNEL, range(width))
     return site.linear(x, 0.0, site.params.value)
 
 
 def example() -> Any:
     """A border of zeros, then two channels of them."""
     layers = [
-        make_layer("constantPad", ["x"], ["p"], padAmounts=[0, 0, 0, 0, 0, 1, 1, 1]),
-        make_layer("constantPad", ["p"], ["y"], padAmounts=[0, 0, 0, 2, 0, 0, 0, 0]),
+        an.make_layer("constantPad", ["x"], ["p"], padAmounts=[0, 0, 0, 0, 0, 1, 1, 1]),
+        an.make_layer("constantPad", ["p"], ["y"], padAmounts=[0, 0, 0, 2, 0, 0, 0, 0]),
     ]
-    return make_network({"x": (1, 4, 8, 8)}, layers, ["y"])
+    return an.make_network({"x": (1, 4, 8, 8)}, layers, ["y"])

@@ -51,13 +51,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import Tolerance
-from anesurgery.checking.lengths import drawn_shape
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Var
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.two_sides import Constant, two_sides
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site, Var
 
 MOST_FACTORS = 4
 """Exponent up to which products stand for a power: two layers at most."""
@@ -69,14 +64,14 @@ class LegacyPower(LayerRewrite):
 
     name: ClassVar[str] = "legacy_power"
     kinds: ClassVar[frozenset[str]] = frozenset({"powBroadcastable"})
-    tolerance: ClassVar[Tolerance] = Tolerance(3e-7)
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(3e-7)
 
     def rewrite(self, site: Site) -> Refusal | None:
         """By what the exponent is."""
-        sides = two_sides(site)
+        sides = an.two_sides.two_sides(site)
         if isinstance(sides, Refusal):
             return sides
-        if not isinstance(sides, Constant):
+        if not isinstance(sides, an.two_sides.Constant):
             return Refusal("the exponent is computed")
         if sides.first:
             return Refusal("the base is constant, the exponent computed")
@@ -89,13 +84,13 @@ class LegacyPower(LayerRewrite):
         _raise(site, sides.x, exponent)
         return None
 
-    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> Array | None:
+    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Positive bases: others have no power with a broken exponent."""
-        sides = two_sides(site)
-        exponent = sides.number if isinstance(sides, Constant) else None
+        sides = an.two_sides.two_sides(site)
+        exponent = sides.number if isinstance(sides, an.two_sides.Constant) else None
         if exponent is None or exponent % 1 == 0:
             return None
-        found: Array = np.abs(rng.standard_normal(drawn_shape(var))).astype(np.float32)
+        found: an.Array = np.abs(rng.standard_normal(an.drawn_shape(var))).astype(np.float32)
         return found
 
 
@@ -117,9 +112,9 @@ def example() -> Any:
     exponents = {"two": 2, "three": 3, "half": 0.5, "less": -1.5}
     blobs = ("x", "square", "cube", "root", "y")
     layers = [
-        make_layer("loadConstantND", [], [name], shape=[1], data=weights(np.array([value])))
+        an.make_layer("loadConstantND", [], [name], shape=[1], data=an.weights(np.array([value])))
         for name, value in exponents.items()
     ]
     for base, name, power in zip(blobs, exponents, blobs[1:], strict=False):
-        layers.append(make_layer("powBroadcastable", [base, name], [power]))
-    return make_network({"x": (1, 2, 4, 4)}, layers, ["y"])
+        layers.append(an.make_layer("powBroadcastable", [base, name], [power]))
+    return an.make_network({"x": (1, 2, 4, 4)}, layers, ["y"])

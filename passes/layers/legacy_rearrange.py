@@ -46,13 +46,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.channels import CHANNELS
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.movement import FIRST_MOVERS, MOVERS, movement, moving_row
-from anesurgery.network_editing.moving_forms import BLOCKS, Limits, Step, emit, first_layers
-from anesurgery.network_editing.network import Node
-from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 
 @dataclass(frozen=True)
@@ -62,35 +57,37 @@ class LegacyRearrange(LayerRewrite):
     name: ClassVar[str] = "legacy_rearrange"
     tolerates_nonfinite: ClassVar[bool] = False
     """A movement that is a product with zeros makes NaN of an infinity."""
-    kinds: ClassVar[frozenset[str]] = frozenset(MOVERS)
-    channels: int = CHANNELS
+    kinds: ClassVar[frozenset[str]] = frozenset(an.movement.MOVERS)
+    channels: int = an.channels.CHANNELS
     """The most channels that a convolution may put in another order."""
-    blocks: tuple[int, ...] = BLOCKS
+    blocks: tuple[int, ...] = an.moving_forms.BLOCKS
     """The sizes of blocks of pixels that `reorganizeData` may have."""
 
     def rewrite(self, site: Site) -> Refusal | None:
         """What ends at this layer is written otherwise; what goes on waits for its end."""
-        row = moving_row(site.network, site.node)
+        row = an.movement.moving_row(site.network, site.node)
         at = row.index(site.node)
         begin = 0
         while begin <= at:
             steps, end = self._longest(site, row, begin)
             if isinstance(steps, list) and end == at:
-                emit(site, row[begin].inputs[0], steps, site.outputs)
+                an.moving_forms.emit(site, row[begin].inputs[0], steps, site.outputs)
                 return None
             if isinstance(steps, Refusal) and begin == at:
-                return None if site.node.kind in FIRST_MOVERS else steps
+                return None if site.node.kind in an.movement.FIRST_MOVERS else steps
             begin = end + 1
         return None
 
-    def _longest(self, site: Site, row: Sequence[Node], begin: int) -> tuple[list[Step] | Refusal, int]:
+    def _longest(
+        self, site: Site, row: Sequence[an.Node], begin: int
+    ) -> tuple[list[an.moving_forms.Step] | Refusal, int]:
         """The longest part from a place on that can be written otherwise, and its last place."""
         version = int(site.network.spec.specificationVersion)
-        limits = Limits(version, self.channels, self.blocks)
+        limits = an.moving_forms.Limits(version, self.channels, self.blocks)
         reason: Refusal | None = None
         for end in range(len(row) - 1, begin - 1, -1):
             part = row[begin : end + 1]
-            steps = first_layers(movement(site, part), limits)
+            steps = an.moving_forms.first_layers(an.movement.movement(site, part), limits)
             if isinstance(steps, list) and _better(steps, part):
                 return steps, end
             if reason is None and isinstance(steps, Refusal):
@@ -98,16 +95,16 @@ class LegacyRearrange(LayerRewrite):
         return Refusal("nothing is gained") if reason is None else reason, begin
 
 
-def _better(steps: Sequence[Step], part: Sequence[Node]) -> bool:
+def _better(steps: Sequence[an.moving_forms.Step], part: Sequence[an.Node]) -> bool:
     """Is it more than the exchange of layers of the first releases for as many?"""
-    return len(steps) < len(part) or any(node.kind not in FIRST_MOVERS for node in part)
+    return len(steps) < len(part) or any(node.kind not in an.movement.FIRST_MOVERS for node in part)
 
 
 def example() -> Any:
     """Channels of two groups, taken in turn."""
     layers = [
-        make_layer("reshapeStatic", ["x"], ["groups"], targetShape=[1, 2, 2, 2, 2]),
-        make_layer("transpose", ["groups"], ["swapped"], axes=[0, 2, 1, 3, 4]),
-        make_layer("reshapeStatic", ["swapped"], ["y"], targetShape=[1, 4, 2, 2]),
+        an.make_layer("reshapeStatic", ["x"], ["groups"], targetShape=[1, 2, 2, 2, 2]),
+        an.make_layer("transpose", ["groups"], ["swapped"], axes=[0, 2, 1, 3, 4]),
+        an.make_layer("reshapeStatic", ["swapped"], ["y"], targetShape=[1, 4, 2, 2]),
     ]
-    return make_network({"x": (1, 4, 2, 2)}, layers, ["y"])
+    return an.make_network({"x": (1, 4, 2, 2)}, layers, ["y"])

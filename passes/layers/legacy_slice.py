@@ -36,11 +36,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site
-from anesurgery.network_editing.spatial_axes import CHANNEL, CUT, HEIGHT, WIDTH, borders, cut, from_end
-from anesurgery.neuralnetwork.layers.blob_axes import of_each
-from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Shape, Site
 
 Spans = dict[int, range]
 """Sliced axis, from the end -> the places that stay."""
@@ -63,7 +60,7 @@ class LegacySlice(LayerRewrite):
         if isinstance(spans, Refusal):
             return spans
         for axis, span in spans.items():
-            if axis not in CUT:
+            if axis not in an.spatial_axes.CUT:
                 return Refusal(
                     f"it slices axis {axis} of {len(shape)}; the layers of the first releases slice channels, "
                     "rows and columns"
@@ -77,22 +74,25 @@ class LegacySlice(LayerRewrite):
 def _cut_all(site: Site, shape: Shape, spans: Spans) -> None:
     """The layers, channels first: they make the others smaller."""
     x, steps = site.inputs[0], []
-    for axis in (CHANNEL, HEIGHT, WIDTH):
+    for axis in (an.spatial_axes.CHANNEL, an.spatial_axes.HEIGHT, an.spatial_axes.WIDTH):
         if axis in spans:
             steps.append(axis)
     if not steps:
         site.forward(x)
-    window = HEIGHT in spans and WIDTH in spans and len(shape) >= CROPPED
-    window = window and spans[HEIGHT].step == spans[WIDTH].step == 1
+    window = an.spatial_axes.HEIGHT in spans and an.spatial_axes.WIDTH in spans and len(shape) >= CROPPED
+    window = window and spans[an.spatial_axes.HEIGHT].step == spans[an.spatial_axes.WIDTH].step == 1
     if window:
-        steps.remove(WIDTH)
+        steps.remove(an.spatial_axes.WIDTH)
     for axis in steps:
         outputs = site.outputs if axis == steps[-1] else None
-        if window and axis == HEIGHT:
-            edges = [(spans[a].start, (shape[a] or 0) - spans[a].stop) for a in (HEIGHT, WIDTH)]
-            x = site.emit("crop", [x], outputs, cropAmounts=borders(*edges))
+        if window and axis == an.spatial_axes.HEIGHT:
+            edges = [
+                (spans[a].start, (shape[a] or 0) - spans[a].stop)
+                for a in (an.spatial_axes.HEIGHT, an.spatial_axes.WIDTH)
+            ]
+            x = site.emit("crop", [x], outputs, cropAmounts=an.spatial_axes.borders(*edges))
         else:
-            x = cut(site, x, axis, spans[axis], outputs)
+            x = an.spatial_axes.cut(site, x, axis, spans[axis], outputs)
 
 
 def _static(site: Site, shape: Shape) -> Spans | Refusal:
@@ -100,10 +100,12 @@ def _static(site: Site, shape: Shape) -> Spans | Refusal:
     p, rank = site.params, len(shape)
     if len(p.beginIds) != rank:
         return Refusal(f"it states {len(p.beginIds)} axes for a blob of {rank}")
-    if any(of_each(p.squeezeMasks, rank, False)):
+    if any(an.blob_axes.of_each(p.squeezeMasks, rank, False)):
         return Refusal("it takes away an axis of which it keeps one place")
-    masks = zip(of_each(p.beginMasks, rank, 0), of_each(p.endMasks, rank, 0), strict=True)
-    strides = of_each(p.strides, rank, 1)
+    masks = zip(
+        an.blob_axes.of_each(p.beginMasks, rank, 0), an.blob_axes.of_each(p.endMasks, rank, 0), strict=True
+    )
+    strides = an.blob_axes.of_each(p.strides, rank, 1)
     spans = {}
     for i, (no_begin, no_end) in enumerate(masks):
         begin = None if no_begin else int(p.beginIds[i])
@@ -122,7 +124,7 @@ def _static(site: Site, shape: Shape) -> Spans | Refusal:
 
 def _by_size(site: Site, shape: Shape) -> Spans | Refusal:
     """The span of a `sliceBySize`."""
-    axis, size = from_end(site.params.axis, len(shape)), int(site.params.size)
+    axis, size = an.spatial_axes.from_end(site.params.axis, len(shape)), int(site.params.size)
     value = site.constant(site.inputs[1])
     if value is None:
         return Refusal("its beginning is dynamic")
@@ -141,7 +143,7 @@ def example() -> Any:
     """Every second channel, and a window."""
     free, kept = [True] * 4, [True, True, False, False]
     layers = [
-        make_layer(
+        an.make_layer(
             "sliceStatic",
             ["x"],
             ["c"],
@@ -151,7 +153,7 @@ def example() -> Any:
             endMasks=free,
             strides=[1, 2, 1, 1],
         ),
-        make_layer(
+        an.make_layer(
             "sliceStatic",
             ["c"],
             ["y"],
@@ -162,4 +164,4 @@ def example() -> Any:
             strides=[1] * 4,
         ),
     ]
-    return make_network({"x": (1, 6, 8, 8)}, layers, ["y"])
+    return an.make_network({"x": (1, 6, 8, 8)}, layers, ["y"])

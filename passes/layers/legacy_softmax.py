@@ -36,11 +36,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.spatial_axes import CHANNEL, NAMES, SWAPS, from_end, swap
-from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 LEAST, PERMUTED = 3, 5
 """Axes that `softmax` takes at least, and that `permute` takes."""
@@ -52,27 +49,29 @@ class LegacySoftmax(LayerRewrite):
 
     name: ClassVar[str] = "legacy_softmax"
     kinds: ClassVar[frozenset[str]] = frozenset({"softmaxND"})
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
 
     def rewrite(self, site: Site) -> Refusal | None:
         """By the axis."""
         (x,) = site.inputs
         rank = len(site.shape(x))
-        axis = from_end(site.params.axis, rank)
+        axis = an.spatial_axes.from_end(site.params.axis, rank)
         if rank < LEAST:
             return Refusal(f"the blob has {rank} axes; Core ML's own check wants {LEAST} or more for softmax")
-        if axis == CHANNEL:
+        if axis == an.spatial_axes.CHANNEL:
             site.emit("softmax", [x], site.outputs)
             return None
         if rank != PERMUTED:
-            words = f"axis {axis} ({NAMES.get(axis, 'in front of the sequence')}) of {rank}"
+            words = f"axis {axis} ({an.spatial_axes.NAMES.get(axis, 'in front of the sequence')}) of {rank}"
             return Refusal(f"it normalizes {words}; Core ML's own check wants {PERMUTED} axes for permute")
-        if axis not in SWAPS:
-            return Refusal(f"it normalizes the {NAMES[axis]}, which permute leaves where it is")
-        swap(site, site.emit("softmax", [swap(site, x, axis)]), axis, site.outputs)
+        if axis not in an.spatial_axes.SWAPS:
+            return Refusal(f"it normalizes the {an.spatial_axes.NAMES[axis]}, which permute leaves where it is")
+        an.spatial_axes.swap(
+            site, site.emit("softmax", [an.spatial_axes.swap(site, x, axis)]), axis, site.outputs
+        )
         return None
 
 
 def example() -> Any:
     """The classes of an image."""
-    return make_network({"x": (1, 4, 2, 2)}, [make_layer("softmaxND", ["x"], ["y"], axis=1)], ["y"])
+    return an.make_network({"x": (1, 4, 2, 2)}, [an.make_layer("softmaxND", ["x"], ["y"], axis=1)], ["y"])

@@ -35,10 +35,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.spatial_axes import CHANNEL, CUT, cut, from_end
-from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,8 @@ class LegacySplit(LayerRewrite):
         if len(site.outputs) == 1:
             site.forward(x)
             return None
-        axis = from_end(site.params.axis, len(shape))
-        if axis not in CUT:
+        axis = an.spatial_axes.from_end(site.params.axis, len(shape))
+        if axis not in an.spatial_axes.CUT:
             return Refusal(
                 f"it splits axis {axis} of {len(shape)}; the layers of the first releases cut channels, rows "
                 "and columns"
@@ -63,13 +61,13 @@ class LegacySplit(LayerRewrite):
         parts = _parts(site, axis, shape[axis])
         if isinstance(parts, Refusal):
             return parts
-        if axis == CHANNEL and len(set(parts)) == 1:
+        if axis == an.spatial_axes.CHANNEL and len(set(parts)) == 1:
             site.emit("split", [x], site.outputs, nOutputs=len(parts))
             return None
         for i, blob in enumerate(site.outputs):
             if site.network.is_read(blob):
                 begin = sum(parts[:i])
-                cut(site, x, axis, range(begin, begin + parts[i]), [blob])
+                an.spatial_axes.cut(site, x, axis, range(begin, begin + parts[i]), [blob])
         return None
 
 
@@ -88,7 +86,7 @@ def _parts(site: Site, axis: int, length: int | None) -> list[int] | Refusal:
 def example() -> Any:
     """Channels in two halves, rows in unequal parts."""
     layers = [
-        make_layer("splitND", ["x"], ["a", "b"], axis=1, numSplits=2),
-        make_layer("splitND", ["a"], ["c", "d"], axis=2, splitSizes=[1, 3]),
+        an.make_layer("splitND", ["x"], ["a", "b"], axis=1, numSplits=2),
+        an.make_layer("splitND", ["a"], ["c", "d"], axis=2, splitSizes=[1, 3]),
     ]
-    return make_network({"x": (1, 6, 4, 4)}, layers, ["b", "c", "d"])
+    return an.make_network({"x": (1, 6, 4, 4)}, layers, ["b", "c", "d"])

@@ -45,10 +45,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.two_sides import Constant, order, plus, two_sides
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 
 @dataclass(frozen=True)
@@ -60,22 +58,22 @@ class LegacySubtract(LayerRewrite):
 
     def rewrite(self, site: Site) -> Refusal | None:
         """By a constant if one side is one, else between the two sides."""
-        sides = two_sides(site)
+        sides = an.two_sides.two_sides(site)
         if isinstance(sides, Refusal):
             return sides
-        if not isinstance(sides, Constant):
+        if not isinstance(sides, an.two_sides.Constant):
             return _by_blob(site, *sides)
         if isinstance(sides.form, Refusal):
             return sides.form
         if sides.first:
-            plus(site, sides.x, sides.value, sides.form, alpha=-1.0)
+            an.two_sides.plus(site, sides.x, sides.value, sides.form, alpha=-1.0)
         else:
-            plus(site, sides.x, -sides.value, sides.form)
+            an.two_sides.plus(site, sides.x, -sides.value, sides.form)
         return None
 
 
 def _by_blob(site: Site, x: str, y: str) -> Refusal | None:
-    places = order(site, "add", x, y)
+    places = an.two_sides.order(site, "add", x, y)
     if isinstance(places, Refusal):
         return places
     sides = (x, site.linear(y, -1.0, 0.0))
@@ -86,10 +84,10 @@ def _by_blob(site: Site, x: str, y: str) -> Refusal | None:
 def example() -> Any:
     """A difference of two images, centred by channel and taken from one."""
     layers = [
-        make_layer("loadConstantND", [], ["mean"], shape=[2, 1, 1], data=weights(np.array([2, 3]))),
-        make_layer("loadConstantND", [], ["one"], shape=[1], data=weights(np.array([1]))),
-        make_layer("subtractBroadcastable", ["x", "z"], ["difference"]),
-        make_layer("subtractBroadcastable", ["difference", "mean"], ["centred"]),
-        make_layer("subtractBroadcastable", ["one", "centred"], ["y"]),
+        an.make_layer("loadConstantND", [], ["mean"], shape=[2, 1, 1], data=an.weights(np.array([2, 3]))),
+        an.make_layer("loadConstantND", [], ["one"], shape=[1], data=an.weights(np.array([1]))),
+        an.make_layer("subtractBroadcastable", ["x", "z"], ["difference"]),
+        an.make_layer("subtractBroadcastable", ["difference", "mean"], ["centred"]),
+        an.make_layer("subtractBroadcastable", ["one", "centred"], ["y"]),
     ]
-    return make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])
+    return an.make_network({"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)}, layers, ["y"])

@@ -33,10 +33,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.network_editing.layer_pass import LayerPass
-from anesurgery.network_editing.network import Network
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.rewriting.session import Change, Session
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerPass, Session
 
 
 @dataclass(frozen=True)
@@ -46,19 +44,19 @@ class RemoveUnreadLayers(LayerPass):
     name: ClassVar[str] = "remove_unread_layers"
     follows: ClassVar[tuple[str, ...]] = ("*",)  # they leave layers that nobody reads
 
-    def run(self, network: Network, session: Session) -> None:
+    def run(self, network: an.Network, session: Session) -> None:
         """Remove them from the last to the first."""
         for node in network.remove_unread():
             words = "no output depends on it"
-            session.changes.append(Change(self.name, node.name, (str(node),), (), unchecked=words))
+            session.changes.append(an.Change(self.name, node.name, (str(node),), (), unchecked=words))
 
 
 def example() -> Any:
     """A constant and two layers in a row that nobody reads."""
     layers = [
-        make_layer("loadConstantND", [], ["left"], shape=[2, 1, 1], data=weights(np.array([2, 3]))),
-        make_layer("unary", ["x"], ["abs"], type="ABS"),
-        make_layer("activation", ["abs"], ["more"], ReLU={}),
-        make_layer("activation", ["x"], ["y"], ReLU={}),
+        an.make_layer("loadConstantND", [], ["left"], shape=[2, 1, 1], data=an.weights(np.array([2, 3]))),
+        an.make_layer("unary", ["x"], ["abs"], type="ABS"),
+        an.make_layer("activation", ["abs"], ["more"], ReLU={}),
+        an.make_layer("activation", ["x"], ["y"], ReLU={}),
     ]
-    return make_network({"x": (1, 2, 4, 4)}, layers, ["y"])
+    return an.make_network({"x": (1, 2, 4, 4)}, layers, ["y"])

@@ -46,14 +46,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.spatial_axes import HEIGHT, WIDTH, borders, cut
-from anesurgery.network_editing.windows import Windows, windows_of
-from anesurgery.neuralnetwork.layers.window_padding import pairs
-from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.placement.rules.layer_rules import POOL_KERNEL, POOL_STRIDE
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 MAX, AVERAGE, L2 = range(3)
 """By `type`."""
@@ -74,15 +68,17 @@ class SplitPooling(LayerRewrite):
 
     name: ClassVar[str] = "split_pooling"
     kinds: ClassVar[frozenset[str]] = frozenset({"pooling"})
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
 
     def rewrite(self, site: Site) -> Refusal | None:
         """Globally if it is that, else in steps."""
         p = site.params
-        kernel, strides = pairs(p.kernelSize, 3), pairs(p.stride, 1)
-        if p.globalPooling or (max(kernel) <= POOL_KERNEL and max(strides) <= POOL_STRIDE):
+        kernel, strides = an.window_padding.pairs(p.kernelSize, 3), an.window_padding.pairs(p.stride, 1)
+        if p.globalPooling or (
+            max(kernel) <= an.layer_rules.POOL_KERNEL and max(strides) <= an.layer_rules.POOL_STRIDE
+        ):
             return None
-        windows = windows_of(site, kernel, strides)
+        windows = an.windows.windows_of(site, kernel, strides)
         if _is_whole(p, windows):
             x, outputs = site.inputs, site.outputs
             site.emit("pooling", x, outputs, type=p.type, valid={}, globalPooling=True)
@@ -95,7 +91,7 @@ class SplitPooling(LayerRewrite):
         return None
 
 
-def _is_whole(params: Any, windows: Sequence[Windows]) -> bool:
+def _is_whole(params: Any, windows: Sequence[an.windows.Windows]) -> bool:
     """Is there one window, which covers the image, and does no padding count?"""
     if any(along.count > 1 or along.end < 0 for along in windows):
         return False
@@ -104,7 +100,7 @@ def _is_whole(params: Any, windows: Sequence[Windows]) -> bool:
     return bool(params.avgPoolExcludePadding) and not params.HasField("includeLastPixel")
 
 
-def _maxima(along: Windows) -> list[_Step] | Refusal:
+def _maxima(along: an.windows.Windows) -> list[_Step] | Refusal:
     """The steps of a maximum, whose windows may overlap."""
     if max(along.begin, along.end) >= along.kernel:
         return Refusal(f"a window of {along.kernel} lies in the padding only")
@@ -115,21 +111,21 @@ def _maxima(along: Windows) -> list[_Step] | Refusal:
     return [*steps, _Step(along.kernel, along.stride, along.begin, max(along.end, 0))]
 
 
-def _first(along: Windows) -> tuple[int, int] | None:
+def _first(along: an.windows.Windows) -> tuple[int, int] | None:
     """Kernel and stride of a step to be taken before the rest, or None where the rest is one step."""
-    if along.stride > POOL_STRIDE and along.stride % 2 == 0 and along.kernel > 1:
+    if along.stride > an.layer_rules.POOL_STRIDE and along.stride % 2 == 0 and along.kernel > 1:
         return 2 + along.kernel % 2, 2
-    return (POOL_KERNEL, 1) if along.kernel > POOL_KERNEL else None
+    return (an.layer_rules.POOL_KERNEL, 1) if along.kernel > an.layer_rules.POOL_KERNEL else None
 
 
-def _apart(along: Windows, kernel: int, stride: int) -> tuple[_Step, Windows]:
+def _apart(along: an.windows.Windows, kernel: int, stride: int) -> tuple[_Step, an.windows.Windows]:
     """A first step, and the windows that are left over its maxima.
 
     Each first window touches the axis, and they reach from the beginning to the end that is read.
     """
     begin = min(along.begin, kernel - 1)
     begin -= (begin - along.begin) % stride  # the rest is shared out in strides
-    rest = Windows(
+    rest = an.windows.Windows(
         0,
         along.count,
         (along.kernel - kernel) // stride + 1,
@@ -140,48 +136,52 @@ def _apart(along: Windows, kernel: int, stride: int) -> tuple[_Step, Windows]:
     count = min(read, (along.size - 1 + begin) // stride + 1)
     end = max((count - 1) * stride + kernel - along.size - begin, 0)
     made = (along.size + begin + end - kernel) // stride + 1
-    left = Windows(made, rest.count, rest.kernel, rest.stride, rest.begin)
+    left = an.windows.Windows(made, rest.count, rest.kernel, rest.stride, rest.begin)
     return _Step(kernel, stride, begin, end), left
 
 
-def _means(along: Windows) -> list[_Step] | Refusal:
+def _means(along: an.windows.Windows) -> list[_Step] | Refusal:
     """The steps of a mean, or of a root of a sum of squares: windows side by side, then the rest."""
     if not along.inside:
         return Refusal("it counts or leaves out padding, which steps would weigh otherwise")
     kernel, stride = along.kernel, along.stride
     steps = []
-    while kernel > POOL_KERNEL or stride > POOL_STRIDE:
+    while kernel > an.layer_rules.POOL_KERNEL or stride > an.layer_rules.POOL_STRIDE:
         common = math.gcd(kernel, stride)
-        factor = next((n for n in range(2, POOL_KERNEL + 1) if common % n == 0), None)
+        factor = next((n for n in range(2, an.layer_rules.POOL_KERNEL + 1) if common % n == 0), None)
         if factor is None:
             break
         steps.append(_Step(factor, factor))
         kernel, stride = kernel // factor, stride // factor
-    if kernel > POOL_KERNEL:
+    if kernel > an.layer_rules.POOL_KERNEL:
         return Refusal(
             f"a kernel of {along.kernel} at steps of {along.stride} is not made of windows of at most "
-            f"{POOL_KERNEL} that lie side by side"
+            f"{an.layer_rules.POOL_KERNEL} that lie side by side"
         )
     return [*steps, _Step(kernel, stride)]
 
 
-PLANS: dict[int, Callable[[Windows], list[_Step] | Refusal]] = {MAX: _maxima, AVERAGE: _means, L2: _means}
+PLANS: dict[int, Callable[[an.windows.Windows], list[_Step] | Refusal]] = {
+    MAX: _maxima,
+    AVERAGE: _means,
+    L2: _means,
+}
 
 
-def _emit(site: Site, windows: Sequence[Windows], plans: Sequence[Sequence[_Step]]) -> None:
+def _emit(site: Site, windows: Sequence[an.windows.Windows], plans: Sequence[Sequence[_Step]]) -> None:
     """The layers of both axes side by side; the last makes the output."""
     same = (_Step(), _Step())
     sizes = [along.size for along in windows]
     layers: list[Callable[..., str]] = []
     for row in zip_longest(*plans, fillvalue=_Step()):
-        pool = tuple(s._replace(stride=s.stride if s.stride <= POOL_STRIDE else 1) for s in row)
+        pool = tuple(s._replace(stride=s.stride if s.stride <= an.layer_rules.POOL_STRIDE else 1) for s in row)
         if pool != same or (row != same and site.params.type == L2):  # the root of x squared is not x
             layers.append(partial(_pool, site, steps=pool))
-        for i, (axis, s) in enumerate(zip((HEIGHT, WIDTH), row, strict=True)):
+        for i, (axis, s) in enumerate(zip((an.spatial_axes.HEIGHT, an.spatial_axes.WIDTH), row, strict=True)):
             sizes[i] = (sizes[i] + s.begin + s.end - s.kernel) // s.stride + 1
-            if s.stride > POOL_STRIDE:
+            if s.stride > an.layer_rules.POOL_STRIDE:
                 span = range(0, (sizes[i] - 1) * s.stride + 1, s.stride)
-                layers.append(partial(cut, site, axis=axis, span=span))
+                layers.append(partial(an.spatial_axes.cut, site, axis=axis, span=span))
     site.chain(layers)
 
 
@@ -195,7 +195,7 @@ def _pool(site: Site, x: str, steps: Sequence[_Step], outputs: Sequence[str] | N
         type=site.params.type,
         kernelSize=[s.kernel for s in steps],
         stride=[s.stride for s in steps],
-        valid={"paddingAmounts": borders(high, wide)} if any((*high, *wide)) else {},
+        valid={"paddingAmounts": an.spatial_axes.borders(high, wide)} if any((*high, *wide)) else {},
     )
 
 
@@ -203,7 +203,7 @@ def example() -> Any:
     """A maximum over 4 x 4, then a mean over all."""
     form: dict[str, Any] = {"kernelSize": [4, 4], "stride": [4, 4], "valid": {}}
     layers = [
-        make_layer("pooling", ["x"], ["a"], **form),
-        make_layer("pooling", ["a"], ["y"], type="AVERAGE", **form),
+        an.make_layer("pooling", ["x"], ["a"], **form),
+        an.make_layer("pooling", ["a"], ["y"], type="AVERAGE", **form),
     ]
-    return make_network({"x": (1, 2, 16, 16)}, layers, ["y"])
+    return an.make_network({"x": (1, 2, 16, 16)}, layers, ["y"])

@@ -49,15 +49,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array
-from anesurgery.network_editing.kernels import WIDE, depthwise, no_image, takes
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.spatial_axes import HEIGHT, WIDTH, Margins, borders, cut
-from anesurgery.network_editing.windows import height_and_width
-from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.placement.rules.layer_rules import UPSAMPLE
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 NEAREST = 0
 """By `mode`."""
@@ -75,19 +68,19 @@ class SplitUpsampling(LayerRewrite):
     tolerates_nonfinite: ClassVar[bool] = False
     """A weight of 0 makes NaN of an infinity, in one form and not in the other."""
     kinds: ClassVar[frozenset[str]] = frozenset({"upsample"})
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
 
     def rewrite(self, site: Site) -> Refusal | None:
         """By the nearest pixel or bilinear, as it is."""
         p = site.params
         factors = [float(f) for f in p.scalingFactor or p.fractionalScalingFactor]
-        if not factors or max(factors) <= UPSAMPLE:
+        if not factors or max(factors) <= an.layer_rules.UPSAMPLE:
             return None
         whole = [int(f) for f in factors]
         if whole != factors:
             words = "x".join(f"{f:g}" for f in factors)
             return Refusal(f"the factor {words} is fractional, which no whole steps make")
-        height_and_width(site, site.inputs[0])
+        an.windows.height_and_width(site, site.inputs[0])
         layers = _nearest(site, whole) if p.mode == NEAREST else _bilinear(site, whole)
         if isinstance(layers, Refusal):
             return layers
@@ -100,12 +93,12 @@ def _nearest(site: Site, factors: Sequence[int]) -> Layers | Refusal:
     odd = [_odd(f) for f in factors]
     layers: Layers = []
     if max(odd) > 1:
-        if not takes(*odd):
+        if not an.kernels.takes(*odd):
             return Refusal(
                 f"the factor {factors[0]}x{factors[1]} leaves a kernel of {odd[0]}x{odd[1]} to a "
-                f"deconvolution, which may not be larger than {WIDE}"
+                f"deconvolution, which may not be larger than {an.kernels.WIDE}"
             )
-        if (words := no_image(site)) is not None:
+        if (words := an.kernels.no_image(site)) is not None:
             return words
         layers.append(_deconvolve(site, np.ones(odd), odd, ((0, 0), (0, 0))))
     twos = [(f // n).bit_length() - 1 for f, n in zip(factors, odd, strict=True)]
@@ -123,9 +116,12 @@ def _upsample(site: Site, x: str, steps: Sequence[int], outputs: Sequence[str] |
 
 
 def _deconvolve(
-    site: Site, kernel: Array, strides: Sequence[int], cuts: tuple[Margins, Margins]
+    site: Site,
+    kernel: an.Array,
+    strides: Sequence[int],
+    cuts: tuple[an.spatial_axes.Margins, an.spatial_axes.Margins],
 ) -> Callable[..., str]:
-    return partial(depthwise, site, kernel=kernel, strides=strides, cuts=cuts)
+    return partial(an.kernels.depthwise, site, kernel=kernel, strides=strides, cuts=cuts)
 
 
 class _Grid(NamedTuple):
@@ -133,7 +129,7 @@ class _Grid(NamedTuple):
 
     up: int
     step: int
-    repeated: Margins
+    repeated: an.spatial_axes.Margins
     """Pixels that are repeated beyond the image."""
     shift: float
     """From the first of the dense samples that lie between two pixels to that on the first, in samples."""
@@ -144,13 +140,13 @@ class _Grid(NamedTuple):
         return math.floor(self.shift - self.up) + 1
 
     @property
-    def tent(self) -> Array:
+    def tent(self) -> an.Array:
         """The weights of a pixel for the dense samples around it."""
         places = np.arange(self.first, math.ceil(self.shift + self.up))
         return np.asarray(1 - np.abs(places - self.shift) / self.up)
 
     @property
-    def cuts(self) -> Margins:
+    def cuts(self) -> an.spatial_axes.Margins:
         """What a deconvolution with the tent makes too much."""
         before, after = self.repeated
         begin = self.up * before - self.first
@@ -158,7 +154,7 @@ class _Grid(NamedTuple):
         return begin, (before + after) * self.up + len(self.tent) - begin - wanted
 
     @property
-    def neighbours(self) -> Array:
+    def neighbours(self) -> an.Array:
         """The weights of the dense samples around one, each a repeated pixel, that interpolate there."""
         found = np.full(self.up + int(self.shift % 1 > 0), 1 / self.up)
         if self.shift % 1:
@@ -166,7 +162,7 @@ class _Grid(NamedTuple):
         return found
 
     @property
-    def around(self) -> Margins:
+    def around(self) -> an.spatial_axes.Margins:
         """Dense samples beyond the image that are read."""
         if not any(self.repeated):
             return 0, 0
@@ -175,10 +171,10 @@ class _Grid(NamedTuple):
 
 def _bilinear(site: Site, factors: Sequence[int]) -> Layers | Refusal:
     """The first form whose kernels are small enough."""
-    if (words := no_image(site)) is not None:
+    if (words := an.kernels.no_image(site)) is not None:
         return words
     mode = int(site.params.linearUpsampleMode)
-    sizes = height_and_width(site, site.inputs[0])
+    sizes = an.windows.height_and_width(site, site.inputs[0])
     grids = [_grid(mode, f, n) for f, n in zip(factors, sizes, strict=True)]
     for form in (_tents, _means):
         if (layers := form(site, grids)) is not None:
@@ -186,7 +182,7 @@ def _bilinear(site: Site, factors: Sequence[int]) -> Layers | Refusal:
     high, wide = (grid.up for grid in grids)
     return Refusal(
         f"it interpolates at each 1/{high} of the height and 1/{wide} of the width of a pixel, which takes "
-        f"kernels of more than {WIDE}"
+        f"kernels of more than {an.kernels.WIDE}"
     )
 
 
@@ -203,15 +199,15 @@ def _tents(site: Site, grids: Sequence[_Grid]) -> Layers | None:
     """A deconvolution over the image with a repeated border, then slices."""
     high, wide = grids
     kernel = np.outer(high.tent, wide.tent)
-    if not takes(*kernel.shape):
+    if not an.kernels.takes(*kernel.shape):
         return None
     layers = _repeat(site, high.repeated, wide.repeated)
     layers.append(_deconvolve(site, kernel, [high.up, wide.up], (high.cuts, wide.cuts)))
-    for axis, grid in zip((HEIGHT, WIDTH), grids, strict=True):
+    for axis, grid in zip((an.spatial_axes.HEIGHT, an.spatial_axes.WIDTH), grids, strict=True):
         if grid.step > 1:
             size = site.sizes(site.outputs[0])[axis]
             span = range(0, (size - 1) * grid.step + 1, grid.step)
-            layers.append(partial(cut, site, axis=axis, span=span))
+            layers.append(partial(an.spatial_axes.cut, site, axis=axis, span=span))
     return layers
 
 
@@ -220,20 +216,22 @@ def _means(site: Site, grids: Sequence[_Grid]) -> Layers | None:
     high, wide = grids
     kernel = np.outer(high.neighbours, wide.neighbours)
     layers = _nearest(site, [high.up, wide.up])
-    if not takes(*kernel.shape) or isinstance(layers, Refusal):
+    if not an.kernels.takes(*kernel.shape) or isinstance(layers, Refusal):
         return None
     layers += _repeat(site, high.around, wide.around)
-    mean = partial(depthwise, site, kernel=kernel, strides=[high.step, wide.step])
+    mean = partial(an.kernels.depthwise, site, kernel=kernel, strides=[high.step, wide.step])
     return [*layers, mean]
 
 
-def _repeat(site: Site, high: Margins, wide: Margins) -> Layers:
+def _repeat(site: Site, high: an.spatial_axes.Margins, wide: an.spatial_axes.Margins) -> Layers:
     """A border of repeated pixels, if there is one."""
     if not any((*high, *wide)):
         return []
 
     def pad(x: str, outputs: Sequence[str] | None = None) -> str:
-        return site.emit("padding", [x], outputs, replication={}, paddingAmounts=borders(high, wide))
+        return site.emit(
+            "padding", [x], outputs, replication={}, paddingAmounts=an.spatial_axes.borders(high, wide)
+        )
 
     return [pad]
 
@@ -241,7 +239,7 @@ def _repeat(site: Site, high: Margins, wide: Margins) -> Layers:
 def example() -> Any:
     """Four times as high by the nearest pixel, then three times as wide between pixels."""
     layers = [
-        make_layer("upsample", ["x"], ["a"], scalingFactor=[4, 1]),
-        make_layer("upsample", ["a"], ["y"], scalingFactor=[1, 3], mode="BILINEAR"),
+        an.make_layer("upsample", ["x"], ["a"], scalingFactor=[4, 1]),
+        an.make_layer("upsample", ["a"], ["y"], scalingFactor=[1, 3], mode="BILINEAR"),
     ]
-    return make_network({"x": (1, 1, 4, 4)}, layers, ["y"])
+    return an.make_network({"x": (1, 1, 4, 4)}, layers, ["y"])

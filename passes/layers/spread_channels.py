@@ -33,10 +33,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.spatial_axes import borders
-from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class SpreadChannels(LayerRewrite):
         whole, single = site.sizes(image), site.sizes(gate)
         if len(whole) != len(single) or len(whole) < 3 or whole[:-2] != single[:-2]:
             return None
-        amounts = borders((0, whole[-2] - 1), (0, whole[-1] - 1))
+        amounts = an.spatial_axes.borders((0, whole[-2] - 1), (0, whole[-1] - 1))
         spread = site.emit("padding", [gate], replication={}, paddingAmounts=amounts)
         site.emit("multiply", [image, spread], site.outputs)
         return None
@@ -66,5 +64,5 @@ class SpreadChannels(LayerRewrite):
 
 def example() -> Any:
     """An image and a gate."""
-    layer = make_layer("multiply", ["x", "z"], ["y"])
-    return make_network({"x": (3, 1, 4), "z": (3, 1, 1)}, [layer], ["y"])
+    layer = an.make_layer("multiply", ["x", "z"], ["y"])
+    return an.make_network({"x": (3, 1, 4), "z": (3, 1, 1)}, [layer], ["y"])

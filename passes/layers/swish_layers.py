@@ -35,9 +35,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery.errors import Refusal
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.neuralnetwork.making import make_layer, make_network
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 BETA = "beta"
 NUMBERS = ("doubleValue", "intValue", "longValue")
@@ -95,5 +94,5 @@ def _beta(parameters: Any) -> float | Refusal:
 
 def example() -> Any:
     """Swish of an image."""
-    layers = [make_layer("custom", ["x"], ["y"], className="Swish")]
-    return make_network({"x": (1, 2, 4, 4)}, layers, ["y"])
+    layers = [an.make_layer("custom", ["x"], ["y"], className="Swish")]
+    return an.make_network({"x": (1, 2, 4, 4)}, layers, ["y"])

@@ -53,17 +53,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
-from anesurgery.errors import Refusal
-from anesurgery.mil import Array
-from anesurgery.network_editing.kernels import HIGH, WIDE, no_image, takes
-from anesurgery.network_editing.layer_pass import LayerRewrite, Site
-from anesurgery.network_editing.spatial_axes import CHANNEL, border, borders
-from anesurgery.network_editing.windows import height_and_width, windows_of
-from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.layers.window_padding import pairs
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.placement.rules.conditions import CHANNELS
+from anesurgery import authoring as an
+from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 WEIGHTS = 2**24
 """The most weights of a layer with a group for each phase: 64 MiB in fp32."""
@@ -77,9 +68,9 @@ class _Dilated:
     stride: list[int]
     dilation: list[int]
     groups: int
-    weight: Array
+    weight: an.Array
     """[out, in / groups, height, width]."""
-    bias: Array | None
+    bias: an.Array | None
     half: bool
     """Are all numbers stored in fp16?"""
 
@@ -106,7 +97,7 @@ class UndilateConvolution(LayerRewrite):
     tolerates_nonfinite: ClassVar[bool] = False
     """A kernel filled with zeros makes NaN of an infinity."""
     kinds: ClassVar[frozenset[str]] = frozenset({"convolution"})
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
     factor: float = 4.0
 
     def rewrite(self, site: Site) -> Refusal | None:
@@ -120,7 +111,7 @@ class UndilateConvolution(LayerRewrite):
             return Refusal("its weights are computed, so they cannot be spread")
         if p.weights.isUpdatable:
             return Refusal("its weights may be trained, and zeros or copies among them would part")
-        height_and_width(site, site.inputs[0])  # without them no proof can be had
+        an.windows.height_and_width(site, site.inputs[0])  # without them no proof can be had
         site.shape(site.outputs[0])  # a layer that cannot be built is not read either
         found = _read(p)
         if (dear := self._no_zeros(found)) is None:
@@ -134,8 +125,8 @@ class UndilateConvolution(LayerRewrite):
     def _no_zeros(self, found: _Dilated) -> Refusal | None:
         """Why zeros between the taps are not wanted, if they are not."""
         high, wide = found.spread
-        if not takes(high, wide):
-            most = f"{WIDE} ({HIGH} if 1 wide)"
+        if not an.kernels.takes(high, wide):
+            most = f"{an.kernels.WIDE} ({an.kernels.HIGH} if 1 wide)"
             return Refusal(f"with zeros between its taps the kernel is {high}x{wide}, more than {most}")
         if found.cost > self.factor:
             price = f"{found.cost:.1f} times the multiplications"
@@ -144,30 +135,30 @@ class UndilateConvolution(LayerRewrite):
 
 
 def _read(params: Any) -> _Dilated:
-    kernel, groups = pairs(params.kernelSize, 3), int(params.nGroups) or 1
-    high, wide = pairs(params.dilationFactor, 1)
+    kernel, groups = an.window_padding.pairs(params.kernelSize, 3), int(params.nGroups) or 1
+    high, wide = an.window_padding.pairs(params.dilationFactor, 1)
     # Along an axis of one tap, any distance does.
     dilation = [wide if kernel[0] == 1 else high, high if kernel[1] == 1 else wide]
     shape = [int(params.outputChannels), int(params.kernelChannels), *kernel]
     stored = [params.weights, *([params.bias] if params.hasBias else [])]
     return _Dilated(
         kernel,
-        pairs(params.stride, 1),
+        an.window_padding.pairs(params.stride, 1),
         dilation,
         groups,
-        spec.weights(params.weights, shape, "weights"),
-        spec.weights(params.bias, shape[:1], "bias") if params.hasBias else None,
+        an.spec.weights(params.weights, shape, "weights"),
+        an.spec.weights(params.bias, shape[:1], "bias") if params.hasBias else None,
         all(one.float16Value for one in stored),
     )
 
 
-def _store(params: Any, found: _Dilated, weight: Array, bias: Array | None) -> None:
+def _store(params: Any, found: _Dilated, weight: an.Array, bias: an.Array | None) -> None:
     """Put weights into a message, as precise as they were."""
     for field, values in (("weights", weight), ("bias", bias)):
         if values is not None:
             stored = getattr(params, field)
             stored.Clear()
-            stored.MergeFrom(type(stored)(**weights(values, found.half)))
+            stored.MergeFrom(type(stored)(**an.weights(values, found.half)))
 
 
 def _spread(site: Site, found: _Dilated) -> None:
@@ -188,13 +179,13 @@ def _no_phases(site: Site, found: _Dilated) -> Refusal | None:
         return Refusal(f"the dilation is {high} along the height and {wide} along the width")
     if max(found.stride) > 1:
         return Refusal(f"the stride is {found.stride[0]}x{found.stride[1]}, not 1x1")
-    if not takes(*found.kernel):
-        return Refusal(f"the kernel is {found.kernel[0]}x{found.kernel[1]}, more than {WIDE}")
-    if (no := no_image(site)) is not None:
+    if not an.kernels.takes(*found.kernel):
+        return Refusal(f"the kernel is {found.kernel[0]}x{found.kernel[1]}, more than {an.kernels.WIDE}")
+    if (no := an.kernels.no_image(site)) is not None:
         return no
-    channels = max(site.shape(blob)[CHANNEL] or 0 for blob in (site.inputs[0], site.outputs[0]))
-    if channels * high**2 > CHANNELS:
-        return Refusal(f"{high}x{high} phases of {channels} channels are more than {CHANNELS}")
+    channels = max(site.shape(blob)[an.spatial_axes.CHANNEL] or 0 for blob in (site.inputs[0], site.outputs[0]))
+    if channels * high**2 > an.conditions.CHANNELS:
+        return Refusal(f"{high}x{high} phases of {channels} channels are more than {an.conditions.CHANNELS}")
     if found.weight.size * high**2 > WEIGHTS:
         return Refusal(f"{high}x{high} times {found.weight.size} weights are more than {WEIGHTS}")
     return None
@@ -204,18 +195,18 @@ def _by_phases(site: Site, found: _Dilated) -> None:
     """Padding up to whole blocks, blocks to channels, convolution, and back."""
     d = found.dilation[0]
     margins = []
-    for along in windows_of(site, found.spread, found.stride):
+    for along in an.windows.windows_of(site, found.spread, found.stride):
         padded = along.size + along.begin + along.end
         margins.append((along.begin, along.end, -padded % d))
     high, wide = ((begin, end + over) for begin, end, over in margins)
     layers: list[Callable[..., str]] = []
     if any((*high, *wide)):
-        layers.append(partial(border, site, height=high, width=wide, value=0.0))
+        layers.append(partial(an.spatial_axes.border, site, height=high, width=wide, value=0.0))
     blocks = partial(_emitted, site, "reorganizeData", blockSize=d)
     layers += [partial(blocks, mode="SPACE_TO_DEPTH"), partial(_convolved, site, found=found)]
     layers.append(partial(blocks, mode="DEPTH_TO_SPACE"))
     if any(over for *_, over in margins):
-        amounts = borders(*((0, over) for *_, over in margins))
+        amounts = an.spatial_axes.borders(*((0, over) for *_, over in margins))
         layers.append(partial(_emitted, site, "crop", cropAmounts=amounts))
     site.chain(layers)
 
@@ -241,10 +232,10 @@ def _convolved(site: Site, x: str, found: _Dilated, outputs: Any = None) -> str:
 
 def example() -> Any:
     """A kernel with zeros, and phases."""
-    ones = weights(np.ones((1, 1, 3, 3)))
+    ones = an.weights(np.ones((1, 1, 3, 3)))
     form: dict[str, Any] = {"outputChannels": 1, "kernelChannels": 1, "kernelSize": [3, 3], "weights": ones}
     layers = [
-        make_layer("convolution", ["x"], ["a"], dilationFactor=[2, 1], valid={}, **form),
-        make_layer("convolution", ["a"], ["y"], dilationFactor=[4, 4], same={}, **form),
+        an.make_layer("convolution", ["x"], ["a"], dilationFactor=[2, 1], valid={}, **form),
+        an.make_layer("convolution", ["a"], ["y"], dilationFactor=[4, 4], same={}, **form),
     ]
-    return make_network({"x": (1, 1, 8, 8)}, layers, ["y"])
+    return an.make_network({"x": (1, 1, 8, 8)}, layers, ["y"])

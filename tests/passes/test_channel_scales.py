@@ -181,6 +181,6 @@ def test_a_forgotten_offset_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(var: Var) -> Any:
         return (np.asarray(var.op.data.val, np.float16) * np.repeat(var.op.scale.val, 16, 1)).astype(np.float16)  # type: ignore[union-attr]
 
-    monkeypatch.setattr(channel_scales, "decoded", wrong)
+    monkeypatch.setattr("anesurgery.authoring.decoded", wrong)
     with pytest.raises(ane.SurgeryError, match="old and new differ"):
         apply_pass(ChannelScales(), PROGRAMS["linear, offsets"]())

@@ -56,13 +56,12 @@ def test_padding_that_adds_nothing_is_none() -> None:
 def test_the_order_of_the_channels_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: channels before places."""
     from anesurgery.errors import ProofError
-    from anesurgery.passes import patch_convolution
 
     class Wrong(Edit):
         def transposed(self, perm: Sequence[int]) -> Edit:
             return super().transposed([0, 1, 2, 3])
 
-    monkeypatch.setattr(patch_convolution, "Edit", Wrong)
+    monkeypatch.setattr("anesurgery.authoring.Edit", Wrong)
     with pytest.raises(ProofError):
         apply_pass(PatchConvolution(), built())
 

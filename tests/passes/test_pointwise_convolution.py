@@ -12,7 +12,6 @@ import anesurgery as ane
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import PassError, ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes import pointwise_convolution
 from anesurgery.passes.pointwise_convolution import PointwiseConvolution
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.placement.standing import stand
@@ -103,7 +102,7 @@ def test_refusals_name_what_was_found() -> None:
 
 def test_a_weight_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the weight of a matmul is taken as that of a linear."""
-    monkeypatch.setattr(pointwise_convolution, "weight_of", lambda op: (op.y, False))
+    monkeypatch.setattr("anesurgery.facts.channel_products.weight_of", lambda op: (op.y, False))
     with pytest.raises(ProofError):
         apply_pass(PointwiseConvolution(), built(lambda x: mb.matmul(x=x, y=weights(8, 8))))
 

@@ -57,7 +57,7 @@ def test_a_symbolic_picture_stays() -> None:
 
 def test_edges_that_are_swapped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the last rows go where the first ones should."""
-    monkeypatch.setattr(replace_rare_ops, "ints", lambda op, name: ints(op, name)[::-1])
+    monkeypatch.setattr("anesurgery.authoring.ints", lambda op, name: ints(op, name)[::-1])
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(ReplaceRareOps(), built(FORMS["all sides"]))
 

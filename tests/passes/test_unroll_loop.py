@@ -15,7 +15,6 @@ import anesurgery as ane
 from anesurgery.errors import PassError, ProofError
 from anesurgery.mil import Block, Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.ops import CONTROL, LISTS
-from anesurgery.passes import unroll_loop
 from anesurgery.passes.unroll_loop import UnrollLoop
 from anesurgery.regions.inlining import Inliner
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
@@ -194,7 +193,7 @@ def test_a_lost_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             found = super().block(block, given)
             return [found[0], given[1]] if self.maker is not None and len(found) == 2 else found
 
-    monkeypatch.setattr(unroll_loop, "Inliner", Wrong)
+    monkeypatch.setattr("anesurgery.facts.inlining.Inliner", Wrong)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollLoop(), counted(3))
 

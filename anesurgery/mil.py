@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
@@ -65,6 +66,7 @@ with quiet_host():
     from coremltools.converters.mil.mil import types
     from coremltools.converters.mil.mil.block import curr_block
     from coremltools.converters.mil.mil.builder import _BEFORE_OP_STACK
+    from coremltools.converters.mil.mil.input_type import TensorInputType
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
     from coremltools.converters.mil.mil.scope import SCOPE_STACK, VALID_OPS_TO_COPY_SCOPE_INFO
     from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
@@ -147,6 +149,7 @@ __all__ = [
     "Function",
     "Maker",
     "Operation",
+    "Parameter",
     "Program",
     "Var",
     "add_input",
@@ -174,6 +177,7 @@ __all__ = [
     "op_parameters",
     "op_types",
     "operands",
+    "parameters",
     "producer",
     "quiet_host",
     "reads",
@@ -336,6 +340,32 @@ def op_parameters(op_type: str) -> frozenset[str]:
     core = SSAOpRegistry.core_ops.get(op_type, {}).values()
     others = [t[op_type] for t in (SSAOpRegistry.dialect_ops, SSAOpRegistry.custom_ops) if op_type in t]
     return frozenset(name for cls in (*core, *others) for name in cls.input_spec.input_types)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What an op takes for one of its parameters."""
+
+    dtypes: frozenset[np.dtype[Any]]
+    """The element types."""
+    group: str | None
+    """Parameters of one group must have the same element type; None: it agrees with no other."""
+
+
+def parameters(op_type: str) -> dict[str, Parameter]:
+    """The parameters of an op that take tensors, in the opset of the function that is being built."""
+    return _parameters(SSAOpRegistry._get_core_op_cls(op_type)) if op_type in SSAOpRegistry.core_ops else {}
+
+
+@lru_cache(maxsize=1024)
+def _parameters(op_class: Any) -> dict[str, Parameter]:
+    rows = {}
+    for name, kind in op_class.input_spec.input_types.items():
+        if isinstance(kind, TensorInputType):
+            domain = kind.type_domain or op_class.type_domains.get(kind.type_domain_id, ())
+            dtypes = frozenset(np.dtype(types.nptype_from_builtin(t)) for t in domain if t is not types.str)
+            rows[name] = Parameter(dtypes, kind.type_domain_id)
+    return rows
 
 
 def add_input(function: Function, name: str, shape: Sequence[int], dtype: Any, state: bool = False) -> Var:

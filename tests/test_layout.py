@@ -429,6 +429,14 @@ def test_a_pass_begins_soon() -> None:
     assert median(import_lines(path) for path in pass_files()) <= IMPORT_LINES
 
 
+def test_every_word_of_the_authors_is_in_the_docs() -> None:
+    from anesurgery import authoring
+
+    page = (ROOT / "docs" / "writing-a-pass.md").read_text(encoding="utf-8")
+    written = set(re.findall(r"`(?:facts\.|regions\.|semantics\.|mb\.|op\.|an\.)?([A-Za-z_]\w*)", page))
+    assert not [word for word in authoring.__all__ if word not in written]
+
+
 @pytest.mark.parametrize("name", registry.pass_names())
 def test_a_pass_has_a_test_file(name: str) -> None:
     room = "passes/layers" if name in registry.layer_pass_names() else "passes"

@@ -9,18 +9,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import anesurgery as ane
 from anesurgery import facts, ops, regions, semantics, testing
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError
 from anesurgery.mil import Operation, Program, Var, mb, types
 from anesurgery.placement import Grade, Rule, Target
 from anesurgery.placement.registered import unregister_rule
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match, Ops
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "writing-a-pass.md").read_text(encoding="utf-8")
@@ -102,3 +103,78 @@ def test_inspect_asks_a_rule_of_ones_own(own: Rule) -> None:
 def test_a_rule_that_says_nothing_is_an_error(rule: Rule, words: str) -> None:
     with pytest.raises(SurgeryError, match=words):
         ane.register_rule(rule)
+
+
+def test_a_pass_without_a_name_is_an_error_when_it_is_made() -> None:
+    with pytest.raises(
+        PassError, match='the pass HalfPrice has no name, .* write `name: ClassVar.str. = "half_price"`'
+    ):
+
+        class HalfPrice(Rewrite):
+            def pattern(self, op: Ops) -> OpPattern:
+                return op.relu(x=var("x"))
+
+    with pytest.raises(PassError, match="the name of the pass Optional would be one of its options"):
+
+        class Optional(Rewrite):
+            name: str = "optional"  # type: ignore[misc]
+
+    with pytest.raises(PassError, match="the pass Empty has the name ''"):
+
+        class Empty(ane.Pass):
+            name: ClassVar[str] = ""
+
+
+class Approximately(Rewrite):
+    """A division becomes a product, which rounds twice."""
+
+    name: ClassVar[str] = "approximately"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.real_div(x=var("x"), y=var("y"))
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.mul(x=m.x, y=mb.inverse(x=m.y, epsilon=0.0))
+
+
+class Doubled(Approximately):
+    """That is no rounding."""
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.real_div(x=m.x, y=mb.mul(x=m.y, y=2))
+
+
+@mb.program(input_specs=[mb.TensorSpec((2, 64)), mb.TensorSpec((2, 64))])
+def quotient(x: Var, y: Var) -> Var:
+    return mb.real_div(x=x, y=y, name="z")
+
+
+def test_an_edit_that_rounds_says_how_to_declare_that_and_by_how_much() -> None:
+    with pytest.raises(
+        ProofError, match=r"old and new differ by .* promised: bit-exact\. Where that is"
+    ) as error:
+        testing.apply_pass(Approximately(), quotient)
+    enough = float(str(error.value).split("Tolerance(")[1].split(")")[0])
+    Approximately.tolerance = ane.Tolerance(enough)
+    try:
+        assert testing.apply_pass(Approximately(), quotient)[1].changes
+    finally:
+        del Approximately.tolerance
+    with pytest.raises(ProofError) as other:
+        testing.apply_pass(Doubled(), quotient)
+    assert "Tolerance(" not in str(other.value)
+
+
+class Picky(Approximately):
+    """Refuses."""
+
+    def check(self, m: Match) -> Refusal:
+        return Refusal("it is no Sunday", m.root)
+
+
+def test_a_refusal_shows_the_op() -> None:
+    surgery = ane.apply(quotient, [Picky()])
+    lines = str(surgery).splitlines()
+    at = next(i for i, line in enumerate(lines) if "it is no Sunday" in line)
+    assert lines[at + 1].strip() == "%z: 2x64 = real_div(x=%x, y=%y)"
+    assert [row["op"] for row in surgery.to_json()["refusals"]] == ["%z: 2x64 = real_div(x=%x, y=%y)"]

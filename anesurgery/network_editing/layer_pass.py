@@ -165,7 +165,7 @@ def _barred(site: Site) -> Refusal | None:
 
 
 @dataclass(frozen=True)
-class LayerPass(Pass):
+class LayerPass(Pass, abstract=True):
     """A pass over the layers of a neural network (`.mlmodel`), not over the ops of an ML Program."""
 
     subject: ClassVar[type[Subject]] = NeuralNetwork
@@ -176,7 +176,7 @@ class LayerPass(Pass):
 
 
 @dataclass(frozen=True)
-class LayerRewrite(LayerPass):
+class LayerRewrite(LayerPass, abstract=True):
     """A pass that puts other layers in the place of one, wherever it may."""
 
     kinds: ClassVar[frozenset[str]]

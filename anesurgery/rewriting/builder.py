@@ -15,6 +15,7 @@ from anesurgery.mil import Array, Function, Operation, Var, is_compressed, opera
 from anesurgery.regions.compressed_weights import build
 from anesurgery.regions.reencoding import encoded, numbers_of
 from anesurgery.regions.weight_edits import Edit
+from anesurgery.rewriting.literals import typed
 from anesurgery.rewriting.recoding import DECODE, KEEP, Recoded
 from anesurgery.rewriting.session import Session
 
@@ -41,7 +42,10 @@ class Builder:
         return other
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
-        """The builder of one op type; takes the MIL inputs by name, `name=` is optional."""
+        """The builder of one op type; takes the MIL inputs by name, `name=` is optional.
+
+        Python numbers get the element type of the op's first float operand.
+        """
         make = getattr(mil.mb, op_type)
 
         def build(**inputs: Any) -> Any:
@@ -49,7 +53,7 @@ class Builder:
             name = self._session.fresh_name(self._function, wish)
             if op_type == "pad":  # whose default, an fp32 zero, does not load beside other types
                 inputs.setdefault("constant_val", mil.np_dtype(inputs["x"]).type(0))
-            made = make(before_op=self._before, name=name, **inputs)
+            made = make(before_op=self._before, name=name, **typed(op_type, inputs))
             self._record(made[0] if isinstance(made, (tuple, list)) else made)
             return made
 

@@ -5,6 +5,7 @@ Each format has a `Place` of its own: what can be built at an op or a layer, and
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.grades import SiteCheck
+from anesurgery.checking.grades import EXACT, SiteCheck
 from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import check_site
 from anesurgery.errors import InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
@@ -155,9 +156,29 @@ def compared(place: Place, built: Built) -> Mapping[str, Any]:
         raise ProofError(
             f"pass {step.name} at {place}: old and new differ by {proof.max_abs:g} "
             f"({proof.max_rel:.2g} of the largest value); promised: {step.tolerance}"
+            + _about_rounding(step, proof)
             + (f"; for example\n{proof.counterexample}" if proof.counterexample else "")
         )
     return {"proof": proof}
+
+
+ROUNDING = 1e-2
+"""A difference above this share of the largest value is no rounding, even of long sums in fp16."""
+
+
+def _about_rounding(step: Pass, proof: SiteCheck) -> str:
+    """What an author can do where a pass that promises equal bits only rounds in another way."""
+    if step.tolerance != EXACT or not proof.max_rel < ROUNDING:
+        return ""
+    return (
+        ". Where that is rounding, a pass may declare it: "
+        f"`tolerance: ClassVar[Tolerance] = Tolerance({_above(proof.max_rel):g})`"
+    )
+
+
+def _above(share: float) -> float:
+    """The next power of ten above twice what was seen, since other numbers round differently."""
+    return float(10.0 ** math.ceil(math.log10(2 * share))) if share else 0.0
 
 
 def alike(old: Var, new: Var, refines: bool = False) -> bool:

@@ -18,7 +18,7 @@ FORMS = ("largest", "layer_norm")
 
 
 @dataclass(frozen=True)
-class NormForm(Rewrite):
+class NormForm(Rewrite, abstract=True):
     """A norm whose squares may overflow in fp16, of numbers up to 1 or as a layer norm."""
 
     follows: ClassVar[tuple[str, ...]] = ("compute_fp16", "scale_ranges", "channels_first")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -53,6 +54,20 @@ class Pass:
     caveat: ClassVar[str] = ""
     """What the caller should know where it changed something; a surgery notes it."""
 
+    def __init_subclass__(cls, abstract: bool = False, **options: Any) -> None:
+        """A pass is known by its name, so one without is an error as soon as the class is made.
+
+        Args:
+            abstract: is it a kind of pass, whose subclasses have names?
+            options: of other parents.
+
+        Raises:
+            PassError: there is no name, or it is an option.
+        """
+        super().__init_subclass__(**options)
+        if not abstract:
+            check_name(cls)
+
     @property
     def promise(self) -> Promise:
         """What its sites are checked against."""
@@ -94,6 +109,22 @@ class Pass:
             if getattr(self, f.name) != f.default
         )
         return f"{self.name}({changed})" if changed else self.name
+
+
+def check_name(step: type[Pass]) -> None:
+    """Has a class of passes a name of its own?
+
+    Raises:
+        PassError: it has none, or it is an option.
+    """
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", step.__name__).lower().strip("_")
+    line = f'write `name: ClassVar[str] = "{words}"` in the class'
+    if "name" in vars(step).get("__annotations__", {}) and "ClassVar" not in str(step.__annotations__["name"]):
+        raise PassError(f"the name of the pass {step.__name__} would be one of its options; {line}")
+    name = getattr(step, "name", None)
+    if not isinstance(name, str) or not name:
+        given = "no name" if name is None else f"the name {name!r}"
+        raise PassError(f"the pass {step.__name__} has {given}, by which reports and recipes know it; {line}")
 
 
 Observer = Callable[[Pass, Graph], None]

@@ -53,7 +53,7 @@ Pairs: TypeAlias = "list[tuple[Var, Var]]"
 
 
 @dataclass(frozen=True)
-class Rewrite(Pass):
+class Rewrite(Pass, abstract=True):
     """A pass that replaces what a pattern matches, everywhere, until nothing matches."""
 
     shares_inner: ClassVar[bool] = False

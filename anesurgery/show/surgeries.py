@@ -16,7 +16,7 @@ from anesurgery.checking.grades import summary
 from anesurgery.checking.ranges import Ranges
 from anesurgery.display import draws
 from anesurgery.mil import Array
-from anesurgery.rewriting.session import Change, Report, counts, grouped_refusals, refusal_lines
+from anesurgery.rewriting.session import Change, Report, counts, grouped_refusals, refusal_lines, refused_ops
 from anesurgery.show.console import as_html, as_text, plain
 from anesurgery.surgery import Surgery
 
@@ -104,7 +104,10 @@ def _remarks(report: Report) -> list[Text]:
     """What the caller must change or know, and what was refused."""
     lines = [plain(f"interface: {change.words}", style="cyan") for change in report.contract]
     lines += [plain(f"note: {note}", style="cyan") for note in report.notes]
-    return lines + [plain(f"skipped: {line}", style="dim") for line in refusal_lines(report.refusals)]
+    for line, op in zip(refusal_lines(report.refusals), refused_ops(report.refusals), strict=True):
+        lines.append(plain(f"skipped: {line}", style="dim"))
+        lines += [plain(f"  {op}", style="dim")] if op else []
+    return lines
 
 
 def _report_group(report: Report) -> Group:
@@ -244,8 +247,10 @@ def report_json(report: Report) -> dict[str, Any]:
         "edits": counts(report.changes),
         "changes": [_change_json(c) for c in report.changes],
         "refusals": [
-            {"step": name, "reason": reason, "count": count, "first_at": where}
-            for name, reason, count, where in grouped_refusals(report.refusals)
+            {"step": name, "reason": reason, "count": count, "first_at": where, "op": op}
+            for (name, reason, count, where), op in zip(
+                grouped_refusals(report.refusals), refused_ops(report.refusals), strict=True
+            )
         ],
         "interface_changes": [change.words for change in report.contract],
         "artifacts": {name: list(array.shape) for name, array in report.artifacts.items()},

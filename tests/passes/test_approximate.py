@@ -80,6 +80,6 @@ def test_nobody_gets_it_unasked() -> None:
 def test_a_wrong_coefficient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong formula; the stated error is believed here, so that the check of the site must find it."""
     monkeypatch.setattr(formulas, "ARC", (1.5707288, -0.2121144, 0.0742610, 0.0187293))
-    monkeypatch.setattr("anesurgery.facts.formulas.measured", lambda *_: 0.0)
+    monkeypatch.setattr("anesurgery.regions.formulas.measured", lambda *_: 0.0)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(Approximate(functions=("asin",)), bounded("asin", -1, 1))

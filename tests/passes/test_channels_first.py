@@ -133,7 +133,7 @@ def test_parts_of_channels_and_tokens() -> None:
 @pytest.mark.parametrize("largest", [2, 3, 5])
 def test_a_region_in_parts_is_the_same_region(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
     program = built(lambda x: mlp(mlp(mlp(x))))
-    monkeypatch.setattr("anesurgery.facts.channel_regions.LARGEST", largest)
+    monkeypatch.setattr("anesurgery.regions.channel_regions.LARGEST", largest)
     after, session = apply_pass(ChannelsFirst(), program)
     assert len(session.changes) > 1
     assert kinds(after) == {"conv": 6, "silu": 3, "add": 3, "transpose": 2, "expand_dims": 1, "squeeze": 1}

@@ -102,7 +102,7 @@ def test_refusals_name_what_was_found() -> None:
 
 def test_a_weight_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the weight of a matmul is taken as that of a linear."""
-    monkeypatch.setattr("anesurgery.facts.channel_products.weight_of", lambda op: (op.y, False))
+    monkeypatch.setattr("anesurgery.regions.channel_products.weight_of", lambda op: (op.y, False))
     with pytest.raises(ProofError):
         apply_pass(PointwiseConvolution(), built(lambda x: mb.matmul(x=x, y=weights(8, 8))))
 

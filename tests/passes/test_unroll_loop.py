@@ -193,7 +193,7 @@ def test_a_lost_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             found = super().block(block, given)
             return [found[0], given[1]] if self.maker is not None and len(found) == 2 else found
 
-    monkeypatch.setattr("anesurgery.facts.inlining.Inliner", Wrong)
+    monkeypatch.setattr("anesurgery.regions.inlining.Inliner", Wrong)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollLoop(), counted(3))
 
@@ -262,7 +262,7 @@ def test_rows_that_are_added_to_numbers_stay_scatters() -> None:
 
 def test_a_row_of_the_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong rewrite: the first state is read in every round."""
-    monkeypatch.setattr("anesurgery.facts.inlining.place_of", lambda at, length: min(int(at[0]), 1))
+    monkeypatch.setattr("anesurgery.regions.inlining.place_of", lambda at, length: min(int(at[0]), 1))
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollLoop(), collected(mode="update"))
 

@@ -115,6 +115,10 @@ SAME_MEMORY = frozenset({"M1", "M4", "M5"})
 """Chips on which the memory class was seen to be the same: published of an M1 (macOS 14.6) and an M4 (27.0.1);
 and five models ended on an M5 Max as it says (macOS 26.6, erwinzhang7/coreml-compute-placement)."""
 
+SEEN_ELSEWHERE = MEMORY_CLASS | {"relu"}
+"""Ops whose rates were the same there; sums, transpositions and what else has a formula of its own were not in
+these data."""
+
 FEW_ROWS, UP_TO = 16, 13
 """Rows of a linear below which no rate was seen, and the last family on which it may then cost what it moves:
 on an M1 a single row stayed on the CPU at each width (thisisthepy/torchnative: ANEDECODE.md)."""
@@ -142,7 +146,7 @@ def estimate(op: Operation, work: Work, target: Target) -> Estimate | None:
     if op.op_type == "linear" and min(target.families) <= UP_TO and _rows(op) < FEW_ROWS:
         moved = _memory(work.moved + work.constant)
         found = replace(found, or_else=(*found.or_else, (moved.ane or 0.0, moved.cpu or 0.0)))
-    if target.extrapolated and (work.flop or not SAME_MEMORY.issuperset(target.chips)):
+    if target.extrapolated and not (op.op_type in SEEN_ELSEWHERE and SAME_MEMORY.issuperset(target.chips)):
         found = _wider(found, ELSEWHERE)
     if target.rates is not None:
         found = _corrected(found, target.rates.rates.get(op.op_type, {}))

@@ -16,6 +16,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.flexible import AtShape
 from anesurgery.placement.loadable import refusal
 from anesurgery.placement.target import Target
+from anesurgery.placement.unit_advice import UnitAdvice
 
 UNITS = ("ane", "gpu", "cpu", None)
 """Compute units; None where nothing allows a verdict."""
@@ -131,6 +132,7 @@ class Memory:
         state_traffic: what one call reads of them and writes to them, slices by their own size.
         expanded: the weights when compressed ones are expanded, as units that keep fp16 hold them; 0 where
             none is.
+        app: what an app may take on the target, where one was ended that took more; None when unknown.
     """
 
     weights: int
@@ -141,6 +143,21 @@ class Memory:
     states: int = 0
     state_traffic: int = 0
     expanded: int = 0
+    app: int | None = None
+
+    @property
+    def needed(self) -> int:
+        """Weights as stored, and beside them as expanded, activations and states: what was killed held all."""
+        return self.weights + self.expanded + self.activations + self.states
+
+    @property
+    def left(self) -> int | None:
+        """What is left of `app` for everything else; below 0 where it is too little."""
+        return None if self.app is None else self.app - self.needed
+
+    def to_json(self) -> dict[str, int | None]:
+        """Plain data."""
+        return {**vars(self), "needed": self.needed, "left": self.left}
 
 
 @dataclass(frozen=True)
@@ -163,6 +180,8 @@ class Inspection(Drawn):
         time: milliseconds of one prediction on one chip (`.ms`), with a band of 80 % (`.low`, `.high`), the
             number of published times behind it (`.measurements`) and their `.source`; None, with a note that
             says why, where nothing allows it.
+        advice: the compute units with which measured models of this kind were fastest on this chip; None where
+            nothing was measured, or not all agree.
     """
 
     model: str
@@ -177,6 +196,7 @@ class Inspection(Drawn):
     cost: float | None = None
     at_shapes: tuple[AtShape, ...] = ()
     time: Time | None = None
+    advice: UnitAdvice | None = None
 
     @property
     def status(self) -> int:
@@ -274,13 +294,15 @@ class Inspection(Drawn):
             "status": self.status,
             "counts": self.counts,
             "residency": self.residency,
+            "residency_at_most": self.residency_at_most,
             "switches": self.switches,
             "cost_us": None if "gpu" in self.counts else self.cost,
             "time": None if self.time is None else self.time.to_json(),
+            "advice": None if self.advice is None else self.advice.to_json(),
             "segments": [s.to_json() for s in self.segments],
             "findings": [f.to_json() for f in self.findings],
             "ops": [r.to_json() for r in self.ops],
-            "memory": None if self.memory is None else vars(self.memory),
+            "memory": None if self.memory is None else self.memory.to_json(),
             "notes": list(self.notes),
             "measured": self.measured,
             "at_shapes": [vars(one) for one in self.at_shapes],

@@ -9,7 +9,7 @@ from anesurgery.doors import door
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load
 from anesurgery.mil import dtype_name, exclusive, function_of
-from anesurgery.placement import compute_plan, loadable, memory
+from anesurgery.placement import compute_plan, loadable, memory, unit_advice
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
@@ -38,12 +38,6 @@ NO_PROMISE = (
 )
 ELSEWHERE = "what was measured on a base M4 with macOS 27.0.1 is extrapolated to {}"
 GPU = "what goes to the GPU is a guess, fitted to four models of an M4 Pro (macOS 26.5.1)"
-NO_SAFE_DEFAULT = (
-    "ALL is no safe default: 79.4 ms where the GPU alone took 20.4 (M1 Max), 53.3 against 35.5 and another "
-    "token (M2 Ultra, macOS 26.5.2), 4803 against 1592 (M2, macOS 15.7.5; findit-studio/coremlit, "
-    "mattmireles/kokoro-coreml). Which setting is the fastest follows from no estimate: `anesurgery measure "
-    "MODEL` times each on the device"
-)
 NO_GPU = (
     "what {} gives to the GPU is not known here, so that most ops have no unit: five models ran on the GPU "
     "of an M5 Max "
@@ -97,6 +91,8 @@ def inspect_program(
     shaped = judge_shaped(loaded, function, target, rules)
     budget, about_memory = memory.measure(shaped.function, target)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
+    about_load = (*slow_loads.of_function(shaped.function, budget, target), *about_memory)
+    doubts = (*doubts, *whole_model.failing(about_load, target))
     units, path = choose(judged, target, doubts)
     segments, numbers = segments_of(judged, units, shaped.function)
     timed = time_of_shaped(shaped, units, target, bool(doubts))
@@ -109,11 +105,11 @@ def inspect_program(
     )
     about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *shapes.save_changes(loaded.program))
     label = "MIL program" if loaded.source is None else str(loaded.source)
-    about_load = slow_loads.of_function(shaped.function, budget, target) if advice else ()
     of_version = loadable.of_version(loaded.version, target)
-    findings = (*of_version, *doubts, *about_load, *about_memory, *about_shapes)
+    findings = tuple(dict.fromkeys((*of_version, *doubts, *about_load, *about_shapes)))
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
-    notes = (*_notes(target), *shaped.notes, *(f"estimated {one}" for one in each))
+    advised = unit_advice.advice(shaped.function, target) if advice else None
+    notes = (*_notes(target, advised), *shaped.notes, *(f"estimated {one}" for one in each))
     notes += (f"no time: {timed.why}",) if timed.why else ()
     return Inspection(
         label,
@@ -125,6 +121,7 @@ def inspect_program(
         notes,
         cost=path,
         at_shapes=each,
+        advice=advised,
         time=timed.time,
     )
 
@@ -162,7 +159,7 @@ def _beside(found: Inspection, model: Any, target: Target, function: str | None)
     return compute_plan.beside(found, compute_plan.plan(model, target, function))
 
 
-def _notes(target: Target) -> tuple[str, ...]:
+def _notes(target: Target, advised: unit_advice.UnitAdvice | None) -> tuple[str, ...]:
     notes = list(NO_PROMISE)
     if target.extrapolated:
         notes.append(ELSEWHERE.format(target.extrapolated))
@@ -170,5 +167,6 @@ def _notes(target: Target) -> tuple[str, ...]:
         notes.append(f"estimates are corrected by a table learned from {', '.join(target.rates.hosts)}")
     if target.uses_gpu:
         notes.append(GPU if target.gpu_fitted else NO_GPU.format(target.compute_units))
-        notes.append(NO_SAFE_DEFAULT)
+    if target.uses_ane:
+        notes.append(unit_advice.NO_SAFE_DEFAULT if advised is None else str(advised))
     return tuple(notes)

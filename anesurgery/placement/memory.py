@@ -36,6 +36,11 @@ NEAR = 0.8
 """Share of the address space from which the reports (3 to 3.75 GB on M1) begin."""
 
 
+APP = {"A19": 5_000_000_000}
+"""Bytes of an app at which iOS ended it, about: an iPhone 17 Pro (john-rocky/CoreML-LLM). Of others nothing is
+known."""
+
+
 def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, ...]]:
     """What a function asks of memory, and what is too much of it for a target.
 
@@ -58,11 +63,18 @@ def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, 
         states=sum(map(_held, function.inputs.values())),
         state_traffic=sum(map(_traffic, walk_ops(function))),
         expanded=dense(function) if _is_packed(function) else 0,
+        app=_app(target),
     )
     if not target.uses_ane:
         return memory, ()
     found = [*_of_weights(function, memory, target, chip), *_of_values(values, largest, target)]
     return memory, tuple(found)
+
+
+def _app(target: Target) -> int | None:
+    """What an app may take on the phones of a target; None where a chip is none, or nothing is known."""
+    phones = all(CHIPS[name].platform == "iOS" for name in target.chips)
+    return min((APP[name] for name in target.chips if name in APP), default=None) if phones else None
 
 
 def _weights(function: Function) -> int:

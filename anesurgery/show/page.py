@@ -197,10 +197,13 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
     if memory is not None:
         limit = "limit unknown" if memory.limit is None else f"of {in_words(memory.limit)}"
         chunks = f", {memory.chunks} chunks" if memory.chunks > 1 else ""
-        made.append(("weights", in_words(memory.weights), limit + chunks))
+        wide = f", {in_words(memory.expanded)} expanded" if memory.expanded else ""
+        made.append(("weights", in_words(memory.weights), limit + chunks + wide))
         made.append(("activations", in_words(memory.activations), f"largest {in_words(memory.largest)}"))
         if memory.states:
             made.append(("states", in_words(memory.states), f"{in_words(memory.state_traffic)} a call"))
+        if app := summary.app_words(memory):
+            made.append(("in an app", in_words(memory.needed), app))
     return made
 
 

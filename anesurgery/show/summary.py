@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from anesurgery.placement.durations import change
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.placement.inspection import Inspection, Memory, OpRow
 from anesurgery.semantics.reading import in_words
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
@@ -198,7 +198,16 @@ def memory_words(inspection: Inspection) -> str:
     chunks = "1 chunk" if memory.chunks == 1 else f"{memory.chunks} chunks"
     moved = f" | states {in_words(memory.states)}, {in_words(memory.state_traffic)} a call"
     wide = f" ({in_words(memory.expanded)} expanded)" if memory.expanded else ""
-    return f"weights {in_words(memory.weights)}{wide}{limit}, {chunks}{moved if memory.states else ''}"
+    app = f" | {app_words(memory)}" if memory.app is not None else ""
+    return f"weights {in_words(memory.weights)}{wide}{limit}, {chunks}{moved if memory.states else ''}{app}"
+
+
+def app_words(memory: Memory) -> str:
+    """What the model takes of the memory of an app, and what is left, in words; "" where that is not known."""
+    if memory.app is None or memory.left is None:
+        return ""
+    rest = f"{in_words(memory.left)} left" if memory.left >= 0 else f"{in_words(-memory.left)} too much"
+    return f"takes {in_words(memory.needed)} of about {in_words(memory.app)} for an app, {rest}"
 
 
 def needs_attention(row: OpRow) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from statement import half, of
+from statements_of_reports import stateful
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
@@ -69,9 +70,13 @@ CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
     "a history of 32,768": (attention(64, 32768), "M5/macOS 26", "compile-history"),
     "8,192 compiled": (attention(64, 8192), "M5/macOS 26", ""),
     "1.1 GB": (products(9), "M4/macOS 15", "load-minutes"),
-    "0.7 GB": (products(5), "M4/macOS 15", ""),
+    "0.7 GB": (products(5), "M4/macOS 15", "load-minutes"),
+    "0.5 GB": (products(4), "M4/macOS 15", ""),
     "1.88 GB of int8 on a phone": (products(28, bits=8), "A19/iOS 26", "size-phone"),
-    "0.75 GB of int8 on a phone": (products(11, bits=8), "A19/iOS 26", ""),
+    "0.75 GB of int8 on a phone": (products(11, bits=8), "A19/iOS 26", "load-minutes"),
+    "0.6 GB of int8 on a phone": (products(9, bits=8), "A19/iOS 26", ""),
+    "palettes and a state": (stateful("palette"), "any", "state-palette"),
+    "a state alone": (stateful("fp16"), "any", ""),
     "four norms at 64x64": (norms(4), "M5 Max/macOS 27", "compile-norm-values"),
     "one block": (norms(2), "M5 Max/macOS 27", ""),
     "a shape of the run": (late(False), "any", "compile-late-shape"),
@@ -98,8 +103,24 @@ def test_memory_tells_the_weights_as_stored_and_expanded() -> None:
     assert memory.weights < 0.51 * memory.expanded
 
 
-def test_all_is_no_safe_default_and_the_gpu_has_no_number() -> None:
-    found = ane.inspect(attention(64, 64)(), "M4 Pro/macOS 26", compute_units="ALL")
-    assert any("no safe default" in note and "anesurgery measure MODEL" in note for note in found.notes)
-    assert all("gpu" not in (row["estimate"] or {}) for row in found.to_json()["ops"])
-    assert not any("no safe default" in note for note in ane.inspect(attention(64, 64)(), "M4").notes)
+def test_memory_tells_what_an_app_on_a_phone_has_left() -> None:
+    found = ane.inspect(products(2, bits=8)(), "A19/iOS 26")
+    memory = found.memory
+    assert memory is not None
+    assert memory.app is not None
+    assert memory.needed == memory.weights + memory.expanded + memory.activations + memory.states
+    assert memory.left == memory.app - memory.needed > 0
+    assert "for an app" in " ".join(str(found).split())
+    assert found.to_json()["memory"]["left"] == memory.left
+    large = ane.inspect(products(28, bits=8)(), "A19/iOS 26")
+    assert large.memory is not None
+    assert large.memory.left is not None
+    assert large.memory.left < 0
+    assert "too much" in " ".join(str(large).split())
+
+
+@pytest.mark.parametrize("target", ["M4", "any", "A15/iOS 17"])
+def test_where_no_app_was_ended_nothing_is_said_of_its_limit(target: str) -> None:
+    memory = ane.inspect(products(2, bits=8)(), target).memory
+    assert memory is not None
+    assert memory.left is None

@@ -52,12 +52,15 @@ def listed_norm() -> Program:
     return made
 
 
-def layers(count: int) -> Callable[[], Program]:
-    """Products of 134 MB of weights each, which nobody reads from memory."""
+def layers(count: int, kind: Any = np.float16) -> Callable[[], Program]:
+    """Products of 134 MB of fp16 weights each, or of half as many bytes, which nobody reads from memory."""
 
     def body(x: Var) -> Var:
         for _ in range(count):
-            x = mb.linear(x=x, weight=np.zeros((8192, 8192), np.float16))
+            weight = np.zeros((8192, 8192), kind)
+            if kind is np.int8:
+                weight = mb.constexpr_blockwise_shift_scale(data=weight, scale=half(8192, 1))
+            x = mb.linear(x=x, weight=weight)
         return x
 
     return of(body, (64, 8192))
@@ -68,10 +71,13 @@ CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
     "a small table": (lookup(64, small=True), "M4/macOS 27", ""),
     "one row of a large table": (lookup(1), "M4/macOS 27", ""),
     "a large table on M5": (lookup(64), "M5 Pro/macOS 26", ""),
+    "a large table on M1": (lookup(64), "M1 Max/macOS 27", ""),
     "a large table on a phone": (lookup(64), "A19/iOS 26", ""),
     "too much for a phone": (layers(14), "A19/iOS 26", "size-leaves"),
     "too much for a Mac": (layers(28), "M4/macOS 26", "size-leaves"),
     "not too much for a Mac": (layers(11), "M4/macOS 27", ""),
+    "bytes that expand to too much": (layers(16, np.int8), "M4/macOS 26", "size-leaves"),
+    "fewer bytes": (layers(13, np.int8), "M4/macOS 27", ""),
     "an enumerated norm": (listed_norm, "iPhone/iOS 17", "dyn-enum-norm"),
 }
 
@@ -163,3 +169,55 @@ def test_a_rule_that_looks_at_the_last_op_alone_misses_the_mask(monkeypatch: pyt
     monkeypatch.setattr(ignored_masks, "MASK_STEPS", 1)
     with pytest.raises(AssertionError):
         test_a_mask_of_integers_reaches_the_unit_of_fused_attention("integers on M5")
+
+
+def scores(queries: int, keys: int) -> Callable[[], Program]:
+    """Attention between products that are large enough for the ANE."""
+
+    def body(x: Var, k: Var) -> Var:
+        for _ in range(6):
+            x = mb.linear(x=mb.relu(x=mb.linear(x=x, weight=half(4096, 64))), weight=half(64, 4096))
+        return mb.softmax(x=mb.matmul(x=x, y=k, transpose_y=True), axis=-1)
+
+    return of(body, (1, 8, queries, 64), (1, 8, keys, 64))
+
+
+FAILED: dict[str, tuple[Callable[[], Program], str, str]] = {
+    "no memory": (scores(128, 1024), "A17/iOS 18", "compile-memory"),
+    "memory": (scores(130, 1024), "A17/iOS 18", ""),
+    "a phone's memory is not a Mac's": (scores(128, 1024), "M4/macOS 27", ""),
+    "a long history": (scores(64, 32768), "M5/macOS 26", "compile-history"),
+    "a shorter one": (scores(64, 8192), "M5/macOS 26", ""),
+}
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_a_compile_that_failed_leaves_the_ane_in_doubt(name: str) -> None:
+    build, target, rule = FAILED[name]
+    found = ane.inspect(build(), target)
+    assert ("ane" not in found.counts) == bool(rule)
+    assert not rule or rule in {f.rule for f in found.findings}
+    assert len(found.findings) == len(set(found.findings))
+
+
+def test_findings_that_do_not_reach_the_units_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: what fails to compile is said, and the ops stay on the ANE."""
+    monkeypatch.setattr(whole_model, "FAILING", {})
+    with pytest.raises(AssertionError):
+        test_a_compile_that_failed_leaves_the_ane_in_doubt("no memory")
+
+
+def test_the_range_of_the_share_is_in_the_data() -> None:
+    plain = ane.inspect(lookup(64)(), "M4/macOS 27").to_json()
+    assert plain["residency"]["ops"] == 0 < plain["residency_at_most"]["ops"]
+
+
+def test_off_an_m4_only_what_was_seen_there_is_exact() -> None:
+    """The memory class was published of an M1 too; additions and transpositions were not."""
+
+    def body(x: Var) -> Var:
+        return mb.transpose(x=mb.add(x=mb.exp(x=mb.relu(x=x)), y=np.float16(1)), perm=[0, 2, 1, 3])
+
+    for target, exact in (("M4/macOS 27", 4), ("M1/macOS 14", 2), ("M2/macOS 15", 0)):
+        found = ane.inspect(of(body)(), target)
+        assert sum(row.estimate is not None and row.estimate.off == (1, 1) for row in found.ops) == exact

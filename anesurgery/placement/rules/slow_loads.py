@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anesurgery.interpret.attentions import Attention, recognise
-from anesurgery.mil import Function, Operation, any_symbolic, is_stored, operands, static_shape, walk_ops
+from anesurgery.mil import Function, Operation, any_symbolic, is_stored, operands, static_shape, types, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.flexible import dynamic_inputs
 from anesurgery.placement.inspection import Memory
-from anesurgery.placement.target import CHIPS, Target
+from anesurgery.placement.target import Target
 from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.reading import in_words, shape_in_words
 
-MINUTES_FROM = 1_000_000_000
-"""Bytes of weights from which a load is said to take minutes: 1.4 GB took 4, of 754 MB nothing was said."""
+MINUTES_FROM = 650_000_000
+"""Bytes of weights from which a load is said to take minutes: 667 MB took 2, 754 MB and 1.4 GB took 4."""
 NO_MEMORY = frozenset({(128, 1024), (32, 512), (64, 512), (128, 512), (1, 2048)})
 """(Queries, keys) of attention at which the compile of a Llama of 1 billion weights ran out of memory; (130,
 1024), (64, 1024), (256, 512) and (64, 2048) ran."""
@@ -26,16 +26,17 @@ LONG_HISTORY = 32768
 """Keys with which a prefill did not compile; with 8,192 it did."""
 NORM_BLOCK = (64, 64)
 """The shape at which two transformer blocks did not compile, and one did."""
-KILLED_AT = 5_000_000_000
-"""Bytes of an app at which iOS ended it on an iPhone 17 Pro, about."""
+FEW_COLOURS = 16
+"""Values of a palette of 4 bits."""
 
 MINUTES = Rule(
     "load-minutes",
     frozenset(),
     "the first load compiles for the engine: Whisper large-v3 turbo took 440 s (M4 Pro) and 560 s (M2 Pro), "
-    "later 3 to 5 s (macOS 15.3.1); 1.4 GB took more than 4 minutes on an A19 Pro. It is compiled anew "
+    "later 3 to 5 s (macOS 15.3.1); 1.4 GB, and 754 MB of int8, took 4 minutes on an A19 Pro; 667 MB took "
+    "140 s, did not compile, and the first prediction was killed (a Mac, not named). It is compiled anew "
     "after an update of the app, and where the OS drops its cache",
-    "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md",
+    "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md; coremltools issue 2758",
     kind="memory",
     grade=Grade.REPORTED,
     scope=Scope(os="seen on M4 Pro and M2 Pro, macOS 15.3.1, and A19 Pro, iOS 26"),
@@ -86,6 +87,18 @@ NORM_VALUES = Rule(
     scope=Scope(frozenset({14, 17}), "seen on M5 Max, macOS 27.0, and M2 Pro"),
     advice="load the trained model on the device: one with random weights proves nothing",
 )
+PALETTE_STATE = Rule(
+    "state-palette",
+    frozenset(),
+    "a decoder with a state and palettes of 4 bits crashed after 100 to 200 predictions; the same one, "
+    "converted by coremltools 8.3 and not by 9.0, did not",
+    "coremltools issue 2716",
+    kind="memory",
+    grade=Grade.REPORTED,
+    scope=Scope(os="seen on a device, not named, Whisper large-v3 turbo"),
+    advice="predict some hundred times on the device before you ship it, or keep the cache as inputs and "
+    "outputs",
+)
 PHONE = Rule(
     "size-phone",
     frozenset(),
@@ -97,7 +110,7 @@ PHONE = Rule(
     scope=Scope(frozenset({17}), "seen on A19 Pro, iOS 26"),
     advice="load it in chunks, each below the limit of a program, and measure phys_footprint",
 )
-RULES = (MINUTES, OUT_OF_MEMORY, HISTORY, LATE_SHAPE, NORM_VALUES, PHONE)
+RULES = (MINUTES, OUT_OF_MEMORY, HISTORY, LATE_SHAPE, NORM_VALUES, PALETTE_STATE, PHONE)
 """What `of_function` may say."""
 
 Said = Iterator[tuple[Rule, str]]
@@ -108,19 +121,17 @@ def of_function(function: Function, memory: Memory, target: Target) -> tuple[Fin
     if not target.uses_ane:
         return ()
     ops = list(walk_ops(function))
-    said = [*_size(memory, target), *_attention(ops), *_late(function, ops), *_norms(ops)]
+    said = [*_size(memory, target), *_attention(ops), *_late(function, ops), *_norms(ops), *_palettes(function)]
     return tuple(rule.finding(message) for rule, message in said if rule.scope.concerns(target))
 
 
 def _size(memory: Memory, target: Target) -> Said:
     if memory.weights >= MINUTES_FROM:
         yield MINUTES, f"{in_words(memory.weights)} of weights in one program"
-    phones = [n for n in target.chips if CHIPS[n].platform == "iOS"]
-    loaded = memory.expanded + memory.activations + memory.states
-    # What was killed held its weights once as stored and once expanded.
-    if phones and memory.expanded > memory.weights and memory.weights + loaded > KILLED_AT:
-        words = f"{in_words(memory.weights)} of weights are {in_words(memory.expanded)} expanded"
-        yield PHONE, f"{words}; with activations and states {in_words(memory.weights + loaded)}"
+    if memory.left is not None and memory.left < 0:
+        wide = f" are {in_words(memory.expanded)} expanded" if memory.expanded else ""
+        words = f"{in_words(memory.weights)} of weights{wide}; with activations and states"
+        yield PHONE, f"{words} {in_words(memory.needed)}, of {in_words(memory.app or 0)} for an app"
 
 
 def _attention(ops: list[Operation]) -> Said:
@@ -158,3 +169,16 @@ def _norms(ops: list[Operation]) -> Said:
     alike = [op for op in norms if tuple(static_shape(op.x) or ())[-2:] == NORM_BLOCK]
     if len(alike) >= 4:
         yield NORM_VALUES, f"{len(alike)} layer_norm with weights at {shape_in_words(NORM_BLOCK)}"
+
+
+def _palettes(function: Function) -> Said:
+    """Palettes beside a state."""
+    states = [n for n, v in function.inputs.items() if types.is_state(v.sym_type)]
+    if states and (kinds := {bits for op in walk_ops(function) if (bits := _colours(op)) == FEW_COLOURS}):
+        yield PALETTE_STATE, f"palettes of {max(kinds)} values beside the state %{states[0]}"
+
+
+def _colours(op: Operation) -> int:
+    """Values of a palette; 0 of other ops."""
+    shape = op.lut.shape if op.op_type == "constexpr_lut_to_dense" else (0, 0)
+    return int(shape[-2] if len(shape) > 1 else shape[0])

@@ -7,7 +7,7 @@ the ANE stays. `doubts` is the one way by which what is known of the whole reach
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from anesurgery.mil import Function, Operation, producer, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
@@ -22,37 +22,40 @@ LARGE_TABLE = Rule(
     "embedding-rows",
     frozenset(),
     "with a table of 151669 rows inside, one model ran on the CPU as a whole (a Mac, not named), and without "
-    "it on the ANE; on an M5 Pro a prefill with such a table had 1918 of 1919 ops there, an iPhone and a Mac "
-    "decoded one token at a time there with 248,000 rows",
-    "joeblau/voice: convert_coreml.py; FluidInference/mobius pull request 77; john-rocky/CoreML-LLM: "
-    "QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
+    "it on the ANE; on an M5 Pro a prefill with such a table had 1918 of 1919 ops there, on an M1 Max an "
+    "encoder with 262144 rows 2015 of 2024 (macOS 27.0), and an iPhone and a Mac decoded one token at a time "
+    "there with 248,000 rows",
+    "joeblau/voice: convert_coreml.py; FluidInference/mobius pull request 77; ironblock/sidekick: "
+    "docs/MODELS.md; john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
     grade=Grade.REPORTED,
-    scope=Scope(os="seen on a Mac, not named, and not on M5 Pro, A19"),
+    scope=Scope(os="seen on a Mac, not named, and not on M1 Max, M5 Pro, A19"),
     advice='look the rows up on the host, and make the embeddings an input: embedding_matmul(mode="input")',
 )
-WITH_TABLE = frozenset({"M5"})
-"""Chips on which the prefill of a model with a large table was on the ANE."""
+WITH_TABLE = frozenset({"M1", "M5"})
+"""Chips on which models that read many rows of a large table were on the ANE."""
 
 DISPUTED_LIST = Rule(
     "dyn-enumerated-disputed",
     frozenset(),
     "an encoder with enumerated shapes failed to compile for the ANE and ran on the CPU, 86 against 2.4 ms (M1 "
     "Max, macOS 26 and 27), one on an M4 Pro took 236 to 240 ms there and 13.6 ms with a fixed shape, one "
-    "failed when it ran; others stayed on the ANE (M4 Max, macOS 26.6; 77 % at the default shape, macOS 15)",
+    "failed when it ran; others stayed on the ANE (M4 Max, macOS 26.6; macOS 15: 77 % at the default "
+    "shape, and 2 % where each call had another one)",
     "ironblock/sidekick: docs/DECISIONS.md D15; coremltools issues 2730, 2370; eyalamirmusic/eacp",
     grade=Grade.REPORTED,
-    scope=Scope(os="seen on M1 Max, M4 Pro, M4 Max, macOS 26 and 27", since=(("macOS", 26), ("iOS", 26))),
+    scope=Scope(os="seen on M1 Max, M4 Pro, M4 Max, macOS 15, 26 and 27", since=(("macOS", 15), ("iOS", 18))),
     advice="one function for each shape, or look at the compute plan on the device",
 )
 DISPUTED_RANGE = Rule(
     "dyn-range-disputed",
     frozenset(),
     "ranges kept whole models on the CPU (M2 Max, macOS 15.6.1, with a state; M5 Pro, macOS 26.5; M2 Ultra, "
-    "1561 against 49.7 ms of the fixed model), while at its default shape another was on the ANE to 75 to 78 % "
-    "(macOS 15)",
-    "coremltools issues 2600, 2370; FluidInference/FluidAudio: ANE_Profiler.md; mattmireles/kokoro-coreml",
+    "1561 against 49.7 ms of the fixed model; a Mac, not named, in February 2023), while others took the "
+    "time of the fixed model (July 2023), or were on the ANE to 75 to 78 % at the default shape (macOS 15)",
+    "coremltools issues 2600, 2370, 1909, 1764; FluidInference/FluidAudio: ANE_Profiler.md; "
+    "mattmireles/kokoro-coreml",
     grade=Grade.REPORTED,
-    scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 15 and 26", since=(("macOS", 15), ("iOS", 18))),
+    scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 13, 15 and 26"),
     advice="fix the shape, or make one function for each length",
 )
 NORM_IN_LIST = Rule(
@@ -65,11 +68,15 @@ NORM_IN_LIST = Rule(
     scope=Scope(os="seen on M1 Max, macOS 13"),
     advice="expand to rank 4 around the norms, or one function for each shape",
 )
+PACKED = 950_000_000
+"""Bytes of compressed weights, more than fit when they are expanded, that were seen to run: 899 MB of int4 did,
+1.88 GB of int8 did not."""
 TOO_LARGE = Rule(
     "size-leaves",
     frozenset(),
-    "packages above the limit had no op on the ANE: 3.77 GB of fp16 and 1.88 GB of int8 (A19 Pro; the second "
-    "was killed while it loaded), GPT-2 XL of 3.1 GB (M1 Max), while 1.4 GB and 899 MB ran there",
+    "packages above the limit had no op on the ANE: 3.77 GB of fp16 (a Mac, not named) and the same weights as "
+    "1.88 GB of int8 (A19 Pro, killed while it loaded), GPT-2 XL of 3.1 GB (M1 Max), while 1.4 GB of fp16 and "
+    "899 MB of int4 ran there",
     f"john-rocky/CoreML-LLM: QWEN35_2B_CHUNKED_HANDOFF.md; smpanaro/more-ane-transformers: NOTES.md; limits: "
     f"{SOURCES['program']}",
     grade=Grade.REPORTED,
@@ -85,6 +92,21 @@ def doubts(function: Function, shapes: Flexible | None, memory: Memory, target: 
         return ()
     found = [*_tables(function, target), *_shapes(function, shapes, target), *_size(memory, target)]
     return tuple(rule.finding(message) for rule, message in found if rule.scope.concerns(target))
+
+
+FAILING: dict[str, frozenset[str]] = {
+    "compile-memory": frozenset({"A17"}),
+    "compile-history": frozenset({"M5"}),
+    "compile-late-shape": frozenset(),
+    "size-big-image": frozenset(),
+}
+"""Findings about loads that say that the compiler of the engine failed -> the chips on which; empty for any."""
+
+
+def failing(findings: Iterable[Finding], target: Target) -> tuple[Finding, ...]:
+    """Those findings about a load after which the ANE may run nothing on a target."""
+    chips = frozenset(target.chips)
+    return tuple(f for f in findings if f.rule in FAILING and (not FAILING[f.rule] or FAILING[f.rule] & chips))
 
 
 Said = Iterator[tuple[Rule, str]]
@@ -128,7 +150,11 @@ def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Said
 
 
 def _size(memory: Memory, target: Target) -> Said:
-    if memory.limit is not None and memory.weights > memory.limit:
-        chip = target.least("program")[1]
-        stored, limit = in_words(memory.weights), in_words(memory.limit)
-        yield TOO_LARGE, f"{stored} of weights in one program, above the {limit} of {chip}"
+    if memory.limit is None:
+        return
+    chip, limit = target.least("program")[1], in_words(memory.limit)
+    if memory.weights > memory.limit:
+        yield TOO_LARGE, f"{in_words(memory.weights)} of weights in one program, above the {limit} of {chip}"
+    elif memory.weights > PACKED and memory.expanded > memory.limit:
+        words = f"{in_words(memory.weights)} of weights, {in_words(memory.expanded)} expanded"
+        yield TOO_LARGE, f"{words}, in one program, above the {limit} of {chip}"

@@ -22,11 +22,12 @@ from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Program, exclusive
+from anesurgery.network_editing.neural_network import NeuralNetwork
 from anesurgery.placement.durations import Change, Time, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.gate import passing, standing
+from anesurgery.rewriting.gate import Watch, passing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
@@ -114,7 +115,8 @@ def apply(
 
     Args:
         model: path of a package or .mlmodel, MLModel, or MIL Program; passes over layers need a neural network.
-        passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these.
+        passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these. In a list, the steps of
+            a recipe are judged as they are alone, and the passes beside it are asked for by name.
         target: chip and OS ("M1/macOS 14"): steps of a recipe take the options that suit it, and one that
             loses something there is undone, unless it was asked for by name; every chip by default.
         member: of a pipeline, the one model to edit, by name or number; each by default.
@@ -137,45 +139,52 @@ def apply(
             likewise.
         SurgeryError: a recipe is not for this model, and is strict or changed nothing.
     """
-    if prove not in PROOFS:
-        raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
-    Target.parse(target)
-    check_requirement(require, prove)
-    check_choice(compressed)
+    _check_options(target, prove, require, compressed)
     recipe = _recipe(passes)
     steps = in_order(tuple(steps_of(passes if recipe is None else recipe.aimed_at(target))))
     started = time.perf_counter()
     given = subject_of(steps).read(model).only(member)
     stays = prove in ("model", "both") or given.must_stay or compressed != KEEP
     original, edited = (given, given.clone()) if stays else (None, given)
-    start = _Start.of(given, original, None if recipe is None else standing(given, target), target)
+    start = _Start.of(given, original, None if recipe is None else Watch.of(given, target), target)
     check_assumed(assume or {}, edited.chosen)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
     session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
     session.timings["load"] = time.perf_counter() - started
-    misfits = [] if recipe is None else [r for g in edited.chosen if (r := recipe.applies_to(g)) is not None]
-    if misfits and recipe is not None and recipe.strict:
-        raise SurgeryError(f"{recipe.name} is not for this model: {misfits[0]}")
-    session.refusals += [(recipe.name, r) for r in misfits if recipe is not None]
+    misfits = _misfits(recipe, edited, session)
     try:
-        _run(steps, edited, session, quiet)
+        _run(steps, edited, session, quiet, start.watch)
     except SurgeryError as error:
         _rescue(error, start, edited, steps, session)
         raise
+    end, worse = None, ""
     if recipe is not None and (session.changes or not misfits):
-        edited, session = _gated(model, start, edited, steps, session, recipe.chosen)
+        edited, session, end = _gated(model, start, edited, steps, session, recipe.chosen)
+        worse = edited.worse_than_layers(target or "any")
+    if recipe is not None and worse:
+        original = edited = NeuralNetwork.read(model)
+        start, end, session = _Start.of(edited, edited, None, target), None, session.again()
+        session.refusals.append((recipe.name, Refusal(f"the neural network stays as it is: {worse}")))
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
     check_interface(start.interface, edited.interface, session)
-    surgery = _surgery(start, edited, steps, session)
+    surgery = _surgery(start, edited, steps, session, end)
     check_grades(surgery.changes, require)
     lossy = is_lossy(session.recoded)
     if original is not None and (lossy or prove in ("model", "both")):
         gate = -math.inf if lossy else 60.0 if recipe is None else recipe.psnr
-        with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=quiet or None, leave=False):
-            how = {"gate": gate, "prove": prove == "both" and not lossy, "assume": session.assume, "seed": seed}
-            _prove_model(original, surgery, inputs, **how)
+        how = {"gate": gate, "prove": prove == "both" and not lossy, "assume": session.assume, "seed": seed}
+        _prove_model(original, surgery, inputs, quiet, **how)
     return surgery
+
+
+def _check_options(target: str | None, prove: str | None, require: str | None, compressed: str) -> None:
+    """Raise the error of the first option that `apply` does not take."""
+    if prove not in PROOFS:
+        raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
+    Target.parse(target)
+    check_requirement(require, prove)
+    check_choice(compressed)
 
 
 @dataclass(frozen=True)
@@ -186,23 +195,26 @@ class _Start:
     interface: Interface
     op_counts: dict[str, int]
     inspected: tuple[Inspection, ...]
-    standing: Standing | None
+    watch: Watch | None
     """Of what a recipe is applied to."""
     time: Time | None
 
     @classmethod
-    def of(
-        cls, given: Subject, original: Subject | None, stands: Standing | None, target: str | None
-    ) -> _Start:
-        inspected = given.inspect(target)
-        return cls(original, given.interface, given.op_counts, inspected, stands, given.time(target))
+    def of(cls, given: Subject, original: Subject | None, watch: Watch | None, target: str | None) -> _Start:
+        known = None if watch is None else watch.start
+        time = given.time(target) if known is None else known.time
+        return cls(original, given.interface, given.op_counts, given.inspect(target), watch, time)
 
 
-def _run(steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool) -> None:
+def _run(
+    steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool, watch: Watch | None = None
+) -> None:
     for step in (bar := tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False)):
         bar.set_description(step.name)
         edited.check_source()
         run_on(step, edited, session)
+        if watch is not None:
+            watch.see(step, edited, session)
     edited.finish()
 
 
@@ -223,8 +235,8 @@ def _rescue(
 
 def _gated(
     given: Any, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, asked: Collection[str]
-) -> tuple[Subject, Session]:
-    """The model after the steps that pass the gate: as it is, or made anew without the others."""
+) -> tuple[Subject, Session, Standing | None]:
+    """The model after the steps that pass the gate, made anew if some do not, and how it stands."""
 
     def again() -> Subject:
         if start.model is not None:
@@ -232,18 +244,30 @@ def _gated(
         edited.check_source()
         return subject_of(steps).read(given).only(edited.member)
 
-    passed = passing(steps, start.standing, again, edited, session, asked)
+    assert start.watch is not None
+    passed = passing(steps, start.watch, again, edited, session, asked)
     if passed.steps != list(steps):
         session = session.again()
         session.refusals += passed.refusals
         edited = again()
         _run(passed.steps, edited, session, quiet=True)
     passed.warn(session)
-    return edited, session
+    return edited, session, passed.end
 
 
-def _surgery(start: _Start, edited: Subject, steps: Sequence[Pass], session: Session) -> Surgery:
-    """What was done, with what the caller should know of it."""
+def _surgery(
+    start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, end: Standing | None = None
+) -> Surgery:
+    """What was done, with what the caller should know of it.
+
+    Args:
+        start: the model before.
+        edited: the model after.
+        steps: that ran.
+        session: in which they ran.
+        end: how it stands after them, where that is known already.
+    """
+    after = None if start.time is None else edited.time(session.target) if end is None else end.time
     inspected = (start.inspected, edited.inspect(session.target))
     recoded = recoding_notes(session.recoded, session.compressed)
     used = {change.pass_name for change in session.changes}
@@ -257,7 +281,7 @@ def _surgery(start: _Start, edited: Subject, steps: Sequence[Pass], session: Ses
         before=start.op_counts,
         after=edited.op_counts,
         inspected=inspected,
-        times=(start.time, edited.time(session.target) if start.time is not None else None),
+        times=(start.time, after),
         notes=[*edited.notes(start.model or edited), *kept_off(*inspected), *session.notes, *recoded, *caveats],
     )
 
@@ -269,9 +293,44 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def _recipe(passes: Any) -> Recipe | None:
+    """The recipe whose steps are judged; of a list with recipes, all of these, and the passes asked for."""
     if isinstance(passes, str) and passes in registry.recipe_names():
         return find_recipe(passes)
-    return passes if isinstance(passes, Recipe) else None
+    if isinstance(passes, (str, Pass, Recipe, type)) or not isinstance(passes, Iterable):
+        return passes if isinstance(passes, Recipe) else None
+    held = [(one, _recipe(one)) for one in passes]
+    recipes = [recipe for _, recipe in held if recipe is not None]
+    named = [step for one, recipe in held if recipe is None for step in steps_of(one)]
+    return _joined(recipes, named) if recipes else None
+
+
+def _joined(recipes: Sequence[Recipe], named: Sequence[Pass]) -> Recipe:
+    """Several recipes and passes as one: what is named takes the place of the same step of a recipe."""
+    names = {part.name for step in named for part in (step, *step.parts())}
+    steps = [step for recipe in recipes for step in recipe.steps if step.name not in names]
+    return Recipe(
+        name=" and ".join([*(recipe.name for recipe in recipes), *(step.name for step in named)]),
+        steps=(*dict.fromkeys(steps), *named),
+        applies_to=lambda graph: next((r for one in recipes if (r := one.applies_to(graph)) is not None), None),
+        psnr=min(recipe.psnr for recipe in recipes),
+        strict=any(recipe.strict for recipe in recipes),
+        chosen=frozenset(names).union(*(recipe.chosen for recipe in recipes)),
+    )
+
+
+def _misfits(recipe: Recipe | None, model: Subject, session: Session) -> list[Refusal]:
+    """Why a recipe is not for a model, which is noted.
+
+    Raises:
+        SurgeryError: it is not, and it is strict.
+    """
+    if recipe is None:
+        return []
+    found = [r for graph in model.chosen if (r := recipe.applies_to(graph)) is not None]
+    if found and recipe.strict:
+        raise SurgeryError(f"{recipe.name} is not for this model: {found[0]}")
+    session.refusals += [(recipe.name, r) for r in found]
+    return found
 
 
 def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session: Session) -> str:
@@ -279,7 +338,9 @@ def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session:
     return "; ".join([f"{recipe and recipe.name} changed nothing: {misfits[0]}", *reasons])
 
 
-def _prove_model(original: Subject, surgery: Surgery, inputs: Mapping[str, Array] | None, **how: Any) -> None:
+def _prove_model(
+    original: Subject, surgery: Surgery, inputs: Mapping[str, Array] | None, quiet: bool, **how: Any
+) -> None:
     """Compare the models as a whole; the worst comparison is the proof. A gate of minus infinity only measures.
 
     Raises:
@@ -290,7 +351,8 @@ def _prove_model(original: Subject, surgery: Surgery, inputs: Mapping[str, Array
     exact = gate > -math.inf and all(
         part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used
     )
-    results = surgery.subject.compare(original, inputs, contract=surgery.contract, exact=exact, **how)
+    with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=quiet or None, leave=False):
+        results = surgery.subject.compare(original, inputs, contract=surgery.contract, exact=exact, **how)
     surgery.notes += [f"not compared as a whole: {r}" for r in results if isinstance(r, Refusal)]
     compared = [r for r in results if isinstance(r, Comparison)]
     for result in (r for r in compared if not r.ok):

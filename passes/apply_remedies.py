@@ -75,6 +75,7 @@ class ApplyRemedies(Pass):
     """The remedies of an inspection, one after another and in pairs, while they help."""
 
     name: ClassVar[str] = "apply_remedies"
+    essential: ClassVar[bool] = True
     target: str | None = None
     """Chips and OS, as "M1/macOS 14"; that of the surgery by default, else any."""
     compute_units: str | None = None

@@ -27,6 +27,7 @@ from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import network_of, networks_of, walk_layers
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.networks import inspect_network
+from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.subject import Subject, counted
 
@@ -168,6 +169,12 @@ class NeuralNetwork(Subject):
         """What the rules of the format say of each network."""
         aim = Target.parse(target, None)
         return tuple(inspect_network(part, aim, "") for part in networks_of(self.spec))
+
+    def standing(self, target: str) -> Standing:
+        """By the rules of the format: there is no time, and what can run on the ANE is all that counts."""
+        self.finish()
+        parts = [inspect_network(part, Target.parse(target), "") for part in networks_of(self.spec)]
+        return Standing.of([one for part in parts for one in Standing.computing(part)])
 
     def notes(self, before: Self) -> list[str]:
         """What a raised version asks of the system, and which layers no pass looks at."""

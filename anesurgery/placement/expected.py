@@ -1,12 +1,16 @@
 """How long a model is expected to take: the one score by which a step is kept or undone.
 
-The cost that Core ML itself would count for the path it chooses, and the bytes of the ops of which no formula
-is known: what nobody can price is not free. Two prices are known within wide limits only, so that a model has a
-time for each of `VIEWS`, and a gain is clear where every view shows it:
+Of a named chip that is the time of `timing`, with the band in which the ratio of two times lies. Elsewhere, and
+where a side has no such time, or one that hangs on ops of which nobody knows where they run, it is the cost
+that Core ML itself would count for the path it chooses, and the bytes of the ops of which no formula is known:
+what nobody can price is not free. Three prices are known within wide limits only, so that a cost has `VIEWS`,
+and a gain is clear where every view shows it:
 
-* an op that depends on the one before. 2,207 ops that became 1,635 took the same time on three Macs
-  (mattmireles/kokoro-coreml), so it may cost nothing; 2,055 ops on the engine took 11 to 14 ms (M4, onnxsim
-  pull 1400), their products and weights included, so that it costs about 5 us at most.
+* an op that waits for the one before, in each round of its loop. 2,207 ops that became 1,635 took the same time
+  on three Macs (mattmireles/kokoro-coreml), so it may cost nothing; 2,055 ops on the engine took 11 to 14 ms
+  (M4, onnxsim pull 1400), their products and weights included, so that it costs about 5 us at most.
+* weights that a product reads: they may stay in the engine's own memory, or come from that of the chip in each
+  round.
 * a recurrent layer on the CPU: its products at the rate of small ones there, or of the largest.
 """
 
@@ -16,9 +20,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anesurgery.placement.cost import CPU_SUMS, MEMORY, SLOWER
+from anesurgery.placement.durations import Time, change
 from anesurgery.placement.inspection import Inspection, OpRow
 
 RECURRENT = frozenset({"gru", "lstm", "rnn"})
+
+SAME = 1e-6
+"""Relative difference below which two estimates are one."""
+CLEARLY = 0.9
+"""Of the cost before, what a model may have to be clearly faster; where its time is known and the band does not
+say so, of both. A choice, and not measured: a smaller gain is not told from none."""
+
+ALIKE = 1.03
+"""Times of which one is longer by less are equal. A choice: runs of one model on one device differ as much."""
+
+DOUBT = 0.1
+"""Share of a time that may hang on ops of which it is not known whether the ANE runs them. A choice."""
 
 
 @dataclass(frozen=True)
@@ -26,31 +43,128 @@ class View:
     """What is taken for true where it is not known."""
 
     op: float
-    """Microseconds that each op takes besides its estimate, in every round of its loop."""
+    """Microseconds that each op of the longest chain takes besides its estimate, in every round of its loop."""
+    reads_weights: bool
+    """Does each product read its weights from the memory of the chip?"""
     fast_recurrent: bool
     """Do recurrent layers compute at the CPU's highest rate?"""
 
 
-VIEWS = (View(0.0, fast_recurrent=False), View(5.0, fast_recurrent=True))
+VIEWS = (View(0.0, False, False), View(5.0, True, True))
 """The likeliest first."""
 
 
-def expected(parts: Sequence[Inspection]) -> tuple[float, ...]:
-    """Microseconds of all functions of a program, one after the other, in each of `VIEWS`.
+@dataclass(frozen=True)
+class Ratio:
+    """The expected time of a model, as a multiple of that of another."""
 
-    Args:
-        parts: the inspection of each function.
+    best: float
+    high: float
+    """The most that it may be."""
+    told: bool = True
+    """Does its band leave out 1, or what is as good as 1, so that one of the two is faster?"""
+    cost: float = 1.0
+    """The ratio of what Core ML itself counts."""
+
+    @property
+    def slower(self) -> bool:
+        """Is it expected to take longer?"""
+        return self.best > 1 + SAME
+
+    @property
+    def faster(self) -> bool:
+        """Is it expected to take less time?"""
+        return self.best < 1 - SAME
+
+    @property
+    def equal(self) -> bool:
+        """Can no difference in time be told, and does Core ML itself count no more?"""
+        return not self.told and self.cost <= 1 + SAME
+
+    @property
+    def clear(self) -> bool:
+        """Is it faster by more than the error, whatever is taken for true of what is not known?"""
+        return self.high < 1
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How long all functions of a program take, one after the other.
+
+    Attributes:
+        cost: microseconds in the likeliest of `VIEWS`.
+        at_worst: the same in the view that is worst for many small ops.
+        time: that of its one function; None where there are several, or none is known.
+        doubt: the share of the time by which it would be longer if ops of which it is not known whether the ANE
+            runs them were on the CPU.
     """
-    return tuple(sum(_one(part, view) for part in parts) for view in VIEWS)
+
+    cost: float
+    at_worst: float
+    time: Time | None = None
+    doubt: float = 0.0
+
+    @classmethod
+    def of(cls, parts: Sequence[Inspection]) -> Expected:
+        """From the inspection of each function."""
+        costs = [sum(_one(part, view) for part in parts) for view in VIEWS]
+        time = parts[0].time if len(parts) == 1 else None
+        return cls(costs[0], costs[-1], time, 0.0 if time is None else _doubt(parts[0]) / (1e3 * time.ms))
+
+    def times(self, before: Expected) -> tuple[Time, Time] | None:
+        """The times before and after by which the two are judged; None where cost decides."""
+        if self.time is None or before.time is None or max(self.doubt, before.doubt) > DOUBT:
+            return None
+        return before.time, self.time
+
+    def over(self, before: Expected) -> Ratio:
+        """The ratio to the time before.
+
+        What Core ML itself counts as dearer is taken only for a gain in time that its band can tell.
+        """
+        cost, worst = _over(self.cost, before.cost), _over(self.at_worst, before.at_worst)
+        at_worst = worst if worst > 1 + SAME else 0.0
+        if (known := self.times(before)) is None:
+            return Ratio(cost, max(cost / CLEARLY, at_worst), cost=cost)
+        times = change(*known)
+        told = times.high < 1 / ALIKE or times.low > ALIKE
+        best, both = times.ratio if told else max(times.ratio, cost), max(times.ratio, cost)
+        return Ratio(best, max(min(times.high, both / CLEARLY), at_worst), told, cost)
+
+    def words(self, before: Expected) -> str:
+        """The two times, or costs, that decide: "2 ms -> 1.9 ms"."""
+        times = self.times(before)
+        if times is None or self.over(before).best != times[1].ms / times[0].ms:
+            return f"{in_time(before.cost)} -> {in_time(self.cost)}"
+        return " -> ".join(in_time(1e3 * one.ms) for one in times)
+
+
+def _over(after: float, before: float) -> float:
+    """A ratio of costs; nothing is as dear as nothing."""
+    return after / before if before else 1.0 if not after else float("inf")
 
 
 def _one(part: Inspection, view: View) -> float:
     if part.cost is None:
         return 0.0
     unpriced = sum(row.bytes for row in part.ops if row.estimate is None)
-    ops = sum(view.op * row.rounds for row in part.ops)
+    read = sum(map(_read, part.ops)) if view.reads_weights else 0.0
     spared = sum(map(_spared, part.ops)) if view.fast_recurrent else 0.0
-    return part.cost + unpriced * SLOWER / MEMORY + ops - spared
+    return part.cost + unpriced * SLOWER / MEMORY + view.op * part.chain + read - spared
+
+
+def _doubt(part: Inspection) -> float:
+    """Microseconds that its time leaves out if the ANE runs nothing of which that is not known."""
+    costs = [row.estimate for row in part.ops if row.legal is None and row.estimate is not None]
+    return sum(max((cost.cpu or 0.0) - (cost.ane or 0.0), 0.0) for cost in costs)
+
+
+def _read(row: OpRow) -> float:
+    """What an op takes longer if it waits for its weights."""
+    if row.op_type in RECURRENT or row.estimate is None or not row.flop:
+        return 0.0
+    told = row.estimate.cpu if row.preferred == "cpu" else row.estimate.ane
+    return max(row.rounds * row.weights / MEMORY - (told or 0.0), 0.0)
 
 
 def _spared(row: OpRow) -> float:
@@ -58,3 +172,11 @@ def _spared(row: OpRow) -> float:
     if row.op_type not in RECURRENT or row.estimate is None or row.estimate.cpu is None:
         return 0.0
     return max(row.estimate.cpu - row.flop / CPU_SUMS, 0.0)
+
+
+def in_time(microseconds: float) -> str:
+    """A duration with the unit that a person reads: "850 µs", "1.03 ms", "2.38 s"."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:.3g} {unit}"
+    return f"{microseconds:.3g} µs"

@@ -64,6 +64,7 @@ class OpRow:
         rounds: how often it runs in one prediction, in a loop of so many rounds.
         ms: milliseconds of all its runs in one prediction, estimated as `Inspection.time` is; None without
         that.
+        weights: bytes of the constants that it reads.
     """
 
     index: int
@@ -82,6 +83,7 @@ class OpRow:
     depth: int = 0
     rounds: int = 1
     ms: float | None = None
+    weights: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -182,6 +184,7 @@ class Inspection(Drawn):
             says why, where nothing allows it.
         advice: the compute units with which measured models of this kind were fastest on this chip; None where
             nothing was measured, or not all agree.
+        chain: ops of the longest row in which each waits for the one before, each round of a loop counted.
     """
 
     model: str
@@ -197,6 +200,7 @@ class Inspection(Drawn):
     at_shapes: tuple[AtShape, ...] = ()
     time: Time | None = None
     advice: UnitAdvice | None = None
+    chain: int = 0
 
     @property
     def status(self) -> int:
@@ -299,6 +303,7 @@ class Inspection(Drawn):
             "cost_us": None if "gpu" in self.counts else self.cost,
             "time": None if self.time is None else self.time.to_json(),
             "advice": None if self.advice is None else self.advice.to_json(),
+            "chain": self.chain,
             "segments": [s.to_json() for s in self.segments],
             "findings": [f.to_json() for f in self.findings],
             "ops": [r.to_json() for r in self.ops],

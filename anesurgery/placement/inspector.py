@@ -28,7 +28,7 @@ from anesurgery.placement.segments import segments_of, with_times
 from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import time_of_shaped
-from anesurgery.placement.verdicts import Judged, choose
+from anesurgery.placement.verdicts import Judged, choose, longest_chain
 from anesurgery.semantics.byte_sizes import shape_of
 from anesurgery.semantics.reading import shape_in_words
 
@@ -123,6 +123,7 @@ def inspect_program(
         at_shapes=each,
         advice=advised,
         time=timed.time,
+        chain=longest_chain(shaped.judged),
     )
 
 
@@ -152,6 +153,7 @@ def _row(
         depth=judged.depth,
         rounds=judged.rounds,
         ms=ms,
+        weights=judged.work.constant,
     )
 
 

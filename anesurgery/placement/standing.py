@@ -1,8 +1,10 @@
 """How a program stands on a target: what `auto` and the gate of recipes compare, and say in words.
 
-The score is the expected time. `loss` and `gain` are the objective, in this order: no op becomes illegal that
-was legal; the program is not slower than before; what it is made of does not grow, unless it is clearly faster;
-it is faster; or, in equal time, less of it cannot run on the ANE, or there are fewer switches between units.
+The score is the expected time (`expected`). `loss` and `gain` are the objective, in this order: no op becomes
+illegal that was legal; the program is not slower than before; what it is made of does not grow, unless it is
+clearly faster; it is faster; or, in equal time, less of it cannot run on the ANE, or there are fewer switches
+between units. Times whose difference cannot be told, with costs that do not rise, are equal times; so that they
+do not add up, no step may leave a model that is slower than the one as given (`dearer`).
 Shares of the ANE are shown, and decide nothing.
 """
 
@@ -14,18 +16,13 @@ from dataclasses import dataclass, replace
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load
 from anesurgery.mil import Program
-from anesurgery.placement.expected import expected
+from anesurgery.placement.durations import Time
+from anesurgery.placement.expected import SAME, Expected, Ratio, in_time
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
 from anesurgery.placement.target import Target
 from anesurgery.semantics.reading import in_words
-
-SAME = 1e-6
-"""Relative difference below which two estimates are one."""
-CLEARLY = 0.9
-"""Of the time before, what a model that grew may take. A choice, and not measured: a smaller gain is not told
-from none."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,12 @@ class Standing:
         on_ops: those that prefer the ANE.
         flop: floating point operations of all.
         on_flop: of the ops that prefer the ANE.
+        perhaps_flop: of those of which it is not known if they do, and which it may run.
         switches: changes of the unit.
-        estimate: the expected time in microseconds, by which a model is compared with another form of itself.
+        estimate: the cost in microseconds, by which a model is compared with another form of itself.
         at_worst: the same in the view that is worst for many small ops.
+        time: the expected time on the chip that the target names, which decides where both forms have one.
+        doubt: the share of it that hangs on ops of which it is not known whether the ANE runs them.
         unknown: ops without a verdict or an estimate.
         findings: number of findings, where they were looked for.
         legal: function and name of the ops that are legal on the ANE.
@@ -93,26 +93,33 @@ class Standing:
     casts: int = 0
     transposes: int = 0
     at_worst: float = 0.0
+    time: Time | None = None
+    doubt: float = 0.0
+    perhaps_flop: int = 0
 
     @classmethod
     def of_layers(cls, found: Inspection) -> Standing:
-        """From the inspection of a network, or of a pipeline of some; constants compute nothing."""
-        parts = [replace(p, ops=tuple(r for r in p.ops if r.op_type not in CONSTANTS)) for p in _parts(found)]
-        return cls.of(parts)
+        """From the inspection of a network, or of a pipeline of some."""
+        return cls.of(cls.computing(found))
+
+    @staticmethod
+    def computing(found: Inspection) -> list[Inspection]:
+        """The parts of a report on layers without the constants, which compute nothing."""
+        return [replace(p, ops=tuple(r for r in p.ops if r.op_type not in CONSTANTS)) for p in _parts(found)]
 
     @classmethod
     def of(cls, inspections: Sequence[Inspection]) -> Standing:
         """From the inspection of each function."""
         rows = [(i, row) for i, part in enumerate(inspections) for row in part.ops]
         on = [row for _, row in rows if row.preferred == "ane"]
-        times = expected(inspections)
+        expected = Expected.of(inspections)
         return cls(
             len(rows),
             len(on),
             sum(row.flop for _, row in rows),
             sum(row.flop for row in on),
             sum(part.switches for part in inspections),
-            times[0],
+            expected.cost,
             sum(row.legal is None or (row.legal and row.estimate is None) for _, row in rows),
             sum(len(part.all_findings) for part in inspections),
             frozenset((i, row.name) for i, row in rows if row.legal),
@@ -123,7 +130,10 @@ class Standing:
             sum(row.bytes for _, row in rows),
             sum(row.op_type == "cast" for _, row in rows),
             sum(row.op_type == "transpose" for _, row in rows),
-            times[-1],
+            expected.at_worst,
+            expected.time,
+            expected.doubt,
+            sum(row.flop for _, row in rows if row.preferred is None and row.legal is not False),
         )
 
     @property
@@ -211,17 +221,33 @@ class Standing:
         old, new = before.share["flop"], self.share["flop"]
         if before.flop and new < old and self.off[0] > before.off[0]:
             return f"the share of flop on the ANE would fall {_percents(old, new)}"
-        return ""
+        if before.on_flop or not before.flop:
+            return ""
+        old, new = (one.perhaps_flop / one.flop if one.flop else 1.0 for one in (before, self))
+        return f"the share of flop that may be on the ANE would fall {_percents(old, new)}" if new < old else ""
+
+    @property
+    def expected(self) -> Expected:
+        """How long it takes."""
+        return Expected(self.estimate, self.at_worst, self.time, self.doubt)
+
+    def over(self, before: Standing) -> Ratio:
+        """The expected time, as a multiple of that before."""
+        return self.expected.over(before.expected)
+
+    def times(self, before: Standing) -> str:
+        """Both in words."""
+        return self.expected.words(before.expected)
 
     def loss(self, before: Standing) -> str:
         """What is worse than before, in words; "" for nothing that counts."""
         if barred := self.barred_by(before):
             return barred
-        if self.slower(before):
-            return f"the expected time would rise {in_time(before.estimate)} -> {in_time(self.estimate)}"
+        if self.slower(before) and not self.over(before).equal:
+            return f"the expected time would rise {self.times(before)}"
         grown = [words for what, words in self.growth(before).items() if self.outgrows(before, what)]
         if grown and not self.clearly_faster(before):
-            times = f"{in_time(before.estimate)} -> {in_time(self.estimate)}"
+            times = self.times(before)
             if self.at_worst > before.at_worst:
                 times += f" (or {in_time(before.at_worst)} -> {in_time(self.at_worst)})"
             return f"{', '.join(grown)} would grow, and the expected time {times} is no clear gain"
@@ -237,18 +263,32 @@ class Standing:
     def paid(self, before: Standing) -> list[str]:
         """What grew beyond its bound, and the gain in time that it is for: one line, or none."""
         grown = [words for what, words in self.growth(before).items() if self.outgrows(before, what)]
-        times = f"expected time {in_time(before.estimate)} -> {in_time(self.estimate)}"
+        times = f"expected time {self.times(before)}"
         return [f"{times}, for which the model grew: {', '.join(grown)}"] if grown else []
 
     def smaller(self, before: Standing) -> str:
         """What is less than before, by more than its bound, in words; "" for nothing."""
         return ", ".join(self._from(before, what) for what in BOUNDS if before.outgrows(self, what))
 
+    def dearer(self, given: Standing) -> str:
+        """How it takes longer, or costs more, than the model as given, in words; "" where it does not."""
+        pairs = [("cost", given.estimate, self.estimate)]
+        if (times := self.expected.times(given.expected)) is not None:
+            pairs.append(("time", 1e3 * times[0].ms, 1e3 * times[1].ms))
+        for what, old, new in pairs:
+            if new > old * (1 + SAME):
+                return f"the expected {what} of the whole would rise {in_time(old)} -> {in_time(new)}"
+        return ""
+
     def _better(self, before: Standing) -> str:
         if self.faster(before):
-            return f"expected time {in_time(before.estimate)} -> {in_time(self.estimate)}"
-        if self.slower(before):
+            return f"expected time {self.times(before)}"
+        if self.slower(before) and not self.over(before).equal:
             return ""
+        return self._helps(before)
+
+    def _helps(self, before: Standing) -> str:
+        """What is better where the time is the same, in words; "" for nothing."""
         if self.frees(before):
             rise = _percents(before.legal_share, self.legal_share)
             pairs = zip(("ops", "flop"), reversed(before.barred), reversed(self.barred), strict=True)
@@ -260,15 +300,15 @@ class Standing:
 
     def slower(self, before: Standing) -> bool:
         """Is it expected to take longer?"""
-        return self.estimate > before.estimate * (1 + SAME)
+        return self.over(before).slower
 
     def faster(self, before: Standing) -> bool:
         """Is it expected to take less time, and not only since what became unknown is not priced?"""
-        return self.estimate < before.estimate * (1 - SAME) and self.unknown <= before.unknown
+        return self.over(before).faster and self.unknown <= before.unknown
 
     def clearly_faster(self, before: Standing) -> bool:
         """Is it faster by more than the error, whatever is taken for true of what is not known?"""
-        return self.estimate <= CLEARLY * before.estimate and self.at_worst <= before.at_worst
+        return self.over(before).clear
 
     def growth(self, before: Standing) -> dict[str, str]:
         """What is more than before, in words, by the names of `BOUNDS`."""
@@ -304,7 +344,8 @@ class Standing:
         shares, times = self.share, "switch" if self.switches == 1 else "switches"
         ops = f"{self.on_ops} of {self.ops} ops ({shares['ops']:.1%})"
         where = f"{ops} and {shares['flop']:.1%} of the flop on the ANE"
-        return f"{where}, {self.switches} {times}, expected {in_time(self.estimate)}"
+        lasts = in_time(self.estimate if self.time is None else 1e3 * self.time.ms)
+        return f"{where}, {self.switches} {times}, expected {lasts}"
 
 
 def _parts(found: Inspection) -> list[Inspection]:
@@ -325,14 +366,6 @@ def placed(model: Loaded | Program, target: Target, *, advice: bool = False) -> 
     """
     loaded = load(model)
     return [inspect_program(loaded, target, function=name, advice=advice) for name in loaded.program.functions]
-
-
-def in_time(microseconds: float) -> str:
-    """A duration with the unit that a person reads: "850 µs", "1.03 ms", "2.38 s"."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if microseconds >= size:
-            return f"{microseconds / size:.3g} {unit}"
-    return f"{microseconds:.3g} µs"
 
 
 def _sizes(old: int, new: int) -> str:

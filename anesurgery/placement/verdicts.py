@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from anesurgery.facts.loop_rounds import rounds
 from anesurgery.facts.unvarying_ops import fixed_ops
-from anesurgery.mil import Block, Function, Operation, is_output, is_weight
+from anesurgery.mil import Block, Function, Operation, Var, is_output, is_weight
 from anesurgery.placement import cost, partition
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.legal import Legality
 from anesurgery.placement.rules.slow import FIXED
 from anesurgery.placement.target import Target
-from anesurgery.semantics.work import Work, work_of
+from anesurgery.semantics.work import Work, runtime, work_of
 
 UNITS = {partition.CPU: "cpu", partition.ANE: "ane", partition.GPU: "gpu"}
 
@@ -90,6 +90,25 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
 
     walk(function, 0, 1)
     return found
+
+
+def longest_chain(judged: Iterable[Judged]) -> int:
+    """Ops of the longest row in which each waits for the one before; those of a loop count in each round."""
+    ends: dict[Var, int] = {}
+    for one in judged:
+        end = one.rounds + max((ends.get(v, 0) for v in runtime(one.op)), default=0)
+        ends |= dict.fromkeys((*one.op.outputs, *(v for b in one.op.blocks for v in b.inputs)), end)
+        for outer in _around(one.op):
+            ends |= {v: max(ends[v], end) for v in outer.outputs}
+    return max(ends.values(), default=0)
+
+
+def _around(op: Operation) -> Iterator[Operation]:
+    """The ops in whose blocks an op stands, the innermost first."""
+    block = op.enclosing_block
+    while block is not None and block.outer_op is not None:
+        yield block.outer_op
+        block = block.outer_op.enclosing_block
 
 
 NESTED = Rule(

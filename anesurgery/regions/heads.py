@@ -60,6 +60,8 @@ def core_of(total: Operation) -> Core | Refusal | None:
     if softmax is None or found is None or found.product is None or total not in found.sums:
         return None
     between, scores = list[tuple[Operation, str]](), found.product.outputs[0]
+    if static_shape(scores) is None:
+        return Refusal(f"%{scores.name} has the shape {tuple(map(str, scores.shape))}", total)
     for op in (*found.between, softmax):
         if is_output(scores) or len(consumers(scores)) != 1:
             return Refusal(f"%{scores.name} is read elsewhere", total)

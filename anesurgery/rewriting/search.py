@@ -52,7 +52,8 @@ class State:
     @cached_property
     def standing(self) -> Standing:
         """What is legal and where it runs: all that most trials are judged by."""
-        return Standing.of(placed(self.model, self.target))
+        known = self.__dict__.get("inspections")
+        return Standing.of(known or placed(self.model, self.target))
 
     @cached_property
     def advised(self) -> Standing:
@@ -89,11 +90,16 @@ class Search:
     """Steps that are not tried for now."""
     dearer: list[State] = field(default_factory=list)
     """The states after single steps that did not pay."""
+    given: Standing | None = None
+    """How the program stands before the first step."""
+    reached: dict[tuple[Pass, ...], State | None] = field(default_factory=dict)
+    """What was tried from the program as given: the same steps lead to the same place."""
     scratch: tuple[Program, Program] | None = None
     """A program, and a copy of it that no step has changed."""
 
     def improve(self, state: State) -> State:
         """The best state that single steps, and then pairs of them, lead to; results change only if it pays."""
+        self.given = state.standing
         end = self.pruned(state, self.climb(state))
         changing = tuple(step for step in end.steps if step in end.changing)
         return self.without(state, end, changing) if changing else end
@@ -185,9 +191,12 @@ class Search:
 
     def attempt(self, state: State, step: Pass) -> State | None:
         """The state after a step; None where it does nothing, fails, or changes results that it must not."""
-        if self.trials <= 0:
-            return None
-        self.trials -= 1
+        if (steps := (*state.steps, step)) not in self.reached and self.trials > 0:
+            self.trials -= 1
+            self.reached[steps] = self._tried(state, step)
+        return self.reached.get(steps)
+
+    def _tried(self, state: State, step: Pass) -> State | None:
         program, own = self.copy(state.program), self.session.again(prove_sites=False)
         try:
             run_pass(step, program, own)
@@ -226,8 +235,11 @@ class Search:
         steps = new.steps[len(old.steps) :]
         known = next(filter(None, (step.known_gain(old.program, self.target) for step in steps)), "")
         loss, gain = new.standing.loss(old.standing), new.standing.gain(old.standing)
-        if known and loss:
-            known, loss = overruled(known, loss), new.standing.leaves(old.standing)
+        if not loss and self.given is not None:
+            loss = new.standing.dearer(self.given)
+        if known:
+            known = overruled(known, loss) if loss else known
+            loss = new.standing.leaves(old.standing)
         if not (loss or gain) and new.advised.tidier(old.advised):
             gain = f"findings {old.advised.findings} -> {new.advised.findings}"
         gain = known or gain

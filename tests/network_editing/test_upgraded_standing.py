@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bad_networks
 import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.errors import SurgeryError
 from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import ct, dtype_name, walk_ops
@@ -110,18 +110,36 @@ def held(path: Path, how: str) -> Any:
 
 
 @pytest.mark.parametrize("how", ["path", "MLModel"])
-def test_a_network_that_auto_can_only_make_worse_is_refused(tmp_path: Path, how: str) -> None:
-    """The wrong version: without an edit it is saved as an fp32 program, which stays off the ANE."""
+def test_a_network_that_auto_can_only_make_worse_stays_one(tmp_path: Path, how: str) -> None:
+    """The wrong versions: an fp32 program without an edit, which stays off the ANE; an error."""
     layers = [make_layer("activation", ["x"], ["y"], linear={"alpha": 1e6})]
     path = saved(make_network({"x": (1, 64, 8, 8)}, layers, ["y"]), tmp_path)
     target = "M4/macOS 15"
     assert Standing.of_layers(ane.inspect(path, target=target)).can_run["ops"] == 1
     program = load(path).program
     assert not ane.apply(program, "auto", target=target, quiet=True).changes
-    with pytest.raises(
-        SurgeryError, match=r"that the ANE can run would fall 100.0% -> 0.0%.*neuralnetwork_ane"
-    ):
-        ane.apply(held(path, how), "auto", target=target, quiet=True)
+    surgery = ane.apply(held(path, how), "auto", target=target, prove="both", quiet=True)
+    stays_a_network(surgery, path, tmp_path)
+
+
+def stays_a_network(surgery: ane.Surgery, path: Path, folder: Path) -> None:
+    """It is given back as it was, and the surgery says why."""
+    (name, refusal) = surgery.refusals[0]
+    assert name == "auto"
+    assert refusal.reason.startswith("the neural network stays as it is: the share of the ")
+    assert "neuralnetwork_ane" in refusal.reason
+    assert not surgery.changes
+    kept = surgery.save(folder / "kept.mlmodel")
+    assert ane.compare(path, kept, precision="fp32").psnr == float("inf")
+
+
+@pytest.mark.parametrize("target", [None, *TARGETS])
+@pytest.mark.parametrize("mode", [None, "classifier"])
+def test_auto_raises_for_no_healthy_network(tmp_path: Path, target: str | None, mode: str | None) -> None:
+    """The wrong version: an error, since the program that was made of it has ops that no layer has."""
+    path = tmp_path / "network.mlmodel"
+    path.write_bytes(bad_networks.build(mode).SerializeToString())
+    stays_a_network(ane.apply(path, "auto", target=target, quiet=True), path, tmp_path)
 
 
 def test_a_network_of_which_nothing_can_run_is_not_refused(tmp_path: Path) -> None:
@@ -142,9 +160,10 @@ def test_pixels_are_checked_as_pixels(corpus: Path, target: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_network_whose_numbers_leave_fp16_is_refused(corpus: Path) -> None:
-    with pytest.raises(SurgeryError, match=r"share of the flop that the ANE can run would fall 100.0% -> 0.0%"):
-        ane.apply(corpus / "sinet_portrait_seg.mlmodel", "auto", target="M4/macOS 15", quiet=True)
+def test_a_network_whose_numbers_leave_fp16_stays_one(corpus: Path) -> None:
+    surgery = ane.apply(corpus / "sinet_portrait_seg.mlmodel", "auto", target="M4/macOS 15", quiet=True)
+    assert "share of the flop that the ANE can run would fall 100.0% -> 0.0%" in surgery.refusals[0][1].reason
+    assert not surgery.changes
 
 
 def test_a_share_that_falls_since_less_is_left_on_the_ane_is_no_loss(corpus: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -148,9 +149,11 @@ def test_text_encoders_take_it_where_it_was_measured_to_help(recipe: str, target
     ]
     assert ends[0] == ends[1]
     before, after = (stand(p, Target.parse(target))[0] for p in (program, surgery.program))
-    assert not after.loss(before)
-    (said,) = [note for note in surgery.notes if "DistilBERT" in note]
-    assert ("went from 55 to 8.7 ms (measured, M1 Max" in said) == target.startswith("M1")
+    said = [note for note in surgery.notes if "DistilBERT" in note]
+    assert all(("went from 55 to 8.7 ms (measured, M1 Max" in one) == target.startswith("M1") for one in said)
+    overruled = any("measured, which counts more than that the expected time" in one for one in said)
+    assert said
+    assert not (after.leaves(before) if overruled else after.loss(before))
     again = ane.apply(surgery.program, recipe, target=target, prove=None, quiet=True)
     assert not again.changes
 
@@ -178,7 +181,7 @@ def test_it_is_undone_where_the_products_would_leave_the_engine(recipe: str) -> 
     surgery = ane.apply(program, recipe, target="M1/macOS 14", prove=None, quiet=True)
     assert "linear" in kinds(surgery.program)
     (said,) = [r.reason for name, r in surgery.refusals if name == "sequence_layout"]
-    assert "the share of flop on the ANE would fall" in said
+    assert re.search("the share of flop (on the ANE|that may be on the ANE) would fall", said)
 
 
 @pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])

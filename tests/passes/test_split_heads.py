@@ -9,6 +9,7 @@ from typing import Any
 import hand_layers
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil import get_new_symbol
 from transformer_blocks import BLOCKS, Size, block
 
 from anesurgery.checking.grades import Grade
@@ -198,3 +199,15 @@ def test_fused_attention_whose_scale_fp16_rounds() -> None:
     after, session = apply_pass(ALL, program)
     assert not {"scaled_dot_product_attention", "linear", "reshape"} & kinds(after).keys()
     assert session.changes
+
+
+def test_positions_of_unknown_number_are_refused() -> None:
+    """The wrong version: an error of the pass, since a length is no number."""
+    n = get_new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((1, n, 8), types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=np.float16(1))
+        return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x)
+
+    assert_refuses(SplitHeads(), program, reason="has the shape ('1', 'is")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from anesurgery.placement.standing import Standing, _counts, in_time, placed, stand
+from anesurgery.placement.expected import in_time
+from anesurgery.placement.standing import Standing, _counts, placed, stand
 from anesurgery.placement.target import Target
 
 HERE = frozenset({(0, "a"), (0, "b")})

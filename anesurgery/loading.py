@@ -196,15 +196,15 @@ def _parts(spec: Any, where: str, source: Path, weights: Path | None) -> list[Lo
     return [p for i, m in models for p in _parts(m, f"model {i} of the pipeline", source, weights)]
 
 
-def clone(model: Any) -> Loaded:
+def clone(model: Loaded | Program) -> Loaded:
     """A copy whose program can be edited without touching the original; weights are shared."""
-    loaded = load(model)
+    loaded = Loaded.of(model)
     return replace(loaded, program=protobuf.copy_program(loaded.program))
 
 
-def interface(model: Any) -> Interface:
+def interface(model: Loaded | Program) -> Interface:
     """The interface of a model, with the description that `save` would write."""
-    loaded = load(model)
+    loaded = Loaded.of(model)
     return Interface(signatures(loaded.program), saved(loaded.spec, loaded.program), loaded.version)
 
 

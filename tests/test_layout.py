@@ -164,6 +164,44 @@ def test_the_engine_knows_no_pass() -> None:
     assert [row for row in found if re.match(r"anesurgery\.(passes|recipes)", row[1])] == []
 
 
+READERS = {
+    "checking.comparison._single": "one side of `compare`",
+    "interpret.predictor._read": "the model of `run` and of `Predictor`",
+    "rewriting.ml_program.MLProgram.read": "the model of `apply`",
+    "splitting.split._cut": "the model of `split`, where it is an ML Program",
+    "placement.measuring._asks": "Core ML measures what lies in a file",
+    "testing.apply_pass": "of authors, who give programs",
+}
+"""Helpers of doors that read a model, and whose they are."""
+
+
+def readers(path: Path) -> Iterator[str]:
+    """The functions of a file that load a model, by module and name."""
+    if not any(module == "anesurgery.loading" for module, _ in imported(path)):
+        return
+    module = module_name(path).removeprefix("anesurgery.")
+    owners = [("", node) for node in tree(path).body]
+    owners += [(f"{c.name}.", node) for c in tree(path).body if isinstance(c, ast.ClassDef) for node in c.body]
+    for owner, node in owners:
+        calls = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
+        if not isinstance(node, ast.ClassDef) and any(
+            isinstance(f, ast.Name) and f.id == "load" for f in calls
+        ):
+            yield f"{module}.{owner}{getattr(node, 'name', '')}"
+
+
+def test_only_doors_load_models() -> None:
+    """Below what is public everything takes what is loaded, so that no file is read twice in one call."""
+    doors = {f"{home}.{name}" for name, home in ane._HOMES.items()}
+    inner = [path for path in sources() if not path.is_relative_to(ENGINE / "commands")]
+    below = {reader for path in inner for reader in readers(path)} - doors
+    assert below == set(READERS)
+
+
+def test_a_function_that_loads_is_noticed() -> None:
+    assert "splitting.merge.extract" in set(readers(ENGINE / "splitting" / "merge.py"))
+
+
 def handles_refused(node: ast.AST) -> bool:
     return isinstance(node, ast.ExceptHandler) and node.type is not None and "Refused" in ast.unparse(node.type)
 

@@ -18,7 +18,7 @@ import anesurgery as ane
 from anesurgery import files, loading, registry
 from anesurgery.errors import InterfaceError, PassError, ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface_change import InterfaceChange
-from anesurgery.loading import interface
+from anesurgery.loading import interface, load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.network_editing.layer_pass import LayerPass
 from anesurgery.network_editing.network import Network
@@ -225,9 +225,9 @@ def test_the_interface_is_that_of_the_saved_package(tmp_path: Path) -> None:
     surgery = ane.apply(package(tmp_path), Halve(), quiet=True)
     compared = surgery.subject.interface
     assert set(compared.description) == {"input x", "output y", "metadata"}
-    assert interface(surgery.save(tmp_path / "halved.mlpackage")) == compared
+    assert interface(load(surgery.save(tmp_path / "halved.mlpackage"))) == compared
     assert surgery.original is None
-    before = interface(tmp_path / "squares.mlpackage")
+    before = interface(load(tmp_path / "squares.mlpackage"))
     words = "output y (2x3 fp32) became y (1x3 fp32); the description of output y changed"
     assert before.difference(compared) == words
     assert not before.difference(compared, ignore=("y",))

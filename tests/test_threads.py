@@ -98,7 +98,7 @@ DOORS: dict[str, Callable[[dict[str, Path]], Any]] = {
     "inspect layers": lambda m: inspect(m["network"]),
     "load": lambda m: load(m["negate_subtract"]),
     "load a network": lambda m: load(m["network"]),
-    "clone": lambda m: clone(m["negate_subtract"]),
+    "clone": lambda m: clone(load(m["negate_subtract"])),
     "run": lambda m: Predictor(m["network"]),
     "upgrade": lambda m: ane.upgrade(m["network"]),
     "pass pipeline": lambda m: pass_pipeline([make_pass("negate_subtract")]),

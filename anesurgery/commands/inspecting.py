@@ -176,6 +176,7 @@ def _print_why(
     as_json: bool,
     quiet: bool,
 ) -> None:
+    from anesurgery.loading import load
     from anesurgery.placement.target import Target
     from anesurgery.placement.why import why
     from anesurgery.show.consulted import why_group
@@ -183,7 +184,7 @@ def _print_why(
     if _of_layers(model):
         raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")
     with waiting("inspecting", quiet):
-        found = why(model, op, Target.parse(target, units), function)
+        found = why(load(model), op, Target.parse(target, units), function)
     show(found.to_json(), why_group(found), as_json, quiet)
 
 

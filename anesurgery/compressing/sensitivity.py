@@ -35,7 +35,7 @@ from anesurgery.compressing.modes import (
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
-from anesurgery.files.package import save
+from anesurgery.files.package import Loaded, save
 from anesurgery.files.shards import Shard, share
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.features import images
@@ -172,7 +172,8 @@ def sensitivity(
     chosen, part = [read_mode(name) for name in modes], share(shard)
     if processes > 1:
         options = {"precision": precision, "function": function, "smallest": smallest, "seed": seed}
-        return _spread(model, data, tuple(modes), part, processes, options, told)
+        held = model if isinstance(model, (str, os.PathLike)) else load(model)
+        return _spread(held, data, tuple(modes), part, processes, options, told)
     loaded = load(model)
     pictures = images(loaded.described_inputs)
     samples = _samples(
@@ -270,7 +271,7 @@ def _some(weight: Var) -> Any:
 
 
 def _spread(
-    model: Any,
+    model: Loaded | str | os.PathLike[str],
     data: Any,
     modes: tuple[str, ...],
     part: Shard,
@@ -280,9 +281,7 @@ def _spread(
 ) -> Sensitivity:
     """The shares of one share, each in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        path = (
-            model if isinstance(model, (str, os.PathLike)) else save(load(model), Path(folder, "m.mlpackage"))
-        )
+        path = save(model, Path(folder, "m.mlpackage")) if isinstance(model, Loaded) else model
         values = None if data is None else _samples(data, dict)
         shares = [part.share(number, processes) for number in range(1, processes + 1)]
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:

@@ -66,6 +66,11 @@ class Loaded:
     other_weights: tuple[WeightFile, ...] = ()
     """Other weight files that constants are views of, as of models that were merged."""
 
+    @classmethod
+    def of(cls, model: Loaded | Program) -> Loaded:
+        """What is loaded, as it is; a program by itself with nothing beside it. Opens no file."""
+        return model if isinstance(model, Loaded) else cls(model)
+
     @property
     def described_inputs(self) -> list[Any]:
         """`FeatureDescription` messages of the inputs; none for a bare program."""

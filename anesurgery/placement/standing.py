@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from anesurgery.files.package import Loaded
-from anesurgery.loading import load
 from anesurgery.mil import Program
 from anesurgery.placement.durations import Time
 from anesurgery.placement.expected import SAME, Expected, Ratio, in_time
@@ -169,7 +168,7 @@ class Standing:
     @classmethod
     def of_upgraded(cls, model: Loaded | Program, target: Target) -> Standing:
         """To compare with layers: casts of inputs and outputs do not count, since no layer says them either."""
-        loaded = load(model)
+        loaded = Loaded.of(model)
         ends = {
             (i, op.outputs[0].name)
             for i, function in enumerate(loaded.program.functions.values())
@@ -364,7 +363,7 @@ def placed(model: Loaded | Program, target: Target, *, advice: bool = False) -> 
 
     The specification of a loaded model says at which shapes a flexible one is judged.
     """
-    loaded = load(model)
+    loaded = Loaded.of(model)
     return [inspect_program(loaded, target, function=name, advice=advice) for name in loaded.program.functions]
 
 

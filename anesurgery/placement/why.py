@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from anesurgery.errors import UnknownName
-from anesurgery.loading import load
-from anesurgery.mil import Operation
+from anesurgery.files.package import Loaded
+from anesurgery.mil import Operation, Program
 from anesurgery.placement.evidence import Rule
 from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.inspector import RULES, inspect_program
@@ -65,14 +65,13 @@ class Why:
         return {"op": self.row.to_json(), "rules": [consulted.to_json() for consulted in self.rules]}
 
 
-def why(model: Any, op: str, target: Target, function: str | None = None) -> Why:
+def why(model: Loaded | Program, op: str, target: Target, function: str | None = None) -> Why:
     """Why an op of an ML Program is placed as it is.
 
     Raises:
         UnknownName: no op of that name.
-        LoadError: the model cannot be read.
     """
-    loaded = load(model)
+    loaded = Loaded.of(model)
     rules = (*RULES, *rules_beside())
     found = inspect_program(loaded, target, function=function)
     judged = {j.name: j.op for j in judge_shaped(loaded, function, target, rules).judged}

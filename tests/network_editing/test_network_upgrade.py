@@ -169,7 +169,7 @@ def test_types_of_arrays_are_kept(kind: str, tmp_path: Path) -> None:
     x = np.array([-2, 3] * 30).reshape(3, 4, 5)
     model = ane.upgrade(ct.models.MLModel(spec, skip_model_load=True))
     found = ane.run(model, {"x": x})["y"]
-    signature = interface(model).functions["main"]
+    signature = interface(load(model)).functions["main"]
     wanted = {"INT32": "int32", "FLOAT16": "fp16"}.get(kind, "fp32")
     assert [p.kind for p in (*signature.inputs, *signature.outputs)] == [wanted, wanted]
     np.testing.assert_array_equal(found, np.maximum(x, 0))

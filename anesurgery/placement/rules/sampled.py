@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anesurgery.checking.ranges import Hazard, OpRange, ranges
+from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic.properties import CHIPS, FORGE, GUIDE, STUDY
-from anesurgery.loading import load
-from anesurgery.mil import walk_ops
+from anesurgery.mil import Program, walk_ops
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.target import Target
 
@@ -38,12 +38,12 @@ ADVICE: dict[str, str] = {
 
 
 def hazards(
-    model: Any, inputs: Values | Iterable[Values], target: Target, function: str | None = None
+    model: Loaded | Program, inputs: Values | Iterable[Values], target: Target, function: str | None = None
 ) -> dict[str, tuple[Finding, ...]]:
     """What goes wrong on samples.
 
     Args:
-        model: path, MLModel or MIL program.
+        model: what is loaded, or a program.
         inputs: one set of inputs by name, or several.
         target: its chip gives the arithmetic, where it names just one that was measured; else only what holds
             on every chip measured is assumed.
@@ -56,7 +56,7 @@ def hazards(
         InterpretError: inputs that do not fit.
         SurgeryError: no inputs.
     """
-    loaded = load(model)
+    loaded = Loaded.of(model)
     found = ranges(loaded.program, inputs, chip=chip(target), function=function)
     names = {v.name: op.name for op in walk_ops(loaded.program) for v in op.outputs}
     made: dict[str, tuple[Finding, ...]] = {}

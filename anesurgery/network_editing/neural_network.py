@@ -25,6 +25,7 @@ from anesurgery.mil import Array, Program, ct, quiet_host
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import network_of, networks_of, walk_layers
+from anesurgery.placement.durations import Time, total_of
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.standing import Standing
@@ -175,6 +176,11 @@ class NeuralNetwork(Subject):
         self.finish()
         parts = [inspect_network(part, Target.parse(target), "") for part in networks_of(self.spec)]
         return Standing.of([one for part in parts for one in Standing.computing(part)])
+
+    def time(self, target: str | None) -> Time | None:
+        """That of one prediction with each network; a target of several generations asks for no inspection."""
+        one = len(Target.parse(target, None).families) == 1
+        return total_of(found.time for found in self.inspect(target)) if one else None
 
     def notes(self, before: Self) -> list[str]:
         """What a raised version asks of the system, and which layers no pass looks at."""

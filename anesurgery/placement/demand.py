@@ -65,7 +65,7 @@ class Load:
     Attributes:
         ops: in file order, or merged.
         switches: how often the unit changes, where that costs something.
-        doubtful: where ops whose legality is not known run on the CPU instead; None without such ops.
+        doubtful: where ops run on the CPU instead of which that is not known; None without such ops.
     """
 
     ops: tuple[OpLoad, ...]
@@ -85,13 +85,19 @@ class Load:
         return Load(tuple(op._replace(count=n) for op, n in counted.items()), self.switches)
 
 
-def load_of(judged: Sequence[Judged], units: Sequence[str | None]) -> Load:
-    """What judged ops ask for; ops of unknown unit count on the ANE where it may run them."""
+def load_of(judged: Sequence[Judged], units: Sequence[str | None], doubted: bool = False) -> Load:
+    """What judged ops ask for; ops of unknown unit count on the ANE where it may run them.
+
+    Args:
+        judged: the ops.
+        units: of them.
+        doubted: may all of it run on the CPU, for a reason that concerns the whole model?
+    """
     chain = longest_chain([j.op for j in judged])
     on_cpu = [unit == "cpu" or j.legal is False for j, unit in zip(judged, units, strict=True)]
     sure = _load(judged, on_cpu, chain)
-    doubted = [cpu or j.legal is None for cpu, j in zip(on_cpu, judged, strict=True)]
-    return sure if doubted == on_cpu else replace(sure, doubtful=_load(judged, doubted, chain))
+    most = [doubted or cpu or j.legal is None for cpu, j in zip(on_cpu, judged, strict=True)]
+    return sure if most == on_cpu else replace(sure, doubtful=_load(judged, most, chain))
 
 
 def _load(judged: Sequence[Judged], on_cpu: Sequence[bool], chain: set[Operation]) -> Load:

@@ -99,6 +99,13 @@ def total(times: Iterable[Time]) -> Time:
     return replace(found, low=sum(t.low for t in every), high=sum(t.high for t in every))
 
 
+def total_of(times: Iterable[Time | None]) -> Time | None:
+    """The total where each is known, and there is one at all."""
+    every = list(times)
+    known = [time for time in every if time is not None]
+    return total(known) if known and len(known) == len(every) else None
+
+
 @dataclass(frozen=True)
 class Change:
     """The times before and after, and the band of their ratio.

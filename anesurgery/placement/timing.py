@@ -255,9 +255,13 @@ def timed(load: Load, target: Target, numbers: Mapping[str, Any] | None = None) 
         return Timed(time, each=each)
     other, _ = _time(load.doubtful, target, numbers)
     if max(time.ms, other.ms) > APART * min(time.ms, other.ms):
-        share = f"{time.ms:.3g} ms if they do, {other.ms:.3g} ms if not"
-        return Timed(None, f"of some ops it is not known if the ANE runs them: {share}")
+        both = f"{time.ms:.3g} ms if it does, {other.ms:.3g} ms if not"
+        return Timed(None, f"of {_which(load)} it is not known if the Neural Engine runs them: {both}")
     return Timed(time.spanning(other), each=each)
+
+
+def _which(load: Load) -> str:
+    return "all ops" if load.doubtful is not None and load.doubtful.on_cpu else "some ops"
 
 
 def _time(load: Load, target: Target, numbers: Mapping[str, Any]) -> tuple[Time, tuple[float, ...]]:
@@ -286,11 +290,9 @@ def time_of_shaped(shaped: Shaped, units: Sequence[str | None], target: Target, 
         return Timed(None, why)
     if shaped.flexible is not None:
         return Timed(None, "its shapes vary, and published times of such models disagree several times")
-    if doubted:
-        return Timed(None, "where it runs as a whole is not known, as findings say")
     if any(_is_undecided(j.op) for j in shaped.judged):
         return Timed(None, "how often a loop runs, or which branch, is not known")
-    return timed(load_of(shaped.judged, units), target)
+    return timed(load_of(shaped.judged, units, doubted), target)
 
 
 def _is_undecided(op: Operation) -> bool:

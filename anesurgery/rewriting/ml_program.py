@@ -15,7 +15,7 @@ from anesurgery.files.pipeline_file import LoadedPipeline, members, read_pipelin
 from anesurgery.loading import clone, interface, load
 from anesurgery.mil import Array, Operation, Program, ct, dtype_name, walk_ops
 from anesurgery.neuralnetwork.spec import NETWORKS
-from anesurgery.placement.durations import Time, total
+from anesurgery.placement.durations import Time, total_of
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.standing import Standing, placed
@@ -111,8 +111,7 @@ class MLProgram(Subject):
         """That of one prediction with each function; a target of several generations asks for no inspection."""
         aim = Target.parse(target)
         inspected = placed(self.loaded, aim) if len(aim.families) == 1 else []
-        times = [one.time for one in inspected if one.time is not None]
-        return total(times) if times and len(times) == len(inspected) else None
+        return total_of(one.time for one in inspected)
 
     def spec_of(self, graph: Program) -> Any:
         """That of the model."""

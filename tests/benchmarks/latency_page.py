@@ -25,9 +25,10 @@ its own. Products and softmax over 1,024 positions and more take {long:.2f} time
 chain of ops that wait for one another each takes {floor:.2f} us at least: that is between the 0.007 us at
 which Core ML prices a small op and the 5.3 us that each op of a decoding step takes on an M4 with all of
 its weights, so the band of what waits is wide. Ops on the CPU take Core ML's estimate of them, or as long
-as their weights take to be read: so does a head that is too wide for the engine. Time is None for several
-generations of chips at once, for ALL and CPU_AND_GPU, for shapes that vary, loops of unknown length, neural
-networks, forms of weights on generations where none was measured, and generations without a row.
+as their weights take to be read: so does a head that is too wide for the engine. A neural network takes
+what ops take that compute its layers in fp16. Time is None for several generations of chips at once, for
+ALL and CPU_AND_GPU, where no op is expected on the Neural Engine, for shapes that vary, loops of unknown
+length, forms of weights on generations where none was measured, and generations without a row.
 """
 
 

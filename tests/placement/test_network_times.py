@@ -79,6 +79,13 @@ def test_a_network_on_several_generations_has_no_time() -> None:
     assert any(note.startswith("no time: name one chip") for note in found.notes)
 
 
+def test_a_surgery_of_a_network_says_both_times() -> None:
+    model = ct.models.MLModel(network(), skip_model_load=True)
+    surgery = ane.apply(model, ["fuse_clip"], target="M4", quiet=True)
+    assert surgery.time is not None
+    assert surgery.time.ratio == pytest.approx(1)
+
+
 def pipeline(*specs: Any) -> Any:
     """One after the other: y of one is x of the next."""
     whole = ct.proto.Model_pb2.Model()

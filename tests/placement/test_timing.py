@@ -159,7 +159,19 @@ def test_doubtful_ops_widen_the_band_until_nothing_can_be_said() -> None:
     assert (both.low, both.high) == (min(time.low, other.low), max(time.high, other.high))
     far = time_of(Load(sure, doubtful=Load((OpLoad("gelu", 20000.0, cpu=True),))), M4)
     assert isinstance(far, str)
-    assert "not known if the ANE runs them" in far
+    assert "of all ops it is not known if the Neural Engine runs them: 1.46 ms" in far
+
+
+def test_a_model_that_may_run_on_the_cpu_as_a_whole_spans_both() -> None:
+    judged = judge_shaped(ane.load(program()), None, M4, ()).judged
+    plain, doubted = (load_of(judged, ["ane"], doubt) for doubt in (False, True))
+    assert plain.doubtful is None
+    assert doubted.doubtful is not None
+    assert doubted.doubtful.on_cpu
+    assert isinstance(time_of(plain, M4), Time)
+    why = time_of(doubted, M4)
+    assert isinstance(why, str)
+    assert why.startswith("of all ops it is not known")
 
 
 def test_a_head_too_wide_for_the_engine_has_a_time() -> None:

@@ -180,7 +180,7 @@ class NeuralNetwork(Subject):
     def time(self, target: str | None) -> Time | None:
         """That of one prediction with each network; a target of several generations asks for no inspection."""
         one = len(Target.parse(target, None).families) == 1
-        return total_of(found.time for found in self.inspect(target)) if one else None
+        return total_of([found.time for found in self.inspect(target)]) if one else None
 
     def notes(self, before: Self) -> list[str]:
         """What a raised version asks of the system, and which layers no pass looks at."""

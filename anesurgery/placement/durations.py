@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,11 +99,10 @@ def total(times: Iterable[Time]) -> Time:
     return replace(found, low=sum(t.low for t in every), high=sum(t.high for t in every))
 
 
-def total_of(times: Iterable[Time | None]) -> Time | None:
+def total_of(times: Sequence[Time | None]) -> Time | None:
     """The total where each is known, and there is one at all."""
-    every = list(times)
-    known = [time for time in every if time is not None]
-    return total(known) if known and len(known) == len(every) else None
+    known = [time for time in times if time is not None]
+    return total(known) if known and len(known) == len(times) else None
 
 
 @dataclass(frozen=True)

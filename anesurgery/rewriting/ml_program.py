@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -109,9 +109,7 @@ class MLProgram(Subject):
 
     def time(self, target: str | None) -> Time | None:
         """That of one prediction with each function; a target of several generations asks for no inspection."""
-        aim = Target.parse(target)
-        inspected = placed(self.loaded, aim) if len(aim.families) == 1 else []
-        return total_of(one.time for one in inspected)
+        return _time([self.loaded], target)
 
     def spec_of(self, graph: Program) -> Any:
         """That of the model."""
@@ -194,6 +192,14 @@ def _computes_in_half(program: Program) -> bool:
     return any(dtype_name(v) == "fp16" for op in ops for v in op.outputs)
 
 
+def _time(programs: Iterable[Loaded], target: str | None) -> Time | None:
+    """Of every function of some programs; a target of several generations asks for no inspection."""
+    aim = Target.parse(target)
+    if len(aim.families) != 1:
+        return None
+    return total_of([one.time for loaded in programs for one in placed(loaded, aim)])
+
+
 class ProgramPipeline(MLProgram):
     """The ML Programs of a pipeline."""
 
@@ -263,6 +269,10 @@ class ProgramPipeline(MLProgram):
         """By the inspections of all programs together."""
         aim = Target.parse(target)
         return Standing.of([one for loaded in self.pipeline.programs.values() for one in placed(loaded, aim)])
+
+    def time(self, target: str | None) -> Time | None:
+        """That of one prediction with each program that can be edited, one after the other."""
+        return _time(self.pipeline.programs.values(), target)
 
     def spec_of(self, graph: Program) -> Any:
         """That of the member."""

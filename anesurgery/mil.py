@@ -191,25 +191,25 @@ __all__ = [
 
 def walk_ops(block: Program | Block) -> Iterator[Operation]:
     """Every op of a block or program in file order, nested blocks included (outer op first)."""
-    whole = block.functions.values() if isinstance(block, Program) else (block,)
-    yield from _walk(whole)
+    return _walk(block.functions.values() if isinstance(block, Program) else (block,))
 
 
 def nested_ops(op: Operation) -> Iterator[Operation]:
     """Every op in the blocks of an op, at any depth, in file order; not the op itself."""
-    yield from _walk(op.blocks)
+    return _walk(op.blocks)
 
 
 def _walk(blocks: Iterable[Block]) -> Iterator[Operation]:
     """The ops of blocks, at any depth: each is visited once, and no depth is too deep."""
     pending = [iter(list(block.operations)) for block in blocks][::-1]
     while pending:
-        op = next(pending[-1], None)
-        if op is None:
+        for op in pending[-1]:
+            yield op
+            if op.blocks:
+                pending += [iter(list(block.operations)) for block in reversed(op.blocks)]
+                break
+        else:
             pending.pop()
-            continue
-        yield op
-        pending += [iter(list(block.operations)) for block in reversed(op.blocks)]
 
 
 def nesting(program: Program) -> int:

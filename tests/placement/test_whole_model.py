@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 from collections.abc import Callable
 from typing import Any
 
@@ -221,3 +222,21 @@ def test_off_an_m4_only_what_was_seen_there_is_exact() -> None:
     for target, exact in (("M4/macOS 27", 4), ("M1/macOS 14", 2), ("M2/macOS 15", 0)):
         found = ane.inspect(of(body)(), target)
         assert sum(row.estimate is not None and row.estimate.off == (1, 1) for row in found.ops) == exact
+
+
+def test_the_work_of_an_inspection_grows_with_the_ops() -> None:
+    """Function calls, which no clock disturbs: twice as many ops take about twice as many."""
+
+    def calls(count: int) -> int:
+        def body(x: Var) -> Var:
+            for _ in range(count):
+                x = mb.add(x=x, y=mb.relu(x=mb.conv(x=x, weight=half(8, 8, 1, 1))))
+            return x
+
+        built = of(body, (1, 8, 8, 8))()
+        profile = cProfile.Profile()
+        profile.runcall(ane.inspect, built, "M4/macOS 27")
+        return sum(entry.callcount for entry in profile.getstats())
+
+    calls(4)  # what is computed once in a process
+    assert calls(200) < 2.3 * calls(100)

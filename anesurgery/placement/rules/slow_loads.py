@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from anesurgery.interpret.attentions import Attention, recognise
 from anesurgery.mil import Function, Operation, any_symbolic, is_stored, operands, static_shape, types, walk_ops
+from anesurgery.ops import CONTRACTIONS, NORMS, POINTWISE
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.flexible import dynamic_inputs
 from anesurgery.placement.inspection import Memory
@@ -26,6 +27,8 @@ LONG_HISTORY = 32768
 """Keys with which a prefill did not compile; with 8,192 it did."""
 NORM_BLOCK = (64, 64)
 """The shape at which two transformer blocks did not compile, and one did."""
+KEEPS_LENGTHS = POINTWISE | NORMS | CONTRACTIONS
+"""Ops whose result has no length that their operands do not tell."""
 FEW_COLOURS = 16
 """Values of a palette of 4 bits."""
 
@@ -120,8 +123,14 @@ def of_function(function: Function, memory: Memory, target: Target) -> tuple[Fin
     """What is known to make a load slow or fail."""
     if not target.uses_ane:
         return ()
-    ops = list(walk_ops(function))
-    said = [*_size(memory, target), *_attention(ops), *_late(function, ops), *_norms(ops), *_palettes(function)]
+    ops = [op for op in walk_ops(function) if op.op_type != "const"]
+    said = [
+        *_size(memory, target),
+        *_attention(ops),
+        *_late(function, ops),
+        *_norms(ops),
+        *_palettes(function, ops),
+    ]
     return tuple(rule.finding(message) for rule, message in said if rule.scope.concerns(target))
 
 
@@ -156,7 +165,7 @@ def _late(function: Function, ops: list[Operation]) -> Said:
     """The first op that makes an unknown length out of known ones."""
     if dynamic_inputs(function):
         return
-    for op in ops:
+    for op in (op for op in ops if op.op_type not in KEEPS_LENGTHS):
         if any(is_tensor(v) and any_symbolic(v.shape or ()) for v in op.outputs):
             late = [v for _, v in operands(op) if not is_stored(v)]
             words = shape_in_words(op.outputs[0].shape)
@@ -171,10 +180,10 @@ def _norms(ops: list[Operation]) -> Said:
         yield NORM_VALUES, f"{len(alike)} layer_norm with weights at {shape_in_words(NORM_BLOCK)}"
 
 
-def _palettes(function: Function) -> Said:
+def _palettes(function: Function, ops: list[Operation]) -> Said:
     """Palettes beside a state."""
     states = [n for n, v in function.inputs.items() if types.is_state(v.sym_type)]
-    if states and (kinds := {bits for op in walk_ops(function) if (bits := _colours(op)) == FEW_COLOURS}):
+    if states and (kinds := {bits for op in ops if (bits := _colours(op)) == FEW_COLOURS}):
         yield PALETTE_STATE, f"palettes of {max(kinds)} values beside the state %{states[0]}"
 
 

@@ -121,7 +121,7 @@ def _tables(function: Function, target: Target) -> Said:
     if not _has_mac(target) or set(target.chips) <= WITH_TABLE:
         return
     for op in walk_ops(function):
-        if _reads_large_table(op):
+        if op.op_type == "gather" and _reads_large_table(op):
             words = shape_in_words(shape_of(op.x))
             yield (LARGE_TABLE, f"%{op.outputs[0].name} reads a table of {words}, more than {CHANNELS} rows")
             return

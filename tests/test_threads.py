@@ -48,7 +48,7 @@ def operated(path: Path) -> str:
     if path.suffix == ".mlmodel":
         network = apply(path, "neuralnetwork_ane", prove="both", quiet=True)
         return repr((network.after, len(network.changes), network.proof))
-    surgery = apply(path, path.stem, prove="both", quiet=True)
+    surgery = apply(path, path.stem, prove="model", quiet=True)  # a mask ends where scores exceed its fill
     return repr((to_text(surgery.program), surgery.after, len(surgery.changes), surgery.proof))
 
 

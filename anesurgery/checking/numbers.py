@@ -264,7 +264,8 @@ def rounding(
     found = []
     for i, (part, exact) in enumerate(zip(parts, _apart(finer, undefined, promise), strict=True)):
         old, none = finer[i][0], undefined[i : i + 1]
-        off = max(_apart([(old, draw[i])], none, promise)[0].max_abs for draw in draws)
+        moved = (_apart([(old, draw[i])], none, promise)[0].max_abs for draw in draws)
+        off = max(filter(math.isfinite, moved), default=0.0)  # off by a little, the arccosine of 1 is no number
         allowed = max(off, OWN * _apart([(old, pairs[i][0])], none, promise)[0].max_abs)
         left = FINER * allowed if old.is_floating_point() else 0.0
         if exact.max_abs <= left and 0 < allowed < math.inf:

@@ -52,6 +52,20 @@ def test_another_order_of_a_sum_that_cancels() -> None:
     assert check.grade is Grade.PROVED
 
 
+@pytest.mark.parametrize(
+    "behind",
+    [lambda v: mb.pow(x=v, y=np.float32(3)), lambda v: mb.acos(x=mb.clip(x=v, alpha=-1.0, beta=1.0))],
+    ids=["a power", "an arccosine"],
+)
+def test_numbers_that_have_no_neighbours_excuse_rounding_all_the_same(behind: Callable[[Var], Var]) -> None:
+    """A power of -2 is a number for whole exponents only, and 1 is the last number that has an arccosine."""
+
+    def both(order: int) -> Callable[[Var], Any]:
+        return lambda x: mb.add(x=cancelling_products(x, order), y=behind(mb.mul(x=x, y=np.float32(1))))
+
+    assert found(both(1), both(-1)).within(REASSOCIATED)
+
+
 @pytest.mark.parametrize("off", [1e-4, 1e-5, 1e-6])
 def test_a_wrong_rewrite_smaller_than_the_rounding_is_caught(off: float) -> None:
     """In fp32 nobody could tell it from rounding; in fp64 it is as large as before."""

@@ -20,6 +20,8 @@ STEADY = EXACT | CARRIERS
 """Ops that make no float by rounding."""
 ROUNDED_ONCE = names("add sub")
 """Ops that round their result and nothing else: two numbers that are alike have an exact difference."""
+EXPONENT = ("pow", "y")
+"""An operand that is not off: a negative number has a power for whole exponents only."""
 
 
 class Double:
@@ -40,7 +42,13 @@ class Double:
         """The function on fp64 operands."""
         if op.op_type in ROUNDED_ONCE:
             return lambda **operands: self._wide(known.function(**{k: _double(v) for k, v in operands.items()}))
-        return lambda **operands: known.function(**{k: self._wide(v) for k, v in operands.items()})
+
+        def function(**operands: Any) -> Any:
+            return known.function(
+                **{k: (_double if (op.op_type, k) == EXPONENT else self._wide)(v) for k, v in operands.items()}
+            )
+
+        return function
 
     def _wide(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,6 +17,8 @@ from anesurgery.placement.demand import Load, OpLoad
 from anesurgery.placement.fitting import LeftOut, Row
 from anesurgery.placement.timing import table
 
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "latency.md"
 ROWS, PAIRS = fitting.read_rows(), fitting.read_json(fitting.PAIRS)
 
 
@@ -89,3 +92,13 @@ def test_a_load_is_read_back_as_written() -> None:
     read = fitting.load_from(json.loads(json.dumps(fitting.load_to(load))))
     assert read == load.merged()
     assert read.ops[0].count == 2
+
+
+@pytest.mark.slow
+def test_the_page_and_the_table_are_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "benchmarks"))
+    from latency_page import page
+
+    fitted = fitting.fit_all(ROWS, PAIRS)
+    assert json.loads(json.dumps(fitted.table)) == table()
+    assert page(fitted, []) == PAGE.read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from anesurgery.mil import Operation, any_symbolic, constant, static_shape
-from anesurgery.ops import MOVING, PADDING, names
+from anesurgery.ops import MOVING, names
 from anesurgery.semantics.constant_ends import ANY, Interval
 from anesurgery.semantics.meaning import (
     MIXED,
@@ -170,6 +170,11 @@ def _padded(op: Operation, ranges: Ranges) -> Interval:
     return ANY if fill is None else union([op.x, fill], ranges)
 
 
+def _zero_padded(op: Operation, ranges: Ranges) -> Interval:
+    low, high = ranges.at(op.x)
+    return min(low, 0.0), max(high, 0.0)
+
+
 def _joined(op: Operation, ranges: Ranges) -> Interval:
     return union(list(op.inputs["values"]), ranges)
 
@@ -197,8 +202,8 @@ ROWS: dict[str, Meaning] = {
     **{op_type: Meaning(same, AXES.get(op_type)) for op_type in sorted(MOVING - {"identity"})},
     **dict.fromkeys(names("depth_to_space space_to_depth pixel_shuffle pixel_unshuffle"), _leading(1, 3)),
     "crop": _leading(2, 2),
-    **dict.fromkeys(PADDING, Meaning(_padded)),
     "pad": Meaning(_padded, _unpadded),
+    "space_to_batch": Meaning(_zero_padded),
     "concat": Meaning(_joined, _concat),
     "stack": Meaning(_joined, _stack),
     "slice_update": Meaning(axes=_slice_update),

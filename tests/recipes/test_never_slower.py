@@ -1,0 +1,124 @@
+"""No recipe, and no `auto`, makes a model slower by the estimate; what grows says what for.
+
+Two models on each run; others, the corpus, models of each family and the gallery where tests may be slow.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import anesurgery as ane
+from anesurgery import registry, surgery
+from anesurgery.errors import SurgeryError
+from anesurgery.loading import load
+from anesurgery.mil import Var, ct, mb, types
+from anesurgery.placement.standing import Standing, placed
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.gate import Passed
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.surgery import Recipe
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import gallery
+import residency
+
+TARGETS = ("M1/macOS 14", "A15/iOS 17", "M4/macOS 15")
+FEW = ("gpt2", "llama", "bert", "whisper", "vit")
+PROGRAMS = [name for name in registry.recipe_names() if name != "neuralnetwork_ane"]
+MEASURED = re.compile(r"^(kept )?sequence_layout: .*\(measured, (M1|M1 Max|iPhone 13)|documented by Apple")
+"""What a public measurement on a named device may overrule."""
+
+
+def standing(model: Any, target: str) -> Standing:
+    return Standing.of(placed(load(model), Target.parse(target)))
+
+
+def slower(model: Any, recipe: str | Recipe, target: str) -> str:
+    """How a recipe makes a model slower, or larger by more than a tenth for no gain that it states; or ""."""
+    before = standing(model, target)
+    try:
+        done = ane.apply(model, recipe, target=target, prove=None, quiet=True)
+    except SurgeryError as error:
+        return "" if re.search("is not for this model|changed nothing", str(error)) else str(error)
+    after = standing(done.program, target)
+    if any(MEASURED.search(note) for note in done.notes):
+        return after.leaves(before)
+    words = after.dearer(before)
+    if after.weights > 1.1 * before.weights + 1024 and not _stated(done.notes):
+        words = words or f"weights {before.weights} -> {after.weights}"
+    name = recipe if isinstance(recipe, str) else recipe.name
+    return words and f"{name} on {target}: {words}"
+
+
+def _stated(notes: list[str]) -> bool:
+    return any(re.search(r"expected time .* -> .*[;:] .*weights .* -> ", note) for note in notes)
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("gpt2", "auto"), ("gpt2", "gpt2_ane"), ("bert", "encoder_ane")])
+@pytest.mark.parametrize("target", TARGETS)
+def test_two_models(converted: Callable[..., Any], name: str, recipe: str, target: str) -> None:
+    assert not slower(converted(name).model._mil_program, recipe, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FEW)
+def test_auto_and_each_recipe_that_fits(converted: Callable[..., Any], name: str, target: str) -> None:
+    program = converted(name).model._mil_program
+    assert not list(filter(None, (slower(program, recipe, target) for recipe in PROGRAMS)))
+
+
+@dataclass(frozen=True)
+class Crowd(Rewrite):
+    """Three ops in the place of one."""
+
+    name: ClassVar[str] = "crowd"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.tanh()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.exp(x=mb.exp(x=mb.exp(x=m.root.x)))
+
+
+def test_what_is_slower_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: a gate that lets every step pass."""
+
+    @mb.program(input_specs=[mb.TensorSpec((8, 512, 64, 64), types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.tanh(x=x)
+
+    recipe = Recipe("crowd_ane", (Crowd(),))
+    assert not slower(program, recipe, "M4/macOS 15")
+    monkeypatch.setattr(surgery, "passing", lambda steps, *rest: Passed(list(steps)))
+    assert slower(program, recipe, "M4/macOS 15").startswith("crowd_ane on M4/macOS 15: the expected")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", [name for name, piece in gallery.PIECES.items() if name != "network"])
+def test_the_gallery(folder: Path, name: str, target: str) -> None:
+    piece = gallery.PIECES[name]
+    assert not slower(piece.make(folder), piece.recipe, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, _ in residency.models(Path(), everything=False)])
+def test_the_corpus_and_models_of_each_family(folder: Path, name: str) -> None:
+    model = dict(residency.models(folder, everything=False))[name]()
+    said = [slower(model, recipe, target) for target in TARGETS for recipe in PROGRAMS]
+    assert not list(filter(None, said))

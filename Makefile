@@ -81,8 +81,9 @@ matrix-real: $(READY)  ## the same of two layers of real width, in less than 4 G
 caches: $(READY)  ## which families of decoders take a cache: docs/decoders.md
 	$(BIN)/python tests/benchmarks/caches.py --page docs/decoders.md
 
-notebooks: $(READY)  ## run the notebooks and store what they show
+notebooks: $(READY)  ## run the notebooks and the demonstration, and store what they show
 	$(BIN)/jupyter-execute --inplace notebooks/*.ipynb
+	$(BIN)/python notebooks/demo.py --svg notebooks/report.svg
 
 gallery: $(READY)  ## each recipe on one small model, before and after: docs/gallery.md
 	$(BIN)/python tests/benchmarks/gallery.py --page docs/gallery.md

@@ -36,8 +36,8 @@ READS_WEIGHTS = "lm_head"
 
 NOISE, APART, LINE, DISPATCH = 0.15, 0.2, (1.0, 0.3), 0.5
 """Deviations of logarithms: of a row, of a generation from the line, of the line's middle and slope, and of a
-fixed cost from what was published of a dispatch. Halving or doubling them moves the errors of left-out rows by
-less than a tenth."""
+fixed cost from what was published of a dispatch. A few other values were
+tried, and not all of them together."""
 MIDDLE = 15
 """The generation at which the line has its middle."""
 GUESSES = {"long": (2.0, 1.0), "notch": (2.0, 0.5)}

@@ -7,6 +7,7 @@ them from. What is written in another way is None: then the pass must be importe
 from __future__ import annotations
 
 import ast
+import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def _defaults(path: Path, cls: str) -> dict[str, Any]:
 
 def _value(path: Path, node: ast.expr) -> Any:
     """The value of an expression of literals and constants."""
+    node = _Words(path).visit(copy.deepcopy(node))
     names = {n.id: _constant(path, n.id) for n in ast.walk(node) if isinstance(n, ast.Name)}
     if not all(isinstance(n, (*SIMPLE, ast.Name)) for n in ast.walk(node)):
         raise _Unread
@@ -101,4 +103,29 @@ def _constant(path: Path, name: str) -> Any:
             source = registry.ROOT.joinpath(*parts[1:]).with_suffix(".py")
             if parts[0] == "anesurgery" and source.is_file():
                 return _constant(source, name)
+    raise _Unread
+
+
+class _Words(ast.NodeTransformer):
+    """Puts the values of constants in the place of what is read from modules, as `an.one_hot.EXACT_IDS`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        *modules, name = ast.unparse(node).split(".")
+        path = self.path
+        for module in modules:
+            path = _module(path, module)
+        return ast.copy_location(ast.Constant(_constant(path, name)), node)
+
+
+def _module(path: Path, name: str) -> Path:
+    """The file of a module that a file imports from this package."""
+    for node in (n for n in _body(path) if isinstance(n, ast.ImportFrom)):
+        for alias in (a for a in node.names if (a.asname or a.name) == name):
+            package, *folders = (node.module or "").split(".")
+            file = registry.ROOT.joinpath(*folders, f"{alias.name}.py")
+            if package == "anesurgery" and file.is_file():
+                return file
     raise _Unread

@@ -135,8 +135,8 @@ class Expected:
         """The two times, or costs, that decide: "2 ms -> 1.9 ms"."""
         times = self.times(before)
         if times is None or self.over(before).best != times[1].ms / times[0].ms:
-            return f"{in_time(before.cost)} -> {in_time(self.cost)}"
-        return " -> ".join(in_time(1e3 * one.ms) for one in times)
+            return from_to(before.cost, self.cost)
+        return from_to(*(1e3 * one.ms for one in times))
 
 
 def _over(after: float, before: float) -> float:
@@ -174,9 +174,19 @@ def _spared(row: OpRow) -> float:
     return max(row.estimate.cpu - row.flop / CPU_SUMS, 0.0)
 
 
-def in_time(microseconds: float) -> str:
+def in_time(microseconds: float, digits: int = 3) -> str:
     """A duration with the unit that a person reads: "850 µs", "1.03 ms", "2.38 s"."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if microseconds >= size:
-            return f"{microseconds / size:.3g} {unit}"
-    return f"{microseconds:.3g} µs"
+            return f"{microseconds / size:.{digits}g} {unit}"
+    return f"{microseconds:.{digits}g} µs"
+
+
+def from_to(before: float, after: float) -> str:
+    """Two durations in microseconds, with as many digits as tell them apart: "2.031 ms -> 2.034 ms"."""
+    most = 9  # more than any two that differ by `SAME` need
+    for digits in range(3, most):
+        words = in_time(before, digits), in_time(after, digits)
+        if words[0] != words[1] or before == after:
+            break
+    return " -> ".join(words)

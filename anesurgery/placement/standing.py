@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Program
 from anesurgery.placement.durations import Time
-from anesurgery.placement.expected import SAME, Expected, Ratio, in_time
+from anesurgery.placement.expected import SAME, Expected, Ratio, from_to, in_time
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
@@ -248,7 +248,7 @@ class Standing:
         if grown and not self.clearly_faster(before):
             times = self.times(before)
             if self.at_worst > before.at_worst:
-                times += f" (or {in_time(before.at_worst)} -> {in_time(self.at_worst)})"
+                times += f" (or {from_to(before.at_worst, self.at_worst)})"
             return f"{', '.join(grown)} would grow, and the expected time {times} is no clear gain"
         return ""
 
@@ -276,7 +276,7 @@ class Standing:
             pairs.append(("time", 1e3 * times[0].ms, 1e3 * times[1].ms))
         for what, old, new in pairs:
             if new > old * (1 + SAME):
-                return f"the expected {what} of the whole would rise {in_time(old)} -> {in_time(new)}"
+                return f"the expected {what} of the whole would rise {from_to(old, new)}"
         return ""
 
     def _better(self, before: Standing) -> str:

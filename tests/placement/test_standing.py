@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anesurgery.placement.expected import in_time
+from anesurgery.placement.expected import from_to, in_time
 from anesurgery.placement.standing import Standing, _counts, placed, stand
 from anesurgery.placement.target import Target
 
@@ -119,6 +119,19 @@ def test_fewer_findings_are_tidier_unless_they_cost() -> None:
 )
 def test_durations_have_the_unit_that_a_person_reads(time: float, words: str) -> None:
     assert in_time(time) == words
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (1030.0, "2.03 ms -> 1.03 ms"),
+        (2031.0, "2.03 ms -> 2.031 ms"),
+        (2030.01, "2.03 ms -> 2.03001 ms"),
+        (2030.0, "2.03 ms -> 2.03 ms"),
+    ],
+)
+def test_two_durations_that_differ_read_differently(after: float, words: str) -> None:
+    assert from_to(2030.0, after) == words
 
 
 def test_it_is_said_in_a_line() -> None:

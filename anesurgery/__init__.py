@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anesurgery.checking.grades import Tolerance
     from anesurgery.checking.ranges import ranges
     from anesurgery.compressing.sensitivity import Sensitivity, sensitivity
-    from anesurgery.errors import Refusal, SurgeryError
+    from anesurgery.errors import Refusal, SurgeryError, SurgeryWarning
     from anesurgery.files.compiled_package import decompile
     from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
@@ -61,6 +61,7 @@ _HOMES = {
     "Rewrite": "rewriting.rewrite",
     "Surgery": "surgery",
     "SurgeryError": "errors",
+    "SurgeryWarning": "errors",
     "Predictor": "interpret",
     "Sampler": "interpret.sampler",
     "Tolerance": "checking.grades",
@@ -106,6 +107,7 @@ __all__ = [
     "Sensitivity",
     "Surgery",
     "SurgeryError",
+    "SurgeryWarning",
     "Target",
     "Tolerance",
     "any_of",

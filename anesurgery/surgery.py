@@ -18,7 +18,7 @@ from tqdm import tqdm
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
 from anesurgery.doors import check_fields, door
-from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName
+from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, warn
 from anesurgery.files.interface import Interface
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Program, exclusive
@@ -118,7 +118,8 @@ def apply(
         passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these. In a list, the steps of
             a recipe are judged as they are alone, and the passes beside it are asked for by name.
         target: chip and OS ("M1/macOS 14"): steps of a recipe take the options that suit it, and one that
-            loses something there is undone, unless it was asked for by name; every chip by default.
+            loses something there is undone; what was asked for by name is done, with a warning (SurgeryWarning)
+            that says what it loses there. Every chip by default.
         member: of a pipeline, the one model to edit, by name or number; each by default.
         assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}, that passes may rely on.
         prove: "sites" compares both sides of every edit and gives the best grade that it reaches; "model"
@@ -146,7 +147,7 @@ def apply(
     given = subject_of(steps).read(model).only(member)
     stays = prove in ("model", "both") or given.must_stay or compressed != KEEP
     original, edited = (given, given.clone()) if stays else (None, given)
-    start = _Start.of(given, original, None if recipe is None else Watch.of(given, target), target)
+    start = _Start.of(given, original, recipe, target)
     check_assumed(assume or {}, edited.chosen)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
     session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
@@ -167,6 +168,9 @@ def apply(
         session.refusals.append((recipe.name, Refusal(f"the neural network stays as it is: {worse}")))
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
+    if recipe is None and start.standing is not None and session.changes:
+        end = edited.standing(target or "any")
+        _warn_of_loss(start.standing, end, session)
     check_interface(start.interface, edited.interface, session)
     surgery = _surgery(start, edited, steps, session, end)
     check_grades(surgery.changes, require)
@@ -197,13 +201,16 @@ class _Start:
     inspected: tuple[Inspection, ...]
     watch: Watch | None
     """Of what a recipe is applied to."""
+    standing: Standing | None
+    """None without a target, and where it is not estimated."""
     time: Time | None
 
     @classmethod
-    def of(cls, given: Subject, original: Subject | None, watch: Watch | None, target: str | None) -> _Start:
-        known = None if watch is None else watch.start
-        time = given.time(target) if known is None else known.time
-        return cls(original, given.interface, given.op_counts, given.inspect(target), watch, time)
+    def of(cls, given: Subject, original: Subject | None, recipe: Recipe | None, target: str | None) -> _Start:
+        watch = None if recipe is None else Watch.of(given, target)
+        stands = watch.start if watch else given.standing(target) if target else None
+        time = given.time(target) if stands is None else stands.time
+        return cls(original, given.interface, given.op_counts, given.inspect(target), watch, stands, time)
 
 
 def _run(
@@ -253,6 +260,15 @@ def _gated(
         _run(passed.steps, edited, session, quiet=True)
     passed.warn(session)
     return edited, session, passed.end
+
+
+def _warn_of_loss(before: Standing, after: Standing | None, session: Session) -> None:
+    """What is asked for by name is done; what is lost by it on the target is said."""
+    if after is not None and (loss := after.loss(before)):
+        names = ", ".join(dict.fromkeys(change.pass_name for change in session.changes))
+        words = f"{names}: asked for, and done although {loss}"
+        session.notes.append(words)
+        warn(words)
 
 
 def _surgery(

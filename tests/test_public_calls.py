@@ -26,7 +26,7 @@ from anesurgery.surgery import Recipe
 PACKAGES = {"passes", "recipes"}
 """The public names that are packages on purpose."""
 NOT_CALLED = {"Builder", "Comparison", "Inspection", "Match", "OpPattern", "Ops", "Pass", "Picture"}
-NOT_CALLED |= {"Refusal", "Rewrite", "Sensitivity", "Surgery", "SurgeryError"}
+NOT_CALLED |= {"Refusal", "Rewrite", "Sensitivity", "Surgery", "SurgeryError", "SurgeryWarning"}
 """Classes whose objects calls give, or from which users derive."""
 
 

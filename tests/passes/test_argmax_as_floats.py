@@ -86,7 +86,9 @@ def test_pixel_labels_reach_the_engine() -> None:
         scores = mb.conv(x=x, weight=weight, pad_type="same")
         return mb.cast(x=mb.reduce_argmax(x=scores, axis=1, keep_dims=False), dtype="fp16")
 
-    surgery = ane.apply(program, "argmax_as_floats", target="M4/macOS 15", quiet=True, prove=None)
+    with pytest.warns(ane.SurgeryWarning, match="argmax_as_floats: asked for, and done although the expected"):
+        surgery = ane.apply(program, "argmax_as_floats", target="M4/macOS 15", quiet=True, prove=None)
+    assert "done although the expected time would rise" in " ".join(surgery.notes)
     before, after = (ane.inspect(p, "M4/macOS 15") for p in (program, surgery.program))
     assert after.residency["ops"] == 1
     assert before.cost is not None

@@ -13,6 +13,9 @@ import anesurgery
 from anesurgery import registry
 from anesurgery.commands.app import app
 
+pytestmark = pytest.mark.slow
+"""`make docs` builds the same site on each push, as a job of its own."""
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 

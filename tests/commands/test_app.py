@@ -63,7 +63,7 @@ def test_list_needs_neither_coremltools_nor_torch() -> None:
 
 
 def test_importing_prints_nothing() -> None:
-    script = "import anesurgery as ane; ane.apply; ane.run; ane.recipes.gpt2_ane"
+    script = "import anesurgery as ane; import anesurgery.mil; ane.apply; ane.run; ane.recipes.gpt2_ane"
     made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (made.stdout, made.stderr) == ("", "")
 

@@ -11,7 +11,7 @@ import run
 pytestmark = pytest.mark.first
 
 
-@pytest.fixture(scope="module", params=[20, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[40, pytest.param(5, marks=pytest.mark.slow)])
 def every(request: pytest.FixtureRequest) -> int:
     """Of the tests, every so-many-th."""
     return int(request.param)

@@ -50,9 +50,9 @@ def test_the_models_are_whole_before(tmp_path: Path) -> None:
             use()
 
 
-def test_a_hundred_damaged_files(tmp_path: Path) -> None:
-    said = fuzz(fuzzing.models(tmp_path), tmp_path, 0, 100)
-    assert len(said) > 30, "most damage is noticed"
+def test_forty_damaged_files(tmp_path: Path) -> None:
+    said = fuzz(fuzzing.models(tmp_path), tmp_path, 0, 40)
+    assert len(said) > 12, "most damage is noticed"
     assert all("\n" not in words and len(words) < 2000 for words in said.values())
 
 
@@ -76,9 +76,9 @@ def compiled(corpus: Path, folder: Path) -> list[Path]:
     return found
 
 
-def test_thirty_damaged_compiled_models(corpus: Path, tmp_path: Path) -> None:
-    said = fuzz(compiled(corpus, tmp_path), tmp_path, 0, 30)
-    assert len(said) > 10, "most damage is noticed"
+def test_ten_damaged_compiled_models(corpus: Path, tmp_path: Path) -> None:
+    said = fuzz(compiled(corpus, tmp_path), tmp_path, 0, 10)
+    assert len(said) > 3, "most damage is noticed"
     assert all(len(words) < 2000 for words in said.values())
 
 

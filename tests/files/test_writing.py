@@ -195,7 +195,7 @@ def test_temporary_packages_are_for_their_owner_and_go_with_the_process(package:
         "import sys, anesurgery as ane; from anesurgery.files.package import to_mlmodel\n"
         "print(to_mlmodel(ane.load(sys.argv[1])).package_path)"
     )
-    for ending in ("", "\nimport os; sys.stdout.flush(); os._exit(1)", ""):
+    for ending in ("\nimport os; sys.stdout.flush(); os._exit(1)", ""):
         done = subprocess.run(
             [sys.executable, "-c", code + ending, str(package)],
             env={**os.environ, "TMPDIR": str(tmp_path)},

@@ -6,6 +6,7 @@ What is slow are further combinations of these, large real models, and children 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 import pytest
@@ -184,7 +185,49 @@ STAYS: dict[str, tuple[str, ...]] = {
 }
 """Test of many cases, by its place in tests/ -> the cases that stay."""
 
+ONE_OF: dict[str, int] = {
+    "checking/test_aiming.py::test_one_number_of_all_is_met": 3,
+    "files/test_mil_program.py::test_packages_survive_the_text": 3,
+    "frontend/test_conversions.py::test_each_conversion_agrees_with_torch": 3,
+    "frontend/test_folding.py::test_each_form_agrees_with_torch": 3,
+    "interpret/test_conv.py::test_conv_transpose": 7,
+    "passes/layers/test_fold_batchnorm.py::test_whole_numbers_stay_the_same_bit_for_bit": 5,
+    "passes/layers/test_split_pooling.py::test_maxima_are_bit_exact": 5,
+    "passes/layers/test_split_pooling.py::test_windows_inside": 5,
+    "passes/layers/test_split_upsampling.py::test_interpolation": 5,
+    "passes/layers/test_undilate_convolution.py::test_phases": 3,
+    "passes/layers/test_undilate_convolution.py::test_zeros": 5,
+    "passes/test_add_cache.py::test_every_spelling_gives_what_it_gave": 5,
+    "passes/test_causal_beside_padding.py::test_padding_is_split_off_and_combined_once": 3,
+    "passes/test_causal_mask_tensor.py::test_every_spelling_becomes_one_shared_tensor": 3,
+    "passes/test_compressed_models.py::test_weights_stay_compressed": 3,
+    "passes/test_converted_masks.py::test_every_spelling": 3,
+    "passes/test_converted_ranks.py::test_windows_that_cannot_be_converted_otherwise": 5,
+    "passes/test_embedding_matmul.py::test_a_guard_goes_when_the_ids_cannot_be_negative": 2,
+    "passes/test_embedding_matmul.py::test_every_id_gives_the_very_bits_of_its_row": 5,
+    "passes/test_embedding_matmul.py::test_shapes_and_opsets": 5,
+    "passes/test_integers_as_floats.py::test_comparisons_with_small_integers_hold_for_every_other_integer": 5,
+    "passes/test_long_convolution.py::test_numbers_are_the_same_in_another_order": 5,
+    "passes/test_long_convolution.py::test_pieces_give_the_same_numbers": 5,
+    "passes/test_pad_edges.py::test_constants_that_broadcast": 5,
+    "passes/test_pad_edges.py::test_these_never_see_the_padding": 3,
+    "passes/test_select_last_token.py::test_norms_and_heads": 7,
+    "passes/test_unroll_recurrent.py::test_what_only_the_gru_of_ios_18_has": 5,
+    "recipes/test_converted_gpt.py::test_of_the_guard_of_ids_nothing_is_left": 5,
+    "recipes/test_family_recipes.py::test_a_recipe_makes_no_model_slower": 4,
+    "recipes/test_never_slower.py::test_two_models": 4,
+}
+"""Test of many cases that are alike -> of how many of those that would stay one does, evenly spread."""
+
 STANDS_IN: dict[str, str] = {
+    "passes/layers/test_fold_layer_constants.py::test_blazeface": "its neighbours",
+    "passes/layers/test_legacy_concat.py::test_a_detector_joins_its_anchors_along_rows": "its neighbours",
+    "passes/layers/test_legacy_inner_product.py::test_a_real_segmentation_network": "its neighbours",
+    "passes/layers/test_legacy_pad.py::test_a_detector_pads_its_channels": "its neighbours",
+    "passes/layers/test_legacy_rearrange.py::test_a_real_segmentation_network": "its neighbours",
+    "passes/layers/test_legacy_slice.py::test_a_detector_cuts_its_coordinates": "its neighbours",
+    "passes/layers/test_legacy_subtract.py::test_a_face_detector": "its neighbours",
+    "passes/layers/test_spread_channels.py::test_the_gates_of_a_real_network": "its neighbours",
     "passes/layers/test_split_pooling.py::test_real_networks": "test_maxima_are_bit_exact",
     "passes/layers/test_split_upsampling.py::test_real_networks": "test_interpolation",
     "passes/test_fold_batch_norm.py::test_a_real_network_loses_batch_norms": "its neighbours",
@@ -212,12 +255,18 @@ STANDS_IN: dict[str, str] = {
 def mark_slow(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
     """Mark the cases that do not stay; gives the cases of each test that was collected."""
     cases: dict[str, set[str]] = {}
+    stayed: Counter[str] = Counter()
     for item in items:
         name, _, case = item.nodeid.partition("[")
         place = name.removeprefix("tests/")
         cases.setdefault(place, set()).add(case[:-1])
         if place in STANDS_IN or (place in STAYS and case[:-1] not in STAYS[place]):
             item.add_marker(pytest.mark.slow)
+            continue
+        if item.get_closest_marker("slow") is None:
+            if stayed[place] % ONE_OF.get(place, 1):
+                item.add_marker(pytest.mark.slow)
+            stayed[place] += 1
     return cases
 
 
@@ -232,7 +281,7 @@ def stale(cases: Mapping[str, Collection[str]]) -> list[str]:
     """
     files = {place.partition("::")[0] for place in cases}
     rows = [(place, case) for place, stays in STAYS.items() for case in stays]
-    rows += [(place, "") for place in STANDS_IN]
+    rows += [(place, "") for place in (*ONE_OF, *STANDS_IN)]
     return [
         f"{place}[{case}]" if case else place
         for place, case in rows

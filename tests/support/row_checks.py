@@ -29,7 +29,7 @@ from anesurgery.facts.whole_numbers import (
     operands_of,
 )
 from anesurgery.facts.whole_numbers import symbolic as symbolic_shape
-from anesurgery.interpret import evaluate
+from anesurgery.interpret import Evaluator, evaluate
 from anesurgery.interpret.arithmetic import symbolic
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Operation, Var, add_input, constant, mb, np_dtype, static_shape
@@ -115,7 +115,8 @@ def mixes(
     count = static_shape(result)[axis]  # type: ignore[index]
     if any(values[v].shape[at] != count for v, at in rows.items()):
         return f"slices of { ({v.name: (at, values[v].shape[at]) for v, at in rows.items()}) } for {count}"
-    (whole,) = evaluate(made_by, values, [result], Double())
+    compute = Evaluator(made_by, [result], Double())
+    (whole,) = compute(values)
     kept = int(rng.integers(count))
     others = dict(values)
     for var, at in rows.items():
@@ -126,12 +127,12 @@ def mixes(
         )
         drawn = 1 - drawn if drawn.is_floating_point() else drawn
         others[var] = drawn.index_copy(at, torch.tensor([kept]), values[var].select(at, kept).unsqueeze(at))
-    (changed,) = evaluate(made_by, others, [result], Double())
+    (changed,) = compute(others)
     if not same(whole.select(axis, kept), changed.select(axis, kept)):
         return f"slice {kept} of axis {axis} depends on others"
     order = torch.from_numpy(rng.permutation(count))
     turned = {**values, **{v: values[v].index_select(at, order) for v, at in rows.items()}}
-    (moved,) = evaluate(made_by, turned, [result], Double())
+    (moved,) = compute(turned)
     return (
         "" if same(whole.index_select(axis, order), moved) else f"slices of axis {axis} are not treated alike"
     )

@@ -348,7 +348,7 @@ ONE_OF: dict[str, int] = {
 }
 """Test whose cases together take half a second or more -> of how many of those that would stay one does.
 
-They are evenly spread, so that over a year of changes a defect that one case alone shows is found the next night.
+They are evenly spread; a defect that only another case shows is found the next night.
 """
 
 STANDS_IN: dict[str, str] = {

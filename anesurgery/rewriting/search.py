@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,9 @@ from anesurgery.rewriting.session import Session
 
 GATE = 60.0
 """PSNR in dB that the outputs must keep where a step rounds: what recipes promise."""
+
+LEAST = 100
+"""A smaller program counts as one of so many ops: what does not grow takes as long. Chosen, not measured."""
 
 Remedies = Callable[[Sequence[Finding]], Sequence[Pass]]
 """The passes that findings name, with their options, in the order in which they are tried."""
@@ -48,6 +52,12 @@ class State:
     def model(self) -> Loaded:
         """The program with the shapes that its model describes."""
         return Loaded(self.program, self.spec)
+
+    @cached_property
+    def size(self) -> int:
+        """How many ops the program has; constants do not count."""
+        functions = self.program.functions.values()
+        return sum(op.op_type != "const" for function in functions for op in walk_ops(function))
 
     @cached_property
     def standing(self) -> Standing:
@@ -80,7 +90,7 @@ class Search:
     remedies: Remedies
     objection: Objection
     trials: int
-    """Most steps that are tried."""
+    """Most steps that are tried, on programs of the size of the one as given; on larger ones as many fewer."""
     kept: list[str] = field(default_factory=list)
     rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
     """By the words for the step."""
@@ -96,10 +106,12 @@ class Search:
     """What was tried from the program as given: the same steps lead to the same place."""
     scratch: tuple[Program, Program] | None = None
     """A program, and a copy of it that no step has changed."""
+    ops: float = math.inf
+    """Ops of the programs that may still be tried, all together."""
 
     def improve(self, state: State) -> State:
         """The best state that single steps, and then pairs of them, lead to; results change only if it pays."""
-        self.given = state.standing
+        self.given, self.ops = state.standing, self.trials * max(state.size, LEAST)
         end = self.pruned(state, self.climb(state))
         changing = tuple(step for step in end.steps if step in end.changing)
         return self.without(state, end, changing) if changing else end
@@ -170,10 +182,13 @@ class Search:
         return found if found is not state else None
 
     def pair(self, state: State) -> State | None:
-        """A remedy that does not pay by itself, and then one that is named after it."""
-        for middle in (*self.dearer, *self.shadowed(state)):
-            for step in self.remedies(middle.findings):
-                trial = self.attempt(middle, step) if step not in (middle.steps[-1], *self.barred) else None
+        """A remedy that does not pay by itself, and then one that is named after it; small programs first."""
+        for middle in (*sorted(self.dearer, key=lambda one: one.size), *self.shadowed(state)):
+            first = middle.steps[-1]
+            for step in self.remedies(middle.findings) if self.ops > 0 else ():
+                if step in (first, *self.barred) or self.reached.get((*state.steps, step, first)):
+                    continue  # the same two the other way round did not pay
+                trial = self.attempt(middle, step)
                 if trial is not None and self.accept(state, trial):
                     return trial
         return None
@@ -191,9 +206,10 @@ class Search:
 
     def attempt(self, state: State, step: Pass) -> State | None:
         """The state after a step; None where it does nothing, fails, or changes results that it must not."""
-        if (steps := (*state.steps, step)) not in self.reached and self.trials > 0:
+        if (steps := (*state.steps, step)) not in self.reached and self.trials > 0 and self.ops > 0:
+            trial = self.reached[steps] = self._tried(state, step)
             self.trials -= 1
-            self.reached[steps] = self._tried(state, step)
+            self.ops -= (trial or state).size
         return self.reached.get(steps)
 
     def _tried(self, state: State, step: Pass) -> State | None:

@@ -20,7 +20,7 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.search import Search, State
+from anesurgery.rewriting.search import LEAST, Search, State
 from anesurgery.rewriting.session import Session
 
 TARGET = Target.parse("M4/macOS 15")
@@ -275,3 +275,35 @@ def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:
     words = "kept first, and undone: the other steps do as well without it: expected time"
     assert refusal.reason.startswith(words)
     assert [words.split(":")[0] for words in found.kept] == ["kept all_relu"]
+
+
+@dataclass(frozen=True)
+class SumsToMany(Rewrite):
+    """A sum becomes so many ops that to judge them takes longer than all else."""
+
+    name: ClassVar[str] = "sums_to_many"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.cumsum()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        out = m.root.x
+        for _ in range(2 * LEAST):
+            out = mb.mod(x=out, y=m.root.x)
+        return out
+
+
+def test_large_trials_use_up_what_may_be_tried() -> None:
+    """The wrong version: as many trials, however large a step makes the program."""
+    found, end = search(built(sums), SumsToMany(), trials=4)
+    tried = [state for state in found.reached.values() if state is not None]
+    assert not end.steps
+    assert sum(state.size for state in tried) <= 4 * LEAST + max(state.size for state in tried)
+    assert len(tried) < 4
+
+
+def test_two_steps_are_tried_in_one_order() -> None:
+    """The wrong version: both orders, which lead to the same program."""
+    found, _ = search(built(sums), CumsumToModes(), Crowd())
+    pairs = [[str(step) for step in steps] for steps, end in found.reached.items() if len(steps) == 2 and end]
+    assert [sorted(pair) for pair in pairs] == [["crowd", "cumsum_to_modes"]]

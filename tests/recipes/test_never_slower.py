@@ -5,7 +5,6 @@ Two models on each run; others, the corpus, models of each family and the galler
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,14 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from slower import slower
 
-import anesurgery as ane
 from anesurgery import registry, surgery
-from anesurgery.errors import SurgeryError
-from anesurgery.loading import load
 from anesurgery.mil import Var, ct, mb, types
-from anesurgery.placement.standing import Standing, placed
-from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.gate import Passed
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
@@ -34,33 +29,6 @@ import residency
 TARGETS = ("M1/macOS 14", "A15/iOS 17", "M4/macOS 15")
 FEW = ("gpt2", "llama", "bert", "whisper", "vit")
 PROGRAMS = [name for name in registry.recipe_names() if name != "neuralnetwork_ane"]
-MEASURED = re.compile(r"^(kept )?sequence_layout: .*\(measured, (M1|M1 Max|iPhone 13)|documented by Apple")
-"""What a public measurement on a named device may overrule."""
-
-
-def standing(model: Any, target: str) -> Standing:
-    return Standing.of(placed(load(model), Target.parse(target)))
-
-
-def slower(model: Any, recipe: str | Recipe, target: str) -> str:
-    """How a recipe makes a model slower, or larger by more than a tenth for no gain that it states; or ""."""
-    before = standing(model, target)
-    try:
-        done = ane.apply(model, recipe, target=target, prove=None, quiet=True)
-    except SurgeryError as error:
-        return "" if re.search("is not for this model|changed nothing", str(error)) else str(error)
-    after = standing(done.program, target)
-    if any(MEASURED.search(note) for note in done.notes):
-        return after.leaves(before)
-    words = after.dearer(before)
-    if after.weights > 1.1 * before.weights + 1024 and not _stated(done.notes):
-        words = words or f"weights {before.weights} -> {after.weights}"
-    name = recipe if isinstance(recipe, str) else recipe.name
-    return words and f"{name} on {target}: {words}"
-
-
-def _stated(notes: list[str]) -> bool:
-    return any(re.search(r"expected time .* -> .*[;:] .*weights .* -> ", note) for note in notes)
 
 
 @pytest.mark.parametrize(("name", "recipe"), [("gpt2", "auto"), ("gpt2", "gpt2_ane"), ("bert", "encoder_ane")])

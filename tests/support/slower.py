@@ -1,0 +1,41 @@
+"""How a recipe makes a model slower by the estimate, or larger for no gain that it states."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import anesurgery as ane
+from anesurgery.errors import SurgeryError
+from anesurgery.loading import load
+from anesurgery.placement.standing import Standing, placed
+from anesurgery.placement.target import Target
+from anesurgery.surgery import Recipe
+
+MEASURED = re.compile(r"^(kept )?sequence_layout: .*\(measured, (M1|M1 Max|iPhone 13)|documented by Apple")
+"""What a public measurement on a named device may overrule."""
+
+
+def standing(model: Any, target: str) -> Standing:
+    return Standing.of(placed(load(model), Target.parse(target)))
+
+
+def slower(model: Any, recipe: str | Recipe, target: str) -> str:
+    """How a recipe makes a model slower, or larger by more than a tenth for no gain that it states; or ""."""
+    before = standing(model, target)
+    try:
+        done = ane.apply(model, recipe, target=target, prove=None, quiet=True)
+    except SurgeryError as error:
+        return "" if re.search("is not for this model|changed nothing", str(error)) else str(error)
+    after = standing(done.program, target)
+    if any(MEASURED.search(note) for note in done.notes):
+        return after.leaves(before)
+    words = after.dearer(before)
+    if after.weights > 1.1 * before.weights + 1024 and not _stated(done.notes):
+        words = words or f"weights {before.weights} -> {after.weights}"
+    name = recipe if isinstance(recipe, str) else recipe.name
+    return words and f"{name} on {target}: {words}"
+
+
+def _stated(notes: list[str]) -> bool:
+    return any(re.search(r"expected time .* -> .*[;:] .*weights .* -> ", note) for note in notes)

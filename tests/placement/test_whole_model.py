@@ -183,12 +183,33 @@ def scores(queries: int, keys: int) -> Callable[[], Program]:
     return of(body, (1, 8, queries, 64), (1, 8, keys, 64))
 
 
+def kept_state(width: int) -> Callable[[], Program]:
+    """Large products, and a state of some width beside them."""
+
+    def build() -> Program:
+        inputs = [mb.TensorSpec((1, 64, width), types.fp16), mb.StateTensorSpec((1, 64, width), types.fp16)]
+
+        @mb.program(input_specs=inputs, opset_version=ct.target.iOS18)
+        def program(x: Var, kept: Var) -> Var:
+            x = mb.add(x=x, y=mb.read_state(input=kept))
+            for _ in range(6):
+                x = mb.linear(x=mb.relu(x=mb.linear(x=x, weight=half(4096, width))), weight=half(width, 4096))
+            mb.coreml_update_state(state=kept, value=x)
+            return x
+
+        return program
+
+    return build
+
+
 FAILED: dict[str, tuple[Callable[[], Program], str, str]] = {
     "no memory": (scores(128, 1024), "A17/iOS 18", "compile-memory"),
     "memory": (scores(130, 1024), "A17/iOS 18", ""),
     "a phone's memory is not a Mac's": (scores(128, 1024), "M4/macOS 27", ""),
     "a long history": (scores(64, 32768), "M5/macOS 26", "compile-history"),
     "a shorter one": (scores(64, 8192), "M5/macOS 26", ""),
+    "an odd state": (kept_state(270), "M4/macOS 15", "state-width-32"),
+    "a state of whole words": (kept_state(256), "M4/macOS 15", ""),
 }
 
 

@@ -99,12 +99,13 @@ FAILING: dict[str, frozenset[str]] = {
     "compile-history": frozenset({"M5"}),
     "compile-late-shape": frozenset(),
     "size-big-image": frozenset(),
+    "state-width-32": frozenset(),
 }
-"""Findings about loads that say that the compiler of the engine failed -> the chips on which; empty for any."""
+"""Findings that say that the compiler of the engine failed -> the chips on which; empty for any."""
 
 
 def failing(findings: Iterable[Finding], target: Target) -> tuple[Finding, ...]:
-    """Those findings about a load after which the ANE may run nothing on a target."""
+    """Those findings after which the ANE may run nothing on a target."""
     chips = frozenset(target.chips)
     return tuple(f for f in findings if f.rule in FAILING and (not FAILING[f.rule] or FAILING[f.rule] & chips))
 

@@ -144,12 +144,18 @@ def change(before: Time, after: Time) -> Change:
 
     A source of cost and op type errs alike on both sides, so of the shares p and q that it has of the times
     before and after, only q - p of its error is left in the ratio. Work that only one side has comes with an
-    error of its own.
+    error of its own. Towards 1 the band goes no further than where the bands of the two times meet: times whose
+    bands lie apart are told apart.
     """
     off = {**before.off, **after.off}
     left = [part * off.get(key, 0.0) for key in off for part in _left(key, before, after)]
     ratio, band = after.ms / before.ms, math.exp(max(before.reach, after.reach) * math.hypot(*left))
-    return Change(before, after, ratio, ratio / band, ratio * band)
+    low, high = ratio / band, ratio * band
+    if ratio > 1:
+        low = max(low, after.low / before.high)
+    elif ratio < 1:
+        high = min(high, after.high / before.low)
+    return Change(before, after, ratio, low, high)
 
 
 def _left(key: Key, before: Time, after: Time) -> tuple[float, float]:

@@ -267,6 +267,20 @@ def test_common_errors_cancel_and_others_do_not() -> None:
     assert near.high / near.low < wide.high / wide.low
 
 
+def test_times_whose_bands_lie_apart_are_told_apart() -> None:
+    """A palette has a key of its own, whose error is not shared with plain weights."""
+    plain = told(OpLoad("linear", 7200.0, weight=52_428_800), target=M5)
+    coded = told(OpLoad("linear", 7200.0, weight=13_107_200, form=PALETTE, rows=1024), target=M5)
+    assert coded.low > plain.high
+    slower, faster = change(plain, coded), change(coded, plain)
+    assert slower.verdict.startswith("slower by ")
+    assert faster.verdict.startswith("faster by ")
+    assert slower.low == pytest.approx(coded.low / plain.high)
+    near = told(OpLoad("linear", 7200.0, weight=13_107_200, form=PALETTE, rows=64), target=M5)
+    assert near.low < plain.high
+    assert change(plain, near).verdict == "no difference that this can tell"
+
+
 @pytest.mark.parametrize(("order", "paid"), [("a", 0), ("ac", 0), ("ca", 1), ("aca", 2), ("acac", 2), ("c", 0)])
 def test_the_way_back_to_the_cpu_is_part_of_a_prediction(order: str, paid: int) -> None:
     @mb.program(input_specs=[mb.TensorSpec((1, 4, 8, 8), types.fp16)], opset_version=ct.target.iOS16)

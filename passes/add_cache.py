@@ -71,6 +71,10 @@ masks do, by one slice of its diagonals. Attention with a sliding window keeps a
 of `prefill`, where that is less than the context, with a state of its own. `windows="mask"` keeps the whole
 context and the mask, as targets need on which two states may fail.
 
+`writes="blend"` writes no slice: what is kept is multiplied by 0 where tokens are new, and what is new by the
+one-hot rows of its places; each number is a sum with one term, and so exact. All that is kept is then read once and
+written once.
+
 `cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
 back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
 by default. `fixed` makes other inputs constants first, as `{"attention_mask": 1}`; inputs with a row for each
@@ -101,7 +105,7 @@ from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret.decoding import replay
 from anesurgery.splitting.plan import chunk_numbers
 
-CHOICES = {"cache": ("state", "io"), "windows": (None, "ring", "mask")}
+CHOICES = {"cache": ("state", "io"), "windows": (None, "ring", "mask"), "writes": ("slice", "blend")}
 UNCHECKED = "the interface changes; compare whole models"
 
 
@@ -123,6 +127,8 @@ class AddCache(Pass):
     """Where keys and values are kept: "state" or "io"."""
     windows: str | None = None
     """How sliding windows are kept: "ring" or "mask"; rings by default, where the target takes their states."""
+    writes: str = "slice"
+    """How what is new is kept: "slice", by `slice_update`, or "blend", by products with one-hot rows."""
     fixed: Mapping[str, Any] | None = None
     """Inputs that become constants, with the value of all their elements, or an array."""
     chunks: int | str = 1
@@ -179,7 +185,13 @@ class AddCache(Pass):
         chunk_of = chunk_numbers(program, self.limit(session))
         for chosen in choices:
             how = an.cached_function.Caching(
-                chosen, context, self.cache == "state", self.windows, self.fixed or {}, chunk_of
+                chosen,
+                context,
+                self.cache == "state",
+                self.windows,
+                self.writes == "blend",
+                self.fixed or {},
+                chunk_of,
             )
             if not isinstance(
                 made := an.cached_function.cached_functions(session, program, calls, how), Refusal

@@ -47,9 +47,16 @@ class Ring:
         return 2 * self.size + length - 2
 
 
-def ring(window: int, call: int, context: int) -> Ring | None:
-    """The ring for a window, written by calls of so many tokens; None where all of the context takes less."""
-    over = call if call > 1 else 0
+def ring(window: int, call: int, context: int, *, runs_over: bool = True) -> Ring | None:
+    """The ring for a window, written by calls of so many tokens; None where all of the context takes less.
+
+    Args:
+        window: the most tokens that are looked at.
+        call: the most tokens that are written at once.
+        context: the most tokens that are kept elsewhere.
+        runs_over: is a write at the end of the ring one slice, which runs over it?
+    """
+    over = call if call > 1 and runs_over else 0
     rows = -(-(window - 1 + call + over) // MULTIPLE) * MULTIPLE
     return Ring(rows - over, rows) if rows < context else None
 

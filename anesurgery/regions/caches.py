@@ -16,7 +16,7 @@ import numpy as np
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.rings import Ring, is_toeplitz
 from anesurgery.facts.token_axes import NEW, Axes, Tokens, lengthened
-from anesurgery.mil import Array, Maker, Operation, Var, constant, static_shape
+from anesurgery.mil import Array, Maker, Operation, Var, constant, np_dtype, static_shape
 from anesurgery.ops import CARRIERS
 
 
@@ -108,6 +108,7 @@ class Tables:
     _cuts: dict[tuple[Any, ...], Var] = field(default_factory=dict)
     _begins: dict[tuple[int, int, Var], Var] = field(default_factory=dict)
     _starts: dict[tuple[str, Ring | None], Var] = field(default_factory=dict)
+    _blends: dict[tuple[Ring | None, str], tuple[Var, Var]] = field(default_factory=dict)
 
     def cut(self, table: Var, axes: Axes, ring: Ring | None = None) -> Var | None:
         """The rows and columns of a table for this call; None where it cannot be evaluated.
@@ -176,6 +177,24 @@ class Tables:
             at = self._whole("sub", [ring.size], self.slot(ring), "over_from")
             self._starts["over", ring] = self._slice("over", stored, 2, at, [1, 1, self.length, 1])
         return self._starts["over", ring]
+
+    def blend(self, ring: Ring | None, dtype: str) -> tuple[Var, Var]:
+        """Which slots keep what they hold, and for each token of a call a column of zeros with 1 at its slot.
+
+        Args:
+            ring: what holds the tokens; all of them are kept by default.
+            dtype: of what is kept: "fp16" or "fp32".
+        """
+        if (ring, dtype) not in self._blends:
+            slots = self.context if ring is None else ring.size
+            each = np.arange(slots, dtype=np.int32)[:, None] - np.arange(self.length, dtype=np.int32)
+            each = (each if ring is None else each % slots)[None, None]
+            here = self.mb.equal(x=each, y=self.slot(ring), name="here")
+            places = self.mb.cast(x=here, dtype=dtype, name="places")
+            taken = places if self.length == 1 else self.mb.reduce_sum(x=places, axes=[-1], keep_dims=True)
+            stays = self.mb.sub(x=np.ones((1, 1, 1, 1), np_dtype(places)), y=taken, name="stays")
+            self._blends[ring, dtype] = stays, places
+        return self._blends[ring, dtype]
 
     def _whole(self, op_type: str, x: Var | list[int], y: Var | list[int], name: str) -> Var:
         """An op of whole numbers."""

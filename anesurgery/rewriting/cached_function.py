@@ -49,6 +49,8 @@ class Caching:
     """Is what is kept in states, or in inputs and outputs?"""
     windows: str | None = None
     """How sliding windows are kept: "ring" or "mask"; None: as the target takes it."""
+    blended: bool = False
+    """Is what is new blended in by products with one-hot rows, and not written as a slice?"""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Inputs that become constants -> a number, or an array that fits."""
     chunk_of: Mapping[str, int] = field(default_factory=dict)
@@ -102,6 +104,10 @@ class CachedFunction:
     """Kept value -> the shape of its store."""
     filled: dict[Kept, Var] = field(default_factory=dict)
     """What is kept -> the operand of a product that looks at all tokens."""
+    blends: dict[Shape, dict[int, Var]] = field(default_factory=dict)
+    """Store -> place -> what it holds after what is new was blended in."""
+    held: dict[Shape, Var] = field(default_factory=dict)
+    """Store -> what it held before the call, where it is read once."""
 
     def edit(self) -> Refusal | None:
         """Edit the function; the refusal says why not, and then it is not to be used."""
@@ -128,6 +134,7 @@ class CachedFunction:
             for op in ops:
                 if (refusal := self.edit_op(op)) is not None:
                     return refusal
+            self.store_blends()
             self.function.set_outputs([*self.function.outputs, *self.given_back()])
         remove_dead(list(self.function.operations))
         return None
@@ -137,7 +144,10 @@ class CachedFunction:
         if not self.in_rings:
             return {}
         spans = rings.windows(self.tokens, {key: kept.value for key, kept in self.kept.items()})
-        return {op: rings.ring(span, self.longest, self.how.context) for op, span in spans.items()}
+        over = not self.how.blended
+        return {
+            op: rings.ring(span, self.longest, self.how.context, runs_over=over) for op, span in spans.items()
+        }
 
     def before(self, op: Operation) -> Builder:
         """A builder that makes ops right before another."""
@@ -253,6 +263,9 @@ class CachedFunction:
         rows = caches.as_rows(mb, kept, self.length)
         narrowed = self.how.as_state and dtype_name(kept.value) != "fp16"
         rows = mb.cast(x=rows, dtype="fp16", name=f"{name}_fp16") if narrowed else rows
+        if self.how.blended:
+            value = self.blend(mb, kept, rows, ring)
+            return mb.cast(x=value, dtype="fp32", name=f"{name}_fp32") if narrowed else value
         begin = caches.place(mb, [at, 0], self.tables.slot(ring), [0], name=f"{name}_begin")
         size = np.array([1, kept.heads, self.length, kept.width], np.int32)
         end = mb.add(x=begin, y=size, name=f"{name}_end")
@@ -273,6 +286,35 @@ class CachedFunction:
         found = part(0, self.how.context if ring is None else ring.size, "kept")
         made: Var = mb.cast(x=found, dtype="fp32", name=f"{name}_fp32") if narrowed else found
         return made
+
+    def blend(self, mb: Builder, kept: Kept, rows: Var, ring: Ring | None) -> Var:
+        """The rows of all tokens: those of this call at their slots, the others as they are held.
+
+        Each number is a sum with one term that is not 0, and so exact.
+        """
+        shape, at, name = self.store_of[kept.value], self.places[kept.value], kept.value.name
+        if shape not in self.held:
+            store = self.stores[shape]
+            self.held[shape] = mb.read_state(input=store, name=f"{store.name}_before") if self.how.as_state else store
+        ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, shape[-1], kept.width]}
+        old = mb.slice_by_index(x=self.held[shape], **ends, name=f"{name}_before")
+        stays, places = self.tables.blend(ring, dtype_name(rows))
+        placed = mb.mul if self.length == 1 else mb.matmul
+        new = placed(x=places, y=rows, name=f"{name}_placed")
+        made: Var = mb.add(x=mb.mul(x=old, y=stays, name=f"{name}_stays"), y=new, name=f"{name}_kept")
+        self.blends.setdefault(shape, {})[at] = made
+        return made
+
+    def store_blends(self) -> None:
+        """Write each store once, at the end."""
+        mb = self.before(self.function.operations[-1])
+        for shape, by_place in self.blends.items():
+            parts, store = [by_place[at] for at in sorted(by_place)], self.stores[shape]
+            value = mb.concat(values=tuple(parts), axis=0, name=f"{store.name}_after") if len(parts) > 1 else parts[0]
+            if self.how.as_state:
+                mb.coreml_update_state(state=store, value=value, name=f"{store.name}_written")
+            else:
+                self.stores[shape] = value
 
     def stored(self, mb: Builder, shape: Shape, name: str, **written: Any) -> Var:
         """What a state or an input holds after a slice of it was written."""

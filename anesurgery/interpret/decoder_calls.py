@@ -3,7 +3,8 @@
 *Tokens* are the only input besides `position`, or the one of integers. A model whose embeddings the caller
 looks up reads their rows in place of tokens, as the input `..._embeds`. Every other input holds one row for
 each position, as cosines and sines do. The tables of such inputs are given by the caller, or lie beside the
-package, where passes leave them: `<package>.<name>.npy`.
+package, where passes leave them: `<package>.<name>.npy`. A function `decode_inputs` makes inputs of `decode`
+from the position (`position_function`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ BACK = "_out"
 
 EMBEDDED = "_embeds"
 """The ending of inputs that hold the embeddings of tokens."""
+
+INPUTS = "_inputs"
+"""The ending of functions that make the inputs of another one from the position."""
 
 TOKENS, TOP_TOKENS, TOP_VALUES = "tokens", "top_tokens", "top_values"
 """Outputs in place of logits: the likeliest token of each row; or the likeliest few, with their logits."""
@@ -108,6 +112,21 @@ class Call:
     """The input that picks one position by a 1 there, as `select_last_token(position="input")` adds it."""
     one_row: bool = False
     """Does it give the logits of one token only, of several that it reads?"""
+    maker: Predictor | None = None
+    """The function that makes some of its inputs from the position."""
+
+    def from_position(self, position: int) -> dict[str, Any]:
+        """The inputs that follow from the number of tokens before."""
+        value = np.array([position], np.int32)
+        made = {} if self.maker is None else self.maker({POSITION: value})
+        return made | ({POSITION: value} if POSITION in self.predictor.ports[0] else {})
+
+    @property
+    def positions(self) -> list[Var]:
+        """The inputs of its programs with the number of tokens before."""
+        predictors = [self.predictor, *([] if self.maker is None else [self.maker])]
+        inputs = [e.function.inputs for p in predictors for e in p.executables]
+        return [given[POSITION] for given in inputs if POSITION in given]
 
     def reads(self, position: int) -> bool:
         """Can it give the logits of the last token, where so many have been read with those of this call?"""
@@ -154,15 +173,17 @@ def calls_of(whole: Predictor, precision: str, device: str, output: str | None) 
         InterpretError: this is not the interface of a decoder.
     """
     names = list(whole.parts[0].program.functions)
-    made = (Predictor(whole, precision=precision, function=n, device=device) for n in names)
-    found = sorted((call_of(predictor, output) for predictor in made), key=lambda call: call.length)
+    made = {n: Predictor(whole, precision=precision, function=n, device=device) for n in names}
+    makers = {n: made.pop(f"{n}{INPUTS}", None) for n in names if f"{n}{INPUTS}" in names}
+    calls = (call_of(predictor, output, makers.get(n)) for n, predictor in made.items())
+    found = sorted(calls, key=lambda call: call.length)
     if not all(call.cached for call in found) and len(found) > 1:
         raise InterpretError("several functions, but no input 'position': this is no decoder of add_cache")
     return found
 
 
-def call_of(predictor: Predictor, output: str | None) -> Call:
-    """What a function reads and gives.
+def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = None) -> Call:
+    """What a function reads and gives; `maker` is the function that makes inputs of it from the position.
 
     Raises:
         InterpretError: this is not the interface of a decoder.
@@ -170,7 +191,8 @@ def call_of(predictor: Predictor, output: str | None) -> Call:
     given, outputs = predictor.ports
     inputs = {n: v for n, v in given.items() if not types.is_state(v.sym_type)}
     back = {n: f"{n}{BACK}" for n in inputs if f"{n}{BACK}" in outputs}
-    free = {n: v for n, v in inputs.items() if n != POSITION and n not in back}
+    made = () if maker is None else maker.outputs
+    free = {n: v for n, v in inputs.items() if n != POSITION and n not in back and n not in made}
     name = token_input(free)
     if name is None:
         names = ", ".join(free) or "none"
@@ -197,7 +219,7 @@ def call_of(predictor: Predictor, output: str | None) -> Call:
         (1, shape[axis]) if embedded else shape,
         np.int64 if embedded else np_dtype(tokens),
         back,
-        POSITION in inputs,
+        POSITION in inputs or maker is not None,
         best.name,
         known or sys.maxsize,
         (known or sys.maxsize) if picked else 0,
@@ -206,6 +228,7 @@ def call_of(predictor: Predictor, output: str | None) -> Call:
         tuple(_rows(v, shape[axis]) for n, v in free.items() if v is not tokens and n not in pickers),
         pickers[0] if pickers else "",
         shape[axis] > 1 and _count(best, best.name == TOP_TOKENS or not picked) == 1,
+        maker,
     )
 
 

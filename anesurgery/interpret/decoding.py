@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic.precision import spare
-from anesurgery.interpret.decoder_calls import Call, Tables, call_of, calls_of, tables_of
+from anesurgery.interpret.decoder_calls import Call, Tables, calls_of, tables_of
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampler import Sampler, is_whole
 from anesurgery.interpret.sampling import generator
@@ -103,7 +103,7 @@ class Decoder:
             raise InterpretError(
                 "it has an input 'position', but no state and no input that begins with 'cache_'"
             )
-        positions = [inputs[POSITION] for inputs in found if POSITION in inputs]
+        positions = [position for call in self._calls for position in call.positions]
         return min([rows, *(count for p in positions for count, _ in reached(p))])
 
     def reset(self) -> None:
@@ -225,7 +225,7 @@ class Decoder:
         if call.picker:
             values[call.picker] = self._picked(call, stop - 1 - start)
         if call.cached:
-            values[POSITION] = np.array([start], np.int32)
+            values |= call.from_position(start)
             for name in call.back:
                 values.setdefault(name, self._empty(call, name))
         made = call.predictor(values, state=self._state)
@@ -341,7 +341,7 @@ def replay(model: Any, values: Mapping[str, Array], precision: str) -> dict[str,
     last token only, it is these.
     """
     whole = Predictor(model, precision=precision)
-    looked_up = {rows.name for rows in call_of(whole, None).looked_up}
+    looked_up = {rows.name for rows in calls_of(whole, precision, "cpu", None)[-1].looked_up}
     tables = {name: v for name, v in values.items() if name in looked_up}
     decoder = Decoder(whole, precision=precision, tables=tables)
     call = decoder._calls[0]

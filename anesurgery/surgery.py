@@ -20,6 +20,7 @@ from anesurgery.checking.comparison import Comparison
 from anesurgery.doors import check_fields, door
 from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, warn
 from anesurgery.files.interface import Interface
+from anesurgery.files.interface_change import call_of
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Array, Program, exclusive
 from anesurgery.network_editing.neural_network import NeuralNetwork
@@ -168,7 +169,8 @@ def apply(
         session.refusals.append((recipe.name, Refusal(f"the neural network stays as it is: {worse}")))
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
-    if recipe is None and start.standing is not None and session.changes:
+    same_calls = call_of(session.contract) is None  # the time of a call says nothing of several others
+    if recipe is None and start.standing is not None and session.changes and same_calls:
         end = edited.standing(target or "any")
         _warn_of_loss(start.standing, end, session)
     check_interface(start.interface, edited.interface, session)

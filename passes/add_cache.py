@@ -71,9 +71,9 @@ masks do, by one slice of its diagonals. Attention with a sliding window keeps a
 of `prefill`, where that is less than the context, with a state of its own. `windows="mask"` keeps the whole
 context and the mask, as targets need on which two states may fail.
 
-`writes="blend"` writes no slice: what is kept is multiplied by 0 where tokens are new, and what is new by the
-one-hot rows of its places; each number is a sum with one term, and so exact. All that is kept is then read once and
-written once.
+`writes="blend"` writes no slice: what is kept is multiplied by 0 where tokens are new, and what is new by
+one-hot rows of its places. Each number is a sum with one term that is not 0, and so exact. What is kept is read
+once and written once then, and no op but masks and tables needs the position (`position_function`).
 
 `cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
 back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads

@@ -5,8 +5,12 @@ cannot hold it, and adds the cache::
 
     recipes.llm_ane("llama.mlpackage", context=2048, target="M1/macOS 15").save("llama_llm.mlpackage")
 
-Its options are those of its steps: `context`, `prefill`, `cache`, `fixed`. Token ids come from a tokenizer, and
-are never negative. Where values leave fp16, run `scale_ranges` with calibration data first.
+Masks, tables and places of writing come from the functions `prefill_inputs` and `decode_inputs`, which read the
+position, and what is new is blended in: no integers are left between the layers. `position_function=False` and
+`writes="slice"` leave the position as an input, and write slices.
+
+Its options are those of its steps: `context`, `prefill`, `cache`, `writes`, `fixed`. Token ids come from a
+tokenizer, and are never negative. Where values leave fp16, run `scale_ranges` with calibration data first.
 
 Refuses models that `decoder_ane` refuses, and fails where no cache can be added, with the op.
 """
@@ -17,6 +21,7 @@ from anesurgery.passes.add_cache import AddCache
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.gather_to_moves import GatherToMoves
+from anesurgery.passes.position_function import PositionFunction
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.recipes.decoder import is_causal
@@ -30,7 +35,8 @@ llm_ane = Recipe(
         TokenIdGuard(nonnegative=True),
         CausalMaskTensor(),
         SplitHead(),
-        AddCache(required=True),
+        AddCache(required=True, writes="blend"),
+        PositionFunction(),
     ),
     applies_to=is_causal,
     strict=True,

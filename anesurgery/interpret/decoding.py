@@ -23,7 +23,7 @@ from anesurgery.interpret.decoder_calls import Call, Tables, calls_of, tables_of
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampler import Sampler, is_whole
 from anesurgery.interpret.sampling import generator
-from anesurgery.interpret.state import POSITION, reached
+from anesurgery.interpret.state import reached
 from anesurgery.mil import Array, np_dtype, static_shape
 
 AT_THE_END = 16

@@ -294,8 +294,9 @@ class CachedFunction:
         """
         shape, at, name = self.store_of[kept.value], self.places[kept.value], kept.value.name
         if shape not in self.held:
-            store = self.stores[shape]
-            self.held[shape] = mb.read_state(input=store, name=f"{store.name}_before") if self.how.as_state else store
+            self.held[shape] = store = self.stores[shape]
+            if self.how.as_state:
+                self.held[shape] = mb.read_state(input=store, name=f"{store.name}_before")
         ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, shape[-1], kept.width]}
         old = mb.slice_by_index(x=self.held[shape], **ends, name=f"{name}_before")
         stays, places = self.tables.blend(ring, dtype_name(rows))
@@ -309,8 +310,8 @@ class CachedFunction:
         """Write each store once, at the end."""
         mb = self.before(self.function.operations[-1])
         for shape, by_place in self.blends.items():
-            parts, store = [by_place[at] for at in sorted(by_place)], self.stores[shape]
-            value = mb.concat(values=tuple(parts), axis=0, name=f"{store.name}_after") if len(parts) > 1 else parts[0]
+            parts, store = tuple(by_place[at] for at in sorted(by_place)), self.stores[shape]
+            value = mb.concat(values=parts, axis=0, name=f"{store.name}_after") if len(parts) > 1 else parts[0]
             if self.how.as_state:
                 mb.coreml_update_state(state=store, value=value, name=f"{store.name}_written")
             else:

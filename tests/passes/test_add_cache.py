@@ -129,7 +129,7 @@ def test_windows_and_whole_contexts_have_a_state_each() -> None:
 @pytest.mark.parametrize(("size", "rows"), [(13, 24), (14, 24)])
 def test_a_ring_that_is_too_small_would_be_found(size: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of 7 and calls of 8 tokens take 14 slots."""
-    monkeypatch.setattr(rings, "ring", lambda *sizes: rings.Ring(size, rows))
+    monkeypatch.setattr(rings, "ring", lambda *sizes, **_: rings.Ring(size, rows))
     program = WINDOW.program()
     after, session = cached(program, prefill=8)
     assert compare(program, after, contract=session.contract, gate=90).ok == (size == 14)

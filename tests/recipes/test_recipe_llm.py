@@ -23,7 +23,7 @@ def test_it_keeps_the_cache_on_every_target(target: str | None) -> None:
     program = Small(half=True, mask="selected", heads=2, width=32, words=64).program()
     recipe = recipes.llm_ane.with_options(prefill=4)
     surgery = ane.apply(program, recipe, target=target, prove="model", quiet=True)
-    assert set(surgery.program.functions) == {"prefill", "decode"}
+    assert set(surgery.program.functions) == {"prefill", "decode", "prefill_inputs", "decode_inputs"}
     assert surgery.proof is not None
     assert surgery.proof.psnr > 60
 
@@ -64,7 +64,8 @@ def test_bad_input_is_an_error_in_words() -> None:
     program = Small(half=True, layers=1).program()
     with pytest.raises(PassError, match="context=25 is longer than the 24 positions of the model"):
         recipes.llm_ane(program, context=25, quiet=True)
-    made = ane.apply(program, recipes.llm_ane.with_options(prefill=4, context=16), quiet=True).program
+    recipe = recipes.llm_ane.with_options(prefill=4, context=16, position_function=False)
+    made = ane.apply(program, recipe, quiet=True).program
     with pytest.raises(InterpretError, match="17 tokens and 1 steps do not fit into the context of 16"):
         ane.generate(made, [1] * 17, 1)
     decode = Predictor(made, function="decode")
@@ -73,7 +74,8 @@ def test_bad_input_is_an_error_in_words() -> None:
         InterpretError, match="position is 5, but the state holds no tokens yet: first read those before"
     ):
         decode(step, state=decode.make_state())
-    other = ane.apply(Small(half=True, layers=2).program(), "llm_ane", quiet=True).program
+    longer = recipes.llm_ane.with_options(position_function=False)
+    other = ane.apply(Small(half=True, layers=2).program(), longer, quiet=True).program
     with pytest.raises(InterpretError, match="the state is of another model"):
         decode(step, state=Predictor(other, function="decode").make_state())
     state = decode.make_state()

@@ -1,0 +1,110 @@
+"""Decoders whose masks, tables and places come from a function write what they wrote before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decoders import Decoder as Small
+
+import anesurgery as ane
+from anesurgery.checking.comparison import compare
+from anesurgery.checking.metrics import compare_arrays
+from anesurgery.interpret.decoding import Decoder, generate
+from anesurgery.mil import Program, mb, np_dtype, types, walk_ops
+from anesurgery.passes.add_cache import AddCache
+from anesurgery.passes.position_function import PositionFunction
+from anesurgery.rewriting.session import Session
+from anesurgery.testing import apply_pass, assert_refuses, reasons
+
+SPELLINGS = {
+    "llama": Small(),
+    "gpt": Small(positions="learned", groups=4, keys_turned=True),
+    "window": Small(mask="window"),
+    "window then whole": Small(tokens=80, mask="windows"),
+    "biased by distance": Small(mask="distance", positions="none"),
+    "any bias": Small(mask="given", positions="none"),
+    "one group": Small(groups=1, keys_turned=True),
+    "keys written in parts": Small(written=True),
+}
+WINDOW = Small(tokens=100, mask="window", layers=1)
+
+
+def hoisted(program: Program, **options: Any) -> tuple[Program, Session]:
+    cached, first = apply_pass(AddCache(**{"writes": "blend", **options}), program)
+    after, session = apply_pass(PositionFunction(), cached)
+    assert session.changes, session.refusals
+    session.contract = [*first.contract, *session.contract]
+    return after, session
+
+
+@pytest.mark.parametrize("cache", ["state", "io"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_every_spelling_gives_what_it_gave(name: str, cache: str) -> None:
+    program = SPELLINGS[name].program()
+    after, session = hoisted(program, prefill=5, cache=cache)
+    assert compare(program, after, contract=session.contract, gate=100).ok
+    for word in ("prefill", "decode"):
+        function = after.functions[word]
+        whole = [op for op in function.operations if op.op_type != "const" and op.op_type != "gather"]
+        assert not [op.name for op in whole if any(np_dtype(v).kind == "i" for v in op.outputs)]
+        assert "position" not in function.inputs
+
+
+@pytest.mark.parametrize("prefill", [1, 5, 8])
+def test_a_ring_is_blended_around_its_end(prefill: int) -> None:
+    program = WINDOW.program()
+    after, session = hoisted(program, prefill=prefill)
+    assert compare(program, after, contract=session.contract, gate=100).ok
+    tokens = np.random.default_rng(0).integers(0, 31, 100)
+    expected, decoder = Decoder(program).feed(tokens), Decoder(after)
+    parts = np.split(tokens, [3, 4, 11, 36, 37, 50, 83, 99])
+    found = np.concatenate([decoder.feed(part) for part in parts])
+    assert compare_arrays("logits", expected, found).psnr >= 90
+
+
+def test_slices_at_a_place_keep_their_integers_as_inputs() -> None:
+    """What `writes="slice"` leaves: a ring that is run over passes its choice as numbers."""
+    program = WINDOW.program()
+    after, session = hoisted(program, prefill=5, writes="slice")
+    assert compare(program, after, contract=session.contract, gate=100).ok
+    given = after.functions["prefill"].inputs
+    assert {np_dtype(v).kind for n, v in given.items() if n != "ids" and not types.is_state(v.sym_type)} == {
+        *"if"
+    }
+
+
+def test_places_that_are_off_by_one_would_be_found() -> None:
+    program = Small().program()
+    after, session = hoisted(program, prefill=8)
+    (op,) = [op for op in walk_ops(after.functions["decode_inputs"]) if op.op_type == "equal"]
+    with after.functions["decode_inputs"]:
+        op.set_inputs(x=mb.const(val=op.x.val + 1, before_op=op), no_check_var_types=True)
+    assert not compare(program, after, contract=session.contract, gate=90).ok
+
+
+def test_a_package_writes_the_same_and_shares_its_weights(tmp_path: Path) -> None:
+    program = Small(layers=1, words=4000).program()
+    before = ane.apply(program, [], quiet=True).save(tmp_path / "before.mlpackage")
+    steps = [AddCache(prefill=4, writes="blend"), PositionFunction()]
+    after = ane.apply(before, steps, prove="model", quiet=True).save(tmp_path / "after.mlpackage")
+    sizes = [sum(f.stat().st_size for f in p.rglob("weight.bin")) for p in (before, after)]
+    assert sizes[1] < 1.1 * sizes[0]
+    assert generate(after, [1, 2], 3).written == generate(before, [1, 2], 3).written
+    assert Decoder(after).context == 24
+
+
+def test_no_warning_compares_calls_of_another_kind(recwarn: pytest.WarningsRecorder) -> None:
+    program = Small(half=True, layers=1).program()
+    ane.apply(
+        program, [AddCache(prefill=4, writes="blend"), PositionFunction()], target="M4/macOS 15", quiet=True
+    )
+    assert not [w for w in recwarn if issubclass(w.category, ane.SurgeryWarning)]
+
+
+def test_refuses_models_without_a_position() -> None:
+    assert_refuses(PositionFunction(), Small().program(), "no function has an input 'position'")
+    after, _ = hoisted(Small(layers=1).program())
+    assert "no function has an input 'position'" in reasons(apply_pass(PositionFunction(), after)[1])[0]

@@ -169,10 +169,8 @@ def apply(
         session.refusals.append((recipe.name, Refusal(f"the neural network stays as it is: {worse}")))
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
-    same_calls = call_of(session.contract) is None  # the time of a call says nothing of several others
-    if recipe is None and start.standing is not None and session.changes and same_calls:
-        end = edited.standing(target or "any")
-        _warn_of_loss(start.standing, end, session)
+    if recipe is None and session.changes:
+        end = _warned_of_loss(start.standing, edited, session)
     check_interface(start.interface, edited.interface, session)
     surgery = _surgery(start, edited, steps, session, end)
     check_grades(surgery.changes, require)
@@ -264,13 +262,20 @@ def _gated(
     return edited, session, passed.end
 
 
-def _warn_of_loss(before: Standing, after: Standing | None, session: Session) -> None:
-    """What is asked for by name is done; what is lost by it on the target is said."""
+def _warned_of_loss(before: Standing | None, edited: Subject, session: Session) -> Standing | None:
+    """How a model stands now. What is asked for by name is done; what is lost by it on the target is said.
+
+    Where one call became several, their time says nothing of the one.
+    """
+    if before is None or call_of(session.contract) is not None:
+        return None
+    after = edited.standing(session.target or "any")
     if after is not None and (loss := after.loss(before)):
         names = ", ".join(dict.fromkeys(change.pass_name for change in session.changes))
         words = f"{names}: asked for, and done although {loss}"
         session.notes.append(words)
         warn(words)
+    return after
 
 
 def _surgery(

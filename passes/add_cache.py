@@ -184,15 +184,7 @@ class AddCache(Pass):
         calls = {"prefill": min(self.prefill, context), "decode": 1}
         chunk_of = chunk_numbers(program, self.limit(session))
         for chosen in choices:
-            how = an.cached_function.Caching(
-                chosen,
-                context,
-                self.cache == "state",
-                self.windows,
-                self.writes == "blend",
-                self.fixed or {},
-                chunk_of,
-            )
+            how = self.caching(chosen, context, chunk_of)
             if not isinstance(
                 made := an.cached_function.cached_functions(session, program, calls, how), Refusal
             ):
@@ -213,6 +205,15 @@ class AddCache(Pass):
         if (parts := max(chunk_of.values(), default=0) + 1) > 1:
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
         return None
+
+    def caching(
+        self, tokens: Mapping[str, int], context: int, chunk_of: Mapping[str, int]
+    ) -> an.cached_function.Caching:
+        """What both functions agree about."""
+        state, blended = self.cache == "state", self.writes == "blend"
+        return an.cached_function.Caching(
+            tokens, context, state, self.windows, blended, self.fixed or {}, chunk_of
+        )
 
     def limit(self, session: Session) -> int | str:
         """The number of chunks, or the most weights of one, also where the target says it."""

@@ -59,6 +59,7 @@ class PositionFunction(Pass):
     """Masks, tables and places at a position as inputs, and a function that makes them."""
 
     name: ClassVar[str] = "position_function"
+    essential: ClassVar[bool] = True
     follows: ClassVar[tuple[str, ...]] = ("add_cache", "masked_write", "one_hot_lookup", "cache_as_io")
 
     def requires(self, program: Program) -> Refusal | None:

@@ -445,6 +445,7 @@ ENGINE_PARTS = {
     "legacy_embedding": {"files.protobuf"},
     "pick_tokens": {"interpret.decoder_calls"},
     "pointwise_convolution": {"placement.cost"},
+    "position_function": {"files.protobuf", "interpret.decoder_calls", "interpret.decoding", "interpret.state"},
     "scale_ranges": {"checking.comparison", "checking.ranges", "files.protobuf"},
     "sequence_layout": {"files.package", "placement.standing"},
 }

@@ -201,11 +201,9 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
         )
     tokens = free[name]
     shape = static_shape(tokens)
-    logits = [v for n, v in outputs.items() if n not in back.values() and (output is None or n == output)]
-    if shape is None or not shape or not logits or any(static_shape(v) is None for v in logits):
+    best = _answer({n: v for n, v in outputs.items() if n not in back.values()}, output)
+    if shape is None or not shape or best is None:
         raise InterpretError("a decoder has tokens of a static shape and logits as an output")
-    best = max(logits, key=lambda v: int(v.shape[-1]))
-    best = outputs.get(TOKENS, outputs.get(TOP_TOKENS, best)) if output is None else best
     axis = min(1, len(shape) - 1)
     embedded = tokens.name.endswith(EMBEDDED) and len(shape) > 1
     picked, known = np_dtype(best).kind == "i", index_range(tokens) or 0
@@ -230,6 +228,15 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
         shape[axis] > 1 and _count(best, best.name == TOP_TOKENS or not picked) == 1,
         maker,
     )
+
+
+def _answer(outputs: Mapping[str, Var], name: str | None) -> Var | None:
+    """The output of logits, or of tokens in place of them: the one that is named, or the widest."""
+    logits = [v for n, v in outputs.items() if name in (None, n)]
+    if not logits or any(static_shape(v) is None for v in logits):
+        return None
+    best = max(logits, key=lambda v: int(v.shape[-1]))
+    return outputs.get(TOKENS, outputs.get(TOP_TOKENS, best)) if name is None else best
 
 
 def _count(var: Var, wide: bool) -> int:

@@ -52,8 +52,8 @@ class Predictor:
         device: str = "cpu",
         member: str | int | None = None,
     ) -> None:
-        self._spec, parts = _read(model, member)
-        self.parts = parts
+        self._spec, self.parts = _read(model, member)
+        parts = [p for p in self.parts if function in p.program.functions] or self.parts
         self.executables = [
             Executable(
                 p.program, function=_function_name(p, function), precision=precision, fuse=fuse, device=device

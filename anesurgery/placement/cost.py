@@ -127,6 +127,10 @@ STORED_FACTOR = (1.5, 2.5)
 """The same of a matmul with a constant: none is among the cases, and an M4 Max (macOS 26.6) kept one on the CPU
 that the formula gives to the ANE (eyalamirmusic/eacp)."""
 
+OF_STATES = names("read_state slice_update coreml_update_state")
+"""Ops of which no estimate was published. They were on the engine in models that were (reported, A19, iOS 18, and
+M4: john-rocky/CoreML-LLM), so they are taken to be where the ops are that they pass values between."""
+
 SEEN_ATTENTION = 64
 """Operations per byte of the one fused attention whose estimate was published."""
 
@@ -180,6 +184,10 @@ def _memory(moved: float) -> Estimate:
 
 def _rates(ane: float, cpu: float, what: Callable[[Work], float]) -> Formula:
     return lambda op, work: Estimate(what(work) / ane, what(work) / cpu)
+
+
+def _free(op: Operation, work: Work) -> Estimate:
+    return Estimate(0.0, 0.0)
 
 
 def _moved(work: Work) -> float:
@@ -349,5 +357,6 @@ FORMULAS: dict[str, Formula] = {
     "upsample_bilinear": _bilinear,
     "lstm": _recurrent,
     "gru": _recurrent,
+    **dict.fromkeys(OF_STATES, _free),
 }
 """The ops that are estimated in a way of their own. Where an operand is broadcast, mul is taken as add."""

@@ -307,13 +307,14 @@ class CachedFunction:
         return made
 
     def store_blends(self) -> None:
-        """Write each store once, at the end."""
+        """Write each store once, at the end; a state by an update of all of it, the form that stays on the ANE."""
         mb = self.before(self.function.operations[-1])
         for shape, by_place in self.blends.items():
             parts, store = tuple(by_place[at] for at in sorted(by_place)), self.stores[shape]
             value = mb.concat(values=parts, axis=0, name=f"{store.name}_after") if len(parts) > 1 else parts[0]
             if self.how.as_state:
-                mb.coreml_update_state(state=store, value=value, name=f"{store.name}_written")
+                ends = {"begin": [0] * value.rank, "end": [int(d) for d in value.shape]}
+                self.stored(mb, shape, store.name, x=self.held[shape], update=value, **ends)
             else:
                 self.stores[shape] = value
 

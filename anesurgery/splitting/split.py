@@ -19,6 +19,7 @@ from anesurgery.files.joining import default_function
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded
 from anesurgery.files.sizes import read_size
+from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load
 from anesurgery.mil import ct, exclusive, function_of, types
 from anesurgery.neuralnetwork.spec import NETWORKS
@@ -60,7 +61,8 @@ def split(
 
     Each op is in one chunk, but for what is cheaper to compute again than to pass on: masks, positions, tables
     of cosines. A constant that two chunks read is in both. A state stays in one chunk. Several functions, as
-    `prefill` and `decode`, are cut at the same places, and each chunk has its part of each.
+    `prefill` and `decode`, are cut at the same places, and each chunk has its part of each. A function that
+    makes the inputs of another from the position (`position_function`) is whole, in the first chunk.
 
     Args:
         model: path, MLModel or MIL program.
@@ -121,6 +123,9 @@ def _cut(
         places = cuts.within(read_size(max_bytes))
     along = [places, *([p for place in places if (p := match[place]) is not None] for match in cuts.matches)]
     found = {name: stretches(graphs[name], where) for name, where in zip(graphs, along, strict=True)}
+    makers = [maker for name in names if (maker := f"{name}{INPUTS}") in loaded.program.functions]
+    graphs |= read_graphs(loaded.program, loaded.version, makers)
+    found |= {name: stretches(graphs[name], [0, len(graphs[name].nodes)]) for name in makers}
     _check_states(graphs, found)
     return _placed(_chain(loaded, graphs, found), aim)
 
@@ -206,7 +211,8 @@ def _names(loaded: Loaded, function: str | None, alone: bool) -> list[str]:
         chosen = function_of(loaded.program, function)
         return [next(name for name, f in functions.items() if f is chosen)]
     first = default_function(loaded)
-    return [first, *(name for name in functions if name != first)]
+    makers = {f"{name}{INPUTS}" for name in functions}
+    return [first, *(name for name in functions if name != first and name not in makers)]
 
 
 def _check_states(graphs: Mapping[str, Graph], found: Pieces) -> None:
@@ -229,12 +235,12 @@ def _check_states(graphs: Mapping[str, Graph], found: Pieces) -> None:
 def _chain(loaded: Loaded, graphs: Mapping[str, Graph], found: Pieces) -> Chain:
     spec = loaded.spec if loaded.spec is not None else new_spec(loaded.program, loaded.version)
     chunks = []
+    several = len(graphs) > 1
     for number in range(len(next(iter(found.values())))):
-        pieces = {name: stretch[number] for name, stretch in found.items()}
-        words = ["main"] if len(graphs) == 1 else list(graphs)
-        carved = dict(zip(words, zip(graphs.values(), pieces.values(), strict=True), strict=True))
+        pieces = {name: stretch[number] for name, stretch in found.items() if number < len(stretch)}
+        carved = {name if several else "main": (graphs[name], piece) for name, piece in pieces.items()}
         program = carve_functions(carved, loaded.version, f"chunk {number + 1}")
-        made = _spec(spec, pieces, loaded.version)
+        made = _spec(spec, pieces, loaded.version, several)
         describe(made, program)
         chunks.append(replace(loaded, program=program, spec=made))
     ends = {name: _ends(loaded, name, graph) for name, graph in graphs.items()}
@@ -256,17 +262,17 @@ def _ends(loaded: Loaded, name: str, graph: Graph) -> Ends:
     return Ends(tuple(n for n, v in inputs if not types.is_state(v.sym_type)), graph.outputs)
 
 
-def _spec(whole: Any, pieces: Mapping[str, Stretch], version: int) -> Any:
+def _spec(whole: Any, pieces: Mapping[str, Stretch], version: int, several: bool) -> Any:
     """The specification of a chunk: features of the whole where it has them, metadata of the whole."""
     made = type(whole)(specificationVersion=version)
     made.description.metadata.CopyFrom(whole.description.metadata)
     for name, stretch in pieces.items():
         described = next((f for f in whole.description.functions if f.name == name), whole.description)
-        place = made.description if len(pieces) == 1 else made.description.functions.add(name=name)
+        place = made.description.functions.add(name=name) if several else made.description
         wanted = {"input": stretch.inputs, "output": stretch.outputs, "state": stretch.inputs}
         for kind, names in wanted.items():
             getattr(place, kind).extend(f for f in getattr(described, kind) if f.name in names)
-    if len(pieces) > 1:
+    if several:
         made.description.defaultFunctionName = next(iter(pieces))
     made.mlProgram.SetInParent()
     return made
@@ -276,7 +282,7 @@ def _weights(graphs: Mapping[str, Graph], found: Pieces, number: int) -> int:
     """Bytes of the weights of a chunk, those that its functions share once."""
     held: dict[int, int] = {}
     for name, graph in graphs.items():
-        for node in found[name][number].nodes:
+        for node in found[name][number].nodes if number < len(found[name]) else ():
             held |= graph.weights[node]
     return sum(held.values())
 

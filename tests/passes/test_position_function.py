@@ -108,3 +108,18 @@ def test_refuses_models_without_a_position() -> None:
     assert_refuses(PositionFunction(), Small().program(), "no function has an input 'position'")
     after, _ = hoisted(Small(layers=1).program())
     assert "no function has an input 'position'" in reasons(apply_pass(PositionFunction(), after)[1])[0]
+
+
+@pytest.mark.parametrize("cache", ["state", "io"])
+def test_chunks_write_the_same(cache: str, tmp_path: Path) -> None:
+    program = Small(layers=4, words=97).program()
+    after, session = hoisted(program, prefill=5, chunks=3, cache=cache)
+    chain = ane.split(after, 3)
+    held = [set(chunk.program.functions) for chunk in chain.chunks]
+    assert held == [{"prefill", "decode", "prefill_inputs", "decode_inputs"}, *2 * [{"prefill", "decode"}]]
+    saved = chain.save(tmp_path / "chain")
+    assert compare(program, saved, contract=session.contract, gate=100).ok
+    tokens = np.random.default_rng(0).integers(0, 97, 24)
+    rows = [Decoder(model).feed(tokens) for model in (program, chain, saved)]
+    assert compare_arrays("logits", rows[0], rows[1]).psnr >= 90
+    np.testing.assert_array_equal(rows[1], rows[2])

@@ -307,7 +307,7 @@ class CachedFunction:
         return made
 
     def store_blends(self) -> None:
-        """Write each store once, at the end; a state by an update of all of it, the form that stays on the ANE."""
+        """Write each store once, at the end; a state by an update of all of it, which stays on the ANE."""
         mb = self.before(self.function.operations[-1])
         for shape, by_place in self.blends.items():
             parts, store = tuple(by_place[at] for at in sorted(by_place)), self.stores[shape]

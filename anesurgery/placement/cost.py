@@ -128,7 +128,7 @@ STORED_FACTOR = (1.5, 2.5)
 that the formula gives to the ANE (eyalamirmusic/eacp)."""
 
 OF_STATES = names("read_state slice_update coreml_update_state")
-"""Ops of which no estimate was published. They were on the engine in models that were (reported, A19 with iOS 18,
+"""Ops of which no estimate was published. They were on the engine in models that were (reported, A19 on iOS 18
 and M4: john-rocky/CoreML-LLM), so they are taken to be where the ops are that they pass values between."""
 
 SEEN_ATTENTION = 64

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -85,9 +85,20 @@ class PositionFunction(Pass):
             program.add_function(word, copies[name])
             made_inputs(session, function, found)
             words = f"call {word} with position, and give what it returns to {name}"
-            change = an.InterfaceChange(words, (POSITION, word, *names), call=replay)
+            change = an.InterfaceChange(words, (POSITION, word, *names), call=called)
             session.contract.append(change)
             session.changes.append(an.Change(self.name, name, (), (word,), "", None, UNCHECKED))
+
+
+def called(model: Any, values: an.Values, precision: str) -> an.Values:
+    """What a model gives at a position; where none is given, for all the tokens that it reads one by one."""
+    if POSITION not in values:
+        return replay(model, values, precision)
+    name, function = next((n, f) for n, f in model.functions.items() if not n.endswith(INPUTS))
+    at = {POSITION: values[POSITION]}
+    made = an.interpret.run(model, at, function=f"{name}{INPUTS}", precision=precision)
+    given = {n: v for n, v in {**values, **made}.items() if n in function.inputs}
+    return an.interpret.run(model, given, function=name, precision=precision)
 
 
 def ends_at(function: Function) -> list[Var]:

@@ -280,7 +280,7 @@ def write_package(loaded: Loaded, package: Path) -> None:
 
 def write_spec(spec: Any, package: Path) -> None:
     """Write the specification and the manifest of a package whose weights are there already."""
-    (package / "Data" / MODEL).write_bytes(spec.SerializeToString())
+    (package / "Data" / MODEL).write_bytes(spec.SerializeToString(deterministic=True))
     (package / "Manifest.json").write_text(json.dumps(_manifest(), indent=4), encoding="utf-8")
 
 
@@ -292,7 +292,7 @@ def _assign(message: Any, field: Any, value: Any) -> None:
 
 
 def _manifest() -> dict[str, Any]:
-    model, weights = str(uuid.uuid4()), str(uuid.uuid4())
+    model, weights = (str(uuid.uuid5(uuid.NAMESPACE_URL, path.as_posix())) for path in (MODEL, WEIGHTS))
     items = {
         model: {
             "author": AUTHOR,

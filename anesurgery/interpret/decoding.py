@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from anesurgery.errors import InterpretError
+from anesurgery.files.runner_file import model_of
 from anesurgery.interpret.arithmetic.precision import spare
 from anesurgery.interpret.decoder_calls import Call, Tables, calls_of, tables_of
 from anesurgery.interpret.predictor import Predictor
@@ -25,6 +26,9 @@ from anesurgery.interpret.sampler import Sampler, is_whole
 from anesurgery.interpret.sampling import generator
 from anesurgery.interpret.state import reached
 from anesurgery.mil import Array, np_dtype, static_shape
+
+Chooser = Callable[[Array, np.random.Generator], int]
+"""Takes the logits of all tokens and a source of random numbers, and gives a token."""
 
 AT_THE_END = 16
 """How many tokens `replay` gives one by one."""
@@ -63,7 +67,7 @@ class Decoder:
     """A decoder that knows what it has read.
 
     Args:
-        model: path of a package, MLModel or MIL program.
+        model: path of a package, MLModel or MIL program; or a folder with a `runner.json`.
         precision: the arithmetic of the interpreter.
         device: "cpu", or "cuda" where torch has one.
         output: the logits; the widest output by default.
@@ -83,6 +87,7 @@ class Decoder:
         output: str | None = None,
         tables: Tables | None = None,
     ) -> None:
+        model = model_of(model)
         whole = Predictor(model, precision=precision, device=device)
         self._calls = calls_of(whole, precision, device, output)
         self._tables = tables_of(model, self._calls[-1], tables or {})
@@ -113,6 +118,11 @@ class Decoder:
         self._held: dict[str, Array] = {}
         shape = [0 if a == first.axis else d for a, d in enumerate(first.shape)]
         self._read: Array = np.zeros(shape, first.dtype)
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """Its functions, the shortest call first."""
+        return self._calls
 
     @property
     def vocabulary(self) -> int:
@@ -148,6 +158,31 @@ class Decoder:
             rows += self._feed_part(part, whole)
         found = rows if whole else rows[-1:]
         return np.stack(found)
+
+    def write(
+        self,
+        logits: Array,
+        steps: int,
+        choose: Sampler | Chooser,
+        rng: np.random.Generator,
+        stops: Collection[int] = (),
+    ) -> Iterator[int]:
+        """Choose tokens one after the other, and read each before the next is chosen.
+
+        Args:
+            logits: after what was read.
+            steps: how many tokens at most.
+            choose: gives a token.
+            rng: its random numbers.
+            stops: after these no other token is chosen.
+        """
+        for step in range(steps):
+            read = (self._read.ravel(),) if isinstance(choose, Sampler) else ()
+            token = int(self._whole(choose(logits, rng, *read)))
+            yield token
+            if token in stops or step == steps - 1:
+                return
+            logits = self.feed([token])[-1]
 
     def _whole(self, tokens: Any) -> Array:
         """Tokens as whole numbers.
@@ -260,11 +295,38 @@ def _stops(stop: Any, decoder: Decoder) -> frozenset[int]:
     return frozenset(decoder._whole(tokens).tolist())
 
 
+def _choice(steps: Any, sampler: Any, seed: Any) -> tuple[Chooser, np.random.Generator]:
+    """What chooses the tokens, and its random numbers.
+
+    Raises:
+        InterpretError: the options cannot be what they are.
+    """
+    if not is_whole(steps) or steps < 1:
+        raise InterpretError(f"steps={steps!r}; it must be a positive integer")
+    choose = Sampler() if sampler is None else sampler
+    if not callable(choose):
+        raise InterpretError(f"sampler={sampler!r}; it must be a Sampler, or take logits and a generator")
+    return choose, generator(seed)
+
+
+def _check_room(decoder: Decoder, tokens: int, steps: int) -> None:
+    """See that a prompt and what is to be written fit into the context.
+
+    Raises:
+        InterpretError: they do not.
+    """
+    if decoder.position + tokens + steps - 1 > decoder.context:
+        raise InterpretError(
+            f"{tokens} tokens and {steps} steps do not fit into the context of {decoder.context}"
+            + (f", of which {decoder.position} are taken" if decoder.position else "")
+        )
+
+
 def generate(
     model: Any,
     prompt_ids: Sequence[int],
     steps: int,
-    sampler: Sampler | Callable[[Array, np.random.Generator], int] | None = None,
+    sampler: Sampler | Chooser | None = None,
     *,
     stop: int | Collection[int] | None = None,
     seed: int = 0,
@@ -293,30 +355,49 @@ def generate(
         InterpretError: the model is no decoder, what is asked for does not fit into its context, or an option
             cannot be what it is.
     """
-    if not is_whole(steps) or steps < 1:
-        raise InterpretError(f"steps={steps!r}; it must be a positive integer")
-    choose, rng = Sampler() if sampler is None else sampler, generator(seed)
-    if not callable(choose):
-        raise InterpretError(f"sampler={sampler!r}; it must be a Sampler, or take logits and a generator")
+    choose, rng = _choice(steps, sampler, seed)
     decoder = _decoder(model, precision, device, tables)
     stops = _stops(stop, decoder)
     prompt = tuple(decoder._whole(prompt_ids).ravel().tolist())
-    if decoder.position + len(prompt) + steps - 1 > decoder.context:
-        raise InterpretError(
-            f"{len(prompt)} tokens and {steps} steps do not fit into the context of {decoder.context}"
-            + (f", of which {decoder.position} are taken" if decoder.position else "")
-        )
+    _check_room(decoder, len(prompt), steps)
     started = time.perf_counter()
     logits = decoder.feed(prompt, whole=False)[-1]
     read = time.perf_counter()
-    written: list[int] = []
-    for _ in tqdm(range(steps), unit=" tokens", disable=True if quiet else None, leave=False):
-        if written:
-            logits = decoder.feed([written[-1]])[-1]
-        written.append(int(decoder._whole(choose(logits, rng))))
-        if written[-1] in stops:
-            break
-    return Writing(prompt, tuple(written), read - started, time.perf_counter() - read)
+    tokens = decoder.write(logits, steps, choose, rng, stops)
+    written = tuple(tqdm(tokens, total=steps, unit=" tokens", disable=True if quiet else None, leave=False))
+    return Writing(prompt, written, read - started, time.perf_counter() - read)
+
+
+def stream(
+    model: Any,
+    prompt_ids: Sequence[int],
+    steps: int | None = None,
+    sampler: Sampler | Chooser | None = None,
+    *,
+    stop: int | Collection[int] | None = None,
+    seed: int = 0,
+) -> Iterator[int]:
+    """The tokens that a decoder writes after a prompt, each as soon as it is chosen.
+
+    Args:
+        model: path of a package, MLModel or MIL program; or a `Decoder`, which goes on after what it has read.
+        prompt_ids: the tokens to begin with.
+        steps: how many tokens to write at most; None: to the end of the context.
+        sampler: chooses a token from logits; by default the likeliest.
+        stop: the token after which to stop, or several. It is given as well.
+        seed: of the sampler: a whole number from 0 up.
+
+    Raises:
+        InterpretError: as `generate` does.
+    """
+    decoder = _decoder(model, None, None, None)
+    prompt = decoder._whole(prompt_ids).ravel().tolist()
+    if steps is None:
+        steps = max(1, decoder.context - decoder.position - len(prompt) + 1)
+    choose, rng = _choice(steps, sampler, seed)
+    stops = _stops(stop, decoder)
+    _check_room(decoder, len(prompt), steps)
+    return decoder.write(decoder.feed(prompt, whole=False)[-1], steps, choose, rng, stops)
 
 
 def _decoder(model: Any, precision: str | None, device: str | None, tables: Tables | None) -> Decoder:

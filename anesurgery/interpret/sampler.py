@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,10 @@ class Sampler:
     """Sample from so many of the likeliest tokens only; 0 means all."""
     top_p: float = 1.0
     """Sample from the likeliest tokens that together have this probability."""
+    min_p: float = 0.0
+    """Sample from tokens with at least this share of the probability of the likeliest."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that were read or written are divided by it where above 0, and multiplied below."""
 
     def __post_init__(self) -> None:
         if not is_number(self.temperature) or not 0 <= self.temperature < math.inf:
@@ -46,13 +51,26 @@ class Sampler:
             raise InterpretError(f"top_k={self.top_k!r}; it must be an integer from 0 on")
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise InterpretError(f"top_p={self.top_p!r}; it must be above 0, and 1 at most")
+        if not is_number(self.min_p) or not 0 <= self.min_p <= 1:
+            raise InterpretError(f"min_p={self.min_p!r}; it must be from 0 to 1")
+        if not is_number(self.repetition_penalty) or not 0 < self.repetition_penalty < math.inf:
+            raise InterpretError(
+                f"repetition_penalty={self.repetition_penalty!r}; it must be above 0, and finite"
+            )
 
-    def __call__(self, logits: Array, rng: np.random.Generator) -> int:
+    def __call__(self, logits: Array, rng: np.random.Generator, read: Sequence[int] = ()) -> int:
         """The number of a token.
+
+        Args:
+            logits: of each token.
+            rng: the source of random numbers.
+            read: the tokens of the text so far, for the penalty of repetitions.
 
         Raises:
             InterpretError: the logits are not numbers.
         """
+        if self.repetition_penalty != 1 and len(read):
+            logits = self._less_of(np.array(logits, np.float64), np.unique(read))
         largest = np.max(logits)
         if not np.isfinite(largest):
             raise InterpretError(f"the largest logit is {largest}; look for the op with `anesurgery.ranges`")
@@ -63,6 +81,12 @@ class Sampler:
         order = np.argsort(-scaled, kind="stable")[: self.top_k or None]
         weights = np.exp(scaled[order])
         weights /= weights.sum()
-        inside = np.cumsum(weights) - weights < self.top_p
+        inside = (np.cumsum(weights) - weights < self.top_p) & (weights >= self.min_p * weights[0])
         weights = np.where(inside, weights, 0)
         return int(order[rng.choice(len(order), p=weights / weights.sum())])
+
+    def _less_of(self, logits: Array, tokens: Array) -> Array:
+        """Logits with those of some tokens brought down."""
+        old = logits[tokens]
+        logits[tokens] = np.where(old > 0, old / self.repetition_penalty, old * self.repetition_penalty)
+        return logits

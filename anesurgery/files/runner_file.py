@@ -1,0 +1,168 @@
+"""`runner.json`: all that a runner must know of a model that writes.
+
+A folder that holds one has the model, its tables and its tokenizer beside it. Paths are relative to the folder.
+`version` grows when a reader of the old form would read the new one wrongly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from anesurgery.doors import fits, in_words
+from anesurgery.errors import LoadError
+
+NAME, FORMAT, VERSION = "runner.json", "anesurgery runner", 1
+AGAIN = "build the folder again"
+PIECE = 1 << 20
+"""Bytes that are hashed at once."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What `runner.json` holds.
+
+    Attributes:
+        model: the package, or the folder of chunks.
+        chunks: the packages in the order in which they run; one for a whole model.
+        functions: by name: `inputs`, `outputs` and `states` by name, each with `shape` and `dtype`;
+            `inputs_from`, the function that makes other inputs of it from the position, or ""; and `units`, the
+            compute units.
+        tokens: the input that holds the tokens.
+        logits: the output that holds the logits, or tokens in place of them.
+        context: the most tokens that it reads.
+        tables: input -> file with a row for each token or position.
+        tokenizer: file of the tokenizers library; "" for none.
+        template: file of the chat template, in Jinja; "" for none.
+        special: special token -> its text, as the template reads them.
+        ends: the tokens after which an answer is complete.
+        sampling: what the checkpoint samples with: `temperature`, `top_k`, `top_p`, `min_p`,
+            `repetition_penalty`, as far as it says so.
+        hashes: file -> SHA-256 of its bytes, in hexadecimal.
+    """
+
+    model: str
+    chunks: tuple[str, ...]
+    functions: dict[str, Any]
+    tokens: str
+    logits: str
+    context: int
+    tables: dict[str, str] = field(default_factory=dict)
+    tokenizer: str = ""
+    template: str = ""
+    special: dict[str, str] = field(default_factory=dict)
+    ends: tuple[int, ...] = ()
+    sampling: dict[str, Any] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """As `runner.json` holds it."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2) + "\n"
+
+    def check(self, folder: Path) -> None:
+        """See that the files are those that were built.
+
+        Raises:
+            LoadError: one is missing, or another one.
+        """
+        for name, known in self.hashes.items():
+            try:
+                found = hashed(folder / name)
+            except OSError as error:
+                raise LoadError(
+                    f"{folder / name} cannot be read: {error.strerror or error}; {AGAIN}"
+                ) from error
+            if found != known:
+                raise LoadError(f"{folder / name} is not the file that {NAME} names: it was changed; {AGAIN}")
+
+
+KINDS: dict[str, Any] = {
+    "model": str,
+    "chunks": list[str],
+    "functions": dict[str, Any],
+    "tokens": str,
+    "logits": str,
+    "context": int,
+    "tables": dict[str, str],
+    "tokenizer": str,
+    "template": str,
+    "special": dict[str, str],
+    "ends": list[int],
+    "sampling": dict[str, Any],
+    "hashes": dict[str, str],
+}
+"""What each entry must be."""
+
+
+def is_built(place: Any) -> bool:
+    """Is it a folder with a `runner.json`?"""
+    return isinstance(place, (str, os.PathLike)) and (Path(place).expanduser() / NAME).is_file()
+
+
+def model_of(place: Any) -> Any:
+    """The model of a folder with a `runner.json`; anything else as it is."""
+    return Path(place).expanduser() / read_runner(place).model if is_built(place) else place
+
+
+def read_runner(folder: str | os.PathLike[str]) -> Runner:
+    """What the `runner.json` of a folder says.
+
+    Raises:
+        LoadError: there is none, or it cannot be understood.
+    """
+    file = Path(folder).expanduser() / NAME
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise LoadError(f"{file.parent} holds no {NAME}; `anesurgery build` makes such a folder") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadError(f"{file} cannot be read: {error}; {AGAIN}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise LoadError(f"{file} is no file of a runner; {AGAIN}")
+    if content.get("version") != VERSION:
+        raise LoadError(
+            f"{file} is of version {content.get('version')!r}; this library reads {VERSION}; {AGAIN}"
+        )
+    for name, kind in KINDS.items():
+        if not fits(content.get(name), kind):
+            raise LoadError(
+                f"{file}: {name} is {content.get(name)!r:.60}, and must be {in_words(kind)}; {AGAIN}"
+            )
+    own: dict[str, Any] = {f.name: content[f.name] for f in fields(Runner)}
+    own |= {name: tuple(value) for name, value in own.items() if isinstance(value, list)}
+    runner = Runner(**own)
+    named = [runner.model, *runner.chunks, *runner.tables.values(), *runner.hashes]
+    for name in (*named, *filter(None, (runner.tokenizer, runner.template))):
+        if not _inside(name):
+            raise LoadError(f"{file} names {name!r}, which is not a file beside it; {AGAIN}")
+    return runner
+
+
+def _inside(name: str) -> bool:
+    """Does a name stay within its folder?"""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\\" not in name
+
+
+def hashed(file: Path) -> str:
+    """The SHA-256 of a file's bytes."""
+    found = hashlib.sha256()
+    with file.open("rb") as stream:
+        while piece := stream.read(PIECE):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def hashes(folder: Path, names: Mapping[str, Any] | list[str]) -> dict[str, str]:
+    """The hash of each file, and of all files within each folder, by their paths."""
+    found: dict[str, str] = {}
+    for name in names:
+        place = folder / name
+        files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
+        found |= {file.relative_to(folder).as_posix(): hashed(file) for file in files}
+    return found

@@ -1,0 +1,1 @@
+"""From a checkpoint to a folder that writes: build, the file that a runner reads, and text."""

@@ -1,0 +1,368 @@
+"""Build a folder that writes text from a checkpoint of Hugging Face.
+
+A build has stages: the checkpoint is converted, its weights are compressed, it gets a cache, and is cut into
+chunks. Each is kept in `stages/` with a record of all that it was made from, so that a build that was stopped
+goes on after the last one that is whole; `runner.json` is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anesurgery import __version__
+from anesurgery.checking.metrics import compare_arrays
+from anesurgery.compressing.modes import read_mode
+from anesurgery.doors import door
+from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.files import arrays
+from anesurgery.files.package import save, to_mlmodel
+from anesurgery.files.runner_file import NAME, hashes
+from anesurgery.files.sizes import read_size
+from anesurgery.files.writing import check_place, write_atomically
+from anesurgery.interpret.decoding import Decoder
+from anesurgery.loading import load
+from anesurgery.mil import Array, quiet_host
+from anesurgery.passes.add_cache import AddCache
+from anesurgery.placement.inspector import inspect
+from anesurgery.placement.target import Target
+from anesurgery.recipes.llm import llm_ane
+from anesurgery.shipping.checkpoint import Checkpoint
+from anesurgery.shipping.converting import convert
+from anesurgery.shipping.described import runner_of
+from anesurgery.splitting.plan import chunk_numbers
+from anesurgery.splitting.split import split
+from anesurgery.surgery import apply
+
+STAGES, REPORT = "stages", "report.json"
+MODEL, CHUNKS, TOKENIZER, TEMPLATE = "model.mlpackage", "chunks", "tokenizer.json", "chat_template.jinja"
+USUAL = 2048
+"""The context where none is asked for, or less where the checkpoint was made for less."""
+TRIED = 24
+"""Tokens that the model and the checkpoint are compared on."""
+BITS = (4, 8)
+AGREE = 30.0
+"""PSNR in dB below which logits of a model that was not compressed are no rounding: fp16 leaves 50 and more."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a build was asked for."""
+
+    context: int
+    target: str | None
+    bits: int | None
+    limit: str | None
+    prefill: int
+    cache: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """A folder that was built, and what is known of it."""
+
+    folder: Path
+    options: Options
+    bytes: int
+    """Of the model's files."""
+    chunks: int
+    psnr: float
+    """Of its logits beside those of the checkpoint, in dB."""
+    top: float
+    """Share of tokens after which both take the same one as the likeliest."""
+    placed: Mapping[str, str] = field(default_factory=dict)
+    """Function -> where it runs, where a target was named."""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "folder": self.folder.name, "notes": list(self.notes)}
+
+    def __str__(self) -> str:
+        size = f"{self.bytes / (1 << 20):,.1f} MiB"
+        parts = f" in {self.chunks} chunks" if self.chunks > 1 else ""
+        lines = [f"{self.folder}: {size}{parts}, a context of {self.options.context} tokens"]
+        lines += [f"{name}: {words}" for name, words in self.placed.items()]
+        lines.append(
+            f"beside the checkpoint: {self.psnr:.1f} dB, and the same likeliest token after {self.top:.1%} "
+            f"of {TRIED} sampled tokens (fp16 arithmetic)"
+        )
+        return "\n".join([*lines, *(f"note: {words}" for words in self.notes)])
+
+
+@door()
+def build(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    context: int | None = None,
+    target: Target | str | None = None,
+    bits: int | None = None,
+    limit: str | None = None,
+    prefill: int = 64,
+    cache: str = "state",
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> Build:
+    """Build a folder that writes text from a checkpoint: model, tokenizer, template and `runner.json`.
+
+    Args:
+        folder: of a causal language model as transformers saves it: config, safetensors and tokenizer.
+        out: the folder to make. One in which a build was stopped goes on.
+        context: the most tokens, of prompt and answer together; 2048 by default, or what the model was made
+            for.
+        target: chip and OS, as "M4/macOS 15".
+        bits: 4 or 8, with one scale for each output channel; fp16 when absent.
+        limit: the most weights of a chunk, as "900 MB"; one package when absent.
+        prefill: tokens of the prompt that are read at once.
+        cache: where keys and values are kept: "state" or "io".
+        overwrite: may a finished build be replaced?
+        quiet: no progress bars.
+
+    Raises:
+        LoadError: the checkpoint cannot be read or converted, or `out` cannot be written.
+        SurgeryError: no cache can be added, the model does not write what the checkpoint does, or an option
+            cannot be what it is.
+    """
+    source, place = (Path(given).expanduser().absolute() for given in (folder, out))
+    checkpoint = Checkpoint.read(source)
+    options = _options(checkpoint, context, target, bits, limit, prefill, cache)
+    _check_out(place, overwrite)
+    return _Builder(checkpoint, place, options, quiet).build()
+
+
+def _options(
+    checkpoint: Checkpoint,
+    context: int | None,
+    target: Target | str | None,
+    bits: int | None,
+    limit: str | None,
+    prefill: int,
+    cache: str,
+) -> Options:
+    """The options, with what follows from the checkpoint.
+
+    Raises:
+        SurgeryError: one cannot be what it is.
+    """
+    most = checkpoint.positions
+    context = min(USUAL, most or USUAL) if context is None else context
+    if context < 2:
+        raise SurgeryError(f"context={context}; it must be 2 or more")
+    if most is not None and context > most:
+        raise SurgeryError(f"context={context}; the checkpoint was made for {most} positions at most")
+    if bits is not None and bits not in BITS:
+        raise SurgeryError(f"bits={bits}; it may be {' or '.join(map(str, BITS))}")
+    if limit is not None:
+        read_size(limit)
+    AddCache(context=context, prefill=prefill, cache=cache)  # says what it does not take
+    return Options(context, None if target is None else str(Target.parse(target)), bits, limit, prefill, cache)
+
+
+def _check_out(place: Path, overwrite: bool) -> None:
+    """See that a build may be made there.
+
+    Raises:
+        LoadError: it may not.
+    """
+    if (place / NAME).exists() and not overwrite:
+        raise LoadError(f"{place} holds a finished build; give another folder, or overwrite=True (--overwrite)")
+    if place.exists() and not place.is_dir():
+        raise LoadError(f"{place} is a file; give a folder")
+    if place.is_dir() and any(place.iterdir()) and not ((place / STAGES).is_dir() or (place / NAME).exists()):
+        raise LoadError(f"{place} is not empty, and holds no build; give another folder")
+    if not place.exists():
+        check_place(place, overwrite=False)
+
+
+@dataclass
+class _Builder:
+    """One build."""
+
+    checkpoint: Checkpoint
+    out: Path
+    options: Options
+    quiet: bool
+    notes: list[str] = field(default_factory=list)
+
+    def build(self) -> Build:
+        """Every stage that is not there yet, and the folder from the last one."""
+        (self.out / STAGES).mkdir(parents=True, exist_ok=True)
+        (self.out / NAME).unlink(missing_ok=True)
+        half = self.converted()
+        model = self.chunks(self.cached(self.compressed(half)))
+        return self.finished(model)
+
+    @cached_property
+    def key(self) -> str:
+        """Of the checkpoint and of what converts it."""
+        with quiet_host():
+            import coremltools
+            import torch
+            import transformers
+        versions = [__version__, *(m.__version__ for m in (coremltools, torch, transformers))]
+        return _hash([versions, self.checkpoint.fingerprint, self.options.context])
+
+    def stage(self, name: str, key: str, make: Callable[[Path], object], suffix: str = ".mlpackage") -> Path:
+        """The result of a stage, made where it is not there yet or was made from something else."""
+        place, record = self.out / STAGES / f"{name}{suffix}", self.out / STAGES / f"{name}.json"
+        if not (place.exists() and _read(record) == key):
+            record.unlink(missing_ok=True)  # before the place changes, or it would speak of another one
+            write_atomically(place, make, overwrite=True)
+            arrays.write_text(record, json.dumps(key))
+        return place
+
+    def converted(self) -> Path:
+        """The checkpoint as a package, with the logits that it gives for a few tokens."""
+        reference = self.out / STAGES / "reference.npz"
+
+        def make(place: Path) -> None:
+            module = self.checkpoint.module()
+            ids = self.tried(int(module.config.get_text_config().vocab_size))
+            arrays.write(reference, {"ids": ids, "logits": _logits(module, ids)}, overwrite=True)
+            save(convert(module, self.options.context), place)
+
+        return self.stage("converted", self.key, make)
+
+    def tried(self, words: int) -> Array:
+        """A few tokens, the same in each build."""
+        count = min(TRIED, self.options.context)
+        return np.random.default_rng(0).integers(0, words, count).astype(np.int32)
+
+    def compressed(self, model: Path) -> Path:
+        """The package with weights of fewer bits."""
+        if self.options.bits is None:
+            return model
+
+        def make(place: Path) -> None:
+            with quiet_host():
+                from coremltools.optimize import coreml as host
+            settings = read_mode(f"linear-{self.options.bits}").settings
+            config = host.OptimizationConfig(host.OpLinearQuantizerConfig(**settings))
+            with quiet_host():
+                made = host.linear_quantize_weights(to_mlmodel(load(model)), config)
+            save(load(made), place)
+
+        return self.stage("compressed", _hash([self.key, self.options.bits]), make)
+
+    def cached(self, model: Path) -> Path:
+        """The package with functions that keep keys and values."""
+        own = self.options
+        parts = self.parts(model)
+        steps = {"context": own.context, "prefill": own.prefill, "cache": own.cache, "chunks": parts}
+
+        def make(place: Path) -> None:
+            surgery = apply(
+                model, llm_ane.with_options(**steps), target=own.target, prove=None, quiet=self.quiet
+            )
+            surgery.save(place)
+
+        return self.stage("cached", _hash([self.key, own.bits, own.target, steps]), make)
+
+    def parts(self, model: Path) -> int:
+        """How many chunks there will be."""
+        if self.options.limit is None:
+            return 1
+        return max(chunk_numbers(load(model).program, self.options.limit).values(), default=0) + 1
+
+    def chunks(self, model: Path) -> Path:
+        """The folder of chunks, where there is to be more than one."""
+        parts = self.parts(
+            self.out / STAGES / ("converted.mlpackage" if not self.options.bits else "compressed.mlpackage")
+        )
+        if parts == 1:
+            return model
+        key = _hash([_read(model.with_suffix(".json")), parts])
+        return self.stage(CHUNKS, key, lambda place: split(model, parts, compare=False).save(place), "")
+
+    def finished(self, model: Path) -> Build:
+        """The files of the folder, `runner.json` last; the stages are gone then."""
+        name = CHUNKS if model.name == CHUNKS else MODEL
+        for old in (CHUNKS, MODEL):
+            shutil.rmtree(self.out / old, ignore_errors=True)
+        write_atomically(
+            self.out / name, lambda place: shutil.copytree(model, place, copy_function=_linked), True
+        )
+        names = [name]
+        for file, text in ((TOKENIZER, self.checkpoint.tokenizer()), (TEMPLATE, self.checkpoint.template)):
+            (self.out / file).unlink(missing_ok=True)
+            if text:
+                names.append(arrays.write_text(self.out / file, text).name)
+        found = self.compared(self.out / name)
+        arrays.write_text(self.out / REPORT, json.dumps(found.to_json(), indent=2) + "\n")
+        runner = runner_of(self.out, name, self.checkpoint, hashes(self.out, names))
+        arrays.write_text(self.out / NAME, runner.text())
+        shutil.rmtree(self.out / STAGES)
+        return found
+
+    def compared(self, model: Path) -> Build:
+        """What is known of the model, its logits beside those of the checkpoint.
+
+        Raises:
+            SurgeryError: they are not the same up to rounding, and the weights were not compressed.
+        """
+        stored = arrays.read(self.out / STAGES / "reference.npz")
+        found = Decoder(model, precision="fp16").feed(stored["ids"])
+        compared = compare_arrays("logits", stored["logits"], found)
+        top = float(np.mean(np.argmax(found, -1) == np.argmax(stored["logits"], -1)))
+        if not compared.psnr >= AGREE and self.options.bits is None:
+            raise SurgeryError(
+                f"the model gives other logits than the checkpoint: {compared.psnr:.1f} dB for {len(found)} "
+                f"tokens, in fp16 arithmetic; look for values beyond fp16 with `anesurgery.ranges` on {model}"
+            )
+        size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
+        parts = len(list(model.glob("*.mlpackage"))) if model.name == CHUNKS else 1
+        return Build(
+            self.out, self.options, size, parts, compared.psnr, top, self.placed(model), tuple(self.notes)
+        )
+
+    def placed(self, model: Path) -> dict[str, str]:
+        """Where `decode` and `prefill` run."""
+        if self.options.target is None or model.name == CHUNKS:
+            return {}
+        found = {n: inspect(model, target=self.options.target, function=n) for n in ("decode", "prefill")}
+        return {
+            name: f"{one.residency['ops']:.1%} of the ops expected on the ANE of {self.options.target}, "
+            f"{one.segments} segments"
+            for name, one in found.items()
+        }
+
+
+def _logits(module: Any, ids: Array) -> Array:
+    """What the checkpoint gives, one row for each token."""
+    import torch
+
+    with torch.no_grad():
+        found: Array = (
+            module(input_ids=torch.from_numpy(ids.astype(np.int64))[None], use_cache=False).logits[0].numpy()
+        )
+    return found
+
+
+def _linked(source: str, target: str) -> None:
+    """The same file once more, or a copy where the disk has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _read(record: Path) -> Any:
+    """What a stage was made from; None where that is not known."""
+    try:
+        return json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,70 @@
+"""A causal language model of transformers as a package: ids of `context` tokens in, logits out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anesurgery import frontend
+from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.files.package import Loaded
+from anesurgery.loading import load
+from anesurgery.mil import ct, quiet_host
+
+TOKENS, LOGITS = "input_ids", "logits"
+DATED = "com.github.apple.coremltools.conversion_date"
+"""Left out, so that the same checkpoint is built to the same bytes."""
+
+
+def convert(module: Any, context: int, *, half: bool = True) -> Loaded:
+    """Convert a causal language model by trace.
+
+    Args:
+        module: of transformers, in fp32.
+        context: the tokens that it reads.
+        half: is it computed in fp16?
+
+    Raises:
+        LoadError: it cannot be traced or converted; says which module and why.
+    """
+    import torch
+
+    frontend.register()
+    example = torch.zeros(1, context, dtype=torch.int64)
+    try:
+        with torch.no_grad(), quiet_host():
+            trace: Any = torch.jit.trace
+            traced = trace(_logits(module), example, check_trace=False)
+            model = ct.convert(
+                traced,
+                inputs=[ct.TensorType(TOKENS, shape=example.shape, dtype=np.int32)],
+                outputs=[ct.TensorType(LOGITS)],
+                minimum_deployment_target=ct.target.iOS18,
+                compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
+                skip_model_load=True,
+            )
+    except SurgeryError:
+        raise
+    except Exception as error:  # torch and coremltools raise what they like
+        raise LoadError(f"{type(module).__name__} was not converted: {str(error).strip()}") from error
+    loaded = load(model)
+    loaded.spec.description.metadata.userDefined.pop(DATED, None)
+    return loaded
+
+
+def _logits(module: Any) -> Any:
+    """The module with ids as its input and logits as its output."""
+    import torch
+
+    class Logits(torch.nn.Module):
+        """Ids to logits, without transformers' own outputs and cache."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = module
+
+        def forward(self, input_ids: Any) -> Any:
+            return self.model(input_ids=input_ids, use_cache=False).logits
+
+    return Logits().eval()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anesurgery.files.compiled_package import decompile
     from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
-    from anesurgery.interpret.decoding import generate
+    from anesurgery.interpret.decoding import generate, stream
     from anesurgery.interpret.sampler import Sampler
     from anesurgery.loading import load, to_text
     from anesurgery.network_editing.upgrade import upgrade
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from anesurgery.rewriting.passes import Pass, Pipeline
     from anesurgery.rewriting.pattern import Match, OpPattern, Ops, any_of, var
     from anesurgery.rewriting.rewrite import Rewrite
+    from anesurgery.shipping.building import Build, build
+    from anesurgery.shipping.chatting import chat
     from anesurgery.show.pictures import Picture, draw
     from anesurgery.splitting.merge import extract, merge
     from anesurgery.splitting.split import split
@@ -48,6 +50,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Inspection": "placement",
     "Target": "placement",
+    "Build": "shipping.building",
     "Builder": "rewriting.builder",
     "Comparison": "checking.comparison",
     "Match": "rewriting.pattern",
@@ -67,6 +70,8 @@ _HOMES = {
     "Tolerance": "checking.grades",
     "any_of": "rewriting.pattern",
     "apply": "surgery",
+    "build": "shipping.building",
+    "chat": "shipping.chatting",
     "compare": "checking.comparison",
     "draw": "show.pictures",
     "decompile": "files.compiled_package",
@@ -84,12 +89,14 @@ _HOMES = {
     "Sensitivity": "compressing.sensitivity",
     "sensitivity": "compressing.sensitivity",
     "split": "splitting.split",
+    "stream": "interpret.decoding",
     "to_text": "loading",
     "upgrade": "network_editing.upgrade",
     "var": "rewriting.pattern",
 }
 
 __all__ = [
+    "Build",
     "Builder",
     "Comparison",
     "Inspection",
@@ -112,6 +119,8 @@ __all__ = [
     "Tolerance",
     "any_of",
     "apply",
+    "build",
+    "chat",
     "compare",
     "decompile",
     "draw",
@@ -130,6 +139,7 @@ __all__ = [
     "save",
     "sensitivity",
     "split",
+    "stream",
     "to_text",
     "upgrade",
     "var",

@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints import save_checkpoint
 from compiled_models import compile_package
 from typer.testing import CliRunner
 
@@ -34,7 +36,7 @@ MADE_BEFORE = {"inspect.md": ["gpt2_ane.mlpackage"], "tutorial.md": ["network.ml
 """Page -> the packages that its Python snippets write and its commands read."""
 EXPLAINED = {"Builder", "Match", "OpPattern", "Ops", "Pass", "Refusal"}
 """Names that the example of `Rewrite` shows."""
-MEANT = {"Inspection", "Picture", "Surgery", "Comparison", "Recipe"}
+MEANT = {"Build", "Inspection", "Picture", "Surgery", "Comparison", "Recipe"}
 """Classes of results: their example shows what gives them."""
 
 
@@ -81,13 +83,20 @@ def custom_network() -> Any:
     return make_network({"x": (1, 8, 4, 4)}, layers, ["y"])
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of Hugging Face."""
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder, but for the models and arrays that the pages name; passes they register go again."""
     known = registry.pass_names()
     for name in ("gpt2", "other"):
         save(load(language_model()), tmp_path / f"{name}.mlpackage")
     save(load(language_model(16, ct.target.iOS18)), tmp_path / "decoder.mlpackage")
+    shutil.copytree(checkpoint, tmp_path / "checkpoint")
     compile_package(tmp_path / "gpt2.mlpackage", tmp_path / "gpt2.mlmodelc")
     (tmp_path / "old.mlmodel").write_bytes(old_network().SerializeToString())
     (tmp_path / "custom.mlmodel").write_bytes(custom_network().SerializeToString())

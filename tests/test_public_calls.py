@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from checkpoints import save_checkpoint
 
 import anesurgery as ane
 from anesurgery import registry
@@ -25,7 +26,7 @@ from anesurgery.surgery import Recipe
 
 PACKAGES = {"passes", "recipes"}
 """The public names that are packages on purpose."""
-NOT_CALLED = {"Builder", "Comparison", "Inspection", "Match", "OpPattern", "Ops", "Pass", "Picture"}
+NOT_CALLED = {"Build", "Builder", "Comparison", "Inspection", "Match", "OpPattern", "Ops", "Pass", "Picture"}
 NOT_CALLED |= {"Refusal", "Rewrite", "Sensitivity", "Surgery", "SurgeryError", "SurgeryWarning"}
 """Classes whose objects calls give, or from which users derive."""
 
@@ -53,6 +54,12 @@ def compiled(folder: Path) -> Any:
     """A model that is not compiled, which `decompile` refuses in words."""
     with pytest.raises(SurgeryError):
         ane.decompile(folder / "small.mlpackage", folder / "opened.mlpackage")
+
+
+def checkpoint(folder: Path) -> Path:
+    """A checkpoint of Hugging Face; the same one each time."""
+    place = folder / "checkpoint"
+    return place if place.exists() else save_checkpoint(place, layers=1)
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,11 @@ CALLS: dict[str, Callable[[Path], Any]] = {
         {"one": at / "small.mlpackage", "two": at / "small.mlpackage"}, at / "merged.mlpackage", overwrite=True
     ),
     "ranges": lambda _: ane.ranges(small()),
+    "stream": lambda _: list(ane.stream(counting(), [1, 2], 2)),
+    "build": lambda at: ane.build(
+        checkpoint(at), at / "built", context=8, prefill=4, overwrite=True, quiet=True
+    ),
+    "chat": lambda at: list(ane.chat(at / "built", "hello", steps=2, template=False)),
     "register": lambda _: ane.register(Nothing),
     "register_rule": lambda _: ane.register_rule(RULE),
     "run": lambda _: ane.run(small(), X),

@@ -38,6 +38,7 @@ from anesurgery.commands.options import (
 )
 from anesurgery.commands.picturing import draw
 from anesurgery.commands.recording import calibrate, learn, measure
+from anesurgery.commands.shipping_models import build, chat
 from anesurgery.commands.splitting_models import extract, merge, split
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
@@ -99,6 +100,8 @@ app.command()(explain)
 app.command()(inspect)
 app.command()(decompile)
 app.command()(generate)
+app.command()(build)
+app.command()(chat)
 app.command()(split)
 app.command()(merge)
 app.command()(extract)

@@ -8,10 +8,12 @@ goes on after the last one that is whole; `runner.json` is written last.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,34 +21,34 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery import __version__
+from anesurgery import __version__, registry
 from anesurgery.checking.metrics import compare_arrays
 from anesurgery.compressing.modes import read_mode
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files import arrays
-from anesurgery.files.package import save, to_mlmodel
+from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.files.runner_file import NAME, hashes
 from anesurgery.files.sizes import read_size
 from anesurgery.files.writing import check_place, write_atomically
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
 from anesurgery.mil import Array, quiet_host
-from anesurgery.passes.add_cache import AddCache
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
-from anesurgery.recipes.llm import llm_ane
 from anesurgery.shipping.checkpoint import Checkpoint
 from anesurgery.shipping.converting import convert
 from anesurgery.shipping.described import runner_of
 from anesurgery.splitting.plan import chunk_numbers
 from anesurgery.splitting.split import split
-from anesurgery.surgery import apply
+from anesurgery.surgery import Recipe, apply
 
 STAGES, REPORT = "stages", "report.json"
 MODEL, CHUNKS, TOKENIZER, TEMPLATE = "model.mlpackage", "chunks", "tokenizer.json", "chat_template.jinja"
 USUAL = 2048
 """The context where none is asked for, or less where the checkpoint was made for less."""
+DATED = "com.github.apple.coremltools.conversion_date"
+"""Left out, so that the same checkpoint is built to the same bytes."""
 TRIED = 24
 """Tokens that the model and the checkpoint are compared on."""
 BITS = (4, 8)
@@ -164,7 +166,7 @@ def _options(
         raise SurgeryError(f"bits={bits}; it may be {' or '.join(map(str, BITS))}")
     if limit is not None:
         read_size(limit)
-    AddCache(context=context, prefill=prefill, cache=cache)  # says what it does not take
+    _steps(context=context, prefill=prefill, cache=cache)  # says what it does not take
     return Options(context, None if target is None else str(Target.parse(target)), bits, limit, prefill, cache)
 
 
@@ -199,8 +201,7 @@ class _Builder:
         (self.out / STAGES).mkdir(parents=True, exist_ok=True)
         (self.out / NAME).unlink(missing_ok=True)
         half = self.converted()
-        model = self.chunks(self.cached(self.compressed(half)))
-        return self.finished(model)
+        return self.finished(self.cached(self.compressed(half)))
 
     @cached_property
     def key(self) -> str:
@@ -229,7 +230,9 @@ class _Builder:
             module = self.checkpoint.module()
             ids = self.tried(int(module.config.get_text_config().vocab_size))
             arrays.write(reference, {"ids": ids, "logits": _logits(module, ids)}, overwrite=True)
-            save(convert(module, self.options.context), place)
+            loaded = _read_stage(convert(module, self.options.context))
+            loaded.spec.description.metadata.userDefined.pop(DATED, None)
+            save(loaded, place)
 
         return self.stage("converted", self.key, make)
 
@@ -248,41 +251,33 @@ class _Builder:
                 from coremltools.optimize import coreml as host
             settings = read_mode(f"linear-{self.options.bits}").settings
             config = host.OptimizationConfig(host.OpLinearQuantizerConfig(**settings))
-            with quiet_host():
-                made = host.linear_quantize_weights(to_mlmodel(load(model)), config)
-            save(load(made), place)
+            with quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+                made = host.linear_quantize_weights(to_mlmodel(_read_stage(model)), config)
+            save(_read_stage(made), place)
 
         return self.stage("compressed", _hash([self.key, self.options.bits]), make)
 
     def cached(self, model: Path) -> Path:
-        """The package with functions that keep keys and values."""
-        own = self.options
-        parts = self.parts(model)
+        """The package with functions that keep keys and values; or a folder of its chunks."""
+        own, parts = self.options, self.parts(model)
         steps = {"context": own.context, "prefill": own.prefill, "cache": own.cache, "chunks": parts}
+        key = _hash([self.key, own.bits, own.target, steps])
 
         def make(place: Path) -> None:
-            surgery = apply(
-                model, llm_ane.with_options(**steps), target=own.target, prove=None, quiet=self.quiet
-            )
+            surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)
             surgery.save(place)
 
-        return self.stage("cached", _hash([self.key, own.bits, own.target, steps]), make)
+        def cut(place: Path) -> None:
+            split(whole, parts, compare=False).save(place)
+
+        whole = self.stage("cached", key, make)
+        return whole if parts == 1 else self.stage(CHUNKS, key, cut, "")
 
     def parts(self, model: Path) -> int:
         """How many chunks there will be."""
         if self.options.limit is None:
             return 1
-        return max(chunk_numbers(load(model).program, self.options.limit).values(), default=0) + 1
-
-    def chunks(self, model: Path) -> Path:
-        """The folder of chunks, where there is to be more than one."""
-        parts = self.parts(
-            self.out / STAGES / ("converted.mlpackage" if not self.options.bits else "compressed.mlpackage")
-        )
-        if parts == 1:
-            return model
-        key = _hash([_read(model.with_suffix(".json")), parts])
-        return self.stage(CHUNKS, key, lambda place: split(model, parts, compare=False).save(place), "")
+        return max(chunk_numbers(_read_stage(model).program, self.options.limit).values(), default=0) + 1
 
     def finished(self, model: Path) -> Build:
         """The files of the folder, `runner.json` last; the stages are gone then."""
@@ -332,9 +327,24 @@ class _Builder:
         found = {n: inspect(model, target=self.options.target, function=n) for n in ("decode", "prefill")}
         return {
             name: f"{one.residency['ops']:.1%} of the ops expected on the ANE of {self.options.target}, "
-            f"{one.segments} segments"
+            f"{len(one.segments)} segments"
             for name, one in found.items()
         }
+
+
+def _steps(**options: Any) -> Recipe:
+    """The recipe of a build.
+
+    Raises:
+        SurgeryError: an option cannot be what it is.
+    """
+    recipe: Recipe = registry.recipe_module("llm_ane").llm_ane
+    return recipe.with_options(**options)
+
+
+def _read_stage(model: Any) -> Loaded:
+    """What a stage left, or a host made."""
+    return load(model)
 
 
 def _logits(module: Any, ids: Array) -> Array:

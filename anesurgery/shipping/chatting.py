@@ -12,7 +12,7 @@ from anesurgery.errors import SurgeryError
 from anesurgery.files.runner_file import Runner, read_runner
 from anesurgery.interpret.decoding import Decoder, stream
 from anesurgery.interpret.sampler import Sampler, is_whole
-from anesurgery.shipping.text import Messages, Text, until
+from anesurgery.shipping.prompts import Messages, Text, until
 
 Stop = str | int | Collection[str | int] | None
 

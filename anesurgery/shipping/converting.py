@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stderr
 from typing import Any
 
 import numpy as np
 
 from anesurgery import frontend
 from anesurgery.errors import LoadError, SurgeryError
-from anesurgery.files.package import Loaded
-from anesurgery.loading import load
 from anesurgery.mil import ct, quiet_host
 
 TOKENS, LOGITS = "input_ids", "logits"
-DATED = "com.github.apple.coremltools.conversion_date"
-"""Left out, so that the same checkpoint is built to the same bytes."""
 
 
-def convert(module: Any, context: int, *, half: bool = True) -> Loaded:
+def convert(module: Any, context: int, *, half: bool = True) -> Any:
     """Convert a causal language model by trace.
 
     Args:
@@ -33,7 +31,7 @@ def convert(module: Any, context: int, *, half: bool = True) -> Loaded:
     frontend.register()
     example = torch.zeros(1, context, dtype=torch.int64)
     try:
-        with torch.no_grad(), quiet_host():
+        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
             trace: Any = torch.jit.trace
             traced = trace(_logits(module), example, check_trace=False)
             model = ct.convert(
@@ -48,9 +46,7 @@ def convert(module: Any, context: int, *, half: bool = True) -> Loaded:
         raise
     except Exception as error:  # torch and coremltools raise what they like
         raise LoadError(f"{type(module).__name__} was not converted: {str(error).strip()}") from error
-    loaded = load(model)
-    loaded.spec.description.metadata.userDefined.pop(DATED, None)
-    return loaded
+    return model
 
 
 def _logits(module: Any) -> Any:

@@ -1,0 +1,100 @@
+"""`anesurgery build` and `anesurgery chat`: from a checkpoint to a folder that writes, and to its answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anesurgery.commands.options import Aim, Json, Quiet, Seed, show
+from anesurgery.commands.waiting import load_engine, waiting
+
+
+def build(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="HF_FOLDER", help="A checkpoint: config, safetensors, tokenizer.", show_default=False
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.", show_default=False)],
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Most tokens of prompt and answer; 2048, or what it was made for.")
+    ] = None,
+    target: Aim = None,
+    bits: Annotated[int | None, typer.Option(help="4 or 8 for each weight; fp16 when absent.")] = None,
+    limit: Annotated[str | None, typer.Option(help='Most weights of a chunk, as "900 MB".')] = None,
+    prefill: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that are read at once.")] = 64,
+    cache: Annotated[str, typer.Option(help="Where keys and values are kept: state or io.")] = "state",
+    overwrite: Annotated[bool, typer.Option(help="Replace a finished build.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a folder that writes text from a checkpoint of Hugging Face; one that was stopped goes on."""
+    load_engine(quiet)
+    from anesurgery.shipping.building import build as make
+
+    with waiting("building", quiet or as_json):
+        built = make(
+            folder,
+            out,
+            context=context,
+            target=target,
+            bits=bits,
+            limit=limit,
+            prefill=prefill,
+            cache=cache,
+            overwrite=overwrite,
+            quiet=True,
+        )
+    show(built.to_json(), str(built), as_json, quiet)
+
+
+def chat(
+    folder: Annotated[Path, typer.Argument(help="A folder that build made.", show_default=False)],
+    prompt: Annotated[str, typer.Argument(help="What to say.", show_default=False)],
+    steps: Annotated[int | None, typer.Option(min=1, help="How many tokens at most.")] = None,
+    template: Annotated[
+        bool | None, typer.Option(help="Write the prompt as the chat template says; where there is one.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0: always the likeliest token.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Sample from so many tokens only; 0: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from this share of the probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Least share of the likeliest's probability.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: fewer repetitions.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="A text at which to stop; more than once: any.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or ane.")] = "fp32",
+    seed: Seed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Let a model that was built answer, as it writes. Without options it samples as its checkpoint says."""
+    load_engine(quiet)
+    from anesurgery.files.runner_file import read_runner
+    from anesurgery.interpret.sampler import Sampler
+    from anesurgery.shipping.chatting import chat as talk
+
+    own = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    chosen = {name: value for name, value in own.items() if value is not None}
+    sampler = Sampler(**{**read_runner(folder).sampling, **chosen})
+    pieces = talk(
+        folder,
+        prompt,
+        steps=steps,
+        template=template,
+        sampler=sampler,
+        stop=stop,
+        seed=seed,
+        precision=precision,
+    )
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()

@@ -1,0 +1,238 @@
+"""A folder that writes, from a checkpoint: what transformers writes, whatever stopped the build before."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import save_checkpoint
+
+import anesurgery as ane
+from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.files.runner_file import hashes, read_runner
+from anesurgery.interpret.decoding import Decoder
+from anesurgery.shipping import building
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama."""
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that is made of it."""
+    out = tmp_path_factory.mktemp("built") / "out"
+    found = ane.build(checkpoint, out, context=40, prefill=8, target="M4/macOS 15", quiet=True)
+    assert found.psnr > building.AGREE
+    return out
+
+
+def greedy(checkpoint: Path, prompt: list[int], steps: int) -> list[int]:
+    """What transformers writes."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    with torch.no_grad():
+        made = model.generate(torch.tensor([prompt]), max_new_tokens=steps, do_sample=False, eos_token_id=None)
+    return list(map(int, made[0, len(prompt) :]))
+
+
+def test_it_writes_what_transformers_writes(checkpoint: Path, built: Path) -> None:
+    prompt = [5, 60, 7, 8, 9, 33, 44, 55, 12, 13, 4]
+    assert list(ane.generate(built, prompt, 25, quiet=True).written) == greedy(checkpoint, prompt, 25)
+    assert list(ane.stream(built, prompt, 25)) == greedy(checkpoint, prompt, 25)
+
+
+def test_the_folder_says_all_that_a_runner_needs(built: Path) -> None:
+    runner = read_runner(built)
+    assert sorted(runner.functions) == ["decode", "decode_inputs", "prefill", "prefill_inputs"]
+    assert (runner.tokens, runner.logits, runner.context, runner.ends) == ("input_ids", "logits", 40, (1,))
+    assert runner.functions["prefill"]["inputs"]["input_ids"] == {"shape": [1, 8], "dtype": "int32"}
+    assert runner.functions["decode"]["states"]["cache_0"]["shape"] == [4, 2, 40, 8]
+    assert runner.special["bos_token"] == "<s>"
+    made = runner.functions["decode_inputs"]["outputs"]
+    given = runner.functions["decode"]["inputs"]
+    assert made
+    assert all(given[name] == port for name, port in made.items())
+    assert not (built / building.STAGES).exists()
+    assert "beside the checkpoint" in str(
+        ane.Build(built, *_of(json.loads((built / "report.json").read_text())))
+    )
+
+
+def _of(report: dict[str, Any]) -> list[Any]:
+    options = building.Options(**report.pop("options"))
+    return [options, *(report[name] for name in ("bytes", "chunks", "psnr", "top", "placed", "notes"))]
+
+
+@pytest.mark.parametrize("part", ["model.mlpackage/Data/com.apple.CoreML/weights/weight.bin", "tokenizer.json"])
+def test_a_file_that_was_changed_is_an_error(built: Path, tmp_path: Path, part: str) -> None:
+    copy = shutil.copytree(built, tmp_path / "copy")
+    content = bytearray((copy / part).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / part).write_bytes(content)
+    with pytest.raises(LoadError, match="is not the file that runner.json names"):
+        ane.chat(copy, "hello")
+
+
+def test_chunks_write_the_same(checkpoint: Path, built: Path, tmp_path: Path) -> None:
+    found = ane.build(checkpoint, tmp_path / "out", context=40, prefill=8, limit="30 KB", quiet=True)
+    assert found.chunks > 1
+    runner = read_runner(tmp_path / "out")
+    assert len(runner.chunks) == found.chunks
+    prompt = [5, 60, 7]
+    rows = [Decoder(folder).feed(prompt) for folder in (built, tmp_path / "out")]
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-3, atol=1e-3 * float(np.abs(rows[0]).max()))
+    sizes = [sum(f.stat().st_size for f in folder.rglob("weight.bin")) for folder in (built, tmp_path / "out")]
+    assert sizes[1] < 1.2 * sizes[0]
+
+
+def test_fewer_bits_are_said_with_what_they_cost(checkpoint: Path, built: Path, tmp_path: Path) -> None:
+    found = ane.build(checkpoint, tmp_path / "out", context=40, prefill=8, bits=8, quiet=True)
+    whole = json.loads((built / "report.json").read_text())
+    assert found.bytes < whole["bytes"] - 8_000  # of a table of 301 x 32, at 8 bits; the rest is small
+    assert 10 < found.psnr < whole["psnr"]
+    assert len(list(ane.stream(tmp_path / "out", [5, 60], 5))) == 5
+
+
+STOPPED = ("converted", "cached", "hashes")
+
+
+@pytest.mark.parametrize("at", STOPPED)
+def test_a_stopped_build_goes_on_to_the_same_bytes(
+    checkpoint: Path, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    options = {"context": 40, "prefill": 8, "target": "M4/macOS 15", "quiet": True}
+    with monkeypatch.context() as patch:
+        if at == "hashes":
+            patch.setattr(building, "hashes", stop)
+        else:
+            patch.setattr(building._Builder, "compressed" if at == "converted" else "finished", stop)
+        with pytest.raises(KeyboardInterrupt):
+            ane.build(checkpoint, tmp_path / "out", **options)
+    assert not (tmp_path / "out" / "runner.json").exists()
+    monkeypatch.setattr(building, "convert", stop)  # what is there already is not made again
+    ane.build(checkpoint, tmp_path / "out", **options)
+    files = [
+        sorted(p.relative_to(f).as_posix() for p in f.rglob("*") if p.is_file())
+        for f in (built, tmp_path / "out")
+    ]
+    assert files[0] == files[1]
+    assert hashes(built, files[0]) == hashes(tmp_path / "out", files[0])
+
+
+def test_stages_of_other_options_are_made_again(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building._Builder, "finished", stop)
+        with pytest.raises(KeyboardInterrupt):
+            ane.build(checkpoint, tmp_path / "out", context=24, prefill=8, quiet=True)
+    found = ane.build(checkpoint, tmp_path / "out", context=40, prefill=8, quiet=True)
+    assert read_runner(tmp_path / "out").context == found.options.context == 40
+
+
+def spoil(name: str, content: str | None) -> Callable[[Path], None]:
+    """Change or remove a file of a checkpoint."""
+
+    def change(folder: Path) -> None:
+        if content is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_text(content)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (spoil("config.json", None), "holds no config.json"),
+        (spoil("config.json", "{"), "transformers cannot read it"),
+        (spoil("config.json", '{"model_type": "vit"}'), "makes no causal language model of it"),
+        (spoil("model.safetensors", None), r"holds no \.safetensors"),
+        (spoil("model.safetensors", "x"), "makes no causal language model of it"),
+    ],
+)
+def test_bad_checkpoints_are_errors_in_words(
+    checkpoint: Path, tmp_path: Path, change: Callable[[Path], None], words: str
+) -> None:
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    change(copy)
+    with pytest.raises(LoadError, match=words):
+        ane.build(copy, tmp_path / "out", context=16, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"context": 49}, "made for 48 positions"),
+        ({"context": 1}, "2 or more"),
+        ({"bits": 5}, "4 or 8"),
+        ({"limit": "much"}, "is not a size"),
+        ({"cache": "disk"}, "'state' or 'io'"),
+        ({"target": "M99"}, "M99"),
+    ],
+)
+def test_bad_options_are_errors_in_words(
+    checkpoint: Path, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SurgeryError, match=words):
+        ane.build(checkpoint, tmp_path / "out", quiet=True, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_is_not_replaced_unasked(checkpoint: Path, built: Path, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="holds a finished build"):
+        ane.build(checkpoint, built, quiet=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(LoadError, match="is not empty, and holds no build"):
+        ane.build(checkpoint, tmp_path, quiet=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_ten_times_ends_with_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, anesurgery as ane; "
+        "ane.build(sys.argv[1], sys.argv[2], context=40, prefill=8, limit='30 KB', quiet=True)"
+    )
+
+    def run(out: Path, seconds: float | None) -> bool:
+        child = subprocess.Popen([sys.executable, "-c", code, str(checkpoint), str(out)], env=dict(os.environ))
+        try:
+            return child.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            return False
+
+    assert run(tmp_path / "whole", None)
+    draw = random.Random(0)
+    for _ in range(10):
+        if run(tmp_path / "killed", draw.uniform(3, 20)):
+            shutil.rmtree(tmp_path / "killed")  # ended in time: begin anew
+    assert (tmp_path / "killed" / "runner.json").exists() or run(tmp_path / "killed", None)
+    files = sorted(
+        p.relative_to(tmp_path / "whole").as_posix() for p in (tmp_path / "whole").rglob("*") if p.is_file()
+    )
+    assert hashes(tmp_path / "whole", files) == hashes(tmp_path / "killed", files)

@@ -177,6 +177,7 @@ def _check_out(place: Path, overwrite: bool) -> None:
         LoadError: it may not.
     """
     if (place / NAME).exists() and not overwrite:
+        shutil.rmtree(place / STAGES, ignore_errors=True)  # left by a kill after the last file
         raise LoadError(f"{place} holds a finished build; give another folder, or overwrite=True (--overwrite)")
     if place.exists() and not place.is_dir():
         raise LoadError(f"{place} is a file; give a folder")

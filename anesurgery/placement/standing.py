@@ -260,8 +260,16 @@ class Standing:
         return f"{better}; {', '.join(grown)}" if grown else better
 
     def paid(self, before: Standing) -> list[str]:
-        """What grew beyond its bound, and the gain in time that it is for: one line, or none."""
-        grown = [words for what, words in self.growth(before).items() if self.outgrows(before, what)]
+        """What grew beyond its bound, and the gain in time that it is for: one line, or none.
+
+        Weights are said also where they are few.
+        """
+        more = self.weights > before.weights * BOUNDS["weights"].times
+        grown = [
+            words
+            for what, words in self.growth(before).items()
+            if self.outgrows(before, what) or (more and what == "weights")
+        ]
         times = f"expected time {self.times(before)}"
         return [f"{times}, for which the model grew: {', '.join(grown)}"] if grown else []
 

@@ -28,9 +28,9 @@ def slower(model: Any, recipe: str | Recipe, target: str) -> str:
     except SurgeryError as error:
         return "" if re.search("is not for this model|changed nothing", str(error)) else str(error)
     after = standing(done.program, target)
-    if any(MEASURED.search(note) for note in done.notes):
-        return after.leaves(before)
     words = after.dearer(before)
+    if words and any(MEASURED.search(note) for note in done.notes):
+        return after.leaves(before)
     if after.weights > 1.1 * before.weights + 1024 and not _stated(done.notes):
         words = words or f"weights {before.weights} -> {after.weights}"
     name = recipe if isinstance(recipe, str) else recipe.name

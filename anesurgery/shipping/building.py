@@ -86,8 +86,13 @@ class Build:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "folder": self.folder.name, "notes": list(self.notes)}
+        """Plain data, the same wherever the folder lies; figures are rounded, as sums depend on the processor."""
+        found = asdict(self) | {
+            "psnr": round(self.psnr, 1),
+            "top": round(self.top, 3),
+            "notes": list(self.notes),
+        }
+        return {name: value for name, value in found.items() if name != "folder"}
 
     def __str__(self) -> str:
         size = f"{self.bytes / (1 << 20):,.1f} MiB"

@@ -86,7 +86,7 @@ class Build:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, the same wherever the folder lies; figures are rounded, as sums depend on the processor."""
+        """Plain data, the same wherever the folder lies; rounded, as sums depend on the processor."""
         found = asdict(self) | {
             "psnr": round(self.psnr, 1),
             "top": round(self.top, 3),

@@ -95,17 +95,22 @@ def _replaced(plan: Plan, weight: Var | None, array: Array | None) -> Iterator[N
     if weight is None or array is None:
         yield
         return
-    tensor = plan._tensor(np.ascontiguousarray(array))
     old = [(held, key, held[key]) for held, key in _places(plan, weight)]
-    for held, key, _ in old:
-        held[key] = tensor
     try:
-        _forget(plan, weight)
+        replace_weight(plan, weight, array)
         yield
     finally:
         _forget(plan, weight)
         for held, key, value in old:
             held[key] = value
+
+
+def replace_weight(plan: Plan, weight: Var, array: Array) -> None:
+    """Let every step, also of nested blocks, read another array in the place of a weight from now on."""
+    tensor = plan._tensor(np.ascontiguousarray(array))
+    for held, key in list(_places(plan, weight)):
+        held[key] = tensor
+    _forget(plan, weight)
 
 
 def _places(plan: Plan, weight: Var) -> Iterator[tuple[dict[Any, Any], Any]]:

@@ -44,7 +44,31 @@ def _table(rows: Array, entries: int) -> Array:
     if len(known) <= entries:
         made[: len(known)] = known
         return made
-    if rows.shape[1] == 1 and _kmeans1d is not None:  # it needs a compiled part, which some builds lack
+    return _means(known, counts, entries)
+
+
+def weighted(values: Array, weights: Array, entries: int) -> Array:
+    """The values with the least squared error where some count for more than others.
+
+    Args:
+        values: [number].
+        weights: [number], none below 0.
+        entries: of the table.
+
+    Returns:
+        [entries]; 0 where none is needed.
+    """
+    known, places = np.unique(values, return_inverse=True)
+    made = np.zeros(entries)
+    if len(known) <= entries:
+        made[: len(known)] = known
+        return made
+    return _means(known[:, None], np.bincount(places.ravel(), weights), entries)[:, 0]
+
+
+def _means(known: Array, counts: Array, entries: int) -> Array:
+    """The values of more rows than entries, each of which counts several times."""
+    if known.shape[1] == 1 and _kmeans1d is not None:  # it needs a compiled part, which some builds lack
         return np.array(_kmeans1d.cluster(known[:, 0], entries, weights=counts).centroids)[:, None]
     if len(known) > MOST_ROWS:
         some = np.random.default_rng(0).choice(len(known), MOST_ROWS, replace=False)

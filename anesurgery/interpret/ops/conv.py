@@ -54,7 +54,8 @@ def pad_axes(x: Tensor, pads: list[tuple[int, int]], value: float = 0.0) -> Tens
     return F.pad(x, [amount for pair in reversed(pads) for amount in pair], value=value)
 
 
-def _steps(value: Any, axes: int) -> list[int]:
+def steps(value: Any, axes: int) -> list[int]:
+    """The strides or dilations of each axis; 1 where none are given."""
     return [1] * axes if value is None else ints(value)
 
 
@@ -74,7 +75,7 @@ def conv(
     Both ends of an axis are padded inside torch as far as they are alike: that spares a copy of x.
     """
     n = x.ndim - 2
-    s, d = _steps(strides, n), _steps(dilations, n)
+    s, d = steps(strides, n), steps(dilations, n)
     pads = padding(pad_type, pad, list(x.shape[2:]), list(weight.shape[2:]), s, d)
     both = [min(pair) for pair in pads]
     x = pad_axes(x, [(b - m, e - m) for (b, e), m in zip(pads, both, strict=True)])
@@ -117,23 +118,23 @@ def conv_transpose(
     The padding is cut from the full result; an `output_shape` says where it ends, be it before or after that.
     """
     n = x.ndim - 2
-    s, d = _steps(strides, n), _steps(dilations, n)
+    s, d = steps(strides, n), steps(dilations, n)
     sizes, kernel = list(x.shape[2:]), list(weight.shape[2:])
     full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
     wanted = None if output_shape is None else ints(output_shape)[2:]
-    cuts = _cuts(pad_type, pad, full, wanted, [i * t for i, t in zip(sizes, s, strict=True)])
+    ends = cuts(pad_type, pad, full, wanted, [i * t for i, t in zip(sizes, s, strict=True)])
     # torch cuts `begin` from both ends and gives back `more` (less than a step) at the end.
-    more = [max(begin - end, 0) for begin, end in cuts]
+    more = [max(begin - end, 0) for begin, end in ends]
     zeros = [-(-max(m - max(t, e) + 1, 0) // t) for m, t, e in zip(more, s, d, strict=True)]
     x = pad_axes(x, [(0, z) for z in zeros])
     more = [max(m - z * t, 0) for m, z, t in zip(more, zeros, s, strict=True)]
-    y = CONV_TRANSPOSE[n](x, weight, bias, s, [b for b, _ in cuts], more, int(groups), d)
-    for axis, (length, (begin, end)) in enumerate(zip(full, cuts, strict=True)):
+    y = CONV_TRANSPOSE[n](x, weight, bias, s, [b for b, _ in ends], more, int(groups), d)
+    for axis, (length, (begin, end)) in enumerate(zip(full, ends, strict=True)):
         y = y.narrow(2 + axis, 0, length - begin - end)
     return y
 
 
-def _cuts(
+def cuts(
     pad_type: str, pad: Any, full: list[int], wanted: list[int] | None, same: list[int]
 ) -> list[tuple[int, int]]:
     """What to take from both ends of the full result on each axis; negative: more than there is."""

@@ -1,0 +1,221 @@
+"""Compress the weights of a function in the order in which they are read, each corrected by what its ops see.
+
+All samples are run at once, op by op. Where a weight is first read, the inputs of its op are those that the
+weights in front of it, compressed already, have made; the weight is corrected for them, and the run goes on
+with what it became. Readers further down are asked in a run of the plain model before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.compressing.grids import Grid, grid_of
+from anesurgery.compressing.second_order import corrected, moments, objective
+from anesurgery.compressing.weight_rows import Rows, rows_of
+from anesurgery.files.package import Loaded
+from anesurgery.interpret import inputs
+from anesurgery.interpret.core import Env, Executable, Step
+from anesurgery.interpret.forks import replace_weight
+from anesurgery.interpret.listener import Listener
+from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_weight, operands, static_shape
+from anesurgery.regions.compressed_weights import Form, Result
+from anesurgery.regions.reencoding import numbers_of
+
+ROUNDS = 2
+"""The second begins with the scales or entries that fit the numbers of the first best."""
+
+Choose = Callable[["Candidate"], "str | None"]
+"""The form that a weight gets, such as "int4"; None where it stays as it is."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A weight that can be compressed."""
+
+    var: Var
+    readers: tuple[Rows, ...]
+    """In the order in which they run; all have one layout."""
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """A weight in a compressed form."""
+
+    candidate: Candidate
+    kind: str
+    """The name of the form."""
+    form: Form
+    array: Array
+    """What it decodes to."""
+    error: float
+    """Of its products, squared, as a share of their squares."""
+    rounded: float
+    """The same for the nearest numbers of the grid that it began with."""
+
+
+def candidates(function: Function, smallest: int) -> tuple[list[Candidate], dict[str, str]]:
+    """The weights of a function that can be compressed, and why others of that size cannot.
+
+    Args:
+        function: read at its top level; what a loop or a branch reads stays as it is.
+        smallest: elements above which a weight counts.
+    """
+    found: dict[Var, list[Rows]] = {}
+    why: dict[Var, str] = {}
+    weights = {v for op in function.operations for v in _weights(op, smallest)}
+    for op in function.operations:
+        for name, var in operands(op):
+            if var in weights and (isinstance(read := rows_of(op, name), Rows)):
+                found.setdefault(var, []).append(read)
+            elif var in weights:
+                why[var] = str(read)
+    for var, readers in found.items():
+        if len(var.child_ops) != len({r.op for r in readers}):
+            why.setdefault(var, "a nested block reads it, or an op that is no product")
+        if len({r.layout for r in readers}) > 1:
+            why.setdefault(var, "its readers lay its output channels along different axes")
+    kept = [Candidate(var, tuple(readers)) for var, readers in found.items() if var not in why]
+    return kept, {var.name: reason for var, reason in why.items()}
+
+
+def _weights(op: Operation, smallest: int) -> Iterator[Var]:
+    """The constants of an op, if they are a weight of that size."""
+    for var in op.outputs if is_weight(op) and op.op_type == "const" else ():
+        shape = static_shape(var)
+        if shape and len(shape) > 1 and int(np.prod(shape)) > smallest and dtype_name(var) in ("fp16", "fp32"):
+            yield var
+
+
+@dataclass
+class Correction:
+    """One function, its samples, and what each weight became.
+
+    Args:
+        loaded: the model.
+        name: of the function.
+        samples: as the function takes them.
+        chosen: the weights to compress.
+        choose: the form of each.
+        told: called after each weight with how many are done.
+    """
+
+    loaded: Loaded
+    name: str
+    samples: Sequence[Mapping[str, Any]]
+    chosen: Sequence[Candidate]
+    choose: Choose
+    told: Callable[[int], None] = lambda _: None
+    made: list[Corrected] = field(default_factory=list)
+
+    def run(self) -> list[dict[str, Array]]:
+        """Compress the weights.
+
+        Returns:
+            The outputs of the compressed function for each sample.
+        """
+        executable = Executable(self.loaded.program, function=self.name, fuse=False)
+        later = self._later(executable)
+        envs: list[Env] = [dict(inputs.bind(executable.function, values, None)) for values in self.samples]
+        first: dict[Operation, list[Candidate]] = {}
+        for one in self.chosen:
+            first.setdefault(one.readers[0].op, []).append(one)
+        plan = executable.plan
+        plan.runs = max(plan.runs, 2)
+        with torch.inference_mode():
+            for step in plan.steps:
+                for one in first.get(step.op, ()):
+                    self._compress(one, executable, step, envs, later.get(one.var))
+                for env in envs:
+                    plan.take(step, env)
+            return [executable.outputs(env, env.values()) for env in envs]
+
+    def _later(self, executable: Executable) -> dict[Var, Array]:
+        """The second moments of all readers but the first of each weight, in the plain model."""
+        rows = {r.op: (one.var, r) for one in self.chosen for r in one.readers[1:]}
+        seen = _Seen(rows)
+        for values in self.samples if rows else ():
+            executable(values, listener=seen)
+        return seen.moments
+
+    def _compress(
+        self, one: Candidate, executable: Executable, step: Step, envs: Sequence[Env], later: Array | None
+    ) -> None:
+        plan, reader = executable.plan, one.readers[0]
+        if (kind := self.choose(one)) is None:
+            return
+        seen = _Seen({reader.op: (one.var, reader)})
+        for env in envs:
+            given = {**step.fixed, **{k: plan._read(env, v) for k, v in step.reads}}
+            seen.before(step.op, given)
+        found = seen.moments[one.var] + (0 if later is None else later)
+        made = correct(one, kind, found, self.loaded.version)
+        replace_weight(plan, one.var, made.array)
+        self.made.append(made)
+        self.told(len(self.made))
+
+
+class _Seen(Listener):
+    """Adds up the second moments of what ops read."""
+
+    def __init__(self, rows: Mapping[Operation, tuple[Var, Rows]]) -> None:
+        self._rows = rows
+        self.moments: dict[Var, Array] = {}
+
+    def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
+        """An op is about to run."""
+        if op not in self._rows:
+            return
+        var, rows = self._rows[op]
+        met = rows.inputs(inputs)
+        if met is None:  # of a table each row is read as it is
+            columns = rows.of(np.empty(rows.shape, np.bool_)).shape[-1]
+            found = np.eye(columns)[None] * (torch.as_tensor(inputs["indices"]).numel() / rows.shape[0])
+        else:
+            found = moments(met)
+        self.moments[var] = self.moments.get(var, 0) + found
+
+
+def correct(one: Candidate, kind: str, hessians: Array, version: int) -> Corrected:
+    """One weight in a form, corrected for the second moments of its inputs.
+
+    Args:
+        one: the weight.
+        kind: such as "int4" or "palette3".
+        hessians: [groups, columns, columns].
+        version: of the specification.
+    """
+    reader = one.readers[0]
+    weight = np.asarray(one.var.val)
+    rows = reader.of(weight.astype(np.float64))
+    grid = grid_of(kind, rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype)
+    rounded = np.stack([grid.nearest(part, group) for group, part in enumerate(rows)])
+    tried = [(_error(rows - rounded, hessians), rounded, grid)]
+    for _ in range(ROUNDS):
+        made = _handed_on(rows, hessians, grid)
+        tried.append((_error(rows - made, hessians), made, grid))
+        grid, made = grid.refitted(rows, made, hessians)
+        tried.append((_error(rows - made, hessians), made, grid))
+    _, best, chosen = min(tried, key=lambda one: one[0])
+    whole = max(_error(rows, hessians), float(np.finfo(np.float64).tiny))
+    form = chosen.form(best, reader.back, weight.dtype, version)
+    array = np.asarray(numbers_of(Result(form))).reshape(weight.shape)
+    error = _error(rows - reader.of(array.astype(np.float64)), hessians)
+    return Corrected(one, kind, form, array, error / whole, tried[0][0] / whole)
+
+
+def _handed_on(rows: Array, hessians: Array, grid: Grid) -> Array:
+    """The rows of all groups, corrected."""
+    made = []
+    for group, (part, hessian) in enumerate(zip(rows, hessians, strict=True)):
+        made.append(corrected(part, hessian, partial(grid.nearest, group=group)))
+    return np.stack(made)
+
+
+def _error(difference: Array, hessians: Array) -> float:
+    return sum(objective(part, hessian) for part, hessian in zip(difference, hessians, strict=True))

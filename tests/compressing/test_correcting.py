@@ -1,0 +1,269 @@
+"""Weights rounded with the error handed on: against a plain GPTQ, and against what an op computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from anesurgery.compressing.correcting import Candidate, Correction, candidates, correct
+from anesurgery.compressing.grids import Grid, Scaled, grid_of
+from anesurgery.compressing.second_order import corrected, moments, objective
+from anesurgery.compressing.weight_rows import Rows
+from anesurgery.files.package import Loaded
+from anesurgery.interpret.core import Executable
+from anesurgery.interpret.listener import Listener
+from anesurgery.mil import Array, Operation, Program, Var, ct, function_of, mb, operands, types
+
+RNG = np.random.default_rng(5)
+WIDTH, OUT = 48, 20
+
+
+def correlated(count: int, width: int = WIDTH) -> Array:
+    """Inputs that vary together, some far more than others."""
+    mixed = RNG.standard_normal((count, width // 4)) @ RNG.standard_normal((width // 4, width))
+    return np.asarray(mixed * np.exp(RNG.standard_normal(width)) + 0.1 * RNG.standard_normal((count, width)))
+
+
+def plain_gptq(weight: Any, hessian: Any, scale: Any, low: int, high: int) -> Any:
+    """GPTQ as it is published, on torch tensors [rows, columns], column by column in order of the diagonal."""
+    w, h = weight.clone(), hessian + 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian)).double()
+    order = torch.argsort(h.diagonal(), descending=True)
+    w, h = w[:, order], h[order][:, order]
+    upper = torch.linalg.cholesky(torch.linalg.inv(h), upper=True)
+    made = torch.zeros_like(w)
+    for i in range(w.shape[1]):
+        made[:, i] = torch.clamp(torch.round(w[:, i] / scale), low, high) * scale
+        error = (w[:, i] - made[:, i]) / upper[i, i]
+        w[:, i:] -= error[:, None] * upper[i, i:]
+    return made[:, torch.argsort(order)]
+
+
+def layer() -> tuple[Array, Array]:
+    """A weight and the second moments of its inputs."""
+    inputs = torch.from_numpy(correlated(256))[None]
+    return RNG.standard_normal((OUT, WIDTH)).astype(np.float16).astype(np.float64), moments(inputs)[0]
+
+
+def four_bits(weight: Array, hessian: Array) -> Scaled:
+    grid = grid_of("int4", weight[None], hessian[None], np.arange(len(weight))[None], 0, 2, np.float16)
+    assert isinstance(grid, Scaled)
+    return grid
+
+
+@pytest.mark.parametrize("block", [7, 128])
+def test_it_is_a_plain_gptq(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr("anesurgery.compressing.second_order.BLOCK", block)
+    weight, hessian = layer()
+    grid = four_bits(weight, hessian)
+    found = corrected(weight, hessian, lambda column: grid.nearest(column, 0))
+    scale = torch.from_numpy(grid.scales.astype(np.float64))
+    plain = plain_gptq(torch.from_numpy(weight), torch.from_numpy(hessian), scale, -8, 7).numpy()
+    errors = [objective(made - weight, hessian) for made in (found, plain, grid.nearest(weight, 0))]
+    assert errors[0] <= 1.01 * errors[1]
+    assert errors[0] <= 0.5 * errors[2]
+
+
+def without_feedback(rows: Array, hessian: Array, nearest: Callable[[Array], Array]) -> Array:
+    return corrected(rows, np.diag(np.diag(hessian)), nearest)
+
+
+def wrong_rows(rows: Array, hessian: Array, nearest: Callable[[Array], Array]) -> Array:
+    """The moments of inputs that are read transposed: other columns than those of the weight."""
+    return corrected(rows, hessian[::-1, ::-1], nearest)
+
+
+@pytest.mark.parametrize("wrong", [without_feedback, wrong_rows])
+def test_wrong_versions_are_noticed(wrong: Any) -> None:
+    weight, hessian = layer()
+    grid = four_bits(weight, hessian)
+    found = [f(weight, hessian, lambda column: grid.nearest(column, 0)) for f in (corrected, wrong)]
+    errors = [objective(made - weight, hessian) for made in found]
+    assert errors[1] > 1.5 * errors[0]
+
+
+def test_an_input_that_is_always_zero_changes_nothing_else() -> None:
+    weight, hessian = layer()
+    hessian[3], hessian[:, 3] = 0, 0
+    grid = four_bits(weight, hessian)
+    found = corrected(weight, hessian, lambda column: grid.nearest(column, 0))
+    np.testing.assert_array_equal(found[:, 3], grid.nearest(weight[:, 3], 0))
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "palette2", "palette3", "palette4"])
+@pytest.mark.parametrize("version", [7, 9])
+def test_what_is_stored_is_what_was_measured(form: str, version: int) -> None:
+    if (form, version) in (("int4", 7), ("palette3", 7)):
+        pytest.skip("iOS 16 has no such numbers")
+    one, hessian = candidate(linear), layer()[1]
+    made = correct(one, form, hessian[None], version)
+    weight = np.asarray(one.var.val, np.float64)
+    off = objective(made.array.astype(np.float64) - weight, hessian) / objective(weight, hessian)
+    assert made.array.dtype == np.float16
+    assert made.error == pytest.approx(off)
+    assert made.error <= (0.5 if form != "int8" else 1) * made.rounded
+
+
+def test_a_second_round_with_fitted_values_is_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, hessian = candidate(linear), layer()[1]
+    found = []
+    for rounds in (0, 1, 2):
+        monkeypatch.setattr("anesurgery.compressing.correcting.ROUNDS", rounds)
+        found.append(correct(one, "palette2", hessian[None], 9).error)
+    assert found[2] <= found[1] < found[0]
+
+
+def numbers(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def linear(x: Var) -> Var:
+    return mb.linear(x=mb.reshape(x=x, shape=(-1, WIDTH)), weight=numbers(OUT, WIDTH).astype(np.float16) / 2)
+
+
+def conv(**options: Any) -> Callable[[Var], Var]:
+    inputs = 6 // options.get("groups", 1)
+    return lambda x: mb.conv(x=x, weight=numbers(8, inputs, 3, 2), **options)
+
+
+def conv_transpose(**options: Any) -> Callable[[Var], Var]:
+    return lambda x: mb.conv_transpose(x=x, weight=numbers(6, 4, 3, 2), **options)
+
+
+OPS: dict[str, Callable[[Var], Var]] = {
+    "linear": lambda x: mb.linear(x=x, weight=numbers(7, 8)),
+    "matmul": lambda x: mb.matmul(x=x, y=numbers(8, 7)),
+    "matmul, turned": lambda x: mb.matmul(x=x, y=numbers(7, 5), transpose_x=True, transpose_y=True),
+    "matmul, first": lambda x: mb.matmul(x=numbers(7, 5), y=x),
+    "matmul, first and turned": lambda x: mb.matmul(x=numbers(8, 7), y=x, transpose_x=True, transpose_y=True),
+    "conv": conv(),
+    "conv, same": conv(pad_type="same", strides=[2, 1], dilations=[1, 2]),
+    "conv, groups": conv(groups=2, pad_type="custom", pad=[1, 0, 2, 1]),
+    "conv, depthwise": lambda x: mb.conv(x=x, weight=numbers(12, 1, 3, 2), groups=6),
+    "conv_transpose": conv_transpose(),
+    "conv_transpose, steps": conv_transpose(strides=[2, 3], pad_type="custom", pad=[1, 0, 0, 1]),
+    "conv_transpose, dilated": conv_transpose(dilations=[2, 1], strides=[3, 1], pad_type="same"),
+}
+
+
+def program_of(build: Callable[[Var], Var], dtype: Any = types.fp32) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 6, 5, 8), dtype=dtype)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return build(x)
+
+    return program
+
+
+def candidate(build: Callable[[Var], Var]) -> Candidate:
+    function = function_of(program_of(build, types.fp16 if build is linear else types.fp32), None)
+    (one,), _ = candidates(function, 8)
+    return one
+
+
+class Inputs(Listener):
+    """What an op read, as columns of a weight, and what it made."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows, self.read, self.made = rows, torch.empty(0), torch.empty(0)
+
+    def before(self, op: Operation, inputs: Any) -> None:
+        if op is self.rows.op:
+            found = self.rows.inputs(inputs)
+            assert found is not None
+            self.read = found
+
+    def after(self, op: Operation, outputs: Any) -> None:
+        if op is self.rows.op:
+            self.made = outputs[0]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_the_rows_times_the_inputs_are_what_the_op_computes(name: str) -> None:
+    """The wrong version reads the inputs along another axis, or the taps in another order."""
+    program = program_of(OPS[name])
+    function = function_of(program, None)
+    (one,), _ = candidates(function, 8)
+    reader = one.readers[0]
+    seen = Inputs(reader)
+    Executable(program)({"x": numbers(2, 6, 5, 8)}, listener=seen)
+    weight = np.asarray(one.var.val)
+    np.testing.assert_array_equal(reader.back(reader.of(weight)), weight)
+    found = reader.of(weight) @ seen.read.numpy().transpose(0, 2, 1)
+    expected = seen.made.numpy()
+    if "conv" in name:
+        batch, channels = expected.shape[:2]
+        expected = expected.reshape(batch, reader.groups, channels // reader.groups, -1)
+        expected = expected.transpose(1, 2, 0, 3)
+    elif "first" in name:
+        expected = np.moveaxis(expected, -2, 0)
+    else:
+        expected = np.moveaxis(expected, -1, 0)
+    np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_no_product_is_said() -> None:
+    def build(x: Var) -> Var:
+        return mb.mul(x=x, y=numbers(6, 5, 8))
+
+    found, why = candidates(function_of(program_of(build), None), 8)
+    assert not found
+    assert list(why.values()) == ["mul reads it as y, which is no product"]
+
+
+TABLE = RNG.standard_normal((40, 16)).astype(np.float16)
+
+
+def tied() -> Program:
+    """A table that is looked up and read by the head."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 12), dtype=types.int32)], opset_version=ct.target.iOS18)
+    def program(ids: Var) -> Var:
+        table = mb.const(val=TABLE, name="table")
+        h = mb.gather(x=table, indices=ids, axis=0)
+        h = mb.linear(x=mb.relu(x=h), weight=mb.const(val=TABLE[:16] / 4, name="inner"))
+        return mb.linear(x=h, weight=table, name="logits")
+
+    return program
+
+
+def test_a_tied_table_is_corrected_for_its_head() -> None:
+    program = tied()
+    chosen, _ = candidates(function_of(program, None), 8)
+    assert [[r.op.op_type for r in one.readers] for one in chosen] == [["gather", "linear"], ["linear"]]
+    samples = [{"ids": RNG.integers(0, 40, (1, 12)).astype(np.int32)} for _ in range(8)]
+    done = Correction(Loaded(program), "main", samples, chosen, lambda _: "palette3")
+    outputs = done.run()
+    assert [one.candidate.var.name for one in done.made] == ["table", "inner"]
+    assert done.made[0].error < done.made[0].rounded
+    changed = tied()
+    for op in function_of(changed, None).operations:
+        for one in done.made:
+            if op.op_type == "const" and op.name == one.candidate.var.name:
+                cast(Any, op.outputs[0])._sym_val.val = one.array
+    expected = Executable(changed)(samples[3])
+    np.testing.assert_allclose(outputs[3]["logits"], expected["logits"], rtol=1e-3, atol=1e-3)
+    assert all(v.name for op in function_of(program, None).operations for _, v in operands(op))
+
+
+def test_later_layers_see_what_is_compressed_in_front() -> None:
+    """The wrong version corrects each weight for the inputs of the plain model."""
+    program = tied()
+    chosen, _ = candidates(function_of(program, None), 8)
+    samples = [{"ids": RNG.integers(0, 40, (1, 12)).astype(np.int32)} for _ in range(8)]
+    both = Correction(Loaded(program), "main", samples, chosen, lambda _: "palette1")
+    both.run()
+    alone = Correction(Loaded(program), "main", samples, chosen[1:], lambda _: "palette1")
+    alone.run()
+    assert not np.array_equal(both.made[1].array, alone.made[0].array)
+
+
+def test_grids_hold_what_they_round_to() -> None:
+    weight, hessian = layer()
+    for form in ("int4", "int8", "palette3"):
+        grid: Grid = grid_of(form, weight[None], hessian[None], np.arange(OUT)[None], 0, 2, np.float16)
+        once = grid.nearest(weight, 0)
+        np.testing.assert_array_equal(grid.nearest(once, 0), once)

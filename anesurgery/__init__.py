@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from anesurgery.shipping.chatting import chat
     from anesurgery.show.pictures import Picture, draw
     from anesurgery.splitting.merge import extract, merge
+    from anesurgery.splitting.size_choice import choose_sizes
     from anesurgery.splitting.split import split
     from anesurgery.surgery import Recipe, Surgery, apply
 
@@ -72,6 +73,7 @@ _HOMES = {
     "apply": "surgery",
     "build": "shipping.building",
     "chat": "shipping.chatting",
+    "choose_sizes": "splitting.size_choice",
     "compare": "checking.comparison",
     "draw": "show.pictures",
     "decompile": "files.compiled_package",
@@ -121,6 +123,7 @@ __all__ = [
     "apply",
     "build",
     "chat",
+    "choose_sizes",
     "compare",
     "decompile",
     "draw",

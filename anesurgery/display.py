@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 RENDERERS = tuple(
-    f"anesurgery.show.{name}" for name in ("surgeries", "terminal", "page", "chunk_table", "weight_costs")
+    f"anesurgery.show.{name}"
+    for name in ("surgeries", "terminal", "page", "chunk_table", "weight_costs", "size_table")
 )
 """The modules that register renderers."""
 

@@ -98,6 +98,7 @@ def folder(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) ->
     save(load(language_model(16, ct.target.iOS18)), tmp_path / "decoder.mlpackage")
     shutil.copytree(checkpoint, tmp_path / "checkpoint")
     compile_package(tmp_path / "gpt2.mlpackage", tmp_path / "gpt2.mlmodelc")
+    (tmp_path / "lengths.txt").write_text("12\n40 3\n128\n")
     (tmp_path / "old.mlmodel").write_bytes(old_network().SerializeToString())
     (tmp_path / "custom.mlmodel").write_bytes(custom_network().SerializeToString())
     for name in ("in", "calibration"):

@@ -92,6 +92,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "Tolerance": lambda _: ane.Tolerance(1e-5),
     "any_of": lambda _: ane.any_of(ane.var("x"), ane.var("y")),
     "apply": lambda _: ane.apply(small(), "negate_subtract", quiet=True),
+    "choose_sizes": lambda _: ane.choose_sizes([3, 5], 1),
     "compare": lambda _: ane.compare(small(), small()),
     "decompile": compiled,
     "draw": lambda _: ane.draw(small()),

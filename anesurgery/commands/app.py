@@ -39,6 +39,7 @@ from anesurgery.commands.options import (
 from anesurgery.commands.picturing import draw
 from anesurgery.commands.recording import calibrate, learn, measure
 from anesurgery.commands.shipping_models import build, chat
+from anesurgery.commands.sizing import choose_sizes
 from anesurgery.commands.splitting_models import extract, merge, split
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
@@ -113,6 +114,7 @@ app.command()(learn)
 app.command()(calibrate)
 app.command()(ranges)
 app.command()(sensitivity)
+app.command("choose-sizes")(choose_sizes)
 
 
 @app.command()

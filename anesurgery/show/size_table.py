@@ -1,0 +1,39 @@
+"""Show the sizes that were chosen: what a call costs on average, against the number of sizes."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from anesurgery.display import draws
+from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.splitting.size_choice import SizeChoice
+
+BAR = 24
+"""Characters of the longest bar."""
+
+
+def choice_group(found: SizeChoice) -> Group:
+    """A row for each number of sizes, with a bar as long as the expected value."""
+    what = "expected time" if found.timed else "expected positions"
+    table = Table("sizes", what, "", "padding", "which", box=box.SIMPLE_HEAD)
+    largest = max(choice.expected for choice in found.choices) or 1.0
+    for choice in found.choices:
+        bar = "#" * round(BAR * choice.expected / largest)
+        which = ", ".join(map(str, choice.sizes))
+        table.add_row(str(len(choice.sizes)), f"{choice.expected:.4g}", bar, f"{choice.padding:.1%}", which)
+    words = f"best: {', '.join(map(str, found.sizes))}"
+    return Group(table, plain(words), plain("each size is compiled when it is first loaded, which takes time"))
+
+
+@draws("SizeChoice", "text")
+def choice_text(found: SizeChoice) -> str:
+    """The table as text."""
+    return as_text(choice_group(found))
+
+
+@draws("SizeChoice", "html")
+def choice_html(found: SizeChoice) -> str:
+    """The table as HTML."""
+    return as_html(choice_group(found))

@@ -1,0 +1,210 @@
+"""Choose the sizes to make of a model, from a sample of the lengths that it will be called with.
+
+Each length runs at the smallest size that holds it. Which sizes give the least expected time, or the least
+padding, is found exactly, by dynamic programming: the best k sizes of which the largest is s are the best k - 1
+that end below s, and all lengths between are run at s.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anesurgery.display import Drawn
+from anesurgery.doors import door
+from anesurgery.errors import SurgeryError
+from anesurgery.files.source import read_text
+
+Lengths = Sequence[int] | Mapping[int, float] | str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best sizes of one number of sizes.
+
+    Attributes:
+        sizes: in rising order.
+        expected: time of a call, averaged over the sample, in the unit of `time`; positions without it.
+        padding: share of the positions computed that are padding, from 0 to 1.
+    """
+
+    sizes: tuple[int, ...]
+    expected: float
+    padding: float
+
+
+@dataclass(frozen=True)
+class SizeChoice(Drawn):
+    """The best sizes of each number of sizes up to the one asked for.
+
+    Attributes:
+        choices: of one size, of two, and so on; more sizes than the sample can use are left out.
+        timed: are the expected values times? Otherwise they are positions computed.
+    """
+
+    choices: tuple[Choice, ...]
+    timed: bool
+
+    @property
+    def best(self) -> Choice:
+        """The least expected value; of equal ones, the one of fewest sizes."""
+        return min(self.choices, key=lambda choice: choice.expected)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the best choice, in rising order."""
+        return self.best.sizes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        rows = [{"sizes": list(c.sizes), "expected": c.expected, "padding": c.padding} for c in self.choices]
+        return {"sizes": list(self.sizes), "timed": self.timed, "choices": rows}
+
+
+@door()
+def choose_sizes(
+    lengths: Lengths,
+    count: int,
+    *,
+    time: Callable[[int], float] | Mapping[int, float] | None = None,
+    multiple: int = 1,
+) -> SizeChoice:
+    """Choose at most `count` sizes for a sample of lengths, with the least expected time, or padding.
+
+    The sizes tried are the lengths of the sample, each rounded up to a multiple. Among these the result is
+    exact.
+
+    Args:
+        lengths: a list of lengths; a histogram, length -> how often; or the path of a text file with a length
+            on each line, or a length and how often.
+        count: the most sizes to choose.
+        time: size -> time of a call, in any unit, as measured or estimated; without it,
+            positions computed count.
+        multiple: each size is a multiple of this.
+
+    Raises:
+        SurgeryError: no lengths, or some that are not positive whole numbers; a count or multiple below 1;
+            a size whose time is missing, negative or not finite.
+    """
+    if count < 1 or multiple < 1:
+        raise SurgeryError(f"choose_sizes: count={count} and multiple={multiple} are to be 1 or more")
+    weights = read_lengths(lengths)
+    rounded = defaultdict[int, float](float)
+    for length, weight in weights.items():
+        rounded[-(-length // multiple) * multiple] += weight
+    sizes = sorted(rounded)
+    times = [_time(time, size) for size in sizes]
+    total, positions = math.fsum(weights.values()), math.fsum(n * w for n, w in weights.items())
+    choices = []
+    for ends in _partitions(np.array([rounded[s] for s in sizes], np.float64), np.array(times), count):
+        starts = [0, *(end + 1 for end in ends)]
+        served = [math.fsum(rounded[s] for s in sizes[a : b + 1]) for a, b in zip(starts, ends, strict=False)]
+        expected = math.fsum(n * times[end] for n, end in zip(served, ends, strict=True)) / total
+        computed = math.fsum(n * sizes[end] for n, end in zip(served, ends, strict=True))
+        choices.append(Choice(tuple(sizes[e] for e in ends), expected, 1 - positions / computed))
+    return SizeChoice(tuple(choices), time is not None)
+
+
+def _partitions(weights: np.ndarray, times: np.ndarray, count: int) -> Iterable[tuple[int, ...]]:
+    """The ends of the best partition in one part, in two, and so on; weights and times: (sizes,)."""
+    below = np.concatenate([[0.0], np.cumsum(weights)])  # of the sizes before each
+    cost = below[1:] * times  # of what ends at each size, in one part
+    origins: list[np.ndarray] = []
+    yield (len(times) - 1,)
+    most = min(count, len(times))
+    for parts in range(2, most + 1):
+        costs, origin = np.full(len(times), np.inf), np.zeros(len(times), np.intp)
+        for end in range(parts - 1 if parts < most else len(times) - 1, len(times)):
+            tried = cost[:end] - below[1 : end + 1] * times[end]
+            origin[end] = tried.argmin()
+            costs[end] = tried[origin[end]] + below[end + 1] * times[end]
+        cost = costs
+        origins.append(origin)
+        ends = [len(times) - 1]
+        for origin in reversed(origins):
+            ends.append(int(origin[ends[-1]]))
+        yield tuple(reversed(ends))
+
+
+def _time(time: Callable[[int], float] | Mapping[int, float] | None, size: int) -> float:
+    """The time of a call at a size; the size itself where none is told.
+
+    Raises:
+        SurgeryError: it is missing, negative or not finite.
+    """
+    if time is None:
+        return float(size)
+    try:
+        value = float(time[size] if isinstance(time, Mapping) else time(size))
+    except KeyError as error:
+        raise SurgeryError(f"choose_sizes: time tells nothing of the size {size}; add it") from error
+    except (TypeError, ValueError) as error:
+        raise SurgeryError(f"choose_sizes: the time of the size {size} is not a number: {error}") from error
+    if not math.isfinite(value) or value < 0:
+        raise SurgeryError(
+            f"choose_sizes: the time of the size {size} is {value}; give a finite one, 0 or more"
+        )
+    return value
+
+
+def read_lengths(lengths: Lengths) -> dict[int, float]:
+    """Length -> how often.
+
+    Raises:
+        SurgeryError: there are none, or some are not positive whole numbers.
+    """
+    if isinstance(lengths, (str, os.PathLike)):
+        rows: Iterable[tuple[Any, Any]] = _rows(Path(lengths).expanduser())
+    else:
+        rows = lengths.items() if isinstance(lengths, Mapping) else ((n, 1) for n in lengths)
+    found = defaultdict[int, float](float)
+    for length, weight in rows:
+        if not _is_length(length) or not _is_number(weight) or not 0 <= weight < math.inf:
+            raise SurgeryError(
+                f"choose_sizes: the length {length!r}, {weight!r} times; lengths are whole numbers from 1, and "
+                "what is counted is 0 or more"
+            )
+        found[int(length)] += float(weight)
+    known = {length: weight for length, weight in found.items() if weight}
+    if not known:
+        raise SurgeryError("choose_sizes: there are no lengths; give a list, a histogram or a text file")
+    return known
+
+
+def _is_length(value: Any) -> bool:
+    return _is_number(value) and value >= 1 and value % 1 == 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _rows(path: Path) -> Iterable[tuple[int, float]]:
+    """The lengths in a text file, each with how often.
+
+    Raises:
+        SurgeryError: it cannot be read, or a line is not a length, or a length and how often.
+    """
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
+        raise SurgeryError(f"choose_sizes: cannot read {path}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        words = line.replace(",", " ").split()
+        if not words:
+            continue
+        try:
+            length, *weight = words
+            yield int(length), float(*weight) if weight else 1.0
+        except (ValueError, TypeError) as error:
+            raise SurgeryError(
+                f"choose_sizes: line {number} of {path} is {line!r}; write a length, or a length and how often"
+            ) from error

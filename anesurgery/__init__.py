@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anesurgery.checking.divergence import first_divergence
     from anesurgery.checking.grades import Tolerance
     from anesurgery.checking.ranges import ranges
+    from anesurgery.compressing.compression import Compression, compress
     from anesurgery.compressing.sensitivity import Sensitivity, sensitivity
     from anesurgery.errors import Refusal, SurgeryError, SurgeryWarning
     from anesurgery.files.compiled_package import decompile
@@ -54,6 +55,7 @@ _HOMES = {
     "Build": "shipping.building",
     "Builder": "rewriting.builder",
     "Comparison": "checking.comparison",
+    "Compression": "compressing.compression",
     "Match": "rewriting.pattern",
     "OpPattern": "rewriting.pattern",
     "Ops": "rewriting.pattern",
@@ -75,6 +77,7 @@ _HOMES = {
     "chat": "shipping.chatting",
     "choose_sizes": "splitting.size_choice",
     "compare": "checking.comparison",
+    "compress": "compressing.compression",
     "draw": "show.pictures",
     "decompile": "files.compiled_package",
     "extract": "splitting.merge",
@@ -101,6 +104,7 @@ __all__ = [
     "Build",
     "Builder",
     "Comparison",
+    "Compression",
     "Inspection",
     "Match",
     "OpPattern",
@@ -125,6 +129,7 @@ __all__ = [
     "chat",
     "choose_sizes",
     "compare",
+    "compress",
     "decompile",
     "draw",
     "extract",

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 RENDERERS = tuple(
     f"anesurgery.show.{name}"
-    for name in ("surgeries", "terminal", "page", "chunk_table", "weight_costs", "size_table")
+    for name in ("surgeries", "terminal", "page", "chunk_table", "weight_costs", "size_table", "compressions")
 )
 """The modules that register renderers."""
 

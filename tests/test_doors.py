@@ -43,6 +43,13 @@ WRONG: dict[str, tuple[Callable[[Program, Path], Any], str]] = {
         lambda p, _: ANY.sensitivity(p, X, 7),
         "modes=7 is of type int; it takes a list of str",
     ),
+    "compress bits": (lambda p, _: ANY.compress(p, 5, inputs=X), "bits=5; it may be 1, 2, 3, 4, 6, 8"),
+    "compress for": (
+        lambda p, _: ANY.compress(p, inputs=X, for_="zz"),
+        "for_='zz'; it may be 'size' or 'speed'",
+    ),
+    "compress target": (lambda p, _: ANY.compress(p, inputs=X, target="zz"), "unknown chip 'zz'"),
+    "compress inputs": (lambda p, _: ANY.compress(p), "corrected by what the model sees: give inputs="),
     "ranges shard": (lambda p, _: ANY.ranges(p, shard=7), "ranges: shard=7 is of type int"),
     "inspect target": (lambda p, _: ANY.inspect(p, target=7), "inspect: target=7 is of type int"),
     "compare contract": (lambda p, _: ANY.compare(p, p, contract=7), "takes a list of InterfaceChange"),

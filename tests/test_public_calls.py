@@ -27,7 +27,7 @@ from anesurgery.surgery import Recipe
 PACKAGES = {"passes", "recipes"}
 """The public names that are packages on purpose."""
 NOT_CALLED = {"Build", "Builder", "Comparison", "Inspection", "Match", "OpPattern", "Ops", "Pass", "Picture"}
-NOT_CALLED |= {"Refusal", "Rewrite", "Sensitivity", "Surgery", "SurgeryError", "SurgeryWarning"}
+NOT_CALLED |= {"Compression", "Refusal", "Rewrite", "Sensitivity", "Surgery", "SurgeryError", "SurgeryWarning"}
 """Classes whose objects calls give, or from which users derive."""
 
 
@@ -83,6 +83,7 @@ RULE = Rule(
     advice="none",
 )
 X = {"x": np.ones((2, 4), np.float32)}
+VARIED = [{"x": np.full((2, 4), n, np.float32)} for n in range(8)]
 CALLS: dict[str, Callable[[Path], Any]] = {
     "Pipeline": lambda _: ane.Pipeline((ane.passes.NegateSubtract(),)),
     "Predictor": lambda _: ane.Predictor(small())(X),
@@ -94,6 +95,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "apply": lambda _: ane.apply(small(), "negate_subtract", quiet=True),
     "choose_sizes": lambda _: ane.choose_sizes([3, 5], 1),
     "compare": lambda _: ane.compare(small(), small()),
+    "compress": lambda _: ane.compress(small(), 8, inputs=VARIED, smallest=1),
     "decompile": compiled,
     "draw": lambda _: ane.draw(small()),
     "extract": lambda at: ane.extract(at / "merged.mlpackage", "one", at / "one.mlpackage", overwrite=True),

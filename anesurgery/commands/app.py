@@ -19,6 +19,7 @@ import typer
 from anesurgery import __version__, registry
 from anesurgery.commands.calibrating import ranges, sensitivity
 from anesurgery.commands.chips import chips
+from anesurgery.commands.compressing_models import compress
 from anesurgery.commands.decompiling import decompile
 from anesurgery.commands.doctor import doctor
 from anesurgery.commands.generating import generate
@@ -115,6 +116,7 @@ app.command()(calibrate)
 app.command()(ranges)
 app.command()(sensitivity)
 app.command("choose-sizes")(choose_sizes)
+app.command()(compress)
 
 
 @app.command()

@@ -23,7 +23,7 @@ from anesurgery.interpret import inputs
 from anesurgery.interpret.core import Env, Executable, Step
 from anesurgery.interpret.forks import replace_weight
 from anesurgery.interpret.listener import Listener
-from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_weight, operands, static_shape
+from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_weight, operands, static_shape, types
 from anesurgery.regions.compressed_weights import Form, Result
 from anesurgery.regions.reencoding import numbers_of
 
@@ -55,6 +55,8 @@ class Corrected:
     """What it decodes to."""
     error: float
     """Of its products, squared, as a share of their squares."""
+    bytes: int
+    """Of the form."""
     rounded: float
     """The same for the nearest numbers of the grid that it began with."""
 
@@ -130,31 +132,31 @@ class Correction:
         with torch.inference_mode():
             for step in plan.steps:
                 for one in first.get(step.op, ()):
-                    self._compress(one, executable, step, envs, later.get(one.var))
+                    met = [later[r.op] for r in one.readers[1:] if r.op in later]
+                    self._compress(one, executable, step, envs, met)
                 for env in envs:
                     plan.take(step, env)
             return [executable.outputs(env, env.values()) for env in envs]
 
-    def _later(self, executable: Executable) -> dict[Var, Array]:
-        """The second moments of all readers but the first of each weight, in the plain model."""
-        rows = {r.op: (one.var, r) for one in self.chosen for r in one.readers[1:]}
+    def _later(self, executable: Executable) -> dict[Operation, Array]:
+        """The second moments of what all readers but the first of each weight read, in the plain model."""
+        rows = {r.op: r for one in self.chosen for r in one.readers[1:]}
         seen = _Seen(rows)
         for values in self.samples if rows else ():
             executable(values, listener=seen)
         return seen.moments
 
     def _compress(
-        self, one: Candidate, executable: Executable, step: Step, envs: Sequence[Env], later: Array | None
+        self, one: Candidate, executable: Executable, step: Step, envs: Sequence[Env], later: Sequence[Array]
     ) -> None:
         plan, reader = executable.plan, one.readers[0]
         if (kind := self.choose(one)) is None:
             return
-        seen = _Seen({reader.op: (one.var, reader)})
+        seen = _Seen({reader.op: reader})
         for env in envs:
             given = {**step.fixed, **{k: plan._read(env, v) for k, v in step.reads}}
             seen.before(step.op, given)
-        found = seen.moments[one.var] + (0 if later is None else later)
-        made = correct(one, kind, found, self.loaded.version)
+        made = correct(one, kind, _joined(one, [*seen.moments.values(), *later]), self.loaded.version)
         replace_weight(plan, one.var, made.array)
         self.made.append(made)
         self.told(len(self.made))
@@ -163,22 +165,22 @@ class Correction:
 class _Seen(Listener):
     """Adds up the second moments of what ops read."""
 
-    def __init__(self, rows: Mapping[Operation, tuple[Var, Rows]]) -> None:
+    def __init__(self, rows: Mapping[Operation, Rows]) -> None:
         self._rows = rows
-        self.moments: dict[Var, Array] = {}
+        self.moments: dict[Operation, Array] = {}
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """An op is about to run."""
         if op not in self._rows:
             return
-        var, rows = self._rows[op]
+        rows = self._rows[op]
         met = rows.inputs(inputs)
         if met is None:  # of a table each row is read as it is
             columns = rows.of(np.empty(rows.shape, np.bool_)).shape[-1]
             found = np.eye(columns)[None] * (torch.as_tensor(inputs["indices"]).numel() / rows.shape[0])
         else:
             found = moments(met)
-        self.moments[var] = self.moments.get(var, 0) + found
+        self.moments[op] = self.moments.get(op, 0) + found
 
 
 def correct(one: Candidate, kind: str, hessians: Array, version: int) -> Corrected:
@@ -206,7 +208,24 @@ def correct(one: Candidate, kind: str, hessians: Array, version: int) -> Correct
     form = chosen.form(best, reader.back, weight.dtype, version)
     array = np.asarray(numbers_of(Result(form))).reshape(weight.shape)
     error = _error(rows - reader.of(array.astype(np.float64)), hessians)
-    return Corrected(one, kind, form, array, error / whole, tried[0][0] / whole)
+    return Corrected(one, kind, form, array, error / whole, _bytes(form), tried[0][0] / whole)
+
+
+def _joined(one: Candidate, each: Sequence[Array]) -> Array:
+    """The second moments for all readers of a weight: each counts by its share of what it makes."""
+    if len(each) == 1:
+        return each[0]
+    rows = one.readers[0].of(np.asarray(one.var.val, np.float64))
+    return np.asarray(sum(h / max(_error(rows, h), float(np.finfo(np.float64).tiny)) for h in each))
+
+
+def _bytes(form: Form) -> int:
+    """As a package holds it: numbers of less than a byte are packed."""
+    total = 0
+    for value in map(np.asarray, form.inputs.values()):
+        width = int(types.numpy_type_to_builtin_type(value.dtype).get_bitwidth())
+        total += -(-value.size * width // 8)
+    return total
 
 
 def _handed_on(rows: Array, hessians: Array, grid: Grid) -> Array:

@@ -1,0 +1,44 @@
+"""`anesurgery compress`: each weight in the form that the target runs fast, corrected by samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anesurgery.commands.options import Aim, Function, Json, Model, Quiet, show
+from anesurgery.commands.waiting import load_engine, progress
+
+
+def compress(
+    model: Model,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .mlpackage to write.", show_default=False)],
+    inputs: Annotated[
+        list[Path], typer.Option(help="An .npz file of arrays by input name, one sample; repeat for more.")
+    ],
+    bits: Annotated[int, typer.Option(help="Bits of a number: 1, 2, 3, 4, 6 or 8.")] = 4,
+    target: Aim = None,
+    for_: Annotated[
+        str, typer.Option("--for", help="speed: no form that is slower than fp16 by evidence; or size.")
+    ] = "speed",
+    smallest: Annotated[int, typer.Option(min=0, help="Elements above which a weight counts.")] = 2048,
+    function: Function = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compress the weights of a model in forms that the chip runs fast, corrected by samples (GPTQ)."""
+    load_engine(quiet)
+    from anesurgery.compressing.compression import compress as compressed
+    from anesurgery.files import arrays
+    from anesurgery.files.writing import check_target
+    from anesurgery.show import compressions
+
+    check_target(Path(model).expanduser(), out.expanduser().absolute(), overwrite)
+    samples: list[Any] = [arrays.read(path) for path in inputs]
+    options: dict[str, Any] = {"target": target, "for_": for_, "smallest": smallest, "function": function}
+    with progress("weights", quiet or as_json) as told:
+        found = compressed(model, bits, inputs=samples, told=told, **options)
+    found.save(out, overwrite=overwrite)
+    show(found.to_json(), compressions.compression_group(found), as_json, quiet)

@@ -1,0 +1,387 @@
+"""A smaller model that stays the model: weights in forms that the target runs fast, corrected by samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anesurgery.compressing.calibration_data import Samples, read_samples
+from anesurgery.compressing.correcting import Candidate, Corrected, Correction, candidates
+from anesurgery.compressing.costs import Cost
+from anesurgery.compressing.form_evidence import (
+    BITS,
+    PURPOSES,
+    READING,
+    Choice,
+    bounds_of,
+    choose,
+    unknown_chips,
+)
+from anesurgery.compressing.modes import SMALLEST
+from anesurgery.compressing.storing import key_of, store
+from anesurgery.display import Drawn
+from anesurgery.doors import door
+from anesurgery.errors import SurgeryError, warn
+from anesurgery.files.package import Loaded
+from anesurgery.files.protobuf import opset_version
+from anesurgery.interpret.predictor import Predictor, bound
+from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, operands
+from anesurgery.placement.demand import rows_of
+from anesurgery.placement.durations import Change, change
+from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.standing import placed
+from anesurgery.placement.target import Target
+from anesurgery.regions.reencoding import stored_bytes
+from anesurgery.rewriting.ml_program import MLProgram, ProgramPipeline
+
+FIRST = 7
+"""The specification version (iOS 16) in which weights can be compressed."""
+Told = Callable[[int, int], None]
+"""(weights done, weights in all)."""
+
+
+@dataclass(frozen=True)
+class CompressedWeight:
+    """What one weight became."""
+
+    weight: str
+    readers: tuple[str, ...]
+    """Types of the ops that read it."""
+    form: str
+    """"int4", "palette3", ...; "" where it stays as it is."""
+    why: str
+    """The evidence for the form, or the reason why it stays."""
+    bytes: tuple[int, int]
+    """Before and after."""
+    error: float = 0.0
+    """Of the products with it on the calibration samples, squared, as a share of their squares."""
+    rounded: float = 0.0
+    """The same if its numbers were rounded to the nearest."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**vars(self), "readers": list(self.readers), "bytes": list(self.bytes)}
+
+
+@dataclass(frozen=True)
+class Compression(Drawn):
+    """A compressed model, and what it cost."""
+
+    subject: MLProgram = field(repr=False)
+    """The compressed model."""
+    weights: tuple[CompressedWeight, ...]
+    target: str
+    purpose: str
+    bytes: tuple[int, int]
+    """Of all weights, before and after."""
+    samples: tuple[int, int]
+    """For the calibration, and held out."""
+    loss: Cost | None
+    """On the held-out samples, against the model before; None without any."""
+    time: Change | None
+    """Estimated, on the target; None where nothing allows it."""
+    on_engine: tuple[float, float]
+    """Share of the ops expected on the Neural Engine, before and after."""
+    notes: tuple[str, ...] = ()
+    """What the reader must know: doubts, and chips of which nothing is known."""
+
+    @property
+    def model(self) -> Any:
+        """An MLModel in a temporary package."""
+        return self.subject.mlmodel()
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the package atomically.
+
+        Raises:
+            LoadError: the path exists, is the input, has another suffix, or cannot be written.
+        """
+        return self.subject.save(Path(path).expanduser().absolute(), overwrite=overwrite, edited=True)
+
+    @property
+    def compressed(self) -> tuple[CompressedWeight, ...]:
+        """The weights that are smaller now."""
+        return tuple(one for one in self.weights if one.form)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: what `--json` prints."""
+        loss = self.loss
+        return {
+            "target": self.target,
+            "for": self.purpose,
+            "bytes": list(self.bytes),
+            "samples": list(self.samples),
+            "loss": None if loss is None else {"kl": loss.kl, "top1": loss.top1, "psnr_db": loss.psnr},
+            "time": None if self.time is None else self.time.to_json(),
+            "on_engine": list(self.on_engine),
+            "notes": list(self.notes),
+            "weights": [one.to_json() for one in self.weights],
+        }
+
+
+@door("inputs", "target")
+@exclusive
+def compress(
+    model: Any,
+    bits: int = 4,
+    *,
+    inputs: Any = None,
+    target: str | None = None,
+    for_: str = "speed",
+    function: str | None = None,
+    smallest: int = SMALLEST,
+    told: Told | None = None,
+) -> Compression:
+    """Compress the weights of a model, each corrected for what the ops that read it see.
+
+    The samples run through the model op by op; each weight is rounded so that the products with it change least
+    (GPTQ), given what the compressed weights in front of it make of the samples. A quarter of the samples is
+    held out, and the loss is measured on those. The model given is not changed.
+
+    Args:
+        model: path of a package, also of a pipeline, MLModel, or MIL program.
+        bits: of a number; for speed a weight may get more, where a form of so few is slow.
+        inputs: samples, a list of dictionaries of arrays by input name: some dozens of real ones.
+        target: chip and OS, such as "M5": whose evidence on speed decides. Every chip by default.
+        for_: "speed" takes no form that is slower than fp16 by published times; "size" takes palettes.
+        function: whose samples they are; the one that takes them by default. Weights that other functions share
+            with it are compressed there too.
+        smallest: weights of no more elements stay as they are.
+        told: called after each weight with how many are done, and how many there are.
+
+    Raises:
+        SurgeryError: no samples, NaN in one, no such bits or purpose, or an opset before iOS 16.
+        InterpretError: samples that are not what the function takes.
+        LoadError: the model cannot be read.
+    """
+    _check(bits, for_)
+    aim, samples = Target.parse(target), read_samples(inputs)
+    given = MLProgram.read(model)
+    edited = given.clone()
+    plan = _Plan(bits, aim, for_, smallest, function)
+    before = [one for part in _parts(given) for one in placed(part, aim)]
+    left_out: dict[str, str] = {}
+    while True:
+        weights = _corrected(edited, samples.calibration, plan, left_out, told)
+        after = [one for part in _parts(edited) for one in placed(part, aim)]
+        if not (lost := _lost(before, after, weights)):
+            break
+        left_out |= lost
+        edited = given.clone()
+    doubts = [*samples.doubts, *unknown_chips((one.form for one in weights if one.form), aim)]
+    for words in samples.doubts:
+        warn(f"compress: {words}")
+    return _result(given, edited, weights, samples, plan, (before, after), doubts)
+
+
+def _check(bits: int, purpose: str) -> None:
+    known = sorted({n for some in BITS.values() for n in some})
+    if bits not in known:
+        raise SurgeryError(f"bits={bits}; it may be {', '.join(map(str, known))}")
+    if purpose not in PURPOSES:
+        raise SurgeryError(f"for_={purpose!r}; it may be {' or '.join(map(repr, PURPOSES))}")
+
+
+def _parts(subject: MLProgram) -> list[Loaded]:
+    """The programs of a model, in the order in which they run."""
+    return (
+        list(subject.pipeline.programs.values()) if isinstance(subject, ProgramPipeline) else [subject.loaded]
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is asked for."""
+
+    bits: int
+    target: Target
+    purpose: str
+    smallest: int
+    function: str | None
+
+    def choice(self, one: Candidate, readers: Iterable[Any], version: int) -> Choice:
+        """The form of a weight, by all ops that read it, in every function."""
+        products = [op for op in readers if op.op_type != "gather"]  # which reads few rows of its table
+        bounds = bounds_of(rows_of(op) for op in products) or frozenset((READING,))
+        return choose(self.bits, self.target, bounds, version, self.purpose)
+
+
+def _corrected(
+    edited: MLProgram,
+    samples: Sequence[Mapping[str, Any]],
+    plan: _Plan,
+    left_out: Mapping[str, str],
+    told: Told | None,
+) -> list[CompressedWeight]:
+    """Compress the weights of all programs, one program after the other."""
+    found: list[CompressedWeight] = []
+    known = [dict(values) for values in samples]
+    parts = _parts(edited)
+    for loaded in parts:
+        name = _function(loaded.program, known[0], plan.function, alone=len(parts) == 1)
+        work = _Part(loaded, name, plan, left_out)
+        wanted = loaded.program.functions[name].inputs
+        given = [{n: v for n, v in values.items() if len(parts) == 1 or n in wanted} for values in known]
+        outputs, weights = work.run([bound(loaded, values, name) for values in given], told)
+        found += weights
+        known = [values | made for values, made in zip(known, outputs, strict=True)]
+    return found
+
+
+def _function(program: Program, values: Mapping[str, Any], name: str | None, alone: bool) -> str:
+    """The function that takes a sample."""
+    if name is not None or len(program.functions) == 1:
+        return name if name in program.functions else next(iter(program.functions))
+    fitting = [n for n, f in program.functions.items() if set(values) <= set(f.inputs)]
+    if alone and len(fitting) != 1:
+        raise SurgeryError(
+            f"the samples fit {len(fitting)} of the functions {', '.join(program.functions)}; say function=..."
+        )
+    return fitting[0] if fitting else next(iter(program.functions))
+
+
+class _Part:
+    """One program: its weights, their forms, and what they became."""
+
+    def __init__(self, loaded: Loaded, name: str, plan: _Plan, left_out: Mapping[str, str]) -> None:
+        self.loaded, self.name = loaded, name
+        function = loaded.program.functions[name]
+        self.version = min(opset_version(f) for f in loaded.program.functions.values())
+        if self.version < FIRST:
+            raise SurgeryError("weights can be compressed from iOS 16 on; convert the model for that or newer")
+        self.found, self.stay = candidates(function, plan.smallest)
+        readers = _readers(loaded.program, self.found)
+        self.choices = {one.var: plan.choice(one, readers[one.var], self.version) for one in self.found}
+        for one in self.found:
+            if one.var.name in left_out:
+                self.choices[one.var] = Choice(None, left_out[one.var.name])
+
+    def run(
+        self, samples: Sequence[Mapping[str, Any]], told: Told | None
+    ) -> tuple[list[dict[str, Any]], list[CompressedWeight]]:
+        """Compress, and let the program hold what came out."""
+        chosen = [one for one in self.found if self.choices[one.var].form]
+        work = Correction(self.loaded, self.name, samples, chosen, lambda one: self.choices[one.var].form)
+        if told is not None:
+            work.told = lambda done: told(done, len(chosen))
+        before = {one.var: stored_bytes(one.var) for one in self.found}
+        outputs = work.run()
+        made = {one.candidate.var: one for one in work.made}
+        rows = [self._row(one, before[one.var], made.get(one.var)) for one in self.found]
+        store([self.loaded.program], work.made)
+        return outputs, [*rows, *(CompressedWeight(n, (), "", why, (0, 0)) for n, why in self.stay.items())]
+
+    def _row(self, one: Candidate, size: int, made: Corrected | None) -> CompressedWeight:
+        kinds = tuple(dict.fromkeys(r.op.op_type for r in one.readers))
+        why = self.choices[one.var].why
+        if made is None:
+            return CompressedWeight(one.var.name, kinds, "", why, (size, size))
+        return CompressedWeight(
+            one.var.name, kinds, made.kind, why, (size, made.bytes), made.error, made.rounded
+        )
+
+
+def _readers(program: Program, found: Sequence[Candidate]) -> dict[Var, list[Any]]:
+    """The ops of all functions that read the numbers of each weight."""
+    made = {one.var: [r.op for r in one.readers] for one in found}
+    if len(program.functions) == 1:
+        return made
+    by_key = {key_of(one.var): one.var for one in found}
+    shapes = {key[0] for key in by_key}
+    for function in program.functions.values():
+        for op in function.operations:
+            for _, var in operands(op):
+                alike = var.op is not None and var.op.op_type == "const" and tuple(var.shape or ()) in shapes
+                held = by_key.get(key_of(var)) if alike else None
+                if held is not None and op not in made[held]:
+                    made[held].append(op)
+    return made
+
+
+def _lost(
+    before: Sequence[Inspection], after: Sequence[Inspection], weights: Sequence[CompressedWeight]
+) -> dict[str, str]:
+    """The weights of ops that leave the Neural Engine by their new form, and the reason."""
+    kept = [{row.name: row for row in one.ops} for one in after]
+    gone = [
+        (old.name, rows[old.name])
+        for one, rows in zip(before, kept, strict=True)
+        for old in one.ops
+        if old.preferred == "ane" and old.name in rows and rows[old.name].preferred == "cpu"
+    ]
+    if not gone:
+        return {}
+    return {one.weight: f"%{gone[0][0]} would leave the Neural Engine" for one in weights if one.form}
+
+
+def _result(
+    given: MLProgram,
+    edited: MLProgram,
+    weights: Sequence[CompressedWeight],
+    samples: Samples,
+    plan: _Plan,
+    placed_: tuple[Sequence[Inspection], Sequence[Inspection]],
+    doubts: Sequence[str],
+) -> Compression:
+    """What was done, and what it costs on samples that were held out."""
+    loss = _loss(given, edited, samples.held_out, plan.function) if samples.held_out else None
+    label = plan.target.label
+    old, new = given.time(label), edited.time(label)
+    return Compression(
+        edited,
+        tuple(weights),
+        label,
+        plan.purpose,
+        (_bytes(given), _bytes(edited)),
+        (len(samples.calibration), len(samples.held_out)),
+        loss,
+        change(old, new) if old is not None and new is not None else None,
+        (_share(placed_[0]), _share(placed_[1])),
+        tuple(doubts),
+    )
+
+
+def _share(inspections: Sequence[Inspection]) -> float:
+    ops = [row for one in inspections for row in one.ops]
+    return sum(row.preferred == "ane" for row in ops) / max(1, len(ops))
+
+
+def _bytes(subject: MLProgram) -> int:
+    """Of all weights; equal ones, which are stored once, count once in a program."""
+    total = 0
+    for part in _parts(subject):
+        seen: dict[Any, int] = {}
+        for function in part.program.functions.values():
+            for op in function.operations:
+                for _, var in () if is_weight(op) else operands(op):
+                    if is_compressed(var):
+                        seen[_stored_key(var)] = stored_bytes(var)
+                    elif var.op is not None and var.op.op_type == "const" and isinstance(var.val, np.ndarray):
+                        seen[key_of(var)] = stored_bytes(var)
+        total += sum(seen.values())
+    return total
+
+
+def _stored_key(var: Var) -> Any:
+    assert var.op is not None
+    return tuple(key_of(v) if not is_compressed(v) else _stored_key(v) for _, v in operands(var.op))
+
+
+def _loss(
+    given: MLProgram, edited: MLProgram, samples: Sequence[Mapping[str, Any]], function: str | None
+) -> Cost:
+    """How far the compressed model is from the given one."""
+    both = []
+    for subject in (given, edited):
+        held = subject.mlmodel() if isinstance(subject, ProgramPipeline) else subject.loaded
+        name = function or _function(_parts(subject)[0].program, samples[0], None, alone=True)
+        both.append(Predictor(held, function=None if isinstance(subject, ProgramPipeline) else name))
+    cost = Cost()
+    for values in samples:
+        cost.add(*(model(values) for model in both))
+    return cost

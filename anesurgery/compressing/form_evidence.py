@@ -1,0 +1,169 @@
+"""Which form of weights is faster than fp16 on which chip: published times, and what follows for a target.
+
+A form counts as slower where a published time on the same generation of the engine, for products bound by the
+same thing, says so. Where none was published nothing is known, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from anesurgery.compressing.grids import IOS18
+from anesurgery.placement.fitting import PAIRS, family_of, form_ratio, read_json
+from anesurgery.placement.target import Target
+from anesurgery.placement.timing import FEW
+
+KINDS = ("int4", "int8", "palette")
+"""What the weights that are corrected can be stored as, as the published pairs call it."""
+BITS = {"int": (4, 8), "palette": (1, 2, 3, 4, 6, 8)}
+PURPOSES = ("size", "speed")
+READING, COMPUTING = "reading", "compute"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One published pair of times."""
+
+    form: str
+    """One of `KINDS`."""
+    bits: int
+    bound: str
+    """By "reading" the weights, in products of few positions, or by "compute"."""
+    chip: str
+    os: str
+    """Empty where none was published."""
+    positions: int
+    speed: float
+    """Relative to fp16; above 1 is faster."""
+    what: str
+    source: str
+
+    @property
+    def family(self) -> int:
+        """The generation of the engine."""
+        return family_of(self.chip)
+
+    def __str__(self) -> str:
+        where = f"{self.chip}, {self.os}" if self.os else self.chip
+        return f"{self.form} at {self.speed:.2f} times the speed of fp16 ({where}; {self.what}; {self.source})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return dict(vars(self))
+
+
+@lru_cache(maxsize=1)
+def evidence() -> tuple[Evidence, ...]:
+    """All that was published of the forms."""
+    pairs = [p for p in read_json(PAIRS) if p["what"] in KINDS]
+    return tuple(
+        Evidence(
+            p["what"],
+            p["bits"],
+            p["of"],
+            p["chip"],
+            p.get("os", ""),
+            p["rows"],
+            1 / form_ratio(p),
+            p["note"],
+            p["source"],
+        )
+        for p in pairs
+    )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The form of a weight, and why."""
+
+    form: str | None
+    """Such as "int4" or "palette3"; None: it stays as it is."""
+    why: str
+
+
+def bounds_of(positions: Iterable[int]) -> frozenset[str]:
+    """What bounds the products of a weight, each of so many positions."""
+    return frozenset(READING if count <= FEW else COMPUTING for count in positions)
+
+
+def choose(
+    bits: int, target: Target, bounds: frozenset[str], version: int, purpose: str, rows: Sequence[Evidence] = ()
+) -> Choice:
+    """The form of a weight.
+
+    Args:
+        bits: that are asked for; for speed a form may have more.
+        target: chips.
+        bounds: what bounds the products that read it.
+        version: of the specification: int4, and palettes of 3 bits, begin at iOS 18.
+        purpose: "speed" takes no form that is slower by the evidence; "size" takes a palette.
+        rows: the evidence; all that was published by default.
+    """
+    levels = [[f for f in level if version >= IOS18 or f not in NEWER] for level in _levels(bits, purpose)]
+    if not any(levels):
+        return Choice(None, f"{bits} bits need iOS 18; convert the model for that, or take 4 or 8")
+    if purpose == "size":
+        return Choice(levels[0][0], "size alone was asked for")
+    slow: list[str] = []
+    for level in levels:
+        known: list[tuple[float, str, str]] = []
+        unknown: list[str] = []
+        for form in level:
+            here = _of(form, bounds, target.families, rows or evidence())
+            worst = min(here, key=lambda one: one.speed, default=None)
+            if worst is not None and worst.speed < 1:
+                slow.append(str(worst))
+            elif worst is not None and _covers(form, here, bounds, target):
+                known.append((worst.speed, form, str(worst)))
+            elif all(one.speed >= 1 for one in _of(form, bounds, None, rows or evidence())):
+                unknown.append(form)
+        if known:
+            return Choice(max(known)[1], max(known)[2])
+        if unknown:
+            return Choice(unknown[0], f"nothing is known of its speed on {target.label}")
+    return Choice(
+        None, f"slower than fp16: {'; '.join(slow)}" if slow else "each form is slower on other chips"
+    )
+
+
+def _covers(form: str, rows: Sequence[Evidence], bounds: frozenset[str], target: Target) -> bool:
+    """Was a form of no fewer bits measured on each generation of the target, for these products?"""
+    seen = {(one.family, one.bound) for one in rows if one.bits >= int(form[-1])}
+    return all((family, each) in seen for family in target.families for each in bounds)
+
+
+NEWER = ("int4", "palette3")
+"""Forms that begin at iOS 18."""
+
+
+def _levels(bits: int, purpose: str) -> list[list[str]]:
+    """The forms of so many bits, then for speed those of more."""
+    if purpose == "size":
+        return [[f"{kind}{bits}" for kind in ("palette", "int") if bits in BITS[kind]]]
+    counts = sorted({n for some in BITS.values() for n in some if n >= bits})
+    return [[f"{kind}{n}" for kind in ("int", "palette") if n in BITS[kind]] for n in counts]
+
+
+def _of(
+    form: str, bounds: frozenset[str], families: frozenset[int] | None, rows: Sequence[Evidence]
+) -> list[Evidence]:
+    kind = "palette" if form.startswith("palette") else form
+    return [
+        one
+        for one in rows
+        if one.form == kind and one.bound in bounds and (families is None or one.family in families)
+    ]
+
+
+def unknown_chips(forms: Iterable[str], target: Target) -> list[str]:
+    """The chips of a target for which nothing was published of a form."""
+    found = []
+    for form in sorted(set(forms)):
+        known = {one.family for one in _of(form, frozenset((READING, COMPUTING)), None, evidence())}
+        chips = [chip for chip in target.chips if family_of(chip) not in known]
+        if chips:
+            found.append(f"nothing was published of the speed of {form} on {', '.join(chips)}")
+    return found

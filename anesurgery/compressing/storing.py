@@ -1,0 +1,66 @@
+"""Put compressed weights into programs: each constant with those numbers, in every function."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from anesurgery.compressing.correcting import Corrected
+from anesurgery.mil import Function, Program, Var, mb, stamp
+from anesurgery.regions.compressed_weights import Form
+
+Key = tuple[tuple[int, ...], str, str]
+"""Shape, type and digest of the numbers of a constant."""
+
+
+def key_of(var: Var) -> Key:
+    """What two constants of equal numbers have in common."""
+    value = np.ascontiguousarray(var.val)
+    return value.shape, str(value.dtype), hashlib.blake2b(value.data.cast("B"), digest_size=16).hexdigest()
+
+
+def store(programs: Iterable[Program], weights: Iterable[Corrected]) -> int:
+    """Let constants be decoded from their compressed forms.
+
+    Args:
+        programs: are edited; each function gets its own ops, and equal numbers are written once.
+        weights: each in its form.
+
+    Returns:
+        How many constants were replaced.
+    """
+    forms = {key_of(one.candidate.var): one for one in weights}
+    shapes = {shape for shape, _, _ in forms}
+    count = 0
+    for program in programs:
+        for function in program.functions.values():
+            count += sum(_replace(function, var, forms[key]) for var, key in _held(function, shapes, forms))
+    return count
+
+
+def _held(
+    function: Function, shapes: set[tuple[int, ...]], forms: dict[Key, Corrected]
+) -> list[tuple[Var, Key]]:
+    """The constants of a function that have a form."""
+    constants = [
+        op.outputs[0] for op in function.operations if op.op_type == "const" and op.outputs[0].child_ops
+    ]
+    alike = [v for v in constants if tuple(v.shape) in shapes]
+    return [(var, key) for var in alike if (key := key_of(var)) in forms]
+
+
+def _replace(function: Function, var: Var, made: Corrected) -> bool:
+    """Let the ops that read a constant read what decodes to it."""
+    origin = var.op
+    assert origin is not None
+    form: Form = made.form
+    with function:
+        new = getattr(mb, form.op_type)(**form.inputs, name=f"{var.name}_{made.kind}", before_op=origin)
+    for op in (new.op, *(v.op for v in new.op.inputs.values() if isinstance(v, Var))):
+        stamp(op, origin)
+    function.replace_uses_of_var_after_op(anchor_op=origin, old_var=var, new_var=new)
+    if not var.child_ops and not var.consuming_blocks:
+        function.remove_ops([origin])
+    return True

@@ -1,0 +1,67 @@
+"""Show what a compression did: the weights, their forms with the evidence, and what it cost."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group
+from rich.filesize import decimal
+from rich.table import Table
+
+from anesurgery.compressing.compression import CompressedWeight, Compression
+from anesurgery.display import draws, short_name
+from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.show.weight_costs import ROWS
+
+
+def compression_group(found: Compression) -> Group:
+    """A row for each weight, then the whole."""
+    table = Table("weight", "read by", "form", "size", "error", "rounded", box=box.SIMPLE_HEAD)
+    for row in found.compressed[:ROWS]:
+        before, after = map(decimal, row.bytes)
+        numbers = f"{before} -> {after}", f"{row.error:.2g}", f"{row.rounded:.2g}"
+        table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), row.form, *numbers)
+    count = len(found.compressed)
+    more = [plain(f"... and {count - ROWS} more")] if count > ROWS else []
+    return Group(table, *more, *(plain(line) for line in _lines(found)))
+
+
+def _lines(found: Compression) -> list[str]:
+    """What holds for the whole."""
+    before, after = found.bytes
+    lines = [
+        f"weights: {decimal(before)} -> {decimal(after)}; {len(found.compressed)} compressed for "
+        f"{found.purpose} on {found.target}, corrected by {found.samples[0]} samples",
+        "error: of the products on those samples, squared, as a share; rounded: without correction",
+    ]
+    if found.loss is not None:
+        loss = found.loss
+        lines.append(
+            f"on {found.samples[1]} samples held out: KL {loss.kl:.3g} nats, same top-1 {loss.top1:.1%}, PSNR "
+            f"{loss.psnr:.1f} dB"
+        )
+    lines.append(f"ops expected on the ANE: {found.on_engine[0]:.1%} -> {found.on_engine[1]:.1%}")
+    if found.time is not None:
+        lines.append(str(found.time))
+    reasons = {(row.form, row.why): row for row in found.weights}
+    lines += [
+        _reason(row, sum(1 for r in found.weights if (r.form, r.why) == key)) for key, row in reasons.items()
+    ]
+    return [*lines, *(f"note: {words}" for words in found.notes)]
+
+
+def _reason(row: CompressedWeight, count: int) -> str:
+    """Why some weights have the form that they have."""
+    weights = "1 weight" if count == 1 else f"{count} weights"
+    return f"{weights} as {row.form}: {row.why}" if row.form else f"{weights} unchanged: {row.why}"
+
+
+@draws("Compression", "text")
+def compression_text(found: Compression) -> str:
+    """The table as text."""
+    return as_text(compression_group(found))
+
+
+@draws("Compression", "html")
+def compression_html(found: Compression) -> str:
+    """The table as HTML."""
+    return as_html(compression_group(found))

@@ -1,0 +1,256 @@
+"""A whole model compressed: forms by evidence, functions, states, pipelines, bad samples."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery.commands import app as cli
+from anesurgery.compressing.form_evidence import COMPUTING, READING, Evidence, choose, evidence
+from anesurgery.errors import SurgeryError, SurgeryWarning
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.target import Target
+
+RNG = np.random.default_rng(7)
+WIDTH, WORDS, LENGTH = 32, 64, 24
+MIXED = RNG.standard_normal((WORDS, 8)) @ RNG.standard_normal((8, WIDTH)) / 8
+TABLE = (MIXED + RNG.standard_normal((WORDS, WIDTH)) / 8).astype(np.float16)
+UP = (RNG.standard_normal((2 * WIDTH, WIDTH)) / 6).astype(np.float16)
+DOWN = (RNG.standard_normal((WIDTH, 2 * WIDTH)) / 8).astype(np.float16)
+
+
+def decoder(length: int = LENGTH, opset: Any = ct.target.iOS18) -> Program:
+    """A table, a layer, a state that adds up, and a tied head."""
+
+    @mb.program(
+        input_specs=[
+            mb.TensorSpec((1, length), dtype=types.int32),
+            mb.StateTensorSpec((1, 1, WIDTH), dtype=types.fp16),
+        ],
+        opset_version=opset,
+    )
+    def program(ids: Var, memory: Var) -> Var:
+        table = mb.const(val=TABLE, name="table")
+        x = mb.gather(x=table, indices=ids, axis=0)
+        h = mb.linear(x=mb.relu(x=mb.linear(x=x, weight=UP, name="up")), weight=DOWN, name="down")
+        last = mb.slice_by_size(x=h, begin=[0, length - 1, 0], size=[1, 1, WIDTH])
+        kept = mb.coreml_update_state(state=memory, value=mb.add(x=mb.read_state(input=memory), y=last))
+        return mb.linear(x=mb.add(x=x, y=mb.add(x=h, y=kept)), weight=table, name="logits")
+
+    return program
+
+
+def samples(count: int = 12, length: int = LENGTH) -> list[dict[str, Any]]:
+    return [{"ids": RNG.integers(0, WORDS, (1, length)).astype(np.int32)} for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compression")
+    return ane.save(ane.load(decoder()), folder / "decoder.mlpackage")
+
+
+def forms(found: ane.Compression) -> dict[str, str]:
+    return {row.weight: row.form for row in found.weights}
+
+
+def test_a_package_becomes_smaller_and_stays_the_model(package: Path, tmp_path: Path) -> None:
+    given = samples()
+    found = ane.compress(package, 4, inputs=given, target="M5", smallest=1000)
+    assert set(forms(found).values()) == {"int4"}
+    assert found.bytes[1] < 0.35 * found.bytes[0]
+    assert found.samples == (9, 3)
+    assert all(row.error < row.rounded for row in found.compressed)
+    path = found.save(tmp_path / "small.mlpackage")
+    held = given[3]
+    expected = ane.run(package, held)
+    written = ane.run(path, held)
+    np.testing.assert_array_equal(written["logits"], found.subject and ane.run(found.model, held)["logits"])
+    assert ane.compare(package, path, held, gate=15, precision="fp32").ok
+    assert (written["logits"].argmax(-1) == expected["logits"].argmax(-1)).mean() > 0.9
+    interfaces = [ane.load(p).spec.description for p in (package, path)]
+    assert interfaces[0] == interfaces[1]
+    ct.models.MLModel(str(path), skip_model_load=True)
+
+
+def test_the_loss_is_that_of_samples_held_out(package: Path) -> None:
+    """The wrong version judges by what it calibrated on: there a table fitted to the samples loses nothing."""
+    given = samples(16)
+    found = ane.compress(package, 4, inputs=given, for_="size", smallest=1000)
+    assert found.loss is not None
+    assert found.loss.sums["logits"].rows == 4 * LENGTH
+    assert 0 < found.loss.kl < 0.1
+
+
+def test_correction_keeps_more_than_rounding(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = samples(32)
+    corrected = ane.compress(package, 3, inputs=given, for_="size", smallest=1000)
+    monkeypatch.setattr("anesurgery.compressing.correcting.ROUNDS", 0)
+    rounded = ane.compress(package, 3, inputs=given, for_="size", smallest=1000)
+    assert corrected.bytes == rounded.bytes
+    assert corrected.loss is not None
+    assert rounded.loss is not None
+    assert corrected.loss.kl < 0.75 * rounded.loss.kl
+
+
+def test_functions_that_share_weights_share_what_they_become(package: Path, tmp_path: Path) -> None:
+    short = ane.save(ane.load(decoder(1)), tmp_path / "short.mlpackage")
+    both = ane.merge({"long": package, "short": short}, tmp_path / "both.mlpackage")
+    found = ane.compress(both, 4, inputs=samples(), function="long", target="M5", smallest=1000)
+    path = found.save(tmp_path / "small.mlpackage")
+    assert found.bytes[1] < 0.35 * found.bytes[0]
+    weights = [p / "Data/com.apple.CoreML/weights/weight.bin" for p in (both, path)]
+    assert weights[1].stat().st_size < 0.6 * weights[0].stat().st_size
+    program = ane.load(path).program
+    kinds = [
+        [op.op_type for op in f.operations if "constexpr" in op.op_type] for f in program.functions.values()
+    ]
+    assert kinds[0] == kinds[1] == ["constexpr_blockwise_shift_scale"] * 3
+    with pytest.raises(SurgeryError, match="the samples fit 2 of the functions long, short; say function="):
+        ane.compress(both, 4, inputs=samples(), target="M5", smallest=1000)
+
+
+def one_layer(numbers: Any, source: str, to: str) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((4, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.linear(x=x, weight=numbers, name=to)
+
+    function = program.functions["main"]
+    function._input_dict[source] = function._input_dict.pop("x")
+    function.inputs[source].name = source
+    return program
+
+
+def test_a_pipeline_is_compressed_part_by_part(package: Path, tmp_path: Path) -> None:
+    models = []
+    for number, (numbers, source, to) in enumerate(((UP, "x", "h"), (DOWN, "h", "y"))):
+        program = one_layer(numbers[:WIDTH, :WIDTH], source, to)
+        models.append(ct.models.MLModel(str(ane.save(ane.load(program), tmp_path / f"{number}.mlpackage"))))
+    whole = ct.utils.make_pipeline(*models)
+    whole.save(str(tmp_path / "whole.mlpackage"))
+    given = [{"x": RNG.standard_normal((4, WIDTH)).astype(np.float16)} for _ in range(12)]
+    found = ane.compress(tmp_path / "whole.mlpackage", 4, inputs=given, for_="size", smallest=1000)
+    assert [row.form for row in found.weights] == ["palette4", "palette4"]
+    path = found.save(tmp_path / "small.mlpackage")
+    assert ane.compare(tmp_path / "whole.mlpackage", path, given[0], gate=15).ok
+    assert found.loss is not None
+    assert found.loss.psnr > 15
+
+
+NAN = {"ids": np.full((1, LENGTH), np.nan)}
+BAD: dict[str, tuple[Any, str]] = {
+    "none": ([], "inputs has no sample"),
+    "wrong name": ([{"tokens": samples(1)[0]["ids"]}] * 9, "tokens"),
+    "NaN": ([*samples(3), NAN], "sample 3: 'ids' holds NaN or infinity"),
+    "a number": ([*samples(3), 7], "sample 3 is a int; give a dictionary"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_samples_are_errors(package: Path, name: str) -> None:
+    given, words = BAD[name]
+    with pytest.raises(SurgeryError, match=words):
+        ane.compress(package, 4, inputs=given, smallest=1000)
+
+
+DOUBTFUL: dict[str, tuple[Any, str]] = {
+    "one": (samples(1), "one sample only: none is held out, so no loss is stated"),
+    "few": (samples(3), "3 samples only"),
+    "constant": (samples(1) * 9, "the input 'ids' is the same in all samples"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_doubtful_samples_are_said(package: Path, name: str) -> None:
+    given, words = DOUBTFUL[name]
+    with pytest.warns(SurgeryWarning, match=words):
+        found = ane.compress(package, 4, inputs=given, smallest=1000)
+    assert any(words in note for note in found.notes)
+    assert (found.loss is None) == (name == "one")
+
+
+def test_good_samples_make_no_warning(package: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SurgeryWarning)
+        ane.compress(package, 8, inputs=samples(), smallest=1000)
+
+
+def test_the_model_given_is_not_changed() -> None:
+    program = decoder()
+    before = ane.to_text(program)
+    ane.compress(program, 4, inputs=samples(), smallest=1000)
+    assert ane.to_text(program) == before
+
+
+def test_the_form_of_an_older_opset() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.linear(x=x, weight=DOWN[:, :WIDTH], name="y")
+
+    given = [{"x": RNG.standard_normal((4, WIDTH)).astype(np.float16)} for _ in range(12)]
+    found = ane.compress(program, 8, inputs=given, target="M1", smallest=1000)
+    assert forms(found) == {"y_weight_0": "int8"}
+    three = ane.compress(program, 3, inputs=given, for_="size", smallest=1000)
+    assert not three.compressed
+    assert "3 bits need iOS 18" in three.weights[0].why
+
+
+SPEED = {"M5": Target.parse("M5"), "M1": Target.parse("M1"), "any": Target.parse("any")}
+COMPUTE, READ = frozenset((COMPUTING,)), frozenset((READING,))
+
+
+def test_no_form_is_slower_by_evidence() -> None:
+    """For each chip, width and bits: what is chosen for speed is called slower by no row of its generation."""
+    for chip, bits, bounds in ((c, b, w) for c in SPEED for b in (1, 2, 3, 4, 6, 8) for w in (COMPUTE, READ)):
+        form = choose(bits, SPEED[chip], bounds, 9, "speed").form or ""
+        against = [
+            one
+            for one in evidence()
+            if form.startswith(one.form) and one.bound in bounds and one.family in SPEED[chip].families
+        ]
+        assert all(one.speed >= 1 for one in against), (chip, bits, form)
+
+
+def test_wide_products_on_an_m5_get_plain_numbers_not_a_palette() -> None:
+    assert choose(4, SPEED["M5"], COMPUTE, 9, "speed").form == "int4"
+    assert choose(3, SPEED["M5"], COMPUTE, 9, "speed").form == "int4"
+    assert choose(3, SPEED["M5"], COMPUTE, 9, "size").form == "palette3"
+    assert "nothing is known of its speed on M1" in choose(4, SPEED["M1"], COMPUTE, 9, "speed").why
+    assert choose(4, SPEED["M1"], READ, 9, "speed").form == "palette4"
+
+
+def test_a_form_that_is_slower_everywhere_is_left() -> None:
+    """The wrong version takes the least slow one."""
+    slow = [
+        Evidence(kind, 4, COMPUTING, "M5 Pro", "", 1024, 0.5, "a product", "a source")
+        for kind in ("int4", "int8", "palette")
+    ]
+    found = choose(4, SPEED["M5"], COMPUTE, 9, "speed", slow)
+    assert found.form is None
+    assert "slower than fp16: int4 at 0.50 times" in found.why
+
+
+def test_the_command(package: Path, tmp_path: Path) -> None:
+    options = []
+    for number, values in enumerate(samples(8)):
+        np.savez(tmp_path / f"{number}.npz", **values)
+        options += ["--inputs", str(tmp_path / f"{number}.npz")]
+    out = tmp_path / "out.mlpackage"
+    call = ["compress", str(package), str(out), *options, "--smallest", "1000", "--target", "M5"]
+    done = CliRunner().invoke(cli.app, [*call, "--json"])
+    assert done.exit_code == 0, done.output
+    content = json.loads(done.stdout)
+    assert content["samples"] == [6, 2]
+    assert {w["form"] for w in content["weights"]} == {"int4"}
+    assert ane.load(out).program
+    done = CliRunner().invoke(cli.app, [*call, "--overwrite", "--for", "size"])
+    assert "palette4" in done.stdout
+    assert "on 2 samples held out: KL" in done.stdout
+    assert "exists; choose another name" in str(CliRunner().invoke(cli.app, call).exception)

@@ -17,7 +17,10 @@ def compress(
     inputs: Annotated[
         list[Path], typer.Option(help="An .npz file of arrays by input name, one sample; repeat for more.")
     ],
-    bits: Annotated[int, typer.Option(help="Bits of a number: 1, 2, 3, 4, 6 or 8.")] = 4,
+    bits: Annotated[float, typer.Option(help="Bits of a number: 1, 2, 3, 4, 6 or 8.")] = 4,
+    mixed: Annotated[
+        bool, typer.Option(help="Bits for each weight by what they cost at the outputs; --bits on average.")
+    ] = False,
     target: Aim = None,
     for_: Annotated[
         str, typer.Option("--for", help="speed: no form that is slower than fp16 by evidence; or size.")
@@ -37,7 +40,13 @@ def compress(
 
     check_target(Path(model).expanduser(), out.expanduser().absolute(), overwrite)
     samples: list[Any] = [arrays.read(path) for path in inputs]
-    options: dict[str, Any] = {"target": target, "for_": for_, "smallest": smallest, "function": function}
+    options: dict[str, Any] = {
+        "target": target,
+        "for_": for_,
+        "smallest": smallest,
+        "function": function,
+        "mixed": mixed,
+    }
     with progress("weights", quiet or as_json) as told:
         found = compressed(model, bits, inputs=samples, told=told, **options)
     found.save(out, overwrite=overwrite)

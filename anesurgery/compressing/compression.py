@@ -22,6 +22,7 @@ from anesurgery.compressing.form_evidence import (
     choose,
     unknown_chips,
 )
+from anesurgery.compressing.mixing import assigned
 from anesurgery.compressing.modes import SMALLEST
 from anesurgery.compressing.storing import key_of, store
 from anesurgery.display import Drawn
@@ -41,6 +42,8 @@ from anesurgery.rewriting.ml_program import MLProgram, ProgramPipeline
 
 FIRST = 7
 """The specification version (iOS 16) in which weights can be compressed."""
+MIXED = (2, 3, 4, 6, 8)
+"""Bits that weights are tried with where each gets its own."""
 Told = Callable[[int, int], None]
 """(weights done, weights in all)."""
 
@@ -128,9 +131,10 @@ class Compression(Drawn):
 @exclusive
 def compress(
     model: Any,
-    bits: int = 4,
+    bits: float = 4,
     *,
     inputs: Any = None,
+    mixed: bool = False,
     target: str | None = None,
     for_: str = "speed",
     function: str | None = None,
@@ -146,6 +150,8 @@ def compress(
     Args:
         model: path of a package, also of a pipeline, MLModel, or MIL program.
         bits: of a number; for speed a weight may get more, where a form of so few is slow.
+        mixed: give each weight bits of its own, so many on average: those that cost least at the outputs,
+            measured after correction. Each weight is tried in each form, which takes several times as long.
         inputs: samples, a list of dictionaries of arrays by input name: some dozens of real ones.
         target: chip and OS, such as "M5": whose evidence on speed decides. Every chip by default.
         for_: "speed" takes no form that is slower than fp16 by published times; "size" takes palettes.
@@ -159,11 +165,11 @@ def compress(
         InterpretError: samples that are not what the function takes.
         LoadError: the model cannot be read.
     """
-    _check(bits, for_)
+    _check(bits, for_, mixed)
     aim, samples = Target.parse(target), read_samples(inputs)
     given = MLProgram.read(model)
     edited = given.clone()
-    plan = _Plan(bits, aim, for_, smallest, function)
+    plan = _Plan(bits, aim, for_, smallest, function, mixed)
     before = [one for part in _parts(given) for one in placed(part, aim)]
     left_out: dict[str, str] = {}
     while True:
@@ -179,10 +185,11 @@ def compress(
     return _result(given, edited, weights, samples, plan, (before, after), doubts)
 
 
-def _check(bits: int, purpose: str) -> None:
+def _check(bits: float, purpose: str, mixed: bool) -> None:
     known = sorted({n for some in BITS.values() for n in some})
-    if bits not in known:
-        raise SurgeryError(f"bits={bits}; it may be {', '.join(map(str, known))}")
+    if bits not in known and not (mixed and known[0] <= bits <= known[-1]):
+        more = "" if mixed else "; an average of others with mixed=True"
+        raise SurgeryError(f"bits={bits}; it may be {', '.join(map(str, known))}{more}")
     if purpose not in PURPOSES:
         raise SurgeryError(f"for_={purpose!r}; it may be {' or '.join(map(repr, PURPOSES))}")
 
@@ -198,17 +205,20 @@ def _parts(subject: MLProgram) -> list[Loaded]:
 class _Plan:
     """What is asked for."""
 
-    bits: int
+    bits: float
     target: Target
     purpose: str
     smallest: int
     function: str | None
+    mixed: bool
 
-    def choice(self, one: Candidate, readers: Iterable[Any], version: int) -> Choice:
-        """The form of a weight, by all ops that read it, in every function."""
+    def choices(self, readers: Iterable[Any], version: int) -> dict[str | None, Choice]:
+        """The forms that a weight may have, by all ops that read it, in every function."""
         products = [op for op in readers if op.op_type != "gather"]  # which reads few rows of its table
         bounds = bounds_of(rows_of(op) for op in products) or frozenset((READING,))
-        return choose(self.bits, self.target, bounds, version, self.purpose)
+        counts = MIXED if self.mixed else (int(self.bits),)
+        found = [choose(bits, self.target, bounds, version, self.purpose) for bits in counts]
+        return {one.form: one for one in found}
 
 
 def _corrected(
@@ -256,15 +266,19 @@ class _Part:
             raise SurgeryError("weights can be compressed from iOS 16 on; convert the model for that or newer")
         self.found, self.stay = candidates(function, plan.smallest)
         readers = _readers(loaded.program, self.found)
-        self.choices = {one.var: plan.choice(one, readers[one.var], self.version) for one in self.found}
+        self.plan = plan
+        self.possible = {one.var: plan.choices(readers[one.var], self.version) for one in self.found}
         for one in self.found:
             if one.var.name in left_out:
-                self.choices[one.var] = Choice(None, left_out[one.var.name])
+                self.possible[one.var] = {None: Choice(None, left_out[one.var.name])}
+        self.choices = {var: next(iter(each.values())) for var, each in self.possible.items()}
 
     def run(
         self, samples: Sequence[Mapping[str, Any]], told: Told | None
     ) -> tuple[list[dict[str, Any]], list[CompressedWeight]]:
         """Compress, and let the program hold what came out."""
+        if self.plan.mixed:
+            self._mix(samples)
         chosen = [one for one in self.found if self.choices[one.var].form]
         work = Correction(self.loaded, self.name, samples, chosen, lambda one: self.choices[one.var].form)
         if told is not None:
@@ -275,6 +289,18 @@ class _Part:
         rows = [self._row(one, before[one.var], made.get(one.var)) for one in self.found]
         store([self.loaded.program], work.made)
         return outputs, [*rows, *(CompressedWeight(n, (), "", why, (0, 0)) for n, why in self.stay.items())]
+
+    def _mix(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Choose among the possible forms by what they cost at the outputs."""
+        kinds = {one: [f for f in self.possible[one.var] if f is not None] for one in self.found}
+        kinds = {one: forms for one, forms in kinds.items() if forms}
+        if not kinds:
+            return
+        modes = assigned(self.loaded, self.name, samples, kinds, self.plan.bits, self.version)
+        for one in kinds:
+            form = modes.get(one.var)
+            plain = Choice(None, f"it costs most at the outputs, and {self.plan.bits:g} bits are the average")
+            self.choices[one.var] = plain if form is None else self.possible[one.var][form]
 
     def _row(self, one: Candidate, size: int, made: Corrected | None) -> CompressedWeight:
         kinds = tuple(dict.fromkeys(r.op.op_type for r in one.readers))

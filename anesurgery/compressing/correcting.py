@@ -162,6 +162,17 @@ class Correction:
         self.told(len(self.made))
 
 
+def plain_moments(
+    loaded: Loaded, name: str, samples: Sequence[Mapping[str, Any]], chosen: Sequence[Candidate]
+) -> dict[Var, Array]:
+    """The second moments of what the readers of each weight see in the plain model, for `correct`."""
+    seen = _Seen({r.op: r for one in chosen for r in one.readers})
+    executable = Executable(loaded.program, function=name, fuse=False)
+    for values in samples:
+        executable(values, listener=seen)
+    return {one.var: _joined(one, [seen.moments[r.op] for r in one.readers]) for one in chosen}
+
+
 class _Seen(Listener):
     """Adds up the second moments of what ops read."""
 

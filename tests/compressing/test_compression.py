@@ -100,6 +100,20 @@ def test_correction_keeps_more_than_rounding(package: Path, monkeypatch: pytest.
     assert corrected.loss.kl < 0.75 * rounded.loss.kl
 
 
+def test_bits_are_given_where_they_cost_least(package: Path) -> None:
+    """The wrong version gives every weight the same: a faint input then costs what the head does."""
+    given = samples(24)
+    even = ane.compress(package, 3, inputs=given, for_="size", smallest=1000)
+    found = ane.compress(package, 3.2, inputs=given, for_="size", smallest=1000, mixed=True)
+    assert len(set(forms(found).values())) > 1
+    assert found.bytes[1] - even.bytes[1] <= 0.2 / 8 * 3 * 2048
+    assert found.loss is not None
+    assert even.loss is not None
+    assert found.loss.kl < even.loss.kl
+    with pytest.raises(SurgeryError, match="an average of others with mixed=True"):
+        ane.compress(package, 3.2, inputs=given)
+
+
 def test_functions_that_share_weights_share_what_they_become(package: Path, tmp_path: Path) -> None:
     short = ane.save(ane.load(decoder(1)), tmp_path / "short.mlpackage")
     both = ane.merge({"long": package, "short": short}, tmp_path / "both.mlpackage")

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from anesurgery.rewriting.rewrite import Rewrite
     from anesurgery.shipping.building import Build, build
     from anesurgery.shipping.chatting import chat
+    from anesurgery.shipping.several_sizes import SizedModel, sizes
     from anesurgery.show.pictures import Picture, draw
     from anesurgery.splitting.merge import extract, merge
     from anesurgery.splitting.size_choice import choose_sizes
@@ -93,6 +94,8 @@ _HOMES = {
     "save": "files.package",
     "Sensitivity": "compressing.sensitivity",
     "sensitivity": "compressing.sensitivity",
+    "SizedModel": "shipping.several_sizes",
+    "sizes": "shipping.several_sizes",
     "split": "splitting.split",
     "stream": "interpret.decoding",
     "to_text": "loading",
@@ -118,6 +121,7 @@ __all__ = [
     "Rewrite",
     "Sampler",
     "Sensitivity",
+    "SizedModel",
     "Surgery",
     "SurgeryError",
     "SurgeryWarning",
@@ -146,6 +150,7 @@ __all__ = [
     "run",
     "save",
     "sensitivity",
+    "sizes",
     "split",
     "stream",
     "to_text",

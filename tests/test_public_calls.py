@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from checkpoints import save_checkpoint
+from coremltools.converters.mil.mil import get_new_symbol
 
 import anesurgery as ane
 from anesurgery import registry
@@ -28,7 +29,16 @@ PACKAGES = {"passes", "recipes"}
 """The public names that are packages on purpose."""
 NOT_CALLED = {"Build", "Builder", "Comparison", "Inspection", "Match", "OpPattern", "Ops", "Pass", "Picture"}
 NOT_CALLED |= {"Compression", "Refusal", "Rewrite", "Sensitivity", "Surgery", "SurgeryError", "SurgeryWarning"}
+NOT_CALLED |= {"Refusal", "Rewrite", "Sensitivity", "SizedModel", "Surgery", "SurgeryError", "SurgeryWarning"}
 """Classes whose objects calls give, or from which users derive."""
+
+
+def dynamic() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((get_new_symbol(), 4))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.relu(x=x, name="y")
+
+    return program
 
 
 def small() -> Program:
@@ -117,6 +127,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "run": lambda _: ane.run(small(), X),
     "save": lambda at: ane.save(ane.load(small()), at / "small.mlpackage", overwrite=True),
     "sensitivity": lambda _: ane.sensitivity(small(), X, ["linear-8"], smallest=1),
+    "sizes": lambda _: ane.sizes(dynamic(), {"x": [(1, 4), (2, 4)]}),
     "split": lambda _: ane.split(small(), 2),
     "to_text": lambda _: ane.to_text(small()),
     "upgrade": lambda _: ane.upgrade(small()),

@@ -40,7 +40,7 @@ from anesurgery.commands.options import (
 from anesurgery.commands.picturing import draw
 from anesurgery.commands.recording import calibrate, learn, measure
 from anesurgery.commands.shipping_models import build, chat
-from anesurgery.commands.sizing import choose_sizes
+from anesurgery.commands.sizing import choose_sizes, sizes
 from anesurgery.commands.splitting_models import extract, merge, split
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
@@ -117,6 +117,7 @@ app.command()(ranges)
 app.command()(sensitivity)
 app.command("choose-sizes")(choose_sizes)
 app.command()(compress)
+app.command()(sizes)
 
 
 @app.command()

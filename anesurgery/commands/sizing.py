@@ -1,4 +1,4 @@
-"""`anesurgery choose-sizes`: which sizes to make of a model."""
+"""`anesurgery choose-sizes` and `sizes`: which sizes to make of a model, and the model at them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from anesurgery.commands.options import Json, Quiet, show
-from anesurgery.commands.waiting import load_engine
+from anesurgery.commands.options import Json, Model, Quiet, show
+from anesurgery.commands.splitting_models import read_shape
+from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.errors import SurgeryError
 
 
 def choose_sizes(
@@ -30,3 +32,30 @@ def choose_sizes(
 
     found = choose(lengths, count, multiple=multiple)
     show(found.to_json(), choice_group(found), as_json, quiet)
+
+
+def sizes(
+    model: Model,
+    out: Annotated[str, typer.Option("--out", "-o", help="The folder to write.", show_default=False)],
+    size: Annotated[
+        list[str],
+        typer.Option(
+            metavar="INPUT=1x64,...", help="The shapes of the inputs at a size; repeat.", show_default=False
+        ),
+    ],
+    overwrite: Annotated[bool, typer.Option(help="Replace a folder of sizes.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a model of dynamic shapes at several fixed sizes, with its weights stored once."""
+    each = [dict(map(read_shape, text.split(","))) for text in size]
+    if any(shapes.keys() != each[0].keys() for shapes in each):
+        raise SurgeryError("each --size needs the same inputs, as --size ids=1x64,mask=1x64")
+    load_engine(quiet)
+    from anesurgery.shipping.several_sizes import sizes as make
+
+    with waiting("making the sizes", quiet):
+        sized = make(model, {name: [shapes[name] for shapes in each] for name in each[0]})
+        path = sized.save(out, overwrite=overwrite)
+    rows = [row.to_json() for row in sized.rows]
+    show({"path": str(path), "sizes": rows}, f"wrote {path}\n{sized}", as_json, quiet)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from anesurgery.doors import door
 from anesurgery.errors import InterpretError, UnknownName
+from anesurgery.files import size_index
 from anesurgery.files.chain import Chain
 from anesurgery.files.package import PIPELINES, Loaded
 from anesurgery.interpret import features, state
@@ -260,11 +262,12 @@ def run(
     """Run a model once, op by op: numbers, on any machine.
 
     Args:
-        model: path of a package, MLModel, or MIL program.
+        model: path of a package or of a folder of sizes, MLModel, or MIL program.
         values: inputs by name: numpy arrays, tensors, PIL images.
         precision: "fp32" computes fp16 programs exactly in fp32; "fp16" rounds as stored; "ane" estimates the
             arithmetic measured on Neural Engines.
-        function: which one; the package's default, `main` or the first when absent.
+        function: which one; the package's default, `main` or the first when absent. Of a folder of sizes, which
+            size; by default the one with the shapes of the values.
         outputs: names of outputs, or of any other value of the function; all outputs by default.
         listener: told about each op.
         state: from `Predictor.make_state`; it keeps what the model wrote.
@@ -275,6 +278,10 @@ def run(
         InterpretError: inputs that do not fit, an op that is not known or fails.
         UnknownName: no such function or value.
     """
+    if isinstance(model, (str, os.PathLike)) and size_index.is_sized(Path(model).expanduser()):
+        folder = Path(model).expanduser()
+        row = size_index.chosen(folder, values, function)
+        model, function = folder / row.package, row.function
     predictor = Predictor(
         model, precision=precision, function=function, fuse=False, device=device, member=member
     )

@@ -1,0 +1,268 @@
+"""One model at several fixed sizes, whose weights are stored once."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anesurgery.doors import door
+from anesurgery.errors import LoadError, SurgeryError, UnknownName
+from anesurgery.files.description import describe, new_spec
+from anesurgery.files.joining import default_function
+from anesurgery.files.package import WEIGHTS, Loaded, write_spec
+from anesurgery.files.protobuf import proto, to_proto
+from anesurgery.files.size_index import INDEX, SizeRow, in_words, is_sized, written
+from anesurgery.files.weights import WeightWriter
+from anesurgery.files.writing import check_place, write_atomically
+from anesurgery.interpret.features import allows, images
+from anesurgery.loading import load
+from anesurgery.mil import any_symbolic, exclusive, function_of
+from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.inspector import inspect
+from anesurgery.placement.target import Target
+from anesurgery.registry import make_pass
+from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.passes import run_pass
+from anesurgery.rewriting.session import Session
+from anesurgery.splitting.merge import FUNCTIONS, merge
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+PACKAGE = "model.mlpackage"
+"""The one package, where one can hold several functions."""
+
+
+@dataclass(frozen=True)
+class SizedModel:
+    """A model at several sizes, in rising order of the elements of the inputs.
+
+    Attributes:
+        models: name of a size -> the model at it; they share their weights.
+        shapes: name of a size -> the shapes of the inputs that were given.
+    """
+
+    models: Mapping[str, Loaded]
+    shapes: Mapping[str, Shapes]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {in_words(self.shapes[name])}" for name in self.models)
+
+    @property
+    def one_package(self) -> bool:
+        """Does one package hold them all, as functions (iOS 18)? Otherwise there is one for each."""
+        return len(self.models) > 1 and max(m.version for m in self.models.values()) >= FUNCTIONS
+
+    @property
+    def rows(self) -> tuple[SizeRow, ...]:
+        """What `sizes.json` says."""
+        joined = self.one_package
+        return tuple(
+            SizeRow(name, name if joined else None, PACKAGE if joined else f"{name}.mlpackage", shapes)
+            for name, shapes in self.shapes.items()
+        )
+
+    def inspect(self, target: Target | str | None = None) -> dict[str, Inspection]:
+        """Where the ops run at each size.
+
+        Raises:
+            UnknownName: no such target.
+        """
+        return {name: inspect(model, target) for name, model in self.models.items()}
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write a folder with `sizes.json` and the packages, atomically.
+
+        From iOS 18 on it holds one package with a function for each size. Below it holds a package for each
+        size, whose weight files are one file, linked where the disk can, else copied.
+
+        Args:
+            path: the folder.
+            overwrite: may what is there be replaced?
+
+        Raises:
+            LoadError: it exists, or cannot be written.
+        """
+        target = Path(path).expanduser().absolute()
+        if overwrite and target.exists() and not is_sized(target):
+            raise LoadError(f"{target} is no folder of sizes, and is not replaced; choose another place")
+        for model in self.models.values():
+            check_place(target, overwrite, model.source)
+        return write_atomically(target, self._write, overwrite)
+
+    def _write(self, folder: Path) -> None:
+        folder.mkdir()
+        if self.one_package:
+            merge(self.models, folder / PACKAGE)
+        else:
+            _write_packages(self.models, folder)
+        (folder / INDEX).write_text(written(self.rows), encoding="utf-8")
+
+
+def _write_packages(models: Mapping[str, Loaded], folder: Path) -> None:
+    """A package for each model, each with the same weight file."""
+    places = {name: folder / f"{name}.mlpackage" for name in models}
+    files = {id(f): f for m in models.values() for f in (m.weights, *m.other_weights) if f is not None}
+    first, *others = (place / "Data" / WEIGHTS for place in places.values())
+    first.mkdir(parents=True)
+    for model in models.values():
+        model.check_source()
+    with (first / "weight.bin").open("w+b") as file:
+        writer = WeightWriter(file, *files.values())
+        specs = {name: _spec(model, writer) for name, model in models.items()}
+        writer.finish()
+    for other in others:
+        other.mkdir(parents=True)
+        _link(first / "weight.bin", other / "weight.bin")
+    for name, spec in specs.items():
+        write_spec(spec, places[name])
+
+
+def _spec(model: Loaded, writer: WeightWriter) -> Any:
+    """The specification of a model, whose weights go to a writer."""
+    given = new_spec(model.program, model.version) if model.spec is None else model.spec
+    spec = proto.Model_pb2.Model(specificationVersion=model.version)
+    spec.description.CopyFrom(given.description)
+    spec.mlProgram.CopyFrom(to_proto(model.program, model.version, writer.add, given.mlProgram))
+    describe(spec, model.program)
+    return spec
+
+
+def _link(source: Path, place: Path) -> None:
+    """Another name of a file; a copy where the file system has only one."""
+    try:
+        os.link(source, place)
+    except OSError:
+        shutil.copyfile(source, place)
+
+
+@door("model")
+@exclusive
+def sizes(model: Any, shapes: Mapping[str, Sequence[Sequence[int]]]) -> SizedModel:
+    """A model at several fixed sizes, which run on the engine where ranges may not.
+
+    Args:
+        model: path, MLModel or MIL program whose inputs have dynamic shapes; or a function that is called with
+            the shapes of a size, {"ids": (1, 64)}, and gives a model of that size: so a PyTorch module is
+            converted anew for each, with the tables and masks of that size.
+        shapes: input -> its shape at each size, {"ids": [(1, 64), (1, 128)]}; all inputs have as many. Inputs
+            that are left out follow the others, as `fix_shapes` has it.
+
+    Raises:
+        LoadError: the model cannot be read.
+        SurgeryError: no sizes, a size that is there twice or that the model does not take, or an op that cannot
+            have that size; says which and why.
+        UnknownName: no such input.
+    """
+    wanted = _in_order(shapes)
+    names = _names(wanted)
+    if callable(model) and not isinstance(model, type):
+        models = {name: _converted(model, size) for name, size in zip(names, wanted, strict=True)}
+    else:
+        models = _fixed(load(model), dict(zip(names, wanted, strict=True)))
+    return SizedModel(models, dict(zip(names, wanted, strict=True)))
+
+
+def _in_order(shapes: Mapping[str, Sequence[Sequence[int]]]) -> list[dict[str, Shape]]:
+    """The shapes of each size, in rising order of elements.
+
+    Raises:
+        SurgeryError: there are none, not as many for each input, some twice, or some that are no shapes.
+    """
+    counts = {name: len(listed) for name, listed in shapes.items()}
+    if not counts or not all(counts.values()):
+        raise SurgeryError('sizes: there are no sizes; give shapes, as {"ids": [(1, 64), (1, 128)]}')
+    if len(set(counts.values())) > 1:
+        words = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise SurgeryError(f"sizes: each input needs a shape for each size, but {words}")
+    for name, listed in shapes.items():
+        for shape in listed:
+            if isinstance(shape, (str, int)) or not all(type(n) is int and n > 0 for n in shape):
+                raise SurgeryError(f"sizes: {shape!r} of {name} is no shape; give whole numbers, as (1, 64)")
+    count = next(iter(counts.values()))
+    found = [{name: tuple(listed[i]) for name, listed in shapes.items()} for i in range(count)]
+    for i, size in enumerate(found):
+        if size in found[:i]:
+            raise SurgeryError(f"sizes: {in_words(size)} is there twice; leave one out")
+    return sorted(found, key=lambda size: [math.prod(shape) for shape in size.values()])
+
+
+def _names(wanted: Sequence[Shapes]) -> list[str]:
+    """A name for each size, of the lengths that differ: size_64, size_224x320."""
+    columns = list(zip(*([n for shape in size.values() for n in shape] for size in wanted), strict=False))
+    differing = dict.fromkeys(column for column in columns if len(set(column)) > 1)
+    if not differing:
+        return ["size_" + "x".join(map(str, next(iter(wanted[0].values()))))]
+    names = ["size_" + "x".join(map(str, row)) for row in zip(*differing, strict=True)]
+    if len(set(names)) < len(names):  # inputs of other ranks, whose columns do not tell the sizes apart
+        names = [f"{name}_{i}" for i, name in enumerate(names)]
+    return names
+
+
+def _fixed(loaded: Loaded, wanted: Mapping[str, Shapes]) -> dict[str, Loaded]:
+    """The model at each size.
+
+    Raises:
+        SurgeryError: it cannot have that size.
+        UnknownName: no such input.
+    """
+    chosen = function_of(loaded.program, default_function(loaded))
+    for name in next(iter(wanted.values())):
+        if name not in chosen.inputs:
+            raise UnknownName("input", name, chosen.inputs)
+    if not any(any_symbolic(v.shape or ()) for v in chosen.inputs.values()):
+        raise SurgeryError(
+            "sizes: every input of this model has one fixed shape, and its tables and masks have that size; "
+            "convert it with ct.RangeDim, or give a function that converts it at each size"
+        )
+    for shapes in wanted.values():
+        if not allows(loaded.described_inputs, shapes):
+            raise SurgeryError(
+                f"sizes: the model does not take {in_words(shapes)}; its description has another range"
+            )
+    return {name: _at(loaded, name, shapes) for name, shapes in wanted.items()}
+
+
+def _at(loaded: Loaded, name: str, shapes: Shapes) -> Loaded:
+    """The model at one size; its weights are shared.
+
+    Raises:
+        SurgeryError: an op cannot have that size.
+    """
+    subject = MLProgram(loaded).clone()
+    session = Session(prove_sites=False)
+    session.images = images(loaded.described_inputs)
+    run_pass(make_pass("fix_shapes", shapes=dict(shapes)), subject.program, session)
+    if not session.changes:
+        reasons = "; ".join(str(refusal) for _, refusal in session.refusals)
+        raise SurgeryError(f"sizes: {name} cannot be made: {reasons}")
+    return subject.loaded
+
+
+def _converted(convert: Callable[[Shapes], Any], shapes: Shapes) -> Loaded:
+    """The model that a function gives for a size.
+
+    Raises:
+        SurgeryError: it is a module, or gives a model of other shapes.
+        UnknownName: the model has no such input.
+    """
+    if hasattr(convert, "state_dict"):
+        raise SurgeryError(
+            "sizes: a PyTorch module has no names and types of inputs; give a function that takes shapes, as "
+            '{"ids": (1, 64)}, and converts the module at them'
+        )
+    loaded = load(convert(dict(shapes)))
+    chosen = function_of(loaded.program, default_function(loaded))
+    for name, shape in shapes.items():
+        if name not in chosen.inputs:
+            raise UnknownName("input", name, chosen.inputs)
+        if tuple(chosen.inputs[name].shape) != shape:
+            raise SurgeryError(
+                f"sizes: {name} was to be {shape}, and the model that was converted takes "
+                f"{tuple(chosen.inputs[name].shape)}"
+            )
+    return loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,8 +160,15 @@ def sizes(model: Any, shapes: Mapping[str, Sequence[Sequence[int]]]) -> SizedMod
     """
     wanted = _in_order(shapes)
     names = _names(wanted)
-    if callable(model) and not isinstance(model, type):
-        models = {name: _converted(model, size) for name, size in zip(names, wanted, strict=True)}
+    if hasattr(model, "state_dict"):
+        raise SurgeryError(
+            "sizes: a PyTorch module has no names and types of inputs; give a function that takes shapes, as "
+            '{"ids": (1, 64)}, and converts the module at them'
+        )
+    if callable(model):
+        models = {
+            name: _checked(load(model(dict(size))), size) for name, size in zip(names, wanted, strict=True)
+        }
     else:
         models = _fixed(load(model), dict(zip(names, wanted, strict=True)))
     return SizedModel(models, dict(zip(names, wanted, strict=True)))
@@ -243,19 +250,13 @@ def _at(loaded: Loaded, name: str, shapes: Shapes) -> Loaded:
     return subject.loaded
 
 
-def _converted(convert: Callable[[Shapes], Any], shapes: Shapes) -> Loaded:
-    """The model that a function gives for a size.
+def _checked(loaded: Loaded, shapes: Shapes) -> Loaded:
+    """A model that was converted for a size, if it has that size.
 
     Raises:
-        SurgeryError: it is a module, or gives a model of other shapes.
-        UnknownName: the model has no such input.
+        SurgeryError: it has another.
+        UnknownName: it has no such input.
     """
-    if hasattr(convert, "state_dict"):
-        raise SurgeryError(
-            "sizes: a PyTorch module has no names and types of inputs; give a function that takes shapes, as "
-            '{"ids": (1, 64)}, and converts the module at them'
-        )
-    loaded = load(convert(dict(shapes)))
     chosen = function_of(loaded.program, default_function(loaded))
     for name, shape in shapes.items():
         if name not in chosen.inputs:

@@ -54,6 +54,8 @@ def test_the_default_shape_is_judged_in_memory_and_from_a_path(
         assert on_a_mac.counts == {"ane" if kind == "fixed" else "unknown": 3}  # reports of Macs conflict
         assert on_a_mac.residency_at_most["ops"] == 1
         rules = {f.rule for f in found.findings}
+        remedies = [f.advice for f in found.findings if f.rule in ("dyn-range", "dyn-enumerated")]
+        assert all("`ane.sizes`" in words for words in remedies)
         assert ("dyn-range" in rules, "dyn-enumerated" in rules) == (kind == "range", kind == "list")
         assert any("default shape, x 1x64x96x96" in note for note in found.notes) == (kind != "fixed")
         assert ("other shapes of a range are not known" in found.notes) == (kind == "range")

@@ -134,7 +134,7 @@ RANGE = Rule(
     "coremltools guide: flexible-inputs; coremltools issues 835, 1764, 2370; FluidInference/FluidAudio",
     kind="shape",
     grade=Grade.REPORTED,
-    advice="fix the shape, enumerate a few, or make one function for each length",
+    advice="fix the shape, or make a few sizes of it as functions that share their weights (`ane.sizes`)",
 )
 ENUMERATED = Rule(
     "dyn-enumerated",
@@ -143,7 +143,7 @@ ENUMERATED = Rule(
     "coremltools guide: flexible-inputs",
     kind="shape",
     grade=Grade.DOCUMENTED,
-    advice="one function for each length is the safer form",
+    advice="fixed sizes, as functions that share their weights (`ane.sizes`), are the safer form",
 )
 UNTIL_13 = Scope(os="seen on M1 Max, macOS 13", until=(("iOS", 16), ("macOS", 13)))
 ENUMERATED_NORM = Rule(

@@ -44,7 +44,7 @@ DISPUTED_LIST = Rule(
     "ironblock/sidekick: docs/DECISIONS.md D15; coremltools issues 2730, 2370; eyalamirmusic/eacp",
     grade=Grade.REPORTED,
     scope=Scope(os="seen on M1 Max, M4 Pro, M4 Max, macOS 15, 26 and 27", since=(("macOS", 15), ("iOS", 18))),
-    advice="one function for each shape, or look at the compute plan on the device",
+    advice="a function for each shape (`ane.sizes`), or look at the compute plan on the device",
 )
 DISPUTED_RANGE = Rule(
     "dyn-range-disputed",
@@ -56,7 +56,7 @@ DISPUTED_RANGE = Rule(
     "mattmireles/kokoro-coreml",
     grade=Grade.REPORTED,
     scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 13, 15 and 26"),
-    advice="fix the shape, or make one function for each length",
+    advice="fix the shape, or make a few sizes of it as functions that share their weights (`ane.sizes`)",
 )
 NORM_IN_LIST = Rule(
     "dyn-enum-norm",

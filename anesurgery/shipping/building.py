@@ -34,6 +34,7 @@ from anesurgery.files.writing import check_place, write_atomically
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
 from anesurgery.mil import Array, quiet_host
+from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
 from anesurgery.shipping.checkpoint import Checkpoint
@@ -43,6 +44,8 @@ from anesurgery.splitting.plan import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, apply
 
+SINGLE_ROWS = "pointwise_convolution"
+"""Up to the A14 and the M1, where a product of one row was seen on the CPU at each width (`cost.UP_TO`)."""
 STAGES, REPORT = "stages", "report.json"
 MODEL, CHUNKS, TOKENIZER, TEMPLATE = "model.mlpackage", "chunks", "tokenizer.json", "chat_template.jinja"
 USUAL = 2048
@@ -271,6 +274,8 @@ class _Builder:
 
         def make(place: Path) -> None:
             surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)
+            if own.target is not None and max(Target.parse(own.target).families) <= UP_TO:
+                surgery = apply(surgery.program, SINGLE_ROWS, prove=None, quiet=True)
             surgery.save(place)
 
         def cut(place: Path) -> None:

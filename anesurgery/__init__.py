@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from anesurgery.shipping.building import Build, build
     from anesurgery.shipping.chatting import chat
     from anesurgery.shipping.several_sizes import SizedModel, sizes
+    from anesurgery.shipping.swift_package import swift
     from anesurgery.show.pictures import Picture, draw
     from anesurgery.splitting.merge import extract, merge
     from anesurgery.splitting.size_choice import choose_sizes
@@ -98,6 +99,7 @@ _HOMES = {
     "sizes": "shipping.several_sizes",
     "split": "splitting.split",
     "stream": "interpret.decoding",
+    "swift": "shipping.swift_package",
     "to_text": "loading",
     "upgrade": "network_editing.upgrade",
     "var": "rewriting.pattern",
@@ -153,6 +155,7 @@ __all__ = [
     "sizes",
     "split",
     "stream",
+    "swift",
     "to_text",
     "upgrade",
     "var",

@@ -117,6 +117,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
         {"one": at / "small.mlpackage", "two": at / "small.mlpackage"}, at / "merged.mlpackage", overwrite=True
     ),
     "ranges": lambda _: ane.ranges(small()),
+    "swift": lambda at: ane.swift(at / "built", at / "swift", overwrite=True),
     "stream": lambda _: list(ane.stream(counting(), [1, 2], 2)),
     "build": lambda at: ane.build(
         checkpoint(at), at / "built", context=8, prefill=4, overwrite=True, quiet=True

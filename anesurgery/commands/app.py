@@ -39,7 +39,7 @@ from anesurgery.commands.options import (
 )
 from anesurgery.commands.picturing import draw
 from anesurgery.commands.recording import calibrate, learn, measure
-from anesurgery.commands.shipping_models import build, chat
+from anesurgery.commands.shipping_models import build, chat, swift
 from anesurgery.commands.sizing import choose_sizes, sizes
 from anesurgery.commands.splitting_models import extract, merge, split
 from anesurgery.commands.waiting import load_engine, waiting
@@ -104,6 +104,7 @@ app.command()(decompile)
 app.command()(generate)
 app.command()(build)
 app.command()(chat)
+app.command()(swift)
 app.command()(split)
 app.command()(merge)
 app.command()(extract)

@@ -98,3 +98,18 @@ def chat(
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
+
+
+def swift(
+    folder: Annotated[Path, typer.Argument(help="A folder that build made.", show_default=False)],
+    to: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
+    overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a Swift package that runs a model that was built."""
+    load_engine(quiet)
+    from anesurgery.shipping.swift_package import swift as write
+
+    place = write(folder, to, overwrite=overwrite)
+    show({"package": str(place)}, f"wrote {place}", as_json, quiet)

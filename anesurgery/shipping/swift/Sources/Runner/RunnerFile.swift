@@ -1,0 +1,51 @@
+import Foundation
+
+/// What `runner.json` says of a model that writes.
+public struct RunnerFile: Decodable {
+    public struct Port: Decodable {
+        public let shape: [Int]
+        public let dtype: String
+    }
+
+    public struct Function: Decodable {
+        public let inputs: [String: Port]
+        public let outputs: [String: Port]
+        public let states: [String: Port]
+        /// The function that makes other inputs of this one from the position, or "".
+        public let inputsFrom: String
+        /// The compute units, as Core ML calls them.
+        public let units: String
+
+        enum CodingKeys: String, CodingKey {
+            case inputs, outputs, states, units
+            case inputsFrom = "inputs_from"
+        }
+    }
+
+    public let format: String
+    public let version: Int
+    public let chunks: [String]
+    public let functions: [String: Function]
+    public let tokens: String
+    public let logits: String
+    public let context: Int
+    public let ends: [Int]
+    public let sampling: [String: Double]
+
+    /// Read the `runner.json` of a folder.
+    public static func read(_ folder: URL) throws -> RunnerFile {
+        let data = try Data(contentsOf: folder.appendingPathComponent("runner.json"))
+        let file = try JSONDecoder().decode(RunnerFile.self, from: data)
+        guard file.format == "anesurgery runner", file.version == 1 else {
+            throw RunnerError.version(file.version)
+        }
+        return file
+    }
+}
+
+public enum RunnerError: Error {
+    case version(Int)
+    case missing(String)
+    case tooLong(tokens: Int, context: Int)
+    case empty
+}

@@ -1,0 +1,159 @@
+"""The Swift that is written: it parses, calls what Core ML has, and its fixture is what the interpreter writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tree_sitter
+import tree_sitter_swift
+from checkpoints import save_checkpoint
+
+import anesurgery as ane
+from anesurgery.errors import LoadError
+from anesurgery.shipping.swift_package import SOURCES
+
+SWIFT = sorted(SOURCES.rglob("*.swift"))
+COREML = {
+    "MLDictionaryFeatureProvider": "iOS 11",
+    "MLFeatureProvider": "iOS 11",
+    "MLFeatureValue": "iOS 11",
+    "MLModel": "iOS 11",
+    "MLModelConfiguration": "iOS 12",
+    "MLMultiArray": "iOS 11",
+    "MLMultiArrayDataType": "iOS 11",
+    "MLShapedArray": "iOS 15",
+    "MLState": "iOS 18",
+    "compileModel": "iOS 16",
+    "computeUnits": "iOS 12",
+    "cpuAndNeuralEngine": "iOS 16",
+    "cpuOnly": "iOS 12",
+    "featureNames": "iOS 11",
+    "featureValue": "iOS 11",
+    "float16": "iOS 16",
+    "float32": "iOS 11",
+    "functionName": "iOS 18",
+    "inputDescriptionsByName": "iOS 11",
+    "load": "iOS 15",
+    "makeState": "iOS 18",
+    "modelDescription": "iOS 11",
+    "multiArrayValue": "iOS 11",
+    "prediction": "iOS 11",
+    "scalars": "iOS 15",
+}
+"""Types and members of Core ML -> the iOS that they came with (developer.apple.com/documentation/coreml)."""
+LIBRARY = set(
+    [
+        "Bundle",
+        "Data",
+        "JSONDecoder",
+        "append",
+        "self",
+        "NSNumber",
+        "ProcessInfo",
+        "Set",
+        "String",
+        "Task",
+        "URL",
+        "appendingPathComponent",
+        "cancel",
+        "checkCancellation",
+        "contains",
+        "copy",
+        "count",
+        "decode",
+        "environment",
+        "filter",
+        "finish",
+        "fileURLWithPath",
+        "hasSuffix",
+        "indices",
+        "isEmpty",
+        "keys",
+        "last",
+        "first",
+        "library",
+        "macOS",
+        "iOS",
+        "map",
+        "module",
+        "onTermination",
+        "prefix",
+        "processInfo",
+        "reduce",
+        "sorted",
+        "stringValue",
+        "target",
+        "testTarget",
+        "union",
+        "unit",
+        "url",
+        "write",
+        "yield",
+        "key",
+    ]
+)
+"""Members of Swift and Foundation."""
+
+
+def parsed(source: bytes) -> Any:
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_swift.language())).parse(source).root_node
+
+
+def walk(node: Any) -> Any:
+    yield node
+    for child in node.children:
+        yield from walk(child)
+
+
+def wrong(source: bytes) -> list[str]:
+    """What the grammar does not take."""
+    return [n.text.decode()[:60] for n in walk(parsed(source)) if n.type == "ERROR" or n.is_missing]
+
+
+def members(source: bytes) -> set[str]:
+    """The names after a dot, and the types of Core ML."""
+    code = re.sub(rb"//[^\n]*|\"(\\.|[^\"\\])*\"", b"", source)
+    named = {n.text.decode().lstrip(".") for n in walk(parsed(code)) if n.type == "navigation_suffix"}
+    return {n for n in named if n.isidentifier()} | set(re.findall(r"\bML[A-Z]\w*", code.decode()))
+
+
+def own_names() -> set[str]:
+    """What the package declares itself."""
+    text = "".join(file.read_text() for file in SWIFT)
+    return set(re.findall(r"(?:func|var|let|case|class|struct|enum)\s+(\w+)", text))
+
+
+@pytest.mark.parametrize("file", SWIFT, ids=lambda f: f.name)
+def test_it_parses(file: Path) -> None:
+    assert wrong(file.read_bytes()) == []
+
+
+def test_a_slip_would_be_found() -> None:
+    source = (SOURCES / "Sources" / "Runner" / "Runner.swift").read_bytes()
+    assert wrong(source.replace(b"guard let decode", b"guard let let decode"))
+    assert wrong(source[:-3])
+
+
+def test_it_calls_what_core_ml_has() -> None:
+    known = {*COREML, *LIBRARY, *own_names()}
+    asked = {name for file in SWIFT if file.name != "Package.swift" for name in members(file.read_bytes())}
+    assert sorted(asked - known) == []
+    assert "makeStates" in members(b"let s = model.makeStates()") - known
+
+
+def test_the_fixture_is_what_the_interpreter_writes(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", layers=1)
+    ane.build(checkpoint, tmp_path / "built", context=24, prefill=8, quiet=True)
+    made = ane.swift(tmp_path / "built", tmp_path / "swift")
+    fixture = json.loads((made / "Tests" / "RunnerTests" / "fixture.json").read_text())
+    written = ane.generate(tmp_path / "built", fixture["prompt"], 16, stop=1, quiet=True).written
+    assert tuple(fixture["written"]) == written
+    assert sorted(p.name for p in made.rglob("*.swift")) == sorted(p.name for p in SWIFT)
+    with pytest.raises(LoadError, match="exists"):
+        ane.swift(tmp_path / "built", tmp_path / "swift")
+    with pytest.raises(LoadError, match=r"holds no runner.json"):
+        ane.swift(checkpoint, tmp_path / "other")

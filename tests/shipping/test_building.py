@@ -236,3 +236,16 @@ def test_a_build_that_is_killed_ten_times_ends_with_the_same_bytes(checkpoint: P
         p.relative_to(tmp_path / "whole").as_posix() for p in (tmp_path / "whole").rglob("*") if p.is_file()
     )
     assert hashes(tmp_path / "whole", files) == hashes(tmp_path / "killed", files)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["M4/macOS 15", "M1/macOS 15"])
+def test_a_step_has_no_switches_between_its_layers(tmp_path: Path, target: str) -> None:
+    """Layers of the size of a model with 0.1 billion weights."""
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 4}
+    source = save_checkpoint(tmp_path / "checkpoint", layers=4, max_position_embeddings=512, **sizes)
+    built = ane.build(source, tmp_path / "out", target=target, quiet=True)
+    for name in ("decode", "prefill"):
+        found = ane.inspect(built.folder / "model.mlpackage", target=target, function=name)
+        assert found.residency["ops"] > 0.95
+        assert len(found.segments) <= 3

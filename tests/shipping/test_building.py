@@ -242,8 +242,13 @@ def test_a_build_that_is_killed_ten_times_ends_with_the_same_bytes(checkpoint: P
 @pytest.mark.parametrize("target", ["M4/macOS 15", "M1/macOS 15"])
 def test_a_step_has_no_switches_between_its_layers(tmp_path: Path, target: str) -> None:
     """Layers of the size of a model with 0.1 billion weights."""
-    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 4}
-    usual = {"max_position_embeddings": 512, "initializer_range": 0.02}
+    sizes: dict[str, Any] = {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+    }
+    usual: dict[str, Any] = {"max_position_embeddings": 512, "initializer_range": 0.02}
     source = save_checkpoint(tmp_path / "checkpoint", layers=4, **sizes, **usual)
     built = ane.build(source, tmp_path / "out", target=target, quiet=True)
     for name in ("decode", "prefill"):

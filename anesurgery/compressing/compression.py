@@ -44,6 +44,7 @@ FIRST = 7
 """The specification version (iOS 16) in which weights can be compressed."""
 MIXED = (2, 3, 4, 6, 8)
 """Bits that weights are tried with where each gets its own."""
+LEAVES = "an op that reads it would leave the Neural Engine"
 Told = Callable[[int, int], None]
 """(weights done, weights in all)."""
 
@@ -65,10 +66,12 @@ class CompressedWeight:
     """Of the products with it on the calibration samples, squared, as a share of their squares."""
     rounded: float = 0.0
     """The same if its numbers were rounded to the nearest."""
+    ops: tuple[str, ...] = ()
+    """Names of the ops that read it, in every function."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**vars(self), "readers": list(self.readers), "bytes": list(self.bytes)}
+        return {**vars(self), "readers": list(self.readers), "bytes": list(self.bytes), "ops": list(self.ops)}
 
 
 @dataclass(frozen=True)
@@ -267,6 +270,7 @@ class _Part:
         self.found, self.stay = candidates(function, plan.smallest)
         readers = _readers(loaded.program, self.found)
         self.plan = plan
+        self.ops = {var: tuple(dict.fromkeys(op.name for op in ops)) for var, ops in readers.items()}
         self.possible = {one.var: plan.choices(readers[one.var], self.version) for one in self.found}
         for one in self.found:
             if one.var.name in left_out:
@@ -308,7 +312,7 @@ class _Part:
         if made is None:
             return CompressedWeight(one.var.name, kinds, "", why, (size, size))
         return CompressedWeight(
-            one.var.name, kinds, made.kind, why, (size, made.bytes), made.error, made.rounded
+            one.var.name, kinds, made.kind, why, (size, made.bytes), made.error, made.rounded, self.ops[one.var]
         )
 
 
@@ -334,15 +338,13 @@ def _lost(
 ) -> dict[str, str]:
     """The weights of ops that leave the Neural Engine by their new form, and the reason."""
     kept = [{row.name: row for row in one.ops} for one in after]
-    gone = [
-        (old.name, rows[old.name])
+    gone = {
+        old.name
         for one, rows in zip(before, kept, strict=True)
         for old in one.ops
         if old.preferred == "ane" and old.name in rows and rows[old.name].preferred == "cpu"
-    ]
-    if not gone:
-        return {}
-    return {one.weight: f"%{gone[0][0]} would leave the Neural Engine" for one in weights if one.form}
+    }
+    return {one.weight: LEAVES for one in weights if one.form and not gone.isdisjoint(one.ops)}
 
 
 def _result(

@@ -45,8 +45,8 @@ class Trained:
     compared: Sequence[Values]
 
 
-def language_model(folder: Path) -> Trained:
-    """The GPT-2 of the demo, and pieces of its text."""
+def language_model(folder: Path, measured: int = 8) -> Trained:
+    """The GPT-2 of the demo, and pieces of its text, some of them to measure on."""
     sys.path.insert(0, str(ROOT / "notebooks"))
     demo: Any = importlib.import_module("demo")
 
@@ -55,13 +55,13 @@ def language_model(folder: Path) -> Trained:
     package = demo.converted(demo.trained(text), folder / "gpt2.mlpackage")
     numbers, rng = np.array(text.encode(text.text), np.int32), np.random.default_rng(1)
     name = next(iter(ane.load(package).program.functions["main"].inputs))
-    starts = rng.permutation(len(numbers) - demo.LENGTH)[:32]
+    starts = rng.permutation(len(numbers) - demo.LENGTH)[: measured + 24]
     pieces = [{name: numbers[None, at : at + demo.LENGTH]} for at in starts]
-    return Trained("GPT-2 of the demo", package, pieces[:8], pieces[8:])
+    return Trained("GPT-2 of the demo", package, pieces[:measured], pieces[measured:])
 
 
-def digits(folder: Path) -> Trained:
-    """A convolutional network on the digits of scikit-learn."""
+def digits(folder: Path, trained_on: int = 0) -> Trained:
+    """A convolutional network on the digits of scikit-learn, measured on some batches of its training."""
     from sklearn.datasets import load_digits  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     torch.manual_seed(0)
@@ -96,7 +96,8 @@ def digits(folder: Path) -> Trained:
         )
         made.save(str(folder / "digits.mlpackage"))
     batches = [{"image": x[rest[i : i + size]].numpy()} for i in range(0, 384, size)]
-    return Trained("digits", folder / "digits.mlpackage", batches[:3], batches[3:])
+    seen = [{"image": x[train[i * size : (i + 1) * size]].numpy()} for i in range(trained_on)]
+    return Trained("digits", folder / "digits.mlpackage", seen or batches[:3], batches[0 if seen else 3 :])
 
 
 def cost(plain: Path, compressed: Any, data: Sequence[Values]) -> Cost:
@@ -131,9 +132,11 @@ def rows(model: Trained) -> list[list[str]]:
     return made
 
 
-def table(found: list[list[str]]) -> str:
+HEADS = ("model", "weights", "bytes", "KL, nats", "same top-1", "PSNR, dB")
+
+
+def table(found: list[list[str]], heads: Sequence[str] = HEADS) -> str:
     """The rows as Markdown."""
-    heads = ["model", "weights", "bytes", "KL, nats", "same top-1", "PSNR, dB"]
     lines = [heads, ["---"] * len(heads), *found]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

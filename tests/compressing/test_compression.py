@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from anesurgery.commands import app as cli
 from anesurgery.compressing.form_evidence import COMPUTING, READING, Evidence, choose, evidence
 from anesurgery.errors import SurgeryError, SurgeryWarning
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.standing import placed
 from anesurgery.placement.target import Target
 
 RNG = np.random.default_rng(7)
@@ -112,6 +114,25 @@ def test_bits_are_given_where_they_cost_least(package: Path) -> None:
     assert found.loss.kl < even.loss.kl
     with pytest.raises(SurgeryError, match="an average of others with mixed=True"):
         ane.compress(package, 3.2, inputs=given)
+
+
+def test_a_weight_whose_op_would_leave_the_engine_stays(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version keeps the form, or gives up every other weight too."""
+
+    def judged(loaded: Any, target: Target) -> list[Any]:
+        (function,) = loaded.program.functions.values()
+        inner = {op.name: op for op in function.operations}
+        (found,) = placed(loaded, target)
+        narrow = {n for n, op in inner.items() if op.op_type == "linear" and op.weight.shape[1] == 2 * WIDTH}
+        narrow = {n for n in narrow if inner[n].weight.op.op_type != "const"}
+        units = {row.name: "cpu" if row.name in narrow else "ane" for row in found.ops}
+        return [replace(found, ops=tuple(replace(row, preferred=units[row.name]) for row in found.ops))]
+
+    monkeypatch.setattr("anesurgery.compressing.compression.placed", judged)
+    found = ane.compress(package, 4, inputs=samples(), target="M5", smallest=1000)
+    assert [row.form for row in found.weights] == ["int4", "int4", ""]
+    assert found.weights[2].why == "an op that reads it would leave the Neural Engine"
+    assert found.on_engine == (1.0, 1.0)
 
 
 def test_functions_that_share_weights_share_what_they_become(package: Path, tmp_path: Path) -> None:

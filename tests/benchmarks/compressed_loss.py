@@ -1,0 +1,144 @@
+"""`ane.compress` against coremltools' data-free modes at equal size, on models that are trained here.
+
+The GPT-2 of the demo, a convolutional network and a small vision transformer on the digits of scikit-learn.
+Losses are those of data that no calibration saw; the last column is ours over the best of coremltools' modes.
+`--page FILE` writes the table into a page of the documentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from mixed_bits import SMALLEST, Trained, cost, digits, language_model, table
+
+import anesurgery as ane
+from anesurgery.compressing.correcting import candidates
+from anesurgery.compressing.modes import apply_configs, op_name, read_mode
+from anesurgery.mil import ct, function_of, quiet_host
+from anesurgery.rewriting.newer_opsets import raised
+
+MODES = {4: ("palettize-4", "palettize-4-uniform", "linear-4"), 3: ("palettize-3", "palettize-3-uniform")}
+BEGIN, END = "<!-- losses: begin -->", "<!-- losses: end -->"
+HEADS = ["model", "bits", "form", "bytes", "KL, nats", "same top-1", "of the best of coremltools"]
+WIDTH, PATCHES, BATCH = 64, 16, 32
+
+
+class Vision(torch.nn.Module):
+    """Patches of 2x2 pixels, two layers of a transformer, the mean of all places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = torch.nn.Conv2d(1, WIDTH, 2, stride=2)
+        self.places = torch.nn.Parameter(torch.zeros(1, PATCHES, WIDTH))
+        layer = torch.nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, batch_first=True, norm_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(WIDTH, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images [batch, 1, 8, 8] to logits [batch, 10]."""
+        found = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        logits: torch.Tensor = self.head(self.layers(found).mean(1))
+        return logits
+
+
+def vision(folder: Path) -> Trained:
+    """A vision transformer on the digits."""
+    from sklearn.datasets import load_digits  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    torch.manual_seed(0)
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels)
+    order = torch.randperm(len(x))
+    train, rest = order[:1400], order[1400:]
+    model = Vision()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(500):
+        batch = train[torch.randint(len(train), (64,))]
+        loss: Any = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call,unused-ignore]
+    right = (model(x[rest]).argmax(-1) == y[rest]).float().mean().item()
+    print(f"vision transformer: {100 * right:.1f} % of {len(rest)} held out are right")
+    with quiet_host(), torch.no_grad():
+        made = ct.convert(
+            cast(Any, torch.jit.trace)(model, x[:BATCH]),
+            inputs=[ct.TensorType("image", (BATCH, 1, 8, 8))],
+            minimum_deployment_target=ct.target.iOS18,
+        )
+        made.save(str(folder / "vision.mlpackage"))
+    seen, held = (
+        [{"image": part[i : i + BATCH].numpy()} for i in range(0, 384, BATCH)] for part in (x[train], x[rest])
+    )
+    return Trained("vision transformer", folder / "vision.mlpackage", seen, held)
+
+
+def newer(model: Trained, folder: Path) -> Trained:
+    """The same for iOS 18, which has 3 bits."""
+    loaded = ane.load(model.package)
+    program = raised(loaded.program, int(ct.target.iOS18.value))
+    if program is loaded.program:
+        return model
+    path = ane.save(replace(loaded, program=program), folder / f"{model.package.stem}_18.mlpackage")
+    return replace(model, package=path)
+
+
+def rows(model: Trained) -> Iterator[list[str]]:
+    """The modes of coremltools and ours, at 4 and 3 bits."""
+    plain = ct.models.MLModel(str(model.package), skip_model_load=True)
+    function = function_of(ane.load(model.package).program, None)
+    weights = [op_name(one.var) for one in candidates(function, SMALLEST)[0]]
+    calibration, held = model.measured, model.compared
+    for bits, modes in MODES.items():
+        theirs: dict[str, tuple[int, Any]] = {}
+        for mode in modes:
+            made = apply_configs(plain, dict.fromkeys(weights, read_mode(mode)), SMALLEST)
+            theirs[mode] = weight_bytes(made), cost(model.package, made, held)
+        ours = {}
+        for mixed in (False, True):
+            options: dict[str, Any] = {"inputs": calibration, "for_": "size", "smallest": SMALLEST}
+            found = ane.compress(model.package, bits, mixed=mixed, **options)
+            name = "compress, mixed" if mixed else "compress"
+            ours[name] = weight_bytes(found.model), cost(model.package, found.model, held)
+        for name, (size, found) in {**theirs, **ours}.items():
+            best = min(c.kl for _, c in theirs.values())
+            share = f"{found.kl / best:.2f}" if name in ours else ""
+            numbers = f"{size:,}", f"{found.kl:.5f}", f"{100 * found.top1:.1f} %"
+            yield [model.name, f"{bits}", name, *numbers, share]
+
+
+def weight_bytes(model: Any) -> int:
+    """Of the weight file of an MLModel."""
+    return sum(p.stat().st_size for p in Path(model.package_path).rglob("weight.bin"))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, help="a page between whose marks the table is written")
+    parser.add_argument("--model", choices=("language_model", "digits", "vision"), action="append")
+    chosen = parser.parse_args()
+    made = {"language_model": lambda at: language_model(at, 32), "digits": lambda at: digits(at, 12)}
+    made["vision"] = vision
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        models = [newer(made[one](folder), folder) for one in chosen.model or made]
+        found = [row for model in models for row in rows(model)]
+    text = table(found, HEADS)
+    print(text)
+    if chosen.page is not None:
+        before, _, rest = chosen.page.read_text(encoding="utf-8").partition(BEGIN)
+        _, _, after = rest.partition(END)
+        chosen.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

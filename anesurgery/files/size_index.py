@@ -6,11 +6,14 @@ A folder of sizes holds packages and this file::
       "format": "anesurgery sizes", "version": 1,
       "sizes": [
         {"name": "size_64", "function": "size_64", "package": "model.mlpackage", "inputs": {"ids": [1, 64]}}
-      ]
+      ],
+      "padding": {"inputs": {"ids": 1}, "outputs": {"scores": 1}, "why_not": ""}
     }
 
 The sizes are in rising order of the elements of their inputs. `function` is null where a package holds one
 function.
+`padding` names the axis of each input at whose end a shorter one is filled up with zeros to the next size, and
+that of each output which is then cropped to the length given; `why_not` says why that may not be done.
 """
 
 from __future__ import annotations
@@ -52,9 +55,50 @@ class SizeRow:
         return {"name": self.name, "function": self.function, "package": self.package, "inputs": inputs}
 
 
-def written(rows: Sequence[SizeRow]) -> str:
+@dataclass(frozen=True)
+class Padding:
+    """How inputs between two sizes are run.
+
+    Attributes:
+        inputs: input -> its axis that is filled up at the end.
+        outputs: output -> its axis that is cropped; the others do not depend on what was filled up.
+        why_not: why inputs may not be filled up; empty where they may.
+    """
+
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int]
+    why_not: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, a part of `sizes.json`."""
+        return {"inputs": dict(self.inputs), "outputs": dict(self.outputs), "why_not": self.why_not}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What to call for some values.
+
+    Attributes:
+        row: the size.
+        values: as they were given, or filled up.
+        length: to which outputs are cropped; None where nothing was filled up.
+    """
+
+    row: SizeRow
+    values: Mapping[str, Any]
+    length: int | None = None
+
+    def cropped(self, name: str, value: Any, padding: Padding) -> Any:
+        """An output without what was filled up."""
+        if self.length is None or name not in padding.outputs:
+            return value
+        return value[(slice(None),) * padding.outputs[name] + (slice(self.length),)]
+
+
+def written(rows: Sequence[SizeRow], padding: Padding) -> str:
     """The text of `sizes.json`."""
-    whole = {"format": FORMAT, "version": VERSION, "sizes": [row.to_json() for row in rows]}
+    sizes = [row.to_json() for row in rows]
+    whole = {"format": FORMAT, "version": VERSION, "sizes": sizes, "padding": padding.to_json()}
     return json.dumps(whole, indent=2) + "\n"
 
 
@@ -63,8 +107,8 @@ def is_sized(path: Path) -> bool:
     return (path / INDEX).is_file()
 
 
-def read(folder: Path) -> tuple[SizeRow, ...]:
-    """The sizes in a folder.
+def read(folder: Path) -> tuple[tuple[SizeRow, ...], Padding]:
+    """The sizes in a folder, and how inputs between them are run.
 
     Raises:
         LoadError: `sizes.json` is damaged, or of another version.
@@ -77,11 +121,12 @@ def read(folder: Path) -> tuple[SizeRow, ...]:
                 f"{place} is of {whole['format']} {whole['version']}; this reads {FORMAT} {VERSION}"
             )
         rows = tuple(_row(row) for row in whole["sizes"])
+        padding = Padding(**{key: whole["padding"][key] for key in ("inputs", "outputs", "why_not")})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{place} is damaged: {type(error).__name__}: {error}; make the sizes again") from error
     if not rows:
         raise LoadError(f"{place} names no sizes; make the sizes again")
-    return rows
+    return rows, padding
 
 
 def _row(row: Any) -> SizeRow:
@@ -92,27 +137,55 @@ def _row(row: Any) -> SizeRow:
     return SizeRow(str(row["name"]), row["function"], package, inputs)
 
 
-def chosen(folder: Path, values: Mapping[str, Any], name: str | None = None) -> SizeRow:
-    """The size of a name, or that of the shapes of some values.
+def chosen(
+    rows: Sequence[SizeRow], padding: Padding, values: Mapping[str, Any], name: str | None = None
+) -> Call:
+    """The size of a name, or that of the shapes of some values, which are filled up where they may be.
 
     Raises:
         InterpretError: no size has these shapes.
         UnknownName: no size has the name.
-        LoadError: `sizes.json` is damaged.
     """
-    rows = read(folder)
     if name is not None:
         named = {row.name: row for row in rows}
         if name not in named:
             raise UnknownName("size", name, named)
-        return named[name]
+        return Call(named[name], values)
     shapes = {key: tuple(np.shape(value)) for key, value in values.items()}
     for row in rows:
         if all(shapes.get(key) == shape for key, shape in row.inputs.items()):
-            return row
+            return Call(row, values)
+    for row in rows:
+        if not padding.why_not and (length := _shorter(row, shapes, padding)) is not None:
+            return Call(row, _filled(row, values, padding), length)
     offered = "; ".join(f"{row.name} takes {in_words(row.inputs)}" for row in rows)
     given = in_words({key: shapes[key] for key in rows[0].inputs if key in shapes}) or "none of them"
-    raise InterpretError(f"no size takes the inputs given ({given}): {offered}; make that size too")
+    why = f", and it is not padded: {padding.why_not}" if padding.why_not else ""
+    raise InterpretError(f"no size takes the inputs given ({given}): {offered}{why}; make that size too")
+
+
+def _shorter(row: SizeRow, shapes: Mapping[str, tuple[int, ...]], padding: Padding) -> int | None:
+    """The one length of the inputs to fill up, if that makes them as long as those of a size."""
+    lengths = {shapes[key][axis] for key, axis in padding.inputs.items() if len(shapes.get(key, ())) > axis}
+    if len(lengths) != 1:
+        return None
+    (length,) = lengths
+    for key, shape in row.inputs.items():
+        axis = padding.inputs.get(key)
+        wanted = shape if axis is None else (*shape[:axis], length, *shape[axis + 1 :])
+        if shapes.get(key) != wanted or (axis is not None and not 0 < length <= shape[axis]):
+            return None
+    return length
+
+
+def _filled(row: SizeRow, values: Mapping[str, Any], padding: Padding) -> dict[str, Any]:
+    """The values, those shorter than a size filled up with zeros."""
+    found = dict(values)
+    for key, axis in padding.inputs.items():
+        array = np.asarray(values[key])
+        more = [(0, row.inputs[key][axis] - array.shape[axis] if a == axis else 0) for a in range(array.ndim)]
+        found[key] = np.pad(array, more)
+    return found
 
 
 def in_words(shapes: Mapping[str, Sequence[int]]) -> str:

@@ -246,6 +246,25 @@ def bound(loaded: Loaded, values: Mapping[str, Any], function: str | None = None
     return dict(values)
 
 
+def _run_sized(
+    folder: Path, values: Mapping[str, Any], size: str | None, outputs: Iterable[str] | None, **how: Any
+) -> dict[str, Any]:
+    """Run the size of a folder that the values have, or to which they are filled up.
+
+    Raises:
+        InterpretError: there is none.
+        UnknownName: no such size.
+    """
+    rows, padding = size_index.read(folder)
+    call = size_index.chosen(rows, padding, values, size)
+    if call.length is not None and outputs is not None:
+        raise InterpretError(
+            "outputs= names inner values, which are not cropped; give inputs of one of the sizes"
+        )
+    found = run(folder / call.row.package, call.values, function=call.row.function, outputs=outputs, **how)
+    return {name: call.cropped(name, value, padding) for name, value in found.items()}
+
+
 @door("values", "state", "precision")
 def run(
     model: Any,
@@ -278,10 +297,9 @@ def run(
         InterpretError: inputs that do not fit, an op that is not known or fails.
         UnknownName: no such function or value.
     """
+    how: dict[str, Any] = {"precision": precision, "listener": listener, "state": state, "device": device}
     if isinstance(model, (str, os.PathLike)) and size_index.is_sized(Path(model).expanduser()):
-        folder = Path(model).expanduser()
-        row = size_index.chosen(folder, values, function)
-        model, function = folder / row.package, row.function
+        return _run_sized(Path(model).expanduser(), values, function, outputs, **how)
     predictor = Predictor(
         model, precision=precision, function=function, fuse=False, device=device, member=member
     )

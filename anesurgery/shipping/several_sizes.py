@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.doors import door
-from anesurgery.errors import LoadError, SurgeryError, UnknownName
+from anesurgery.errors import LoadError, Refusal, SurgeryError, UnknownName
+from anesurgery.facts.length_padding import free_length, length_counted, rows_kept
 from anesurgery.files.description import describe, new_spec
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import WEIGHTS, Loaded, write_spec
 from anesurgery.files.protobuf import proto, to_proto
-from anesurgery.files.size_index import INDEX, SizeRow, in_words, is_sized, written
+from anesurgery.files.size_index import INDEX, Padding, SizeRow, in_words, is_sized, written
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, write_atomically
 from anesurgery.interpret.features import allows, images
 from anesurgery.loading import load
-from anesurgery.mil import any_symbolic, exclusive, function_of
+from anesurgery.mil import any_symbolic, exclusive, function_of, is_symbolic, walk_ops
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
@@ -44,10 +45,12 @@ class SizedModel:
     Attributes:
         models: name of a size -> the model at it; they share their weights.
         shapes: name of a size -> the shapes of the inputs that were given.
+        padding: how inputs between two sizes are run, where that is proved to change nothing; else why not.
     """
 
     models: Mapping[str, Loaded]
     shapes: Mapping[str, Shapes]
+    padding: Padding
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {in_words(self.shapes[name])}" for name in self.models)
@@ -100,7 +103,7 @@ class SizedModel:
             merge(self.models, folder / PACKAGE)
         else:
             _write_packages(self.models, folder)
-        (folder / INDEX).write_text(written(self.rows), encoding="utf-8")
+        (folder / INDEX).write_text(written(self.rows, self.padding), encoding="utf-8")
 
 
 def _write_packages(models: Mapping[str, Loaded], folder: Path) -> None:
@@ -169,9 +172,43 @@ def sizes(model: Any, shapes: Mapping[str, Sequence[Sequence[int]]]) -> SizedMod
         models = {
             name: _checked(load(model(dict(size))), size) for name, size in zip(names, wanted, strict=True)
         }
+        padding = Padding({}, {}, "each size was converted by itself")
     else:
-        models = _fixed(load(model), dict(zip(names, wanted, strict=True)))
-    return SizedModel(models, dict(zip(names, wanted, strict=True)))
+        loaded = load(model)
+        models = _fixed(loaded, dict(zip(names, wanted, strict=True)))
+        padding = _padding(loaded, wanted)
+    return SizedModel(models, dict(zip(names, wanted, strict=True)), padding)
+
+
+def _padding(loaded: Loaded, wanted: Sequence[Shapes]) -> Padding:
+    """How inputs between two sizes are run: each input that varies, along its one axis, all of one length."""
+    axes = dict[str, int]()
+    for name, shape in wanted[0].items():
+        others = [size[name] for size in wanted]
+        differing = [a for a in range(len(shape)) if len({other[a] for other in others}) > 1]
+        if len(differing) > 1:
+            return Padding({}, {}, f"{name} differs in several axes")
+        if differing:
+            axes[name] = differing[0]
+    if not axes or any(len({size[name][axis] for name, axis in axes.items()}) > 1 for size in wanted):
+        return Padding({}, {}, "the sizes do not differ by one length")
+    function = function_of(loaded.program, default_function(loaded))
+    refusal = length_counted(function)
+    if refusal is not None:
+        return Padding({}, {}, str(refusal))
+    values = [*function.inputs.values(), *(v for op in walk_ops(function) for v in op.outputs)]
+    taken = [n for v in values for n in v.shape or () if not is_symbolic(n)]
+    length = free_length([*taken, *(n for shape in wanted[-1].values() for n in shape)])
+    probe = {
+        name: tuple(length if axes.get(name) == a else n for a, n in enumerate(shape))
+        for name, shape in wanted[-1].items()
+    }
+    try:
+        program = _at(loaded, "the length of the proof", probe).program
+    except SurgeryError as error:
+        return Padding({}, {}, str(error))
+    crops = rows_kept(function_of(program, default_function(loaded)), axes, length)
+    return Padding({}, {}, str(crops)) if isinstance(crops, Refusal) else Padding(axes, crops)
 
 
 def _in_order(shapes: Mapping[str, Sequence[Sequence[int]]]) -> list[dict[str, Shape]]:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import anesurgery as ane
 from anesurgery.commands.app import app
-from anesurgery.files.size_index import chosen
+from anesurgery.files.size_index import read
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 
@@ -195,7 +195,9 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
 
 def test_running_says_which_sizes_there_are(tmp_path: Path) -> None:
     folder = ane.sizes(tagger(None), X2).save(tmp_path / "sized")
-    with pytest.raises(ane.SurgeryError, match=r"\(x 1x4x64\): size_3 takes x 1x3x64; size_5 takes x 1x5x64"):
+    with pytest.raises(
+        ane.SurgeryError, match=r"\(x 1x4x64\): size_3 takes x 1x3x64; size_5 takes x 1x5x64, and it is"
+    ):
         ane.run(folder, sample(4))
     with pytest.raises(ane.SurgeryError, match="unknown size 'size_6'"):
         ane.run(folder, sample(3), function="size_6")
@@ -206,7 +208,11 @@ def test_running_says_which_sizes_there_are(tmp_path: Path) -> None:
     [
         ("{", "is damaged"),
         ('{"format": "anesurgery sizes", "version": 2, "sizes": []}', "sizes 2; this reads"),
-        ('{"format": "anesurgery sizes", "version": 1, "sizes": []}', "names no sizes"),
+        (
+            '{"format": "anesurgery sizes", "version": 1, "sizes": [], '
+            '"padding": {"inputs": {}, "outputs": {}, "why_not": ""}}',
+            "names no sizes",
+        ),
         (
             '{"format": "anesurgery sizes", "version": 1, "sizes": '
             '[{"name": "a", "function": null, "package": "../b", "inputs": {}}]}',
@@ -217,7 +223,7 @@ def test_running_says_which_sizes_there_are(tmp_path: Path) -> None:
 def test_a_damaged_index_is_said(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "sizes.json").write_text(text)
     with pytest.raises(ane.SurgeryError, match=words):
-        chosen(tmp_path, {})
+        read(tmp_path)
 
 
 def test_the_command(ranged: Any, tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""Inputs between two sizes are filled up where that is proved to change nothing, and refused elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import get_new_symbol
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb, types
+
+RNG = np.random.default_rng(0)
+WEIGHT = RNG.standard_normal((8, 4)).astype(np.float32)
+STEPS = [(1, 5, 4), (1, 9, 4)]
+
+
+def dynamic(build: Callable[[Var], Any], shape: tuple[Any, ...] = (1, None, 4)) -> Program:
+    sizes = [get_new_symbol() if n is None else n for n in shape]
+
+    @mb.program(input_specs=[mb.TensorSpec(sizes, dtype=types.fp32)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Any:
+        return build(x)
+
+    return program
+
+
+def heads(x: Var) -> Var:
+    """Each position by itself, in two heads: the reshape counts the length."""
+    wide = mb.linear(x=x, weight=WEIGHT)
+    length = mb.gather(x=mb.shape(x=wide), indices=np.int32(1), axis=0)
+    form = mb.concat(values=(np.int32(1), length, np.int32(2), np.int32(4)), axis=0)
+    turned = mb.transpose(x=mb.reshape(x=wide, shape=form), perm=(0, 2, 1, 3))
+    return mb.layer_norm(x=turned, axes=[-1], name="y")
+
+
+def recurrent(x: Var) -> Var:
+    """The steps of a layer that runs forward, then a running sum."""
+    weights = [RNG.standard_normal(shape).astype(np.float32) for shape in ((12, 4), (12, 3), (12,))]
+    zeros = np.zeros((1, 3), np.float32)
+    steps, _, _ = mb.lstm(
+        x=mb.transpose(x=x, perm=(1, 0, 2)),
+        initial_h=zeros,
+        initial_c=zeros,
+        weight_ih=weights[0],
+        weight_hh=weights[1],
+        bias=weights[2],
+        output_sequence=True,
+    )
+    return mb.cumsum(x=steps, axis=0, name="y")
+
+
+def pointwise(x: Var) -> Var:
+    return mb.conv(x=mb.transpose(x=x, perm=(0, 2, 1)), weight=WEIGHT[:, :, None], name="y")
+
+
+@pytest.mark.parametrize(("build", "axis"), [(heads, 2), (recurrent, 0), (pointwise, 2)])
+def test_every_length_is_what_the_model_gives_at_it(
+    build: Callable[[Var], Any], axis: int, tmp_path: Path
+) -> None:
+    program = dynamic(build)
+    sized = ane.sizes(program, {"x": STEPS})
+    assert (sized.padding.inputs, sized.padding.outputs, sized.padding.why_not) == ({"x": 1}, {"y": axis}, "")
+    folder = sized.save(tmp_path / "sized")
+    for length in range(1, 10):
+        values = {"x": RNG.standard_normal((1, length, 4)).astype(np.float32)}
+        expected = ane.run(program, values)["y"]
+        found = ane.run(folder, values)["y"]
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ane.SurgeryError, match="no size takes"):
+        ane.run(folder, {"x": np.zeros((1, 10, 4), np.float32)})
+
+
+def last_state(x: Var) -> Var:
+    return mb.gather(x=x, indices=np.array([0], np.int32), axis=1, name="y")
+
+
+def positions(x: Var) -> Var:
+    count = mb.gather(x=mb.shape(x=x), indices=np.int32(1), axis=0)
+    places = mb.range_1d(start=np.int32(0), end=count, step=np.int32(1))
+    return mb.add(x=x, y=mb.expand_dims(x=mb.cast(x=places, dtype="fp32"), axes=[1]), name="y")
+
+
+def backwards(x: Var) -> Var:
+    return mb.cumsum(x=x, axis=1, reverse=True, name="y")
+
+
+def attention(x: Var) -> Var:
+    scores = mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1)
+    return mb.matmul(x=scores, y=x, name="y")
+
+
+def windows(x: Var) -> Var:
+    kernel = np.ones((4, 4, 3), np.float32)
+    return mb.conv(x=mb.transpose(x=x, perm=(0, 2, 1)), weight=kernel, pad_type="same", name="y")
+
+
+def flat(x: Var) -> Var:
+    return mb.reshape(x=x, shape=(1, -1), name="y")
+
+
+def regrouped(x: Var) -> Var:
+    """As long as the input only where that is 4."""
+    return mb.reshape(x=x, shape=(1, 4, -1), name="y")
+
+
+WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
+    "a row is taken": (last_state, "gather"),
+    "positions are counted": (positions, "range_1d computes with the length"),
+    "a sum from the end": (backwards, "cumsum reads across"),
+    "a mean of all": (lambda x: mb.reduce_mean(x=x, axes=[1], keep_dims=True, name="y"), "reduce_mean reads"),
+    "a softmax": (lambda x: mb.softmax(x=x, axis=1, name="y"), "softmax reads across"),
+    "a norm": (lambda x: mb.layer_norm(x=x, axes=[1, 2], name="y"), "layer_norm"),
+    "attention": (attention, "matmul"),
+    "a window": (windows, "conv reads across"),
+    "flattened": (flat, "reshape"),
+    "regrouped": (regrouped, "reshape"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_reads_across_is_refused(case: str, tmp_path: Path) -> None:
+    build, words = WRONG[case]
+    sized = ane.sizes(dynamic(build), {"x": [(1, 4, 4), (1, 8, 4)]})
+    assert words in sized.padding.why_not
+    assert not sized.padding.inputs
+    folder = sized.save(tmp_path / "sized")
+    with pytest.raises(ane.SurgeryError, match="it is not padded"):
+        ane.run(folder, {"x": np.zeros((1, 3, 4), np.float32)})
+
+
+def test_sizes_that_differ_in_two_lengths_are_not_padded() -> None:
+    program = dynamic(lambda x: mb.relu(x=x, name="y"), (1, None, None))
+    sized = ane.sizes(program, {"x": [(1, 5, 4), (1, 9, 8)]})
+    assert sized.padding.why_not == "x differs in several axes"

@@ -53,7 +53,11 @@ class SizedModel:
     padding: Padding
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {in_words(self.shapes[name])}" for name in self.models)
+        rows = [f"{name}: {in_words(self.shapes[name])}" for name in self.models]
+        why = self.padding.why_not
+        return "\n".join(
+            [*rows, f"between sizes: {'not padded: ' + why if why else 'padded at the end, proved'}"]
+        )
 
     @property
     def one_package(self) -> bool:

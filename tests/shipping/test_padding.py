@@ -64,6 +64,7 @@ def test_every_length_is_what_the_model_gives_at_it(
     program = dynamic(build)
     sized = ane.sizes(program, {"x": STEPS})
     assert (sized.padding.inputs, sized.padding.outputs, sized.padding.why_not) == ({"x": 1}, {"y": axis}, "")
+    assert str(sized).endswith("between sizes: padded at the end, proved")
     folder = sized.save(tmp_path / "sized")
     for length in range(1, 10):
         values = {"x": RNG.standard_normal((1, length, 4)).astype(np.float32)}

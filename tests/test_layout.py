@@ -440,6 +440,7 @@ ENGINE_PARTS = {
     "channel_scales": {"placement.memory"},
     "clamp_values": {"checking.ranges"},
     "fold_layer_constants": {"files.protobuf"},
+    "fuse_exponential": {"facts.written_exponentials"},
     "group_by_unit": {"placement.verdicts"},
     "interface_fp16": {"files.interface", "files.protobuf"},
     "interface_layout": {"rewriting.host"},

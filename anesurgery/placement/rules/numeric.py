@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from anesurgery.facts.attention import attention_of
+from anesurgery.facts.written_exponentials import written_exponential
 from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import Operation, Var, constant, is_stored, np_dtype, operands, producer, static_shape
 from anesurgery.ops import COMPARISONS, NORMS, PRODUCTS, SINGULAR
@@ -220,6 +221,21 @@ def bare_exponential(op: Operation, target: Target) -> str:
     return f"exp of %{op.x.name}, which has no known bound, overflows above {EXP_LIMIT:.2f}"
 
 
+def overflowing_exponential(op: Operation, target: Target) -> str:
+    """A softplus or a sigmoid written out, of a value that is not known to stay below the overflow."""
+    form = written_exponential(op) if _half(op) else None
+    if form is None:
+        return ""
+    most = bounds.interval(form.exponential.x)[1]
+    if most <= EXP_LIMIT:
+        return ""
+    known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    return (
+        f"a {form.op_type} is written out: exp of %{form.exponential.x.name}, which {known}, "
+        f"overflows above {EXP_LIMIT:.2f}"
+    )
+
+
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
 GUIDE = "sbryngelson/ane-guide: part-1-machine/03; ANEForge: numeric-cliffs"
 INTEGERS = "fp16 holds integers exactly up to 2048; above it ids and positions become their neighbours"
@@ -394,6 +410,17 @@ RULES: tuple[Rule, ...] = (
         kind="numeric",
         scope=Scope(os="seen on M1"),
         advice="use softmax, or subtract reduce_max first",
+    ),
+    Rule(
+        "num-exp",
+        frozenset({"log", "inverse", "real_div", "pow", "mul"}),
+        "the exponential passes 65504 though the result is small: log(1 + exp(x)) is then infinite, "
+        "exp(x) / (1 + exp(x)) NaN, and in the engine, which has no infinities, 1 / (1 + exp(-x)) is not 0",
+        f"the range of fp16 (IEEE 754); {STUDY}",
+        test=overflowing_exponential,
+        kind="numeric",
+        grade=Grade.DOCUMENTED,
+        remedy="fuse_exponential",
     ),
 )
 """Each speaks where the program shows the hazard, or cannot exclude one that is seldom harmless."""

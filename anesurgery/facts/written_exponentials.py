@@ -1,0 +1,111 @@
+"""Which op a softplus or a sigmoid is, where it was written out with an exponential.
+
+`log(1 + exp(x))`, `1 / (1 + exp(-x))` and `exp(x) / (1 + exp(x))`, in whichever order and with whichever op of
+division: the exponential overflows in fp16 from 11.09 on, though the result is small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anesurgery.mil import Operation, Var, np_dtype, producer
+from anesurgery.semantics.reading import number
+
+LOG_GUARD = 1e-7
+"""The largest epsilon of a logarithm that 1 + exp(x), which is at least 1, hides in fp32 too."""
+INVERSE_GUARD = 1.1e-4
+"""As for `LOG_GUARD`: what a converter adds when it divides, and less than half a step of fp16 at 1."""
+
+
+@dataclass(frozen=True)
+class WrittenExponential:
+    """A softplus or a sigmoid of several ops."""
+
+    op_type: str
+    """ "softplus" or "sigmoid"."""
+    exponential: Operation
+    ops: tuple[Operation, ...]
+    """All that is written out, the last op first."""
+    opposite: bool = False
+    """Is it the function of the negated exponent?"""
+    factor: Var | None = None
+    """What is multiplied with the result."""
+
+
+def written_exponential(op: Operation) -> WrittenExponential | None:
+    """What an op ends, if it is one of these forms of floats; None for all others."""
+    if np_dtype(op.outputs[0]).kind != "f":
+        return None
+    if op.op_type == "mul":
+        return _quotient(op, op.x, op.y) or _quotient(op, op.y, op.x)
+    if op.op_type == "log":
+        return _softplus(op)
+    return _divided(op)
+
+
+def negated(var: Var) -> Var | None:
+    """The value of which this is the negation, if it was written so."""
+    maker = producer(var, "mul", "real_div", "sub")
+    if maker is None:
+        return None
+    if maker.op_type == "sub":
+        source = maker.y if number(maker.x) == 0 else None
+    elif number(maker.y) == -1:
+        source = maker.x
+    else:
+        source = maker.y if maker.op_type == "mul" and number(maker.x) == -1 else None
+    return source if source is not None and source.shape == var.shape else None
+
+
+def _one_more(var: Var) -> tuple[Operation, Operation] | None:
+    """The addition and the exponential of 1 + exp(x)."""
+    add = producer(var, "add")
+    if add is None:
+        return None
+    for one, other in ((add.x, add.y), (add.y, add.x)):
+        exponential = producer(other, "exp")
+        if number(one) == 1 and exponential is not None and var.shape == other.shape:
+            return add, exponential
+    return None
+
+
+def _softplus(op: Operation) -> WrittenExponential | None:
+    inner = _one_more(op.x)
+    epsilon = number(op.inputs.get("epsilon"))
+    if inner is None or not 0 <= (epsilon or 0) <= LOG_GUARD:
+        return None
+    return WrittenExponential("softplus", inner[1], (op, *inner))
+
+
+def _divided(op: Operation) -> WrittenExponential | None:
+    """Something divided by 1 + exp(x)."""
+    if op.op_type == "real_div":
+        inner, factor = _one_more(op.y), None if number(op.x) == 1 else op.x
+    else:
+        guarded = op.op_type == "inverse" and 0 <= (number(op.inputs.get("epsilon")) or 0) <= INVERSE_GUARD
+        whole = guarded or (op.op_type == "pow" and number(op.y) == -1)
+        inner, factor = (_one_more(op.x) if whole else None), None
+    if inner is None:
+        return None
+    exponential = inner[1]
+    if factor is None:
+        plain = op.outputs[0].shape == exponential.x.shape
+        return WrittenExponential("sigmoid", exponential, (op, *inner), True) if plain else None
+    if factor is exponential.outputs[0]:
+        return WrittenExponential("sigmoid", exponential, (op, *inner))
+    return WrittenExponential("sigmoid", exponential, (op, *inner), True, factor)
+
+
+def _quotient(op: Operation, top: Var, bottom: Var) -> WrittenExponential | None:
+    """exp(x) times the reciprocal of 1 + exp(x), or times the sigmoid of -x that it has become."""
+    exponential = producer(top, "exp")
+    maker = producer(bottom, "inverse", "pow", "real_div", "sigmoid")
+    if exponential is None or maker is None:
+        return None
+    if maker.op_type == "sigmoid":
+        same = negated(maker.x) is exponential.x or negated(exponential.x) is maker.x
+        return WrittenExponential("sigmoid", exponential, (op, maker, exponential)) if same else None
+    inner = _divided(maker)
+    if inner is None or inner.exponential is not exponential or inner.factor is not None:
+        return None
+    return WrittenExponential("sigmoid", exponential, (op, *inner.ops))

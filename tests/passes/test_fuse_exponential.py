@@ -1,0 +1,128 @@
+"""Softplus and sigmoid written out: where they are wrong they are named and repaired; others stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, mb, types, walk_ops
+from anesurgery.passes.fuse_exponential import FuseExponential
+from anesurgery.testing import apply_pass
+
+ONE, NONE = np.float16(1), np.float16(0)
+X = np.array([[-40, -14, -12, -3, -1, 0, 1, 3, 12, 40]], np.float16)
+
+
+def program(body: Callable[[Any], Any]) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(X.shape, dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def built(x: Var) -> Var:
+        return body(x)
+
+    return built
+
+
+def minus(x: Any) -> Any:
+    return mb.mul(x=x, y=np.float16(-1))
+
+
+def more(x: Any) -> Any:
+    return mb.add(x=mb.exp(x=x), y=ONE)
+
+
+def ratio(x: Any) -> Any:
+    e = mb.exp(x=x)
+    return mb.real_div(x=e, y=mb.add(x=ONE, y=e))
+
+
+def ratio_by_inverse(x: Any) -> Any:
+    e = mb.exp(x=x)
+    return mb.mul(x=mb.inverse(x=mb.add(x=e, y=ONE), epsilon=NONE), y=e)
+
+
+BREAKS = {
+    "softplus": (lambda x: mb.log(x=more(x), epsilon=NONE), ["softplus"]),
+    "softplus, 1 first": (lambda x: mb.log(x=mb.add(x=ONE, y=mb.exp(x=x)), epsilon=NONE), ["softplus"]),
+    "logistic loss": (lambda x: mb.log(x=more(minus(x)), epsilon=NONE), ["mul", "softplus"]),
+    "ratio": (ratio, ["sigmoid"]),
+    "ratio by inverse": (ratio_by_inverse, None),
+}
+"""Name -> the form, and the ops that are left (None: whichever)."""
+SAME = {
+    "inverse": (lambda x: mb.inverse(x=more(minus(x)), epsilon=NONE), ["sigmoid"]),
+    "inverse with its epsilon": (lambda x: mb.inverse(x=more(minus(x))), ["sigmoid"]),
+    "divided": (lambda x: mb.real_div(x=ONE, y=more(mb.sub(x=NONE, y=x))), ["sigmoid"]),
+    "power": (lambda x: mb.pow(x=more(minus(x)), y=np.float16(-1)), ["sigmoid"]),
+    "not negated": (lambda x: mb.real_div(x=ONE, y=more(x)), ["mul", "sigmoid"]),
+    "silu": (lambda x: mb.real_div(x=x, y=more(minus(x))), ["sigmoid", "mul"]),
+}
+"""Forms whose exponential overflows too, and of which IEEE's infinity makes the right 0."""
+FORMS = {**BREAKS, **SAME}
+
+
+def numbers(model: Program, precision: str) -> Any:
+    return next(iter(ane.run(model, {"x": X}, precision=precision).values())).astype(np.float64)
+
+
+def decibels(right: Any, value: Any) -> float:
+    error = np.mean((right - value) ** 2)
+    return float(10 * np.log10(np.max(np.abs(right)) ** 2 / error)) if np.isfinite(error) else -np.inf
+
+
+def named(model: Program) -> list[str]:
+    rows = ane.inspect(model, target="M1/macOS 14").ops
+    return [f.rule for row in rows for f in row.findings if f.rule == "num-exp"]
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_the_form_breaks_in_fp16(name: str) -> None:
+    before = program(BREAKS[name][0])
+    assert decibels(numbers(before, "fp32"), numbers(before, "fp16")) < 20
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_is_named_and_repaired(name: str) -> None:
+    body, left = FORMS[name]
+    before = program(body)
+    assert named(before) == ["num-exp"] * len(named(before)) != []
+    after, session = apply_pass(FuseExponential(), before)
+    assert session.changes
+    for precision in ("fp16", "ane"):
+        assert decibels(numbers(before, "fp32"), numbers(after, precision)) > 60
+    kinds = [op.op_type for op in walk_ops(after) if op.op_type != "const"]
+    assert left in (None, kinds)
+    assert "exp" not in kinds
+    assert not named(after)
+
+
+HARMLESS = {
+    "bounded": lambda x: mb.log(x=more(mb.tanh(x=x)), epsilon=NONE),
+    "clipped": lambda x: mb.inverse(x=more(mb.clip(x=x, alpha=NONE - 8, beta=NONE + 8)), epsilon=NONE),
+    "never positive": lambda x: mb.log(x=more(minus(mb.abs(x=x))), epsilon=NONE),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_nothing_is_said_where_nothing_overflows(name: str) -> None:
+    before = program(HARMLESS[name])
+    assert named(before) == []
+    assert decibels(numbers(before, "fp32"), numbers(before, "fp16")) > 60
+
+
+OTHERS = {
+    "log of 2 + exp": lambda x: mb.log(x=mb.add(x=mb.exp(x=x), y=np.float16(2)), epsilon=NONE),
+    "an epsilon of 0.5": lambda x: mb.inverse(x=more(x), epsilon=np.float16(0.5)),
+    "exp2": lambda x: mb.log(x=mb.add(x=mb.exp2(x=x), y=ONE), epsilon=NONE),
+    "square of the reciprocal": lambda x: mb.pow(x=more(x), y=np.float16(-2)),
+    "another exponent": lambda x: mb.mul(x=mb.exp(x=mb.abs(x=x)), y=mb.sigmoid(x=minus(x))),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_functions_stay(name: str) -> None:
+    _, session = apply_pass(FuseExponential(), program(OTHERS[name]))
+    assert not session.changes

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field
@@ -31,9 +32,10 @@ from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.files.runner_file import NAME, hashes
 from anesurgery.files.sizes import read_size
 from anesurgery.files.writing import check_place, write_atomically
+from anesurgery.forking import patched
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
-from anesurgery.mil import Array, quiet_host
+from anesurgery.mil import Array, mb, quiet_host
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
@@ -227,7 +229,8 @@ class _Builder:
         place, record = self.out / STAGES / f"{name}{suffix}", self.out / STAGES / f"{name}.json"
         if not (place.exists() and _read(record) == key):
             record.unlink(missing_ok=True)  # before the place changes, or it would speak of another one
-            write_atomically(place, make, overwrite=True)
+            with patched(mb, "name_count", defaultdict(int)):  # names that do not depend on what ran before
+                write_atomically(place, make, overwrite=True)
             arrays.write_text(record, json.dumps(key))
         return place
 

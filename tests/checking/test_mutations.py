@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,7 +88,9 @@ def outcomes(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
 def test_nearly_all_are_caught(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each survivor is listed with the reason why it computes the same, and there are no others."""
     monkeypatch.setattr(counterexample, "shrunk", lambda *given: "not made smaller: that takes half the time")
-    names = NAMES[::every]
+    names = [
+        name for name in NAMES if zlib.crc32(name.encode()) % every == 0
+    ]  # the same, whatever comes between
     found = {(name, what): caught for name in names for what, caught in outcomes(name, monkeypatch).items()}
     survived = {key for key, caught in found.items() if not caught}
     assert survived == {key for key in EQUIVALENT if key[0] in names}

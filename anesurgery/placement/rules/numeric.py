@@ -416,10 +416,9 @@ RULES: tuple[Rule, ...] = (
         frozenset({"log", "inverse", "real_div", "pow", "mul"}),
         "the exponential passes 65504 though the result is small: log(1 + exp(x)) is then infinite, "
         "exp(x) / (1 + exp(x)) NaN, and in the engine, which has no infinities, 1 / (1 + exp(-x)) is not 0",
-        f"the range of fp16 (IEEE 754); {STUDY}",
+        STUDY,
         test=overflowing_exponential,
         kind="numeric",
-        grade=Grade.DOCUMENTED,
         remedy="fuse_exponential",
     ),
 )

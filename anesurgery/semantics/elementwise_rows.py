@@ -15,6 +15,13 @@ from anesurgery.semantics.meaning import Meaning, Operand, Ranges, aligned, time
 from anesurgery.semantics.reading import number
 from anesurgery.semantics.row_lengths import mean_square, spans_rows, squared
 
+DIP = -0.2785
+"""Below the least value of x * sigmoid(x), -0.27846; that of gelu is -0.17."""
+NORMAL = 2.0**-14
+"""The smallest number of fp16 that is not subnormal."""
+STEP = 2.0**-9
+"""How far, relatively, fp16 may round a sum and a quotient of it."""
+
 
 def _monotone(op: Operation, ranges: Ranges) -> Interval:
     return image(op, ranges.at(op.x)) or ANY
@@ -139,6 +146,28 @@ def _select(op: Operation, ranges: Ranges) -> Interval:
     return min(a, c), max(b, d)
 
 
+def _gate(op: Operation, ranges: Ranges) -> Interval:
+    """A value times a share of it: gelu and silu dip below 0 by at most 0.28, and nowhere exceed the value."""
+    low, high = ranges.at(op.x)
+    return (0.0 if low >= 0 else max(low, DIP)), max(high, 0.0)
+
+
+def _guarded(op: Operation, ranges: Ranges) -> Interval | None:
+    """What an op with an epsilon reads, the epsilon added; None where fp16 may make it 0 or subnormal."""
+    low, high = ranges.at(op.x)
+    epsilon = number(op.inputs.get("epsilon")) or 0.0
+    return None if low < 0 or low + epsilon < NORMAL else (low + epsilon, high + epsilon)
+
+
+def _inverse(op: Operation, ranges: Ranges) -> Interval:
+    """At most what the least operand gives, a step of fp16 added."""
+    ends = _guarded(op, ranges)
+    if ends is None:
+        return ANY
+    low, high = (math.sqrt(v) for v in ends) if op.op_type == "rsqrt" else ends
+    return (1 - STEP) / high, (1 + STEP) / low
+
+
 def _by_channel(op: Operation) -> tuple[Operand, ...]:
     """Activations with a parameter for each channel."""
     stored = [Operand(k, op.inputs[k], (1,)) for k in ("alpha", "beta") if op.inputs.get(k) is not None]
@@ -151,6 +180,8 @@ RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
     **dict.fromkeys(names("tanh erf sin cos softsign sign"), (-1.0, 1.0)),
     "relu6": (0.0, 6.0),
     "atan": (-1.58, 1.58),
+    **dict.fromkeys(names("gelu silu"), _gate),
+    **dict.fromkeys(names("inverse rsqrt"), _inverse),
     "abs": _abs,
     "add": _add,
     "cast": _cast,

@@ -94,6 +94,8 @@ def _running(op: Operation, ranges: Ranges) -> Interval:
 def _layer_norm(op: Operation, ranges: Ranges) -> Interval:
     """A normalised element is at most sqrt(n - 1), for n elements."""
     shape, axes = static_shape(op.x), ints(op, "axes") or [-1]
+    if op.op_type == "instance_norm":
+        axes = list(range(2, op.x.rank))
     if shape is None:
         return ANY
     count = math.prod(shape[a] for a in axes)
@@ -115,6 +117,6 @@ ROWS: dict[str, Meaning] = {
     "softmax": Meaning((0.0, 1.0), _along),
     "layer_norm": Meaning(_layer_norm, _normalized),
     "batch_norm": Meaning(axes=_channels),
-    "instance_norm": Meaning(axes=_channels),
+    "instance_norm": Meaning(_layer_norm, _channels),
     "l2_norm": Meaning((-1.0, 1.0), _pictures),
 }

@@ -359,6 +359,31 @@ def test_speaks_and_keeps_silent(name: str) -> None:
     assert said(BY_ID[name], silent()) == []
 
 
+SMALL: dict[str, Callable[[Any], Any]] = {
+    "instance norm": lambda x: mb.instance_norm(x=x, epsilon=np.float16(1e-5)),
+    "gelu of a norm": lambda x: mb.gelu(x=mb.layer_norm(x=x, axes=[-1], epsilon=np.float16(1e-5))),
+    "silu of a norm": lambda x: mb.silu(x=mb.layer_norm(x=x, axes=[-1], epsilon=np.float16(1e-5))),
+    "inverse": lambda x: mb.inverse(x=mb.add(x=mb.abs(x=x), y=np.float16(1))),
+    "inverse root": lambda x: mb.rsqrt(x=mb.abs(x=x), epsilon=np.float16(1e-3)),
+}
+"""Values whose squares no input makes overflow."""
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_squares_of_small_values_are_no_finding(name: str) -> None:
+    squares = program(lambda x: mb.square(x=SMALL[name](x)), (1, 8, 64))
+    assert said(BY_ID["num-square"], squares) == []
+
+
+@pytest.mark.parametrize(
+    "loud",
+    [lambda x: mb.gelu(x=x), lambda x: mb.inverse(x=x), lambda x: mb.rsqrt(x=x, epsilon=np.float16(1e-3))],
+    ids=["gelu", "inverse", "inverse root"],
+)
+def test_squares_of_what_has_no_bound_are(loud: Callable[[Any], Any]) -> None:
+    assert said(BY_ID["num-square"], program(lambda x: mb.square(x=loud(x)), (1, 8, 64)))
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.id)
 def test_a_rule_is_whole(rule: Rule) -> None:
     assert rule.legal is None

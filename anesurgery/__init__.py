@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from anesurgery.compressing.compression import Compression, compress
     from anesurgery.compressing.sensitivity import Sensitivity, sensitivity
     from anesurgery.errors import Refusal, SurgeryError, SurgeryWarning
+    from anesurgery.examples.example_models import example
     from anesurgery.files.compiled_package import decompile
     from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
@@ -82,6 +83,7 @@ _HOMES = {
     "compress": "compressing.compression",
     "draw": "show.pictures",
     "decompile": "files.compiled_package",
+    "example": "examples.example_models",
     "extract": "splitting.merge",
     "first_divergence": "checking.divergence",
     "generate": "interpret.decoding",
@@ -138,6 +140,7 @@ __all__ = [
     "compress",
     "decompile",
     "draw",
+    "example",
     "extract",
     "first_divergence",
     "generate",

@@ -36,7 +36,7 @@ TARGET = "M4/macOS 27"
 NEXT = """
   .venv/bin/anesurgery inspect {folder}/gpt2.mlpackage
   .venv/bin/anesurgery explain causal_mask_tensor
-  .venv/bin/anesurgery apply gpt2_ane {folder}/gpt2.mlpackage build/mine.mlpackage --prove both"""
+  .venv/bin/anesurgery apply {folder}/gpt2.mlpackage gpt2_ane --out build/mine.mlpackage --prove both"""
 PROMPT = "Redistributions of source code must retain the above copyright notice, this list of "
 
 
@@ -159,7 +159,7 @@ def main() -> None:
     console = Console(width=WIDTH, record=True)
     console.print(surgeries.surgery_group(surgery))
     if arguments.svg is not None:
-        console.save_svg(str(arguments.svg), title="anesurgery apply gpt2_ane", clear=False)
+        console.save_svg(str(arguments.svg), title="anesurgery apply gpt2.mlpackage gpt2_ane", clear=False)
     (BUILD / "report.txt").write_text(console.export_text(), encoding="utf-8")
     (BUILD / "report.json").write_text(json.dumps(surgery.to_json(), indent=2), encoding="utf-8")
     for name, model in (("before", before), ("after", BUILD / "gpt2_ane.mlpackage")):

@@ -117,6 +117,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
         {"one": at / "small.mlpackage", "two": at / "small.mlpackage"}, at / "merged.mlpackage", overwrite=True
     ),
     "ranges": lambda _: ane.ranges(small()),
+    "example": lambda at: ane.example("unet", at / "example.mlpackage", overwrite=True),
     "swift": lambda at: ane.swift(at / "built", at / "swift", overwrite=True),
     "stream": lambda _: list(ane.stream(counting(), [1, 2], 2)),
     "build": lambda at: ane.build(

@@ -32,9 +32,14 @@ from anesurgery.commands.options import (
     Json,
     Member,
     Model,
+    OldOut,
+    Out,
     Quiet,
     Seed,
+    any_place,
     complete_steps,
+    model_first,
+    one_place,
     show,
 )
 from anesurgery.commands.picturing import draw
@@ -42,6 +47,7 @@ from anesurgery.commands.recording import calibrate, learn, measure
 from anesurgery.commands.shipping_models import build, chat, swift
 from anesurgery.commands.sizing import choose_sizes, sizes
 from anesurgery.commands.splitting_models import extract, merge, split
+from anesurgery.commands.trying import example
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
 from anesurgery.errors import ProofError, SurgeryError, UnknownName
@@ -99,6 +105,7 @@ def options(
 
 app.command("list")(list_)
 app.command()(explain)
+app.command()(example)
 app.command()(inspect)
 app.command()(decompile)
 app.command()(generate)
@@ -123,17 +130,15 @@ app.command()(sizes)
 
 @app.command()
 def apply(
+    source: Model,
     steps: Annotated[
         str,
         typer.Argument(
             help="A recipe, or passes with commas.", show_default=False, autocompletion=complete_steps
         ),
     ],
-    source: Model,
-    target_path: Annotated[
-        str | None,
-        typer.Argument(metavar="OUT", help="The .mlpackage or .mlmodel to write.", show_default=False),
-    ] = None,
+    positional_out: OldOut = None,
+    out: Out = None,
     target: Annotated[str | None, typer.Option(help='Chip and OS, as "M1/macOS 14".')] = None,
     member: Member = None,
     assume: Annotated[
@@ -158,8 +163,8 @@ def apply(
     quiet: Quiet = False,
 ) -> None:
     """Apply a recipe or passes to a model and write the result."""
-    if target_path is None and not dry_run:
-        raise SurgeryError("OUT is missing; name the package to write, or use --dry-run")
+    source, steps = model_first(source, steps, quiet or as_json)
+    target_path = (any_place if dry_run else one_place)(out, positional_out)
     if prove not in PROOFS:
         raise UnknownName("proof", prove, PROOFS)
     load_engine(quiet)
@@ -171,7 +176,7 @@ def apply(
     from anesurgery.surgery import steps_of
 
     if target_path is not None and not dry_run:
-        check_target(Path(source), Path(target_path), overwrite, subject_of(steps_of(chosen)).suffix)
+        check_target(Path(source), target_path, overwrite, subject_of(steps_of(chosen)).suffix)
     surgery = operate(
         source,
         chosen,

@@ -7,16 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.options import Aim, Function, Json, Model, Quiet, show
+from anesurgery.commands.options import Aim, Function, Json, Model, OldOut, Out, Quiet, one_place, show
 from anesurgery.commands.waiting import load_engine, progress
 
 
 def compress(
     model: Model,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .mlpackage to write.", show_default=False)],
     inputs: Annotated[
         list[Path], typer.Option(help="An .npz file of arrays by input name, one sample; repeat for more.")
     ],
+    positional_out: OldOut = None,
+    out: Out = None,
     bits: Annotated[float, typer.Option(help="Bits of a number: 1, 2, 3, 4, 6 or 8.")] = 4,
     mixed: Annotated[
         bool, typer.Option(help="Bits for each weight by what they cost at the outputs; --bits on average.")
@@ -32,13 +33,14 @@ def compress(
     quiet: Quiet = False,
 ) -> None:
     """Compress the weights of a model in forms that the chip runs fast, corrected by samples (GPTQ)."""
+    place = one_place(out, positional_out)
     load_engine(quiet)
     from anesurgery.compressing.compression import compress as compressed
     from anesurgery.files import arrays
     from anesurgery.files.writing import check_target
     from anesurgery.show import compressions
 
-    check_target(Path(model).expanduser(), out.expanduser().absolute(), overwrite)
+    check_target(Path(model).expanduser(), place.expanduser().absolute(), overwrite)
     samples: list[Any] = [arrays.read(path) for path in inputs]
     options: dict[str, Any] = {
         "target": target,
@@ -49,5 +51,5 @@ def compress(
     }
     with progress("weights", quiet or as_json) as told:
         found = compressed(model, bits, inputs=samples, told=told, **options)
-    found.save(out, overwrite=overwrite)
+    found.save(place, overwrite=overwrite)
     show(found.to_json(), compressions.compression_group(found), as_json, quiet)

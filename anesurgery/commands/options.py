@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from anesurgery import registry
+from anesurgery.errors import SurgeryError
 
 BAD_INPUT = 64
 """Exit code of bad usage and bad input, as in sysexits.h; 2 is left to `inspect --status`."""
 DEFECT = 70
 """Exit code of an unforeseen error: a defect of this program."""
 
+SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc")
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Where to write; OUT as the last argument is the same.")
+]
+OldOut = Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The same as --out.", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Model = Annotated[str, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc.", show_default=False)]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled inputs.")]
@@ -35,6 +45,47 @@ def complete_name(incomplete: str) -> list[str]:
     """For the shell: names of recipes and passes."""
     names = [*registry.recipe_names(), *registry.pass_names()]
     return [name for name in names if name.startswith(incomplete)]
+
+
+def model_first(first: str, second: str, quiet: bool = False) -> tuple[str, str]:
+    """The model and the steps, in whichever order they were written; the older one, steps first, says so.
+
+    Args:
+        first: what was written first.
+        second: what was written after it.
+        quiet: is nothing said?
+    """
+    if _is_model(first) or not _is_model(second):
+        return first, second
+    if not quiet:
+        print("the model comes first now: apply MODEL STEPS; the older order still works", file=sys.stderr)
+    return second, first
+
+
+def _is_model(word: str) -> bool:
+    return word.endswith(SUFFIXES) or os.path.exists(word)
+
+
+def one_place(out: Path | None, positional: Path | None) -> Path:
+    """Where to write, by `--out` or as the last argument.
+
+    Raises:
+        SurgeryError: both are given, and differ; or neither is.
+    """
+    if (place := any_place(out, positional)) is None:
+        raise SurgeryError("where to write is missing: name it with --out")
+    return place
+
+
+def any_place(out: Path | None, positional: Path | None) -> Path | None:
+    """Where to write, by `--out` or as the last argument; None without either.
+
+    Raises:
+        SurgeryError: both are given, and differ.
+    """
+    if out is not None and positional is not None and out != positional:
+        raise SurgeryError(f"two places to write are named, {positional} and --out {out}; keep one")
+    return positional if out is None else out
 
 
 Aim = Annotated[str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+", "iPhone/iOS 18", "any".')]

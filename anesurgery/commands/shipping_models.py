@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from anesurgery.commands.options import Aim, Json, Quiet, Seed, show
+from anesurgery.commands.options import Aim, Json, OldOut, Out, Quiet, Seed, one_place, show
 from anesurgery.commands.waiting import load_engine, waiting
 
 
@@ -18,7 +18,8 @@ def build(
             metavar="HF_FOLDER", help="A checkpoint: config, safetensors, tokenizer.", show_default=False
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.", show_default=False)],
+    positional_out: OldOut = None,
+    out: Out = None,
     context: Annotated[
         int | None, typer.Option(min=2, help="Most tokens of prompt and answer; 2048, or what it was made for.")
     ] = None,
@@ -32,13 +33,14 @@ def build(
     quiet: Quiet = False,
 ) -> None:
     """Make a folder that writes text from a checkpoint of Hugging Face; one that was stopped goes on."""
+    place = one_place(out, positional_out)
     load_engine(quiet)
     from anesurgery.shipping.building import build as make
 
     with waiting("building", quiet or as_json):
         built = make(
             folder,
-            out,
+            place,
             context=context,
             target=target,
             bits=bits,

@@ -81,25 +81,26 @@ def test_apply_writes_a_package(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     out_path = tmp_path / "out.mlpackage"
-    code, out, _ = call(monkeypatch, capsys, "apply", "negate_subtract", package, out_path)
+    code, out, _ = call(monkeypatch, capsys, "apply", package, "negate_subtract", "--out", out_path)
     assert code == 0
     assert "1 edit: 1 bit for bit" in out
     assert "= sub(" not in to_text(load(out_path).program)
 
 
+def test_steps_before_the_model_still_work_and_say_so(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out_path = tmp_path / "out.mlpackage"
+    code, _, err = call(monkeypatch, capsys, "apply", "negate_subtract", package, out_path)
+    assert code == 0
+    assert "the model comes first now" in err
+    assert out_path.exists()
+
+
 def test_dry_run_writes_nothing_and_json_is_json(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    words = (
-        "apply",
-        "negate_subtract",
-        package,
-        tmp_path / "out.mlpackage",
-        "--dry-run",
-        "--json",
-        "--target",
-        "M1",
-    )
+    words = ("apply", package, "negate_subtract", "--dry-run", "--json", "--target", "M1")
     code, out, err = call(monkeypatch, capsys, *words)
     found = json.loads(out)
     assert code == 0
@@ -113,28 +114,30 @@ def test_dry_run_writes_nothing_and_json_is_json(
 def test_quiet_prints_nothing(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    words = ("apply", "negate_subtract", package, tmp_path / "out.mlpackage", "--quiet")
+    words = ("apply", package, "negate_subtract", "--out", tmp_path / "out.mlpackage", "--quiet")
     assert call(monkeypatch, capsys, *words) == (0, "", "")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("apply", "gpt2_anee", "IN", "OUT"), "unknown pass or recipe 'gpt2_anee'; did you mean 'gpt2_ane'"),
-        (("apply", "negate_subtract", "NOWHERE", "OUT"), "does not exist; in its folder: model.mlpackage"),
-        (("apply", "negate_subtract", "IN", "IN"), "is the input, which is never changed"),
-        (("apply", "negate_subtract", "IN", "THERE"), "exists; choose another name"),
-        (("apply", "negate_subtract", "IN"), "OUT is missing; name the package to write, or use --dry-run"),
-        (("apply", "pad_last_axis", "IN", "OUT", "--set", "multipel=32"), "did you mean 'multiple'"),
-        (("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple"), "write it as option=value"),
-        (("apply", "pad_last_axis", "IN", "OUT", "--set", "multiple=0"), "must be a positive integer"),
+        (("apply", "IN", "gpt2_anee", "OUT"), "unknown pass or recipe 'gpt2_anee'; did you mean 'gpt2_ane'"),
+        (("apply", "NOWHERE", "negate_subtract", "OUT"), "does not exist; in its folder: model.mlpackage"),
+        (("apply", "IN", "negate_subtract", "IN"), "is the input, which is never changed"),
+        (("apply", "IN", "negate_subtract", "THERE"), "exists; choose another name"),
+        (("apply", "IN", "negate_subtract"), "where to write is missing: --out"),
+        (("apply", "IN", "pad_last_axis", "OUT", "--set", "multipel=32"), "did you mean 'multiple'"),
+        (("apply", "IN", "pad_last_axis", "OUT", "--set", "multiple"), "write it as option=value"),
+        (("apply", "IN", "pad_last_axis", "OUT", "--set", "multiple=0"), "must be a positive integer"),
         (
-            ("apply", "pad_last_axis", "IN", "OUT", "--prove", "maybe"),
+            ("apply", "IN", "pad_last_axis", "OUT", "--prove", "maybe"),
             "'maybe'; known: both, model, none, sites",
         ),
-        (("apply", ",", "IN", "OUT"), "no recipe or pass is named"),
-        (("apply", "gpt2_ane", "IN", "OUT", *LEFT), "gpt2_ane changed nothing: the model has no attention"),
-        (("apply", "negate_subtract", "TEXT", "OUT"), "is not a Core ML specification, or is damaged"),
+        (("apply", "IN", ",", "OUT"), "no recipe or pass is named"),
+        (("apply", "IN", "gpt2_anee", "--out", "OUT"), "did you mean 'gpt2_ane'"),
+        (("apply", "IN", "negate_subtract", "OUT", "--out", "THERE"), "two places to write are named"),
+        (("apply", "IN", "gpt2_ane", "OUT", *LEFT), "gpt2_ane changed nothing: the model has no attention"),
+        (("apply", "TEXT", "negate_subtract", "OUT"), "is not a Core ML specification, or is damaged"),
         (("list", "pass"), "did you mean 'passes'"),
         (("explain", "pad_last_axes"), "did you mean 'pad_last_axis'"),
         (("compare", "IN", "NOWHERE"), "does not exist"),
@@ -182,7 +185,7 @@ def test_compare_and_diff_end_with_1_where_models_differ(
 
 
 def test_no_progress_bar_without_a_terminal(package: Path, tmp_path: Path) -> None:
-    words = ["apply", "negate_subtract", str(package), str(tmp_path / "out.mlpackage")]
+    words = ["apply", str(package), "negate_subtract", str(tmp_path / "out.mlpackage")]
     command = [sys.executable, "-m", "anesurgery", *words]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0
@@ -192,7 +195,7 @@ def test_no_progress_bar_without_a_terminal(package: Path, tmp_path: Path) -> No
 def test_a_step_is_left_out_in_either_spelling(
     package: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    words = ("apply", "negate_subtract,pad_last_axis", package, "--dry-run", "--json", "--set")
+    words = ("apply", package, "negate_subtract,pad_last_axis", "--dry-run", "--json", "--set")
     for value, left in (("False", 1), ("false", 1), ("true", 2)):
         _, out, _ = call(monkeypatch, capsys, *words, f"pad_last_axis={value}")
         assert len(json.loads(out)["steps"]) == left
@@ -205,7 +208,7 @@ def test_unforeseen_errors_are_one_line_and_debug_shows_them(
         raise KeyError("lost")
 
     monkeypatch.setattr(cli, "_steps", lost)
-    words = ("apply", "negate_subtract", package, "--dry-run")
+    words = ("apply", package, "negate_subtract", "--dry-run")
     code, _, err = call(monkeypatch, capsys, *words)
     assert (code, err) == (DEFECT, "anesurgery: KeyError: 'lost' (--debug shows where)\n")
     with pytest.raises(KeyError, match="lost"):

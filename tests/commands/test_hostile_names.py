@@ -22,7 +22,7 @@ NAME = "[/b][bold]x[/bold][/] \x1b[31mred\x1b[2J\u202e:smile:\x00\x07"
 WORDS = (
     ("inspect", "IN"),
     ("inspect", "IN", "OTHER"),
-    ("apply", "negate_subtract", "IN", "OUT", "--prove", "both"),
+    ("apply", "IN", "negate_subtract", "OUT", "--prove", "both"),
     ("run", "IN"),
     ("ranges", "IN"),
     ("compare", "IN", "OTHER"),

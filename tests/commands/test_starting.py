@@ -92,7 +92,7 @@ def test_ctrl_c_ends_it_whenever_it_comes(after: str | None, tmp_path: Path) -> 
     """
     model, out = ROOT / "nowhere.mlpackage", tmp_path / "out.mlpackage"
     started = subprocess.Popen(
-        [sys.executable, "-X", "importtime", *MAIN[1:], "apply", "auto", str(model), str(out)],
+        [sys.executable, "-X", "importtime", *MAIN[1:], "apply", str(model), "auto", str(out)],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,

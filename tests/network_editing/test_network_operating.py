@@ -325,11 +325,11 @@ def test_a_layer_pass_is_no_pass_of_a_conversion() -> None:
 
 def test_the_command_line(tmp_path: Path) -> None:
     path, out = saved(network(), tmp_path), tmp_path / "new.mlmodel"
-    shown = CliRunner().invoke(cli.app, ["apply", NAME, str(path), str(out), "--prove", "both"])
+    shown = CliRunner().invoke(cli.app, ["apply", str(path), NAME, str(out), "--prove", "both"])
     assert shown.exit_code == 0, shown.output
     assert "keep off the ANE: 2 of 2 -> 0 of 1" in shown.output
     assert kinds(read_spec(out)) == ["activation"]
-    wrong = CliRunner().invoke(cli.app, ["apply", NAME, str(path), str(tmp_path / "n.mlpackage")])
+    wrong = CliRunner().invoke(cli.app, ["apply", str(path), NAME, str(tmp_path / "n.mlpackage")])
     assert isinstance(wrong.exception, LoadError)
 
 

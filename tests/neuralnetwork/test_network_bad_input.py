@@ -146,7 +146,7 @@ def test_a_file_that_the_schema_of_today_calls_corrupt(corpus: Path) -> None:
 
 @pytest.mark.parametrize("name", ["few weights", "a cycle", "a scaler for nothing", "few labels"])
 @pytest.mark.parametrize(
-    "words", [("run", "IN", "--out", "OUT.npz"), ("apply", "negate_subtract", "IN", "OUT.mlpackage")]
+    "words", [("run", "IN", "--out", "OUT.npz"), ("apply", "IN", "negate_subtract", "OUT.mlpackage")]
 )
 def test_the_command_line_says_it_in_a_line(
     words: tuple[str, ...],

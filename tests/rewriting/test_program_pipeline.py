@@ -198,6 +198,6 @@ def test_layers_beside_programs_are_refused(three: Path) -> None:
 def test_the_command_line_repairs_a_pipeline(three: Path, tmp_path: Path) -> None:
     fixed, applied = tmp_path / "fixed.mlpackage", tmp_path / "applied.mlpackage"
     cli.app(["inspect", str(three), "--fix", str(fixed), "--quiet"], standalone_mode=False)
-    cli.app(["apply", "remove_identity", str(three), str(applied), "--quiet"], standalone_mode=False)
+    cli.app(["apply", str(three), "remove_identity", str(applied), "--quiet"], standalone_mode=False)
     for path in (fixed, applied):
         assert ane.compare(three, path).ok

@@ -123,8 +123,8 @@ def test_the_command(tmp_path: Path) -> None:
     source = ane.save(ane.load(net("palette")), tmp_path / "before.mlpackage")
     words = [
         "apply",
-        "fold_batch_norm",
         str(source),
+        "fold_batch_norm",
         str(tmp_path / "after.mlpackage"),
         "--compressed",
         "reencode",

@@ -1,0 +1,47 @@
+"""`anesurgery example`: a small model to try the other commands on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anesurgery.commands.options import Json, Quiet, show
+from anesurgery.commands.waiting import load_engine, waiting
+
+NEXT = """{path}: {words}, random weights, {size}
+try:
+  anesurgery inspect {path} --target "{target}"
+  anesurgery apply {path} {recipe} --out {after} --target "{target}"
+  anesurgery inspect {path} {after} --target "{target}\""""
+"""What to do with it. Each example gains something on the target that is named here."""
+TARGET = "M1/macOS 14"
+
+
+def example(
+    name: Annotated[
+        str, typer.Argument(help="gpt2, llama, bert, vit, whisper or unet.", show_default=False)
+    ] = "gpt2",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The .mlpackage to write; NAME.mlpackage when absent.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a small model to try this on: a real architecture with random weights."""
+    load_engine(quiet or as_json)
+    from anesurgery.examples.example_models import EXAMPLES
+    from anesurgery.examples.example_models import example as make
+    from anesurgery.semantics.reading import in_words
+
+    with waiting("converting", quiet or as_json):
+        path = make(name, out, overwrite=overwrite)
+    chosen, size = EXAMPLES[name], sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    shown = Path(f"{name}.mlpackage") if out is None else out
+    after = shown.with_name(f"{shown.stem}_ane{shown.suffix}")
+    words = NEXT.format(
+        path=shown, words=chosen.words, size=in_words(size), target=TARGET, recipe=chosen.recipe, after=after
+    )
+    show({"path": str(path), "recipe": chosen.recipe, "bytes": size}, words, as_json, quiet)

@@ -1,0 +1,54 @@
+"""Each example gains on the target that `anesurgery example` names, by its recipe, with the numbers kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery.commands import app as cli
+from anesurgery.commands.trying import TARGET
+from anesurgery.errors import LoadError, UnknownName
+from anesurgery.examples.example_models import EXAMPLES
+
+SLOW = {"llama", "bert", "vit", "whisper"}
+CASES: list[Any] = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in EXAMPLES]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_share_rises_and_the_numbers_stay(name: str, tmp_path: Path) -> None:
+    path = ane.example(name, tmp_path / "model.mlpackage")
+    surgery = ane.apply(path, EXAMPLES[name].recipe, target=TARGET, prove="model", quiet=True)
+    after = surgery.save(tmp_path / "after.mlpackage")
+    old, new = (ane.inspect(p, target=TARGET) for p in (path, after))
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+    assert (new.residency["flop"], new.residency["ops"]) > (old.residency["flop"], old.residency["ops"])
+    assert old.time is None or (new.time is not None and new.time.ms < old.time.ms)
+
+
+def test_the_same_name_gives_the_same_bytes(tmp_path: Path) -> None:
+    one, two = (ane.example("unet", tmp_path / f"{k}.mlpackage") for k in range(2))
+    files = [sorted(p for p in path.rglob("*") if p.is_file()) for path in (one, two)]
+    assert [p.read_bytes() for p in files[0]] == [p.read_bytes() for p in files[1]]
+
+
+def test_bad_names_and_places(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="did you mean 'gpt2'"):
+        ane.example("gpt", tmp_path / "a.mlpackage")
+    (tmp_path / "there.mlpackage").mkdir()
+    with pytest.raises(LoadError, match="exists"):
+        ane.example("unet", tmp_path / "there.mlpackage")
+    with pytest.raises(LoadError, match="let it end in .mlpackage"):
+        ane.example("unet", tmp_path / "there.onnx")
+
+
+def test_the_command_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(cli.app, ["example", "unet"])
+    assert shown.exit_code == 0, shown.output
+    assert (tmp_path / "unet.mlpackage").is_dir()
+    assert "anesurgery apply unet.mlpackage unet_ane --out unet_ane.mlpackage" in shown.output

@@ -125,7 +125,7 @@ def test_quiet_prints_nothing(
         (("apply", "NOWHERE", "negate_subtract", "OUT"), "does not exist; in its folder: model.mlpackage"),
         (("apply", "IN", "negate_subtract", "IN"), "is the input, which is never changed"),
         (("apply", "IN", "negate_subtract", "THERE"), "exists; choose another name"),
-        (("apply", "IN", "negate_subtract"), "where to write is missing: --out"),
+        (("apply", "IN", "negate_subtract"), "where to write is missing: name it with --out"),
         (("apply", "IN", "pad_last_axis", "OUT", "--set", "multipel=32"), "did you mean 'multiple'"),
         (("apply", "IN", "pad_last_axis", "OUT", "--set", "multiple"), "write it as option=value"),
         (("apply", "IN", "pad_last_axis", "OUT", "--set", "multiple=0"), "must be a positive integer"),

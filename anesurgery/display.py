@@ -18,7 +18,7 @@ RENDERERS = tuple(
 )
 """The modules that register renderers."""
 
-Form: TypeAlias = Literal["text", "html", "json", "page"]
+Form: TypeAlias = Literal["text", "details", "html", "json", "page"]
 """A terminal's text, a notebook cell, plain data, a file of its own."""
 
 _DRAWN: dict[tuple[str, Form], Callable[..., Any]] = {}

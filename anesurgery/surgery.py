@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
+from anesurgery.display import drawn
 from anesurgery.doors import check_fields, door
 from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, warn
 from anesurgery.files.interface import Interface
@@ -58,6 +59,8 @@ class Surgery(Report):
     """The inspections before and after; of neural networks alone, which cost next to nothing."""
     times: tuple[Time | None, Time | None] = (None, None)
     """The estimated times before and after."""
+    stands: tuple[Standing | None, Standing | None] = (None, None)
+    """How the model stood and stands on the target, or on all chips; None where nobody asked or knows."""
     proof: Comparison | None = None
     """The comparison of whole models, when it was asked for."""
 
@@ -75,6 +78,11 @@ class Surgery(Report):
         """The estimated times before and after, and the band of their ratio; None where a side has none."""
         before, after = self.times
         return None if before is None or after is None else change(before, after)
+
+    @property
+    def details(self) -> str:
+        """The report with what each grade rests on, and the steps that found nothing to change."""
+        return str(drawn(self, "details"))
 
     @cached_property
     def model(self) -> Any:
@@ -305,6 +313,7 @@ def _surgery(
         after=edited.op_counts,
         inspected=inspected,
         times=(start.time, after),
+        stands=(start.standing, end),
         notes=[*edited.notes(start.model or edited), *kept_off(*inspected), *session.notes, *recoded, *caveats],
     )
 

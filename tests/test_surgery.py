@@ -257,7 +257,7 @@ def test_refusals_are_shown_with_reason_and_place() -> None:
 
     surgery = ane.apply(squares(), Picky(), quiet=True)
     assert "skipped: picky: %x is an input (at square)" in str(surgery)
-    assert "nothing to change: no step found a site" in str(surgery)
+    assert str(surgery).startswith("nothing was changed")
 
 
 def test_names_passes_and_recipes_may_be_given() -> None:

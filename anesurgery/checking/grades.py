@@ -150,8 +150,13 @@ def weaker(one: SiteCheck, other: SiteCheck) -> SiteCheck:
     )
 
 
-def summary(checks: Iterable[SiteCheck]) -> str:
-    """How many edits reached which grade: ``3 bit for bit, 2 proved, 1 checked on 4096 numbers``."""
+def summary(checks: Iterable[SiteCheck], *, fine: bool = True) -> str:
+    """How many edits reached which grade: ``3 bit for bit, 2 proved, 1 checked on 4096 numbers``.
+
+    Args:
+        checks: of the edits.
+        fine: with what each grade rests on, and what stands against a higher one?
+    """
     by_grade: dict[Grade, list[SiteCheck]] = {}
     for check in checks:
         by_grade.setdefault(check.grade, []).append(check)
@@ -164,22 +169,24 @@ def summary(checks: Iterable[SiteCheck]) -> str:
             words += f" on {'at least ' if any(c.values != least for c in found) else ''}{least} numbers"
             words += " each" if len(found) > 1 else ""
         said.append(words)
-    needs = Counter(c.preconditions for by in by_grade.values() for c in by if c.preconditions)
-    said += [f"{n} {'holds' if n == 1 else 'hold'} for {what} only" for what, n in needs.items()]
-    if ranged := sum(c.ranged for by in by_grade.values() for c in by):
+    every = [check for found in by_grade.values() for check in found]
+    return ", ".join(said + (_fine_print(every) if fine else []))
+
+
+def _fine_print(checks: Sequence[SiteCheck]) -> list[str]:
+    """What the grades rest on, and what stands against a higher one."""
+    needs = Counter(c.preconditions for c in checks if c.preconditions)
+    said = [f"{n} {'holds' if n == 1 else 'hold'} for {what} only" for what, n in needs.items()]
+    if ranged := sum(c.ranged for c in checks):
         said.append(f"{ranged} {'rests' if ranged == 1 else 'rest'} on ranges that the interval analysis shows")
-    said += _in_halves([c for by in by_grade.values() for c in by])
-    unproved = Counter(c.no_proof for by in by_grade.values() for c in by if c.no_proof)
+    said += _in_halves(checks)
+    unproved = Counter(c.no_proof for c in checks if c.no_proof)
     said += [f"{n} not proved: {why}" for why, n in unproved.items()]
-    gaps = Counter(
-        f"not tried on {' or '.join(c.untried)}" for by in by_grade.values() for c in by if c.untried
-    )
+    gaps = Counter(f"not tried on {' or '.join(c.untried)}" for c in checks if c.untried)
     said += [f"{n} {what}" for what, n in gaps.items()]
-    left_out = sum(c.left_out for by in by_grade.values() for c in by)
-    said += (
-        [f"{left_out} elements that differ left out, where the old side defines nothing"] if left_out else []
-    )
-    return ", ".join(said)
+    if left_out := sum(c.left_out for c in checks):
+        said.append(f"{left_out} elements that differ left out, where the old side defines nothing")
+    return said
 
 
 def _in_halves(checks: Sequence[SiteCheck]) -> list[str]:

@@ -21,6 +21,7 @@ from anesurgery.checking.grades import Grade
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.checking.planes import alike
 from anesurgery.checking.stand_ins import StandIns
+from anesurgery.checking.value_numbering import reason_of
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic import field
@@ -205,7 +206,7 @@ def _agree(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False)
     except Zero:
         raise
     except InterpretError as error:
-        return NoProof(str(error).splitlines()[0])
+        return NoProof(reason_of(error))
     arithmetic.degree = max([arithmetic.degree, *(x.degree for pair in pairs for x in pair)])
     if not all(a.same(b) for a, b in pairs):
         return APART

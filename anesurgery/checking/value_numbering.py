@@ -227,8 +227,8 @@ def _same(var: Var, value: Value, used: Sequence[Value]) -> Value:
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of an error of the interpreter."""
-    return str(error).splitlines()[0]
+    """Where a proof ends, by the first line of an error of the interpreter; the model itself did not fail."""
+    return str(error).splitlines()[0].replace(" failed: ", ": ", 1)
 
 
 def is_constant_op(op: Operation) -> bool:

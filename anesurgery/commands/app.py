@@ -159,6 +159,7 @@ def apply(
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="What each check rests on, too.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -191,7 +192,7 @@ def apply(
     if target_path is not None and not dry_run:
         with waiting("saving", quiet or as_json):
             surgery.save(target_path, overwrite=overwrite)
-    show(surgery.to_json(), surgeries.surgery_group(surgery), as_json, quiet)
+    show(surgery.to_json(), surgeries.surgery_group(surgery, details=details), as_json, quiet)
 
 
 @app.command()

@@ -133,10 +133,15 @@ class Change:
     def verdict(self) -> str:
         """Faster or slower, and by how much, where the band of the ratio leaves out 1."""
         if self.high < 1:
-            return f"faster by {1 / self.high:.2g} to {1 / self.low:.2g} times"
+            return f"faster by {factor(1 / self.high)} to {factor(1 / self.low)} times"
         if self.low > 1:
-            return f"slower by {self.low:.2g} to {self.high:.2g} times"
+            return f"slower by {factor(self.low)} to {factor(self.high)} times"
         return "no difference that this can tell"
+
+
+def factor(ratio: float) -> str:
+    """A ratio to two digits, never with an exponent: "2.8", "130"."""
+    return f"{float(f'{ratio:.2g}'):g}"
 
 
 def change(before: Time, after: Time) -> Change:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,27 +19,28 @@ from anesurgery.display import draws
 from anesurgery.mil import Array
 from anesurgery.rewriting.session import Change, Report, counts, grouped_refusals, refusal_lines, refused_ops
 from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.show.headline import headline
 from anesurgery.surgery import Surgery
 
 ROWS = 8
 """Steps of which each has a row of its own, whatever it did."""
 
 
-def site_summary(changes: Sequence[Change]) -> str:
-    """What the checks of some edits say together."""
+def site_summary(changes: Sequence[Change], *, fine: bool = True) -> str:
+    """What the checks of some edits say together; `fine` adds what the grades rest on."""
     proofs = [c.proof for c in changes if c.proof is not None]
     unchecked = Counter(c.unchecked for c in changes if c.unchecked)
     if not proofs and not unchecked:
         return "not run"
-    said = [summary(proofs)] if proofs else []
+    said = [summary(proofs, fine=fine)] if proofs else []
     said += [f"{n} not by itself: {why}" for why, n in unchecked.items()]
     return ", ".join(said)
 
 
-def edits_line(changes: Sequence[Change]) -> str:
+def edits_line(changes: Sequence[Change], *, fine: bool = True) -> str:
     """``412 edits: 300 bit for bit, 80 proved, 12 checked on at least 4096 numbers each, 20 not checked``."""
     proofs = [c.proof for c in changes if c.proof is not None]
-    said = [summary(proofs)] if proofs else []
+    said = [summary(proofs, fine=fine)] if proofs else []
     if len(proofs) < len(changes):
         said.append(
             f"{len(changes) - len(proofs)} not checked by {'itself' if len(changes) == 1 else 'themselves'}"
@@ -46,13 +48,17 @@ def edits_line(changes: Sequence[Change]) -> str:
     return f"{len(changes)} edit{'s' if len(changes) != 1 else ''}: {', '.join(said)}"
 
 
-def _steps_table(surgery: Surgery) -> Table:
+def _steps_table(surgery: Surgery, details: bool) -> Table:
     table = Table("step", "edits", "how each edit was checked", box=box.SIMPLE_HEAD)
     made = counts(surgery.changes)
     listed = {step.name: str(step) for step in surgery.steps}
     for name in _rows(surgery):
         own = [c for c in surgery.changes if c.pass_name == name]
-        table.add_row(listed.get(name, f"  {name}"), str(made.get(name, 0)), site_summary(own) if own else "")
+        table.add_row(
+            listed.get(name, f"  {name}"),
+            str(made.get(name, 0)),
+            site_summary(own, fine=details) if own else "",
+        )
     return table
 
 
@@ -82,18 +88,16 @@ def _ops_line(surgery: Surgery) -> str:
     return f"{total}: {', '.join(moved)}" if moved else f"{total}: unchanged"
 
 
-def _surgery_parts(surgery: Surgery) -> list[Any]:
-    table, idle = _steps_table(surgery), _idle(surgery)
-    parts: list[Any] = [table] if table.row_count else []
+def _surgery_parts(surgery: Surgery, details: bool) -> list[Any]:
+    table, idle = _steps_table(surgery, details), _idle(surgery)
+    parts: list[Any] = [plain(headline(surgery), style="bold"), *([table] if table.row_count else [])]
     if surgery.changes:
-        parts.append(plain(edits_line(surgery.changes)))
+        parts.append(plain(edits_line(surgery.changes, fine=details)))
     parts.append(plain(_ops_line(surgery)))
     if surgery.time is not None:
         parts.append(plain(str(surgery.time)))
-    if idle:
+    if idle and details:
         parts.append(plain(f"changed nothing: {', '.join(idle)}", style="dim"))
-    if not surgery.changes:
-        parts.append(Text("nothing to change: no step found a site", style="yellow"))
     parts += _remarks(surgery)
     if surgery.proof is not None:
         parts += [plain(f"whole model, {surgery.proof.precision} arithmetic"), _comparison_table(surgery.proof)]
@@ -136,7 +140,7 @@ def _comparison_table(comparison: Comparison) -> Table:
         table.add_row(
             plain(o.name),
             "x".join(map(str, o.shape)),
-            f"{o.psnr:.1f}",
+            "identical" if o.psnr == math.inf else f"{o.psnr:.1f}",
             f"{o.max_abs:.3g}",
             f"{o.max_rel:.2g}",
             "" if o.kl is None else f"{o.kl:.2g}",
@@ -164,9 +168,15 @@ def comparison_html(comparison: Comparison) -> str:
     return as_html(comparison_group(comparison))
 
 
-def surgery_group(surgery: Surgery) -> Group:
-    """A surgery as a table and lines, for a rich console."""
-    return Group(*_surgery_parts(surgery))
+def surgery_group(surgery: Surgery, *, details: bool = False) -> Group:
+    """A surgery as a sentence, a table and lines, for a rich console; `details` adds what grades rest on."""
+    return Group(*_surgery_parts(surgery, details))
+
+
+@draws("Surgery", "details")
+def surgery_details(surgery: Surgery) -> str:
+    """All that is said of a surgery, as plain text."""
+    return as_text(surgery_group(surgery, details=True))
 
 
 @draws("Surgery", "text")
@@ -264,6 +274,7 @@ def surgery_json(surgery: Surgery) -> dict[str, Any]:
     """A surgery as plain data."""
     steps = [{"name": s.name, "options": {k: _plain(v) for k, v in s.options().items()}} for s in surgery.steps]
     return report_json(surgery) | {
+        "summary": headline(surgery),
         "steps": steps,
         "ops": {"before": surgery.before, "after": surgery.after},
         "time": None if surgery.time is None else surgery.time.to_json(),

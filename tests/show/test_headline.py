@@ -1,0 +1,106 @@
+"""The first line of a report: share, time, numbers and interface, in words that need no documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.show.headline import _percent, headline
+
+TARGET = "A15/iOS 17"
+OURS = re.compile(r"\b(site|grade|refus\w+|residency|segment|fold|failed|gate|contract)\b")
+"""Words that only our documentation explains, or that read like a failure."""
+
+
+def program(side: int = 64) -> Program:
+    """A head over a difference."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 256), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def built(x: Var) -> Var:
+        weight = np.random.default_rng(0).standard_normal((side, 256)).astype(np.float16) / 16
+        return mb.linear(x=mb.sub(x=x, y=np.float16(1)), weight=weight, name="logits")
+
+    return built
+
+
+def long_head() -> Program:
+    """Layers that pay for the engine, and a head that is too long for it on an A15."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 512), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def built(x: Var) -> Var:
+        rng = np.random.default_rng(0)
+        for _ in range(4):
+            x = mb.relu(
+                x=mb.linear(x=x, weight=rng.standard_normal((1024, x.shape[-1])).astype(np.float16) / 32)
+            )
+        return mb.linear(x=x, weight=rng.standard_normal((20000, 1024)).astype(np.float16) / 32, name="logits")
+
+    return built
+
+
+@pytest.fixture(scope="module")
+def surgery() -> Any:
+    return ane.apply(long_head(), "split_head", target=TARGET, prove="both", quiet=True)
+
+
+def test_the_sentence_has_share_time_numbers_and_interface(surgery: Any) -> None:
+    said = headline(surgery)
+    assert " ".join(str(surgery).split()).startswith(said)
+    assert surgery.to_json()["summary"] == said
+    assert re.match(
+        r"ANE: \d+ % -> \d+ % of flop on A15/iOS 17, about [\d.]+ times as fast \([\d.]+ to [\d.]+\); ", said
+    )
+    assert "outputs identical" in said or re.search(r"outputs equal to \d+ dB", said)
+    assert not OURS.search(said)
+
+
+def test_shares_are_those_of_an_inspection(surgery: Any, tmp_path: Path) -> None:
+    after = ane.inspect(surgery.save(tmp_path / "after.mlpackage"), target=TARGET).residency["flop"]
+    before = ane.inspect(long_head(), target=TARGET).residency["flop"]
+    assert f"ANE: {_percent(before)} -> {_percent(after)} of flop" in headline(surgery)
+
+
+def test_without_a_target_nothing_is_said_of_the_engine() -> None:
+    said = headline(ane.apply(program(), ["negate_subtract"], quiet=True))
+    assert "ANE" not in said
+    assert said == "every change gives the same bits"
+
+
+def test_nothing_to_change_is_said_first() -> None:
+    said = headline(ane.apply(program(), ["causal_mask_tensor"], target="M4/macOS 15", quiet=True))
+    assert said.startswith("nothing was changed; ANE: ")
+
+
+def test_what_differs_is_no_success() -> None:
+    surgery = ane.apply(program(), ["negate_subtract"], prove="model", quiet=True)
+    assert surgery.proof is not None
+    wrong = ane.compare(program(), scaled(), precision="fp32")
+    surgery.proof = wrong
+    assert "the outputs differ" in headline(surgery)
+
+
+def scaled() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 256), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def built(x: Var) -> Var:
+        weight = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float16) / 15
+        return mb.linear(x=mb.sub(x=x, y=np.float16(1)), weight=weight, name="logits")
+
+    return built
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.0, "0 %"), (0.0001, "<0.1 %"), (0.333, "33 %"), (0.995, "99.5 %"), (0.99999, "99.9 %"), (1.0, "100 %")],
+)
+def test_percent(share: float, words: str) -> None:
+    assert _percent(share) == words
+
+
+def test_details_say_what_a_check_rests_on(surgery: Any) -> None:
+    assert len(surgery.details) >= len(str(surgery))

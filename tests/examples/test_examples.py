@@ -14,7 +14,7 @@ from anesurgery.commands.trying import TARGET
 from anesurgery.errors import LoadError, UnknownName
 from anesurgery.examples.example_models import EXAMPLES
 
-SLOW = {"llama", "bert", "vit", "whisper"}
+SLOW = {"gpt2", "llama", "bert", "vit", "whisper"}
 CASES: list[Any] = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in EXAMPLES]
 
 

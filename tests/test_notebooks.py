@@ -56,7 +56,7 @@ def printed(notebook: Any) -> list[str]:
     ]
 
 
-NUMBER = re.compile(r"(-?\d+(?:\.\d+)?e[+-]?\d+|-?\d+\.\d+)")
+NUMBER = re.compile(r"(-?\d+(?:\.\d+)?e[+-]?\d+|-?\d+\.\d+|\d+(?= dB))")
 
 
 def near(stored: str, fresh: str) -> bool:

@@ -29,6 +29,14 @@ def test_actions_are_pinned_and_may_only_read(workflow: Path) -> None:
     assert text.count("permissions:") == 1
 
 
+def test_the_action_for_pull_requests_uses_no_other() -> None:
+    action = (ROOT / ".github/actions/review/action.yml").read_text(encoding="utf-8")
+    assert "uses:" not in action
+    assert "${{" not in "".join(line for line in action.splitlines() if "run:" in line), (
+        "read from the environment"
+    )
+
+
 def test_a_tag_is_no_pin() -> None:
     assert loose("- uses: actions/checkout@v4") == ["- uses: actions/checkout@v4"]
     assert loose("- uses: actions/checkout@main # v4")

@@ -219,7 +219,8 @@ def _blocking(row: OpRow) -> list[Finding]:
     return [f for f in row.findings if f.kind not in SOFT] if needs_attention(row) else []
 
 
-def _without_rule(row: OpRow, uses_ane: bool) -> str:
+def without_rule(row: OpRow, uses_ane: bool) -> str:
+    """What the verdict on an op means where no rule says why."""
     if not uses_ane:
         return "the compute units leave the ANE out"
     if row.legal is None:
@@ -242,7 +243,7 @@ def attention(inspection: Inspection) -> list[Attention]:
         for row in filter(needs_attention, part.ops):
             reasons: list[Finding | None] = [*_blocking(row)] or [None]
             for f in reasons:
-                why = f.message if f else _without_rule(row, part.target.uses_ane)
+                why = f.message if f else without_rule(row, part.target.uses_ane)
                 found[row.op_type, f"rule {f.rule}" if f else why].append((row, f, why))
     groups = [
         Attention(

@@ -1,0 +1,113 @@
+"""`anesurgery review`: the models of a repository beside those of an older commit, for pull requests."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anesurgery.commands.options import Aim, Quiet
+from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.errors import SurgeryError
+
+
+def review(
+    models: Annotated[
+        list[Path], typer.Argument(help="Models, as paths in the repository.", show_default=False)
+    ],
+    base: Annotated[str, typer.Option(help="The commit to compare with.", show_default=False)],
+    target: Aim = None,
+    script: Annotated[
+        str | None, typer.Option(help="A command that makes the models; run in both trees, by the shell.")
+    ] = None,
+    points: Annotated[float, typer.Option(min=0, help="Percent of a share on the ANE that may be lost.")] = 0.1,
+    numbers: Annotated[bool, typer.Option(help="Compare the outputs too.")] = True,
+    gate: Annotated[float, typer.Option(help="PSNR in dB that every output must reach.")] = 60.0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file to append the Markdown to.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Say in Markdown what got better and worse since a commit; exit code 1 where something got worse."""
+    load_engine(True)
+    from anesurgery.show.markdown import review_markdown
+
+    here = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
+    with _older(here, base) as there, waiting("comparing", quiet):
+        for tree in (there, here) if script else ():
+            _made(script or "", tree)
+        reviews = [_reviewed(path, here, there, target, gate if numbers else None) for path in models]
+    text = review_markdown(reviews, points)
+    if out is not None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(text)
+    if not quiet:
+        print(text)
+    if any(one.worse(points) for one in reviews):
+        raise typer.Exit(1)
+
+
+def _reviewed(path: Path, here: Path, there: Path, target: str | None, gate: float | None) -> Any:
+    """A model in both trees."""
+    from anesurgery.checking.comparison import compare
+    from anesurgery.placement.inspector import inspect
+    from anesurgery.show.markdown import Review
+
+    place = (Path.cwd() / path).relative_to(here) if not path.is_absolute() else path.relative_to(here)
+    after = inspect(here / place, target)
+    if not (there / place).exists():
+        return Review(str(place), None, after)
+    before = inspect(there / place, target)
+    if gate is None:
+        return Review(str(place), before, after)
+    try:
+        return Review(
+            str(place), before, after, compare(there / place, here / place, precision="fp16", gate=gate)
+        )
+    except SurgeryError as error:
+        return Review(str(place), before, after, apart=str(error).splitlines()[0])
+
+
+@contextmanager
+def _older(here: Path, base: str) -> Iterator[Path]:
+    """The tree of a commit, in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="anesurgery-review-") as folder:
+        tree = Path(folder).resolve() / "base"
+        _git(here, "worktree", "add", "--detach", "--quiet", str(tree), "--", base)
+        try:
+            yield tree
+        finally:
+            _git(here, "worktree", "remove", "--force", str(tree))
+
+
+def _git(folder: Path, *words: str) -> str:
+    """What git prints.
+
+    Raises:
+        SurgeryError: git is not there, or refuses.
+    """
+    try:
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise SurgeryError("review needs git, which is not on the PATH") from error
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise SurgeryError(
+            f"git {words[0]}: {said[-1] if said else 'failed'}; fetch the commit (fetch-depth: 0)"
+        )
+    return done.stdout.strip()
+
+
+def _made(script: str, tree: Path) -> None:
+    """Run the script that makes the models, in a tree.
+
+    Raises:
+        SurgeryError: it failed.
+    """
+    done = subprocess.run(script, cwd=tree, shell=True, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise SurgeryError(f"{script!r} ended with {done.returncode}: {said[-1] if said else 'no message'}")

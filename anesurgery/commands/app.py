@@ -141,7 +141,9 @@ def apply(
     ],
     positional_out: OldOut = None,
     out: Out = None,
-    target: Annotated[str | None, typer.Option(help='Chip and OS, as "M1/macOS 14".')] = None,
+    target: Annotated[
+        str | None, typer.Option(help='Chip or product, and OS: "M1/macOS 14", "iPhone 15 Pro".')
+    ] = None,
     member: Member = None,
     assume: Annotated[
         list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
@@ -226,10 +228,11 @@ def run(
     with waiting("running the model", quiet):
         predictor = Predictor(model, precision=precision, function=function, member=member)
         values = predictor.sample(seed) if inputs is None else arrays.read(inputs)
+        given = "" if inputs is not None else surgeries.sampled_words(values, seed)
         made = {name: np.asarray(value) for name, value in predictor(values).items()}
     if out is not None:
         arrays.write(out, made, overwrite, Path(model))
-    show(surgeries.arrays_json(made), surgeries.arrays_table(made), as_json, quiet)
+    show(surgeries.arrays_json(made), surgeries.arrays_group(made, given), as_json, quiet)
 
 
 @app.command()

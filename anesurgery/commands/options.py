@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import registry
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.files.absence import missing
 
 BAD_INPUT = 64
 """Exit code of bad usage and bad input, as in sysexits.h; 2 is left to `inspect --status`."""
@@ -27,7 +28,22 @@ Out = Annotated[
 ]
 OldOut = Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The same as --out.", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Model = Annotated[str, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc.", show_default=False)]
+
+
+def existing(model: str | None) -> str | None:
+    """See that a model is there, before what reads it is imported.
+
+    Raises:
+        LoadError: it is not; says what is beside it.
+    """
+    if model is not None and model.endswith(SUFFIXES) and not os.path.lexists(os.path.expanduser(model)):
+        raise LoadError(missing(Path(model).expanduser()))
+    return model
+
+
+Model = Annotated[
+    str, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc.", show_default=False, callback=existing)
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled inputs.")]
 Function = Annotated[str | None, typer.Option(help="Which function, by name; the default one when absent.")]
 Member = Annotated[
@@ -88,7 +104,9 @@ def any_place(out: Path | None, positional: Path | None) -> Path | None:
     return positional if out is None else out
 
 
-Aim = Annotated[str | None, typer.Option(help='Chip and OS: "M1/macOS 14", "M4+", "iPhone/iOS 18", "any".')]
+Aim = Annotated[
+    str | None, typer.Option(help='Chip or product, and OS: "M1/macOS 14", "iPhone 15 Pro", "M4+", "any".')
+]
 
 
 def show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:

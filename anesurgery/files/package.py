@@ -21,6 +21,7 @@ from typing import Any
 from anesurgery.doors import door
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
+from anesurgery.files.absence import missing
 from anesurgery.files.compiled import (
     NETWORK,
     PROGRAM_TEXT,
@@ -139,7 +140,7 @@ def locate(path: Path) -> tuple[Path, Path | None]:
     """
     try:
         if not path.exists():
-            raise LoadError(_missing(path))
+            raise LoadError(missing(path))
         if is_text(path):
             return path, path.parent / COMPILED_WEIGHTS
         if path.is_file():
@@ -187,11 +188,6 @@ FOREIGN = {
     ".keras": "Keras",
 }
 """Suffix -> the format of files that users take for models of Core ML."""
-
-
-def _missing(path: Path) -> str:
-    near = sorted(p.name for p in path.parent.glob("*.ml*")) if path.parent.is_dir() else []
-    return f"{path} does not exist" + (f"; in its folder: {', '.join(near[:8])}" if near else "")
 
 
 def read_spec(file: Path | SourceFile) -> Any:

@@ -240,7 +240,7 @@ def _sync(made: Path) -> None:
 
 
 def _exists(target: Path) -> str:
-    return f"{target} exists; choose another name, or overwrite it on request"
+    return f"{target} exists; choose another name, or replace it with --overwrite (overwrite=True)"
 
 
 def check_target(source: Path | None, target: Path, overwrite: bool, suffix: str = ".mlpackage") -> None:

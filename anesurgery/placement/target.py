@@ -14,6 +14,7 @@ from typing import Any
 
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.placement.corrections import Corrections
+from anesurgery.placement.product_names import PRODUCTS, chip_of
 
 GIB = 1 << 30
 COMPUTE_UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
@@ -125,7 +126,7 @@ class Target:
         platform: "macOS" or "iOS"; None without an OS.
         os: the major version; None for any.
         compute_units: one of `COMPUTE_UNITS`, as in coremltools.
-        label: what the user wrote.
+        label: what the user wrote, with the chip of a product in its place.
         rates: a user's own table, learned from plans.
     """
 
@@ -142,10 +143,10 @@ class Target:
 
     @classmethod
     def parse(cls, text: str | Target | None, compute_units: Any = None) -> Target:
-        """A target from words: "M1/macOS 14", "M4+", "iPhone/iOS 18", "macOS 15", "any".
+        """A target from words: "M1/macOS 14", "iPhone 15 Pro/iOS 18", "M4+", "macOS 15", "any".
 
         Args:
-            text: chip or group, and OS, with a slash between them; None for any.
+            text: chip, product or group, and OS, with a slash between them; None for any.
             compute_units: a name or a coremltools `ComputeUnit`; CPU_AND_NE when absent.
 
         Raises:
@@ -158,6 +159,7 @@ class Target:
         if not (text is None or isinstance(text, str)):
             raise SurgeryError(f'target={text!r} is no name; write it as "M1/macOS 14", "M1" or "macOS 14"')
         words = [w.strip() for w in ("any" if text is None else text).split("/")]
+        words[0], asked = chip_of(words[0]), words[0]
         if len(words) > 2 or not all(words):
             raise SurgeryError(f'target {text!r}: write it as "M1/macOS 14", "M1" or "macOS 14"')
         chips, system = words[0], (words[1] if len(words) == 2 else "")
@@ -169,7 +171,8 @@ class Target:
             raise SurgeryError(
                 f"target {text!r}: {platform} {version or ''} does not run on {chips}".replace("  ", " ")
             )
-        return cls(fitting, platform, version, units, (text or "any").strip())
+        label = "/".join(words) if words[0] != asked else (text or "any").strip()
+        return cls(fitting, platform, version, units, label)
 
     def __str__(self) -> str:
         units = "" if self.compute_units == "CPU_AND_NE" else f" ({self.compute_units})"
@@ -250,7 +253,7 @@ def _spread(text: str, known: Iterable[str]) -> tuple[str, ...]:
         letter, low, high = match[1].upper(), int(match[2]), int(match[3] or 99)
         chosen = tuple(n for n in CHIPS if n[0] == letter and low <= int(n[1:]) <= high)
     if not chosen:
-        raise UnknownName("chip", text, known)
+        raise UnknownName("chip", text, [*known, *PRODUCTS])
     return chosen
 
 

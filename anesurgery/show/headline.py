@@ -8,6 +8,7 @@ from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
 from anesurgery.placement.durations import Change, factor
 from anesurgery.placement.standing import Standing
+from anesurgery.placement.target import Target
 from anesurgery.surgery import Surgery
 
 
@@ -24,7 +25,7 @@ def _as_it_is(surgery: Surgery) -> str:
     if stands is None or surgery.target is None:
         return ""
     what = "flop" if stands.flop else "ops"
-    return f"ANE: {_share(stands, what)} of {what} on {surgery.target}"
+    return f"ANE: {_share(stands, what)} of {what} on {Target.parse(surgery.target)}"
 
 
 def _shares(surgery: Surgery) -> str:
@@ -35,7 +36,7 @@ def _shares(surgery: Surgery) -> str:
     what = _measure(before, after)
     old, new = _share(before, what), _share(after, what)
     both = f"{old} -> {new}" if old != new else new
-    return f"ANE: {both} of {what} on {surgery.target}{', as before' if old == new else ''}"
+    return f"ANE: {both} of {what} on {Target.parse(surgery.target)}{', as before' if old == new else ''}"
 
 
 def _measure(before: Standing, after: Standing) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Group
 from rich.table import Table
@@ -189,6 +190,20 @@ def surgery_text(surgery: Surgery) -> str:
 def surgery_html(surgery: Surgery) -> str:
     """A surgery for a notebook cell."""
     return as_html(surgery_group(surgery))
+
+
+def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:
+    """Which inputs were drawn, for whoever gave none."""
+    drawn = [
+        f"{name} {'x'.join(map(str, row['shape'])) or 'scalar'} {row['dtype']}, {row['min']} to {row['max']}"
+        for name, row in arrays_json({n: np.asarray(v) for n, v in inputs.items()}).items()
+    ]
+    return f"inputs were drawn (seed {seed}; --inputs gives your own): {'; '.join(drawn)}"
+
+
+def arrays_group(arrays: Mapping[str, Array], given: str) -> Group:
+    """Arrays by name, and in front of them what they were computed of."""
+    return Group(*([plain(given)] if given else []), arrays_table(arrays))
 
 
 def arrays_table(arrays: Mapping[str, Array]) -> Table:

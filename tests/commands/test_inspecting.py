@@ -63,7 +63,7 @@ def inspection(*units: str | None, model: str = "m") -> Inspection:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any, dict[str, Any]]]:
+def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, Any, dict[str, Any]]]:
     """Calls of `inspect`, which gives "ane" and "cpu" for `half`, and what the file name says for others."""
     calls: list[tuple[Any, Any, dict[str, Any]]] = []
     answers = {"none": ("cpu",), "all": ("ane",), "half": ("ane", "cpu", "ane"), "empty": ()}
@@ -72,6 +72,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any, dict[str, Any]
         calls.append((model, target, options))
         return inspection(*answers.get(Path(model).stem, ("ane", "cpu")), model=str(model))
 
+    for name in (*answers, "m"):
+        (tmp_path / f"{name}.mlpackage").mkdir()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("anesurgery.placement.inspector.inspect", look)
     return calls
 
@@ -198,7 +201,8 @@ def test_fix_applies_the_recipe_and_shows_both(
         return real(model, "negate_subtract", **options)
 
     monkeypatch.setattr(operate, "apply", apply)
-    out = tmp_path / "all.mlpackage"
+    out = tmp_path / "fixed" / "all.mlpackage"
+    out.parent.mkdir()
     code, shown, err = call(package, "--fix", out, "--target", "M1", "--compute-units", "ALL", "--json")
     assert (code, err) == (0, "")
     assert asked == [(str(package), "auto", "ALL", "M1")]

@@ -107,3 +107,8 @@ def test_run_samples_shapes_that_the_model_allows(call: Call, corpus: Path) -> N
     code, said, _ = call("run", corpus / "dtln_aec_128_part1_fp16.mlpackage", "--json")
     assert code == 0
     assert all(row["shape"] and row["mean"] for row in json.loads(said).values())
+
+
+def test_drawn_inputs_are_named(package: Path, call: Call) -> None:
+    _, out, _ = call("run", package)
+    assert "inputs were drawn (seed 0; --inputs gives your own): " in " ".join(out.split())

@@ -90,7 +90,8 @@ def test_ctrl_c_ends_it_whenever_it_comes(after: str | None, tmp_path: Path) -> 
 
     `after` is the module whose import has ended when Ctrl-C comes, or None where Python itself just starts.
     """
-    model, out = ROOT / "nowhere.mlpackage", tmp_path / "out.mlpackage"
+    model, out = tmp_path / "empty.mlpackage", tmp_path / "out.mlpackage"
+    model.mkdir()
     started = subprocess.Popen(
         [sys.executable, "-X", "importtime", *MAIN[1:], "apply", str(model), "auto", str(out)],
         cwd=ROOT,
@@ -109,6 +110,14 @@ def test_ctrl_c_ends_it_whenever_it_comes(after: str | None, tmp_path: Path) -> 
         assert started.returncode in ((-signal.SIGINT, 130) if alive else (BAD_INPUT,))
     assert started.returncode != 0
     assert not out.exists()
+
+
+def test_a_model_that_is_not_there_is_missed_before_torch_is_imported() -> None:
+    command = [sys.executable, "-X", "importtime", *MAIN[1:], "inspect", "nowhere.mlpackage"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == BAD_INPUT
+    assert "nowhere.mlpackage does not exist" in ended.stderr
+    assert not {"torch", "coremltools", "numpy"} & {imported(line) for line in ended.stderr.splitlines()}
 
 
 def imported(line: str) -> str:

@@ -164,6 +164,7 @@ def test_a_wait_is_told_on_a_terminal_and_wiped_when_it_ends(monkeypatch: pytest
     assert shown.getvalue().endswith("\r\033[K")
 
 
-def test_split_says_its_options_as_they_are_written() -> None:
-    made = CliRunner().invoke(app, ["split", "any.mlpackage", "-o", "parts"])
+def test_split_says_its_options_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "any.mlpackage").mkdir()
+    made = CliRunner().invoke(app, ["split", str(tmp_path / "any.mlpackage"), "-o", "parts"])
     assert str(made.exception) == "give either --parts N or --max-size 950MB or --at unsupported"

@@ -1,7 +1,8 @@
-"""Which op a softplus or a sigmoid is, where it was written out with an exponential.
+"""Which function was written out with an exponential: softplus, sigmoid, softmax, or the logarithm of a sum.
 
 `log(1 + exp(x))`, `1 / (1 + exp(-x))` and `exp(x) / (1 + exp(x))`, in whichever order and with whichever op of
-division: the exponential overflows in fp16 from 11.09 on, though the result is small.
+division, `exp(x) / sum(exp(x))` and `log(sum(exp(x)))`: the exponential overflows in fp16 from 11.09 on, though
+the result is small.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery.mil import Operation, Var, np_dtype, producer
-from anesurgery.semantics.reading import number
+from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.reading import flag, ints, number
 
 LOG_GUARD = 1e-7
 """The largest epsilon of a logarithm that 1 + exp(x), which is at least 1, hides in fp32 too."""
@@ -19,10 +21,10 @@ INVERSE_GUARD = 1.1e-4
 
 @dataclass(frozen=True)
 class WrittenExponential:
-    """A softplus or a sigmoid of several ops."""
+    """One function in several ops."""
 
     op_type: str
-    """ "softplus" or "sigmoid"."""
+    """ "softplus", "sigmoid", "softmax" or "reduce_log_sum_exp"."""
     exponential: Operation
     ops: tuple[Operation, ...]
     """All that is written out, the last op first."""
@@ -30,6 +32,8 @@ class WrittenExponential:
     """Is it the function of the negated exponent?"""
     factor: Var | None = None
     """What is multiplied with the result."""
+    total: Operation | None = None
+    """The sum of the exponentials, where there is one."""
 
 
 def written_exponential(op: Operation) -> WrittenExponential | None:
@@ -39,8 +43,8 @@ def written_exponential(op: Operation) -> WrittenExponential | None:
     if op.op_type == "mul":
         return _quotient(op, op.x, op.y) or _quotient(op, op.y, op.x)
     if op.op_type == "log":
-        return _softplus(op)
-    return _divided(op)
+        return _softplus(op) or _log_of_sum(op)
+    return _divided(op) or _softmax(op)
 
 
 def negated(var: Var) -> Var | None:
@@ -75,6 +79,32 @@ def _softplus(op: Operation) -> WrittenExponential | None:
     if inner is None or not 0 <= (epsilon or 0) <= LOG_GUARD:
         return None
     return WrittenExponential("softplus", inner[1], (op, *inner))
+
+
+def _summed(var: Var) -> tuple[Operation, Operation] | None:
+    """The sum and the exponential of a sum of exponentials that may be large."""
+    total = producer(var, "reduce_sum")
+    exponential = producer(total.x, "exp") if total is not None else None
+    if total is None or exponential is None or not ints(total, "axes") or interval(exponential.x)[1] <= 0:
+        return None
+    return total, exponential
+
+
+def _log_of_sum(op: Operation) -> WrittenExponential | None:
+    inner = _summed(op.x)
+    epsilon = number(op.inputs.get("epsilon"))
+    if inner is None or not 0 <= (epsilon or 0) <= LOG_GUARD:
+        return None
+    return WrittenExponential("reduce_log_sum_exp", inner[1], (op, *inner), total=inner[0])
+
+
+def _softmax(op: Operation) -> WrittenExponential | None:
+    inner = _summed(op.y) if op.op_type == "real_div" else None
+    if inner is None or op.x is not inner[0].x:
+        return None
+    if len(ints(inner[0], "axes")) != 1 or not flag(inner[0], "keep_dims"):
+        return None
+    return WrittenExponential("softmax", inner[1], (op, *inner), total=inner[0])
 
 
 def _divided(op: Operation) -> WrittenExponential | None:

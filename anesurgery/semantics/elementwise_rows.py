@@ -66,8 +66,10 @@ def _add(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _sub(op: Operation, ranges: Ranges) -> Interval:
-    top = producer(op.y, "reduce_max")
-    if top is not None and top.x is op.x and spans_rows(top):
+    top = producer(op.y)
+    while top is not None and top.op_type == "maximum":
+        top = producer(top.x)
+    if top is not None and top.op_type == "reduce_max" and top.x is op.x and spans_rows(top):
         return -math.inf, 0.0
     (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
     low, high = a - d, b - c

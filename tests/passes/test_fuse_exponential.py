@@ -44,6 +44,15 @@ def ratio_by_inverse(x: Any) -> Any:
     return mb.mul(x=mb.inverse(x=mb.add(x=e, y=ONE), epsilon=NONE), y=e)
 
 
+def shares(x: Any) -> Any:
+    e = mb.exp(x=x)
+    return mb.real_div(x=e, y=mb.reduce_sum(x=e, axes=[-1], keep_dims=True))
+
+
+def log_of_sum(x: Any, keep: bool, epsilon: float) -> Any:
+    return mb.log(x=mb.reduce_sum(x=mb.exp(x=x), axes=[-1], keep_dims=keep), epsilon=np.float16(epsilon))
+
+
 BREAKS = {
     "softplus": (lambda x: mb.log(x=more(x), epsilon=NONE), ["softplus"]),
     "softplus, 1 first": (lambda x: mb.log(x=mb.add(x=ONE, y=mb.exp(x=x)), epsilon=NONE), ["softplus"]),
@@ -62,6 +71,13 @@ SAME = {
 }
 """Forms whose exponential overflows too, and of which IEEE's infinity makes the right 0."""
 FORMS = {**BREAKS, **SAME}
+SUMS = {
+    "softmax": shares,
+    "logsumexp": lambda x: log_of_sum(x, True, 0),
+    "logsumexp without its axis": lambda x: log_of_sum(x, False, 0),
+    "logsumexp with an epsilon": lambda x: log_of_sum(x, True, 6e-8),
+}
+"""Sums of exponentials, of which one overflows."""
 
 
 def numbers(model: Program, precision: str) -> Any:
@@ -73,9 +89,9 @@ def decibels(right: Any, value: Any) -> float:
     return float(10 * np.log10(np.max(np.abs(right)) ** 2 / error)) if np.isfinite(error) else -np.inf
 
 
-def named(model: Program) -> list[str]:
+def named(model: Program, rule: str = "num-exp") -> list[str]:
     rows = ane.inspect(model, target="M1/macOS 14").ops
-    return [f.rule for row in rows for f in row.findings if f.rule == "num-exp"]
+    return [f.rule for row in rows for f in row.findings if f.rule == rule]
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -99,6 +115,25 @@ def test_is_named_and_repaired(name: str) -> None:
     assert not named(after)
 
 
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_of_exponentials_is_named_and_repaired_once(name: str) -> None:
+    before = program(SUMS[name])
+    assert named(before, "num-softmax") == ["num-softmax"]
+    assert decibels(numbers(before, "fp32"), numbers(before, "fp16")) < 20
+    after, session = apply_pass(FuseExponential(), before)
+    assert len(session.changes) == 1
+    for precision in ("fp16", "ane"):
+        assert decibels(numbers(before, "fp32"), numbers(after, precision)) > 60
+    assert not named(after, "num-softmax")
+    assert not apply_pass(FuseExponential(), after)[1].changes
+
+
+def test_an_epsilon_still_counts_where_all_exponents_are_small() -> None:
+    before = program(lambda x: log_of_sum(mb.sub(x=x, y=np.float16(60)), True, 6e-8))
+    after, _ = apply_pass(FuseExponential(), before)
+    assert numbers(after, "fp32") == pytest.approx(numbers(before, "fp32"), rel=1e-6)
+
+
 HARMLESS = {
     "bounded": lambda x: mb.log(x=more(mb.tanh(x=x)), epsilon=NONE),
     "clipped": lambda x: mb.inverse(x=more(mb.clip(x=x, alpha=NONE - 8, beta=NONE + 8)), epsilon=NONE),
@@ -114,6 +149,13 @@ def test_nothing_is_said_where_nothing_overflows(name: str) -> None:
 
 
 OTHERS = {
+    "a sum of other exponentials": lambda x: mb.real_div(
+        x=mb.exp(x=x), y=mb.reduce_sum(x=mb.exp(x=minus(x)), axes=[-1], keep_dims=True)
+    ),
+    "logsumexp with a large epsilon": lambda x: log_of_sum(x, True, 0.5),
+    "logsumexp without the largest": lambda x: log_of_sum(
+        mb.sub(x=x, y=mb.reduce_max(x=x, axes=[-1], keep_dims=True)), True, 0
+    ),
     "log of 2 + exp": lambda x: mb.log(x=mb.add(x=mb.exp(x=x), y=np.float16(2)), epsilon=NONE),
     "an epsilon of 0.5": lambda x: mb.inverse(x=more(x), epsilon=np.float16(0.5)),
     "exp2": lambda x: mb.log(x=mb.add(x=mb.exp2(x=x), y=ONE), epsilon=NONE),

@@ -224,7 +224,7 @@ def bare_exponential(op: Operation, target: Target) -> str:
 def overflowing_exponential(op: Operation, target: Target) -> str:
     """A softplus or a sigmoid written out, of a value that is not known to stay below the overflow."""
     form = written_exponential(op) if _half(op) else None
-    if form is None:
+    if form is None or form.total is not None:
         return ""
     most = bounds.interval(form.exponential.x)[1]
     if most <= EXP_LIMIT:
@@ -409,6 +409,7 @@ RULES: tuple[Rule, ...] = (
         test=bare_exponential,
         kind="numeric",
         scope=Scope(os="seen on M1"),
+        remedy="fuse_exponential",
         advice="use softmax, or subtract reduce_max first",
     ),
     Rule(

@@ -335,7 +335,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 def test_steps_of_a_long_recipe_that_change_nothing_are_a_line() -> None:
     done = ane.apply(network(), "neuralnetwork_ane", quiet=True)
-    (line,) = [line for line in str(done).splitlines() if line.startswith("changed nothing: ")]
+    (line,) = [line for line in done.details.splitlines() if line.startswith("changed nothing: ")]
     assert "swish_layers" in line
     assert NAME not in line
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anesurgery import passes, recipes
+    from anesurgery.checking.against_torch import AgainstTorch, against_torch
     from anesurgery.checking.comparison import Comparison, compare
     from anesurgery.checking.divergence import first_divergence
     from anesurgery.checking.grades import Tolerance
@@ -75,6 +76,8 @@ _HOMES = {
     "Sampler": "interpret.sampler",
     "Tolerance": "checking.grades",
     "any_of": "rewriting.pattern",
+    "AgainstTorch": "checking.against_torch",
+    "against_torch": "checking.against_torch",
     "apply": "surgery",
     "build": "shipping.building",
     "chat": "shipping.chatting",
@@ -108,6 +111,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AgainstTorch",
     "Build",
     "Builder",
     "Comparison",
@@ -131,6 +135,7 @@ __all__ = [
     "SurgeryWarning",
     "Target",
     "Tolerance",
+    "against_torch",
     "any_of",
     "apply",
     "build",

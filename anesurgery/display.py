@@ -14,7 +14,16 @@ from typing import Any, Literal, TypeAlias
 
 RENDERERS = tuple(
     f"anesurgery.show.{name}"
-    for name in ("surgeries", "terminal", "page", "chunk_table", "weight_costs", "size_table", "compressions")
+    for name in (
+        "surgeries",
+        "terminal",
+        "page",
+        "chunk_table",
+        "weight_costs",
+        "size_table",
+        "compressions",
+        "modules",
+    )
 )
 """The modules that register renderers."""
 

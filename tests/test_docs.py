@@ -36,7 +36,17 @@ MADE_BEFORE = {"inspect.md": ["gpt2_ane.mlpackage"], "tutorial.md": ["network.ml
 """Page -> the packages that its Python snippets write and its commands read."""
 EXPLAINED = {"Builder", "Match", "OpPattern", "Ops", "Pass", "Refusal"}
 """Names that the example of `Rewrite` shows."""
-MEANT = {"Build", "Compression", "SizedModel", "Inspection", "Picture", "Surgery", "Comparison", "Recipe"}
+MEANT = {
+    "AgainstTorch",
+    "Build",
+    "Compression",
+    "SizedModel",
+    "Inspection",
+    "Picture",
+    "Surgery",
+    "Comparison",
+    "Recipe",
+}
 """Classes of results: their example shows what gives them."""
 
 

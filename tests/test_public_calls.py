@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from checkpoints import save_checkpoint
 from coremltools.converters.mil.mil import get_new_symbol
 
@@ -27,7 +28,18 @@ from anesurgery.surgery import Recipe
 
 PACKAGES = {"passes", "recipes"}
 """The public names that are packages on purpose."""
-NOT_CALLED = {"Build", "Builder", "Comparison", "Inspection", "Match", "OpPattern", "Ops", "Pass", "Picture"}
+NOT_CALLED = {
+    "AgainstTorch",
+    "Build",
+    "Builder",
+    "Comparison",
+    "Inspection",
+    "Match",
+    "OpPattern",
+    "Ops",
+    "Pass",
+    "Picture",
+}
 NOT_CALLED |= {"Compression", "Refusal", "Rewrite", "Sensitivity", "Surgery", "SurgeryError", "SurgeryWarning"}
 NOT_CALLED |= {"Refusal", "Rewrite", "Sensitivity", "SizedModel", "Surgery", "SurgeryError", "SurgeryWarning"}
 """Classes whose objects calls give, or from which users derive."""
@@ -45,6 +57,21 @@ def small() -> Program:
     @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)
     def program(x: Var) -> Var:
         return mb.linear(x=mb.relu(x=x), weight=np.eye(4, dtype=np.float32), name="y")
+
+    return program
+
+
+class Doubled(torch.nn.Module):
+    """Twice what it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def doubled() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.mul(x=x, y=np.float32(2), name="y")
 
     return program
 
@@ -102,6 +129,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "Target": lambda _: ane.Target.parse("M1/macOS 14"),
     "Tolerance": lambda _: ane.Tolerance(1e-5),
     "any_of": lambda _: ane.any_of(ane.var("x"), ane.var("y")),
+    "against_torch": lambda _: ane.against_torch(Doubled(), doubled(), {"x": np.ones((2, 4), np.float32)}),
     "apply": lambda _: ane.apply(small(), "negate_subtract", quiet=True),
     "choose_sizes": lambda _: ane.choose_sizes([3, 5], 1),
     "compare": lambda _: ane.compare(small(), small()),

@@ -1,0 +1,54 @@
+"""Show a package beside its PyTorch module: a row for each call of a submodule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from anesurgery.checking.against_torch import AgainstTorch
+from anesurgery.display import draws
+from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.show.summary import counted
+
+STYLES = {"parts": "bold red", "carries": "yellow", "rounds": "yellow", "not kept": "dim", "agrees": ""}
+ROWS = 60
+"""Rows that are shown; `rows` and `to_json` have them all."""
+
+
+def modules_group(found: AgainstTorch) -> Group:
+    """A sentence and a table, for a rich console."""
+    arithmetics = list(found.rows[0].psnr) if found.rows else []
+    table = Table("module", "class", "", *(f"{name} dB" for name in arithmetics), "value", box=box.SIMPLE_HEAD)
+    for row in found.rows[:ROWS]:
+        numbers = [f"{row.psnr[name]:.0f}" for name in arithmetics]
+        name, kind, value = map(plain, (row.name or "(whole)", row.kind, row.value or ""))
+        table.add_row(name, kind, row.state, *numbers, value, style=STYLES[row.state])
+    left = len(found.rows) - ROWS
+    more = [plain(f"and {counted(left, 'row')} more in `rows`")] if left > 0 else []
+    return Group(plain(words(found), style="bold"), table, *more)
+
+
+def words(found: AgainstTorch) -> str:
+    """Where they part, in a sentence."""
+    if (first := found.first) is None:
+        kept = sum(row.state == "agrees" for row in found.rows)
+        every, rest = counted(len(found.rows), "call"), ", the rest as far as rounding shows" * found.rounded
+        return f"package and PyTorch agree: {kept} of {every} to {found.gate:g} dB in fp32{rest}"
+    name = first.name or "the whole module"
+    near = f"{first.psnr['fp32']:.1f} dB in fp32, at {first.value}" if first.value else "no value is like it"
+    return f"package and PyTorch part in {name} ({first.kind}): {near}"
+
+
+@draws("AgainstTorch", "text")
+def modules_text(found: AgainstTorch) -> str:
+    """As plain text."""
+    return as_text(modules_group(found))
+
+
+@draws("AgainstTorch", "html")
+def modules_html(found: AgainstTorch) -> Any:
+    """For a notebook cell."""
+    return as_html(modules_group(found))

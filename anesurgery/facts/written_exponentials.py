@@ -100,7 +100,8 @@ def _log_of_sum(op: Operation) -> WrittenExponential | None:
 
 def _softmax(op: Operation) -> WrittenExponential | None:
     inner = _summed(op.y) if op.op_type == "real_div" else None
-    if inner is None or op.x is not inner[0].x:
+    top = producer(op.x, "exp")
+    if inner is None or top is None or top.x is not inner[1].x:
         return None
     if len(ints(inner[0], "axes")) != 1 or not flag(inner[0], "keep_dims"):
         return None

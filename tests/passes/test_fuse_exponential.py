@@ -73,6 +73,9 @@ SAME = {
 FORMS = {**BREAKS, **SAME}
 SUMS = {
     "softmax": shares,
+    "softmax of two exponentials": lambda x: mb.real_div(
+        x=mb.exp(x=x), y=mb.reduce_sum(x=mb.exp(x=x), axes=[-1], keep_dims=True)
+    ),
     "logsumexp": lambda x: log_of_sum(x, True, 0),
     "logsumexp without its axis": lambda x: log_of_sum(x, False, 0),
     "logsumexp with an epsilon": lambda x: log_of_sum(x, True, 6e-8),

@@ -181,7 +181,6 @@ READERS = {
     "rewriting.ml_program.MLProgram.read": "the model of `apply`",
     "splitting.split._cut": "the model of `split`, where it is an ML Program",
     "shipping.building._read_stage": "a stage of `build`, which a stopped build finds on disk",
-    "placement.measuring._asks": "Core ML measures what lies in a file",
     "testing.apply_pass": "of authors, who give programs",
 }
 """Helpers of doors that read a model, and whose they are."""

@@ -13,7 +13,7 @@ from anesurgery.doors import door
 from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.files import size_index
 from anesurgery.files.chain import Chain
-from anesurgery.files.package import PIPELINES, Loaded
+from anesurgery.files.package import PIPELINES, PROGRAM, Loaded
 from anesurgery.interpret import features, state
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.listener import Listener
@@ -192,6 +192,12 @@ def _read(model: Any, member: str | int | None = None) -> tuple[Any, list[Loaded
         return model.spec, list(map(runnable, model.chunks))
     loaded = load(model)
     return loaded.spec, [loaded]
+
+
+def program_of(predictor: Predictor) -> Loaded | None:
+    """The ML Program that a predictor read; None where it read a neural network or a pipeline."""
+    spec = predictor._spec
+    return predictor.parts[0] if spec is not None and spec.WhichOneof("Type") == PROGRAM else None
 
 
 def _function_name(loaded: Loaded, name: str | None) -> str | None:

@@ -22,17 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError, SurgeryError
-from anesurgery.files.package import PROGRAM
 from anesurgery.interpret.features import present
-from anesurgery.interpret.predictor import Predictor
-from anesurgery.loading import load
+from anesurgery.interpret.predictor import Predictor, program_of
 from anesurgery.mil import ct
 from anesurgery.placement import compute_plan, stopwatch
 from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.learning import MEASURED
 from anesurgery.placement.measured_rows import features_of
-from anesurgery.placement.models import spec_of
 from anesurgery.placement.target import Target
 
 SETTINGS = ("CPU_AND_NE", "CPU_AND_GPU", "ALL", "CPU_ONLY")
@@ -84,15 +81,15 @@ def measure(
         "model": Path(str(model)).name,
         "function": function,
         "compile_s": seconds,
-        "asks": _asks(model, function),
+        "asks": _asks(predictor, function),
         "settings": rows,
     }
 
 
-def _asks(model: Any, function: str | None) -> dict[str, Any] | None:
-    if spec_of(model).WhichOneof("Type") != PROGRAM:
-        return None
-    return features_of(load(model), function, compute_plan.host())
+def _asks(predictor: Predictor, function: str | None) -> dict[str, Any] | None:
+    """What the ops of an ML Program ask for on this chip; None of other models. The file is not read again."""
+    program = program_of(predictor)
+    return None if program is None else features_of(program, function, compute_plan.host())
 
 
 def _setting(

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bad_networks import build
 from fake_core_ml import FakeModel, convolutions, install
 from typer.testing import CliRunner
 
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.interpret.predictor import Predictor, program_of
 from anesurgery.mil import Program
 from anesurgery.placement import Target, compute_plan, stopwatch
 from anesurgery.placement.corrections import Correction, Corrections, read_corrections
 from anesurgery.placement.learning import learn, left_out, read_plan
+from anesurgery.placement.measured_rows import features_of
 from anesurgery.placement.measuring import SETTINGS, measure
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "placement" / "models_open.json"
@@ -160,6 +163,30 @@ def test_loads_and_predictions_are_timed_for_each_setting(fake_core_ml: Program,
     assert rows["CPU_ONLY"]["timing"]["predictions"]["median"] == pytest.approx(8)
     assert [op["flop"] for op in rows["ALL"]["ops"]] == [op.flop for op in ane.inspect(fake_core_ml).ops]
     assert all(set(given) == {"x"} for given in FakeModel.given)
+
+
+def test_what_a_model_asks_is_told_of_the_model_that_was_read(
+    fake_core_ml: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is replaced after it was read does not mix with what was measured of the first."""
+    package = tmp_path / "m.mlpackage"
+    ane.save(ane.load(fake_core_ml), package)
+    expected = features_of(ane.load(package), None, compute_plan.host())
+
+    def compiled(path: str) -> tuple[str, float]:
+        package.rename(tmp_path / "away.mlpackage")
+        return path, 0.5
+
+    monkeypatch.setattr(stopwatch, "compiled", compiled)
+    plain = measure(str(package), Target.parse("M4/macOS 15"), runs=20)
+    assert expected is not None
+    assert plain["asks"] == expected
+
+
+def test_a_network_asks_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "n.mlmodel"
+    path.write_bytes(build().SerializeToString())
+    assert program_of(Predictor(path)) is None
 
 
 def test_a_slow_model_is_not_run_for_ever(fake_core_ml: Program) -> None:

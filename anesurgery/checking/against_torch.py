@@ -133,6 +133,7 @@ def against_torch(
         raise SurgeryError(f"precisions={tuple(precisions)!r} lacks 'fp32', in which modules are compared")
     program = load(model).program
     half = _computes_in_half(program)
+    inputs = _as_read(function_of(program, function), inputs)
     calls = _recorded(_rounded(module) if half else copy.deepcopy(module), inputs)
     sizes = {tensor.numel() for call in calls for tensor in (call.tensor, *call.given)}
     kept = {precision: _values(program, function, inputs, precision, sizes) for precision in precisions}
@@ -161,6 +162,13 @@ class _Near:
     order: tuple[int, ...] | None
     """Of the axes that are longer than 1; None where the elements are read as they lie."""
     psnr: float
+
+
+def _as_read(function: Function, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The inputs as the program reads them: those of fp16 are rounded for the module too."""
+    halves = {name for name, var in function.inputs.items() if dtype_name(var) == "fp16"}
+    rounded = {n: np.asarray(v).astype(np.float16).astype(np.float32) for n, v in inputs.items() if n in halves}
+    return {**inputs, **rounded}
 
 
 def _computes_in_half(program: Program) -> bool:

@@ -35,7 +35,8 @@ def words(found: AgainstTorch) -> str:
     """Where they part, in a sentence."""
     if (first := found.first) is None:
         kept = sum(row.state == "agrees" for row in found.rows)
-        every, rest = counted(len(found.rows), "call"), ", the rest as far as rounding shows" * found.rounded
+        every = counted(len(found.rows), "call")
+        rest = ", the rest as far as rounding shows" if kept < len(found.rows) else ""
         return f"package and PyTorch agree: {kept} of {every} to {found.gate:g} dB in fp32{rest}"
     name = first.name or "the whole module"
     near = f"{first.psnr['fp32']:.1f} dB in fp32, at {first.value}" if first.value else "no value is like it"

@@ -65,6 +65,18 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     return _load_path(Path(model).expanduser(), compute_units)
 
 
+@exclusive
+def load_graph(model: Any) -> Loaded:
+    """As `load`, also where the weights are not there: `Loaded.absent` says why, and what stands in is NaN.
+
+    Raises:
+        LoadError: it does not exist, is damaged, or is not an ML Program.
+    """
+    if isinstance(model, (str, os.PathLike)) and not is_chain(path := Path(model).expanduser()):
+        return _load_path(path, None, graph_only=True)
+    return load(model)
+
+
 def _units(given: Any) -> Any:
     """Compute units, which may be given by name.
 
@@ -100,25 +112,25 @@ def _chunk(path: Path) -> Loaded:
     return _load_path(path, None)
 
 
-def _load_path(path: Path, compute_units: Any) -> Loaded:
+def _load_path(path: Path, compute_units: Any, *, graph_only: bool = False) -> Loaded:
     if (is_compiled(path) and not is_network(path)) or is_text(path):
-        return _compiled(path, compute_units)
+        return _compiled(path, compute_units, graph_only=graph_only)
     file, weights = locate(path)
     opened = SourceFile(file)
     spec = read_spec(opened)
     if spec.WhichOneof("Type") != PROGRAM:
         return _network(str(path), spec, path.resolve(), compute_units)
-    loaded = from_spec(spec, path.resolve(), weights, compute_units)
+    loaded = from_spec(spec, path.resolve(), weights, compute_units, graph_only=graph_only)
     opened.check_place()  # else the weights may be those of another package
     return loaded
 
 
-def _compiled(path: Path, compute_units: Any) -> Loaded:
+def _compiled(path: Path, compute_units: Any, *, graph_only: bool = False) -> Loaded:
     """A compiled ML Program, or a MIL text; `notes` says what could not be recovered."""
     folder, name = (path.parent, path.name) if is_text(path) else (path, PROGRAM_TEXT)
     found = read_compiled(folder, name)
     spec, left_out = for_coremltools(found.spec, str(path))
-    loaded = from_spec(spec, path.resolve(), folder / WEIGHTS, compute_units)
+    loaded = from_spec(spec, path.resolve(), folder / WEIGHTS, compute_units, graph_only=graph_only)
     found.source.check_place()  # else the weights may be those of another model
     return replace(loaded, notes=(*found.notes, *left_out))
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
+from anesurgery.files.absent_weights import not_fetched
 from anesurgery.files.compiled_interface import Described, describe_compiled, read_container
 from anesurgery.files.mil_text import read_mil
 from anesurgery.files.protobuf import proto
@@ -83,7 +84,10 @@ def read_compiled(folder: Path, name: str = PROGRAM_TEXT) -> Compiled:
         raise LoadError(_other(folder))
     opened = SourceFile(file)
     try:
-        content = opened.read().decode("utf-8")
+        raw = opened.read()
+        if words := not_fetched(file, raw):
+            raise LoadError(words)
+        content = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise LoadError(f"{file} is not a text: {error}; copy the compiled model again") from error
     text = read_mil(content, str(file))
@@ -135,7 +139,8 @@ def known_ops() -> set[str]:
 def _container(folder: Path) -> Described | str:
     """The description in `coremldata.bin`, or why there is none."""
     try:
-        return read_container(SourceFile(folder / DATA).read())
+        content = SourceFile(folder / DATA).read()
+        return not_fetched(folder / DATA, content) or read_container(content)
     except LoadError as error:
         if system_failed(error):
             raise

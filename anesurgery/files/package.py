@@ -22,6 +22,8 @@ from anesurgery.doors import door
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.absence import missing
+from anesurgery.files.absent_weights import not_fetched, unknown
+from anesurgery.files.archive import is_archive, unpack
 from anesurgery.files.compiled import (
     NETWORK,
     PROGRAM_TEXT,
@@ -66,6 +68,8 @@ class Loaded:
     """What was changed on the way in, as happens to neural networks."""
     other_weights: tuple[WeightFile, ...] = ()
     """Other weight files that constants are views of, as of models that were merged."""
+    absent: str | None = None
+    """Why the weights are not there, where NaN stands in for them: such a model is only looked at."""
 
     @classmethod
     def of(cls, model: Loaded | Program) -> Loaded:
@@ -93,27 +97,45 @@ class Loaded:
         return least if self.spec is None else max(int(self.spec.specificationVersion), least)
 
 
-def from_spec(spec: Any, source: Path, folder: Path | None, compute_units: Any) -> Loaded:
+def from_spec(
+    spec: Any, source: Path, folder: Path | None, compute_units: Any, *, graph_only: bool = False
+) -> Loaded:
     """A model of a specification, its weights in a file of the folder.
+
+    Args:
+        spec: the specification.
+        source: the package.
+        folder: where its weights are.
+        compute_units: those of the MLModel that is made of it.
+        graph_only: may the weights be absent? Values that nobody knows stand in for them then.
 
     Raises:
         LoadError: its program is newer than coremltools, damaged, or its weights are not there.
     """
     file = None if folder is None else folder / protobuf.weight_file_name(spec.mlProgram, source)
-    store = WeightFile(file) if file is not None and file.is_file() else None
+    store, absent = _weights(file, source)
 
     def fetch(offset: int, element: Any, shape: tuple[int, ...]) -> Array:
         if store is None:
-            raise LoadError(
-                f"{source} has no weights/{file.name if file else 'weight.bin'}, but its program needs it; "
-                "copy the package again"
-            )
+            if graph_only:
+                return unknown(element, shape)
+            raise LoadError(absent)
         if types.is_sub_byte(element):
             return store.unpacked(offset, element, shape)
         return store.array(offset, protobuf.numpy_type(element), shape)
 
     program = protobuf.from_proto(spec.mlProgram, spec.specificationVersion, fetch, str(source))
-    return Loaded(program, spec, source, store, compute_units)
+    needed = store is None and protobuf.has_weights(spec.mlProgram)
+    return Loaded(program, spec, source, store, compute_units, absent=absent if needed else None)
+
+
+def _weights(file: Path | None, source: Path) -> tuple[WeightFile | None, str]:
+    """The weight file; or none, and why."""
+    if file is None or not file.is_file():
+        name = file.name if file else "weight.bin"
+        return None, f"{source} has no weights/{name}, but its program needs it; copy the package again"
+    words = not_fetched(file)
+    return (None, words) if words else (WeightFile(file), "")
 
 
 PIPELINES: dict[str, Callable[[Any], Any]] = {
@@ -143,6 +165,8 @@ def locate(path: Path) -> tuple[Path, Path | None]:
             raise LoadError(missing(path))
         if is_text(path):
             return path, path.parent / COMPILED_WEIGHTS
+        if is_archive(path):
+            return _in_archive(path)
         if path.is_file():
             return path, None
         if is_network(path):
@@ -157,6 +181,31 @@ def locate(path: Path) -> tuple[Path, Path | None]:
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror}; check the path and its rights") from error
     return spec, weights
+
+
+def _in_archive(archive: Path) -> tuple[Path, Path | None]:
+    """The specification file and the folder of weights of the model in an archive."""
+    model = _unpacked(archive)
+    if is_compiled(model):
+        raise LoadError(f"{archive} holds a compiled model; unzip it, and give {model.name}")
+    return locate(model)
+
+
+def _unpacked(archive: Path) -> Path:
+    """The model of an archive in a temporary folder, which goes away with the process; unpacked once.
+
+    Raises:
+        LoadError: it cannot be unpacked.
+    """
+    identity = SourceFile(archive).identity
+    if identity not in _UNPACKED or not _UNPACKED[identity].exists():
+        with temporary_files():
+            _UNPACKED[identity] = unpack(archive, Path(tempfile.mkdtemp(dir=_TEMPORARY.folder())))
+    return _UNPACKED[identity]
+
+
+_UNPACKED: dict[tuple[int, ...], Path] = {}
+"""State of an archive when it was opened -> its model."""
 
 
 def _manifest_places(package: Path) -> tuple[Path, Path | None]:
@@ -202,6 +251,8 @@ def read_spec(file: Path | SourceFile) -> Any:
     if opened.path.name == NETWORK:
         return read_espresso(opened.path.parent)
     content, file = opened.read(), opened.path
+    if words := not_fetched(file, content):
+        raise LoadError(words)
     other = FOREIGN.get(file.suffix.lower())
     cure = f"files of {other} are converted with coremltools first" if other else ""
     spec = proto.Model_pb2.Model()
@@ -255,7 +306,13 @@ def stored_bytes(loaded: Loaded) -> int:
 
 
 def write_package(loaded: Loaded, package: Path) -> None:
-    """Write the files of a package into a new folder."""
+    """Write the files of a package into a new folder.
+
+    Raises:
+        LoadError: its weights are not there.
+    """
+    if loaded.absent is not None:
+        raise LoadError(loaded.absent)
     weights = package / "Data" / WEIGHTS
     weights.mkdir(parents=True)
     if loaded.spec is None:

@@ -91,6 +91,11 @@ def weight_file_name(spec: Any, where: object = "the program") -> str:
     return names[0] if names else WEIGHT_FILE.rsplit("/", 1)[-1]
 
 
+def has_weights(spec: Any) -> bool:
+    """Does a `Program` protobuf refer to a weight file?"""
+    return next(_stored(spec), None) is not None
+
+
 def move_weights(spec: Any, file_name: str) -> None:
     """Let the ops of a `Program` protobuf refer to a file of another name."""
     for value in _stored(spec):

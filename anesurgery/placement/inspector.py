@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from anesurgery.doors import door
+from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded
-from anesurgery.loading import load
+from anesurgery.loading import load_graph
 from anesurgery.mil import dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, loadable, memory, unit_advice
-from anesurgery.placement.evidence import Finding
+from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
@@ -45,8 +46,11 @@ NO_GPU = (
     "erwinzhang7/coreml-compute-placement)"
 )
 
-RULES = (*slow.RULES, *numeric.RULES, *ignored_masks.RULES, *shapes.RULES, *doubtful.SPEED)
+BY_VALUE = (*numeric.RULES, *ignored_masks.RULES)
+"""The tables that ask what constants hold."""
+RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *doubtful.SPEED)
 """The tables; `rules_beside` adds the rules that passes bring, and the user's own."""
+ABSENT = "placed by its graph alone, and nothing is said of its numbers: {}"
 
 
 @door("inputs")
@@ -79,7 +83,7 @@ def inspect(
     aim = Target.parse(target, compute_units)
     found = inspect_other(model, aim, inspect_program)
     if found is None:
-        found = inspect_program(load(model), aim, inputs=inputs, function=function)
+        found = inspect_program(load_graph(model), aim, inputs=inputs, function=function)
     return _beside(found, model, aim, function) if measured else found
 
 
@@ -87,7 +91,7 @@ def inspect_program(
     loaded: Loaded, target: Target, *, inputs: Any = None, function: str | None = None, advice: bool = True
 ) -> Inspection:
     """The inspection of an ML Program; without advice, `RULES` and those beside them are not asked."""
-    chosen, rules = function_of(loaded.program, function), (*RULES, *rules_beside()) if advice else ()
+    chosen, rules = function_of(loaded.program, function), _rules(loaded) if advice else ()
     shaped = judge_shaped(loaded, function, target, rules)
     budget, about_memory = memory.measure(shaped.function, target)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
@@ -97,7 +101,7 @@ def inspect_program(
     units, path = choose(judged, target, doubts)
     segments, numbers = segments_of(judged, units, shaped.function)
     timed = time_of_shaped(shaped, units, target, bool(doubts))
-    hazards = {} if inputs is None else sampled.hazards(loaded, inputs, target, function)
+    hazards = _sampled(loaded, inputs, target, function)
     rows = tuple(
         _row(i, j, unit, number, hazards, ms)
         for i, (j, unit, number, ms) in enumerate(
@@ -109,7 +113,7 @@ def inspect_program(
     findings = tuple(dict.fromkeys((*of_version, *doubts, *about_load, *about_shapes)))
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
     advised = unit_advice.advice(shaped.function, target) if advice else None
-    notes = (*_notes(target, advised), *shaped.notes, *(f"estimated {one}" for one in each))
+    notes = (*_notes(target, advised, loaded.absent), *shaped.notes, *(f"estimated {one}" for one in each))
     notes += (f"no time: {timed.why}",) if timed.why else ()
     return Inspection(
         label,
@@ -125,6 +129,27 @@ def inspect_program(
         time=timed.time,
         chain=longest_chain(shaped.judged),
     )
+
+
+def _sampled(
+    loaded: Loaded, inputs: Any, target: Target, function: str | None
+) -> Mapping[str, tuple[Finding, ...]]:
+    """The hazards that a run shows, by op.
+
+    Raises:
+        LoadError: the weights are not there.
+    """
+    if inputs is None:
+        return {}
+    if loaded.absent is not None:
+        raise LoadError(f"no run without weights: {loaded.absent}")
+    return sampled.hazards(loaded, inputs, target, function)
+
+
+def _rules(loaded: Loaded) -> tuple[Rule, ...]:
+    """The tables to ask: without its weights nothing is known of a model's numbers."""
+    asked = RULES if loaded.absent is None else tuple(rule for rule in RULES if rule not in BY_VALUE)
+    return (*asked, *rules_beside())
 
 
 def _row(
@@ -161,8 +186,8 @@ def _beside(found: Inspection, model: Any, target: Target, function: str | None)
     return compute_plan.beside(found, compute_plan.plan(model, target, function))
 
 
-def _notes(target: Target, advised: unit_advice.UnitAdvice | None) -> tuple[str, ...]:
-    notes = list(NO_PROMISE)
+def _notes(target: Target, advised: unit_advice.UnitAdvice | None, absent: str | None) -> tuple[str, ...]:
+    notes = [*([] if absent is None else [ABSENT.format(absent)]), *NO_PROMISE]
     if target.extrapolated:
         notes.append(ELSEWHERE.format(target.extrapolated))
     if target.rates is not None:

@@ -158,7 +158,7 @@ class _Programs:
         if self._path is None:
             raise LoadError(f"{label} needs its weights; save the model and give the path")
         folder = program.locate(self._path)[1]
-        loaded = program.from_spec(spec, self._path.resolve(), folder, None)
+        loaded = program.from_spec(spec, self._path.resolve(), folder, None, graph_only=True)
         return replace(self._inspect(loaded, target), model=label)
 
 

@@ -21,7 +21,7 @@ from anesurgery.display import printable, short_name
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.arrays import write_text
-from anesurgery.loading import load
+from anesurgery.loading import load_graph
 from anesurgery.mil import Block, Operation, Program, function_of, reads, walk_ops
 from anesurgery.placement.inspector import inspect
 from anesurgery.text import to_text, type_text
@@ -109,7 +109,7 @@ def draw(
     """
     if before < 0 or after < 0:
         raise SurgeryError(f"before={before}, after={after}: steps are counted from 0")
-    program: Program = load(model).program
+    program: Program = load_graph(model).program
     chosen = function_of(program, function)
     middle = None if around is None else _named(chosen, around)
     flow = _flow((middle and middle.enclosing_block) or chosen)

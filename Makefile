@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 TORCH ?= torch==2.13.0
 READY := $(VENV)/.ready
+# As a path, not a finder: else a folder of this name where Python starts, such as a clone's, hides the package.
+EDITABLE := --config-settings editable_mode=compat --editable
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
@@ -16,7 +18,7 @@ help:  ## show this list
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(EDITABLE) '.[dev]'
 	@touch $@
 
 demo: $(READY)  ## train a small GPT-2, convert it, operate on it, prove it, let it write
@@ -71,11 +73,11 @@ residency: $(READY)  ## what `auto` gains on the corpus and on small models of e
 	$(BIN)/python tests/benchmarks/residency.py
 
 matrix: $(READY)  ## which architectures convert, how exact, and their share on the ANE: docs/architectures.md
-	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[dev,matrix]'
+	$(BIN)/python -m pip install --quiet $(TORCH) $(EDITABLE) '.[dev,matrix]'
 	$(BIN)/python tests/benchmarks/matrix.py --page docs/architectures.md
 
 matrix-real: $(READY)  ## the same of two layers of real width, in less than 4 GB each
-	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[dev,matrix]'
+	$(BIN)/python -m pip install --quiet $(TORCH) $(EDITABLE) '.[dev,matrix]'
 	$(BIN)/python tests/benchmarks/matrix.py --real --page docs/architectures.md
 
 caches: $(READY)  ## which families of decoders take a cache: docs/decoders.md

@@ -16,6 +16,7 @@ from anesurgery.checking.model_proofs import ModelProof
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError, SurgeryError
+from anesurgery.facts.logits import logits_of
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic.double import Double
@@ -172,6 +173,8 @@ def compare(
     if any(row.undefined for row in rows):
         exact = run(first.program, inputs, precision=Double(), function=function)  # type: ignore[arg-type]
         rows = _rows(expected, found, last, adapt_outputs(contract, exact, inputs))
+    chosen = logits_of(function_of(second.program, function))
+    rows = tuple(replace(row, logits=row.name in chosen) for row in rows)
     words = tuple(change.words for change in contract)
     how: dict[str, Any] = {"contract": contract, "gate": gate, "seed": seed, "assume": assume}
     proof = _proved(first, second, inputs, function, last, **how) if prove else None

@@ -39,6 +39,8 @@ class OutputComparison:
     """Elements that are finite on both sides: all that the other numbers speak about."""
     undefined: int = 0
     """Elements that are NaN or infinite in the same way on both sides, and not by design."""
+    logits: bool = False
+    """Is it a choice among classes or tokens? Of other values `kl` and `top_k` mean nothing."""
 
     @property
     def is_vacuous(self) -> bool:

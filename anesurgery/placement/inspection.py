@@ -15,6 +15,7 @@ from anesurgery.placement.durations import Time
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.flexible import AtShape
 from anesurgery.placement.loadable import refusal
+from anesurgery.placement.sentence import sentence
 from anesurgery.placement.target import Target
 from anesurgery.placement.unit_advice import UnitAdvice
 
@@ -213,6 +214,11 @@ class Inspection(Drawn):
         return 1 if "ane" in units else 2
 
     @property
+    def summary(self) -> str:
+        """The report in one sentence: share, time, what runs elsewhere and why, and which passes may help."""
+        return sentence(self, self._rows())
+
+    @property
     def refused(self) -> str:
         """Why the target's OS cannot load the model, in words; "" where nothing says that it cannot."""
         return refusal(self.all_findings)
@@ -295,6 +301,7 @@ class Inspection(Drawn):
         return {
             "model": self.model,
             "target": str(self.target),
+            "summary": self.summary,
             "status": self.status,
             "counts": self.counts,
             "residency": self.residency,

@@ -35,10 +35,14 @@ class Legality:
         """Rows of the private compiler raise no more than a doubt on the chip on which Core ML was measured."""
         return rule.legal is False and not (rule.scope.via != "Core ML" and self.target.on_measured_chip)
 
+    def _found(self, rule: Rule, op: Operation) -> str:
+        """What a row finds in an op, in words; "" where it does not speak of it."""
+        return rule.test(op, self.target) if rule.test is not None else f"{op.op_type}: {rule.because}"
+
     def speaking(self, op: Operation) -> Iterator[Finding]:
         """Every row that forbids an op or makes it doubtful, of which a verdict names the first."""
         for rule in (*self._own.get(op.op_type, ()), *self._any):
-            if value := rule.test(op, self.target) if rule.test is not None else op.op_type:
+            if value := self._found(rule, op):
                 yield rule.finding(value, op.outputs[0].name)
 
     def verdict(self, op: Operation) -> tuple[bool | None, Finding | None]:
@@ -48,7 +52,7 @@ class Legality:
         """
         doubt: Finding | None = None
         for rule in (*self._own.get(op.op_type, ()), *self._any):
-            value = rule.test(op, self.target) if rule.test is not None else op.op_type
+            value = self._found(rule, op)
             if value and self.forbids(rule):
                 return False, rule.finding(value, op.outputs[0].name)
             if value and doubt is None:

@@ -119,12 +119,14 @@ NESTED = Rule(
     legal=False,
     grade=Grade.REPORTED,
     scope=Scope(os="read from the compiler and its operations", via="compiler"),
+    remedy="unroll_loop",
     advice="unroll it, or use select",
 )
 
 
 def _nested(op: Operation) -> Finding:
-    return NESTED.finding("inside control flow", op.outputs[0].name)
+    outer = next(_around(op))
+    return NESTED.finding(f"inside {outer.op_type} %{outer.name}", op.outputs[0].name)
 
 
 @dataclass(frozen=True)

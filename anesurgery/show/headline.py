@@ -7,6 +7,7 @@ import math
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
 from anesurgery.placement.durations import Change, factor
+from anesurgery.placement.sentence import percent
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.surgery import Surgery
@@ -50,16 +51,9 @@ def _share(stands: Standing, what: str) -> str:
     """A share in percent; a range where it is not known of some ops whether they run there."""
     least = stands.share[what]
     if what != "flop" or not stands.perhaps_flop:
-        return _percent(least)
-    most = _percent(least + stands.perhaps_flop / stands.flop)
-    return most if most == _percent(least) else f"{_percent(least).removesuffix(' %')} to {most}"
-
-
-def _percent(share: float) -> str:
-    """Whole percent; 0 and 100 are exact, and what is near them has a digit more."""
-    digits = 1 if 0 < share < 0.01 or 0.99 <= share < 1 else 0
-    shown = f"{100 * share:.{digits}f}"
-    return f"{'99.9' if shown == '100.0' else '<0.1' if share and shown == '0.0' else shown} %"
+        return percent(least)
+    most = percent(least + stands.perhaps_flop / stands.flop)
+    return most if most == percent(least) else f"{percent(least).removesuffix(' %')} to {most}"
 
 
 def _speed(time: Change | None) -> str:
@@ -88,6 +82,17 @@ def _exactness(surgery: Surgery) -> str:
         alone = f", {len(proofs) - len(known)} left to a comparison of the outputs" * (len(known) < len(proofs))
         return f"of {len(proofs)} changes {proved} proved equal, {tried} tried on numbers{alone}"
     return "every change gives the same bits" if min(known) == Grade.BITS else "every change is proved equal"
+
+
+def compared(comparison: Comparison) -> str:
+    """A comparison in one sentence: how near the outputs are, and how near they were asked to be."""
+    how = f"{comparison.precision} arithmetic"
+    if not comparison.ok:
+        return f"FAILED: {comparison.verdict} ({how})"
+    if math.isinf(comparison.psnr):
+        return f"ok: the outputs are identical ({how})"
+    asked = f"at least {comparison.gate:g} dB were asked for"
+    return f"ok: the outputs are equal to {comparison.psnr:.1f} dB; {asked} ({how})"
 
 
 def _outputs(proof: Comparison) -> str:

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from anesurgery.placement.durations import change
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, Memory, OpRow
+from anesurgery.placement.sentence import SOFT
 from anesurgery.semantics.reading import in_words
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
 LEGAL_WORDS: dict[bool | None, str] = {False: "no", None: "unknown", True: "yes"}
 KINDS = ("load", "interface", "shape", "memory", "legality", "speed", "numeric")
-SOFT = ("speed", "numeric")
-"""Kinds of findings that do not take an op off the ANE."""
 
 
 @dataclass(frozen=True)
@@ -162,31 +161,13 @@ def has_flop(inspection: Inspection) -> bool:
 
 
 def verdict(inspection: Inspection) -> str:
-    """The status in words; of a pipeline with models without ops, which models it speaks of."""
-    if refused := inspection.refused:
-        return f"It does not load: {refused}."
+    """The report in one sentence; of a pipeline with models without ops, which models it speaks of."""
     named = [(name, bool(part.ops)) for name, part in sections(inspection)]
     bare = [name for name, has_ops in named if not has_ops]
     if not bare or len(bare) == len(named):
-        return _verdict(inspection)
+        return inspection.summary
     rest = f"not rated, without ops: {', '.join(bare)}"
-    return f"In {len(named) - len(bare)} of {len(named)} models: {_verdict(inspection)} ({rest})"
-
-
-def _verdict(inspection: Inspection) -> str:
-    counts = inspection.counts
-    total = sum(counts.values())
-    if not total:
-        return "There are no ops to place."
-    if counts.get("unknown", 0) == total:
-        return "Nothing is known about where its ops run."
-    mine = counts.get("ane", 0)
-    if mine == total:
-        return "Every op prefers the Neural Engine."
-    known = "known to prefer" if counts.get("unknown") else "expected on"
-    if not mine:
-        return f"No op is {known} the Neural Engine."
-    return f"{mine:,} of {total:,} ops are {known} the Neural Engine."
+    return f"In {len(named) - len(bare)} of {len(named)} models: {inspection.summary} ({rest})"
 
 
 def memory_words(inspection: Inspection) -> str:

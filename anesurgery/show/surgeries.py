@@ -15,12 +15,13 @@ from rich.text import Text
 
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import summary
+from anesurgery.checking.metrics import OutputComparison
 from anesurgery.checking.ranges import Ranges
 from anesurgery.display import draws
 from anesurgery.mil import Array
 from anesurgery.rewriting.session import Change, Report, counts, grouped_refusals, refusal_lines, refused_ops
 from anesurgery.show.console import as_html, as_text, plain
-from anesurgery.show.headline import headline
+from anesurgery.show.headline import compared, headline
 from anesurgery.surgery import Surgery
 
 ROWS = 8
@@ -134,9 +135,17 @@ def report_html(report: Report) -> str:
 
 
 def _comparison_table(comparison: Comparison) -> Table:
-    table = Table(
-        "output", "shape", "PSNR dB", "max abs", "max rel", "KL", "top-1 in top-5", box=box.SIMPLE_HEAD
+    """A row for each output; divergence and best entries where one is a choice among classes or tokens."""
+    chosen = any(o.logits for o in comparison.outputs)
+    columns = (
+        "output",
+        "shape",
+        "PSNR dB",
+        "max abs",
+        "max rel",
+        *(("KL", "top-1 in top-5") if chosen else ()),
     )
+    table = Table(*columns, box=box.SIMPLE_HEAD)
     for o in comparison.outputs:
         table.add_row(
             plain(o.name),
@@ -144,17 +153,23 @@ def _comparison_table(comparison: Comparison) -> Table:
             "identical" if o.psnr == math.inf else f"{o.psnr:.1f}",
             f"{o.max_abs:.3g}",
             f"{o.max_rel:.2g}",
-            "" if o.kl is None else f"{o.kl:.2g}",
-            "" if o.top_k is None else f"{o.top_k:.1%}",
+            *(() if not chosen else _choice(o)),
         )
     return table
 
 
+def _choice(output: OutputComparison) -> tuple[str, str]:
+    """KL divergence and how often the best entry stays among the best; empty where they mean nothing."""
+    if not output.logits:
+        return "", ""
+    kl, best = output.kl, output.top_k
+    return "" if kl is None else f"{kl:.2g}", "" if best is None else f"{best:.1%}"
+
+
 def comparison_group(comparison: Comparison) -> Group:
-    """A comparison as a table and a verdict."""
-    verdict = f"{'ok' if comparison.ok else 'FAILED'}: {comparison.verdict}"
+    """A comparison as a sentence and a table."""
     proof = [] if comparison.proof is None else [plain(line) for line in comparison.proof.lines]
-    return Group(_comparison_table(comparison), plain(f"{verdict} ({comparison.precision} arithmetic)"), *proof)
+    return Group(plain(compared(comparison), style="bold"), _comparison_table(comparison), *proof)
 
 
 @draws("Comparison", "text")

@@ -206,8 +206,8 @@ def _section(inspection: Inspection) -> list[Any]:
 
 def inspection_group(inspection: Inspection) -> Group:
     """An inspection as a bar, a line and tables, for a rich console; a section for each part of a pipeline."""
-    title = plain(inspection.model, "bold").append_text(plain(f" on {inspection.target}", "not bold"))
-    shown: list[Any] = [title, Text(summary.verdict(inspection))]
+    title = plain(inspection.model, "dim").append_text(plain(f" on {inspection.target}", "dim"))
+    shown: list[Any] = [plain(summary.verdict(inspection), "bold"), title]
     if inspection.parts:
         shown += [device_bar(inspection), status_line(inspection), *time_group(inspection)]
         for name, part in summary.sections(inspection):

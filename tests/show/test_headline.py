@@ -11,7 +11,8 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.show.headline import _percent, headline
+from anesurgery.placement.sentence import percent
+from anesurgery.show.headline import headline
 
 TARGET = "A15/iOS 17"
 OURS = re.compile(r"\b(site|grade|refus\w+|residency|segment|fold|failed|gate|contract)\b")
@@ -63,7 +64,7 @@ def test_the_sentence_has_share_time_numbers_and_interface(surgery: Any) -> None
 def test_shares_are_those_of_an_inspection(surgery: Any, tmp_path: Path) -> None:
     after = ane.inspect(surgery.save(tmp_path / "after.mlpackage"), target=TARGET).residency["flop"]
     before = ane.inspect(long_head(), target=TARGET).residency["flop"]
-    assert f"ANE: {_percent(before)} -> {_percent(after)} of flop" in headline(surgery)
+    assert f"ANE: {percent(before)} -> {percent(after)} of flop" in headline(surgery)
 
 
 def test_without_a_target_nothing_is_said_of_the_engine() -> None:
@@ -98,8 +99,8 @@ def scaled() -> Program:
     ("share", "words"),
     [(0.0, "0 %"), (0.0001, "<0.1 %"), (0.333, "33 %"), (0.995, "99.5 %"), (0.99999, "99.9 %"), (1.0, "100 %")],
 )
-def test_percent(share: float, words: str) -> None:
-    assert _percent(share) == words
+def testpercent(share: float, words: str) -> None:
+    assert percent(share) == words
 
 
 def test_details_say_what_a_check_rests_on(surgery: Any) -> None:

@@ -10,7 +10,7 @@ from anesurgery.placement.target import Target
 
 def rare(op: Operation, target: Target) -> str:
     """The op."""
-    return op.op_type
+    return f"%{op.outputs[0].name} is a {op.op_type}"
 
 
 RULES = (

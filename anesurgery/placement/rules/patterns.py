@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from anesurgery.facts.attention import attention_of
+from anesurgery.facts.logits import AFTER_HEADS
 from anesurgery.mil import Operation, is_stored, is_symbolic, producer, static_shape
-from anesurgery.ops import ATTENTION, CARRIERS, PRODUCTS, WEIGHTED
+from anesurgery.ops import ATTENTION, PRODUCTS, WEIGHTED
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import SOURCES, Target
 from anesurgery.semantics.byte_sizes import elements, size_of
@@ -20,8 +21,6 @@ LATER_AXIS = 65536
 PREFERRED = 2 << 20
 """Elements of a query from which fused attention was preferred to the CPU."""
 BRANCHES = 12
-TAIL = CARRIERS | {"mul", "real_div", "add", "sub", "tanh", "clip", "minimum", "maximum", "concat", "softmax"}
-"""What may stand between a head and the logits."""
 
 
 def small_fused(op: Operation, target: Target) -> str:
@@ -75,7 +74,7 @@ def all_tokens(op: Operation, target: Target) -> str:
     if shape is None or var.rank != 3 or shape[0] < 2 * shape[1]:
         return ""
     length = var.shape[1]
-    if not (is_symbolic(length) or int(length) > 1) or not reaches_output(var, TAIL):
+    if not (is_symbolic(length) or int(length) > 1) or not reaches_output(var, AFTER_HEADS):
         return ""
     return f"{shape[0]} logits for each of {length} positions"
 

@@ -7,7 +7,7 @@ import math
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
 from anesurgery.placement.durations import Change, factor
-from anesurgery.placement.sentence import percent
+from anesurgery.placement.inspection import percent
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.surgery import Surgery

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from anesurgery.checking.comparison import Comparison
 from anesurgery.placement.durations import change
-from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.placement.inspection import SOFT, Inspection, OpRow
 from anesurgery.show import summary
 from anesurgery.show.summary import UNIT_WORDS
 
@@ -100,7 +100,7 @@ def _left(one: Review) -> list[str]:
     lines = ["| op that is not expected on the ANE any more | type | where | why |", "|---|---|---|---|"]
     for row in rows[:NAMED]:
         uses = one.after.target.uses_ane
-        said = (f.message for f in row.findings if f.kind not in summary.SOFT)
+        said = (f.message for f in row.findings if f.kind not in SOFT)
         why = next(said, summary.without_rule(row, uses))
         lines.append(f"| `{_cell(row.name)}` | {row.op_type} | {UNIT_WORDS[row.preferred]} | {_cell(why)} |")
     return lines + ([f"\nand {len(rows) - NAMED} more"] if len(rows) > NAMED else [])

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from anesurgery.placement.durations import change
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.inspection import Inspection, Memory, OpRow
-from anesurgery.placement.sentence import SOFT
+from anesurgery.placement.inspection import SOFT, Inspection, Memory, OpRow
 from anesurgery.semantics.reading import in_words
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}

@@ -11,7 +11,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.sentence import percent
+from anesurgery.placement.inspection import percent
 from anesurgery.show.headline import headline
 
 TARGET = "A15/iOS 17"

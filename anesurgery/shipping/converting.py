@@ -1,4 +1,8 @@
-"""A causal language model of transformers as a package: ids of `context` tokens in, logits out."""
+"""A causal language model of transformers as a package: ids of `context` tokens in, logits out.
+
+The experts of a mixture all compute every token, each times its share, as no other form of transformers keeps
+the tokens on an axis of their own (`frontend.register_experts`).
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,9 @@ def convert(module: Any, context: int, *, half: bool = True) -> Any:
     import torch
 
     frontend.register()
+    if getattr(module, "set_experts_implementation", None) is not None:
+        frontend.register_experts()
+        module.set_experts_implementation("dense")
     example = torch.zeros(1, context, dtype=torch.int64)
     try:
         with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars

@@ -57,6 +57,26 @@ def test_it_writes_what_transformers_writes(checkpoint: Path, built: Path) -> No
     assert list(ane.stream(built, prompt, 25)) == greedy(checkpoint, prompt, 25)
 
 
+def test_a_mixture_of_experts_is_built(tmp_path: Path) -> None:
+    """transformers groups and sorts the tokens by experts, which keeps no axis of tokens."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MixtralConfig(
+        **sizes,
+        vocab_size=50,
+        num_hidden_layers=1,
+        num_local_experts=3,
+        max_position_embeddings=16,
+        initializer_range=0.2,
+    )
+    MixtralForCausalLM(config).save_pretrained(tmp_path / "checkpoint")
+    ane.build(tmp_path / "checkpoint", tmp_path / "out", context=16, prefill=4, quiet=True)
+    written = ane.generate(tmp_path / "out", [5, 20, 7], 12, quiet=True).written
+    assert list(written) == greedy(tmp_path / "checkpoint", [5, 20, 7], 12)
+
+
 def test_the_folder_says_all_that_a_runner_needs(built: Path) -> None:
     runner = read_runner(built)
     assert sorted(runner.functions) == ["decode", "decode_inputs", "prefill", "prefill_inputs"]

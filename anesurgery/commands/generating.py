@@ -24,6 +24,9 @@ def generate(
         list[int] | None, typer.Option(help="The token after which to stop; more than once: any of them.")
     ] = None,
     precision: Annotated[str, typer.Option(help="fp32, fp16 or ane.")] = "fp32",
+    drop: Annotated[
+        int | None, typer.Option(help="Beyond the context: so many of the oldest tokens are forgotten at once.")
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -39,7 +42,15 @@ def generate(
 
     sampler = Sampler(temperature, top_k, top_p)
     made = write(
-        model, prompt, steps, sampler, stop=stop, seed=seed, precision=precision, quiet=quiet or as_json
+        model,
+        prompt,
+        steps,
+        sampler,
+        stop=stop,
+        seed=seed,
+        precision=precision,
+        drop=drop,
+        quiet=quiet or as_json,
     )
     plain = {
         "written": list(made.written),

@@ -69,6 +69,9 @@ def chat(
         list[str] | None, typer.Option(help="A text at which to stop; more than once: any.")
     ] = None,
     precision: Annotated[str, typer.Option(help="fp32, fp16 or ane.")] = "fp32",
+    drop: Annotated[
+        int | None, typer.Option(help="Beyond the context: so many of the oldest tokens are forgotten at once.")
+    ] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -96,6 +99,7 @@ def chat(
         stop=stop,
         seed=seed,
         precision=precision,
+        drop=drop,
     )
     for piece in pieces:
         print(piece, end="", flush=True)

@@ -73,9 +73,11 @@ class Decoder:
         output: the logits; the widest output by default.
         tables: of inputs that hold embeddings, or a row for each position: the rows of all tokens or positions.
             By default `<package>.<input>.npy`, beside the package.
+        drop: how many of the oldest tokens to forget at once, where more do not fit into the context. What is
+            left is read again from position 0, as a text of its own. None: an error.
 
     Raises:
-        InterpretError: its inputs are not those of a decoder, or a table is missing.
+        InterpretError: its inputs are not those of a decoder, a table is missing, or `drop` cannot be it.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Decoder:
         device: str = "cpu",
         output: str | None = None,
         tables: Tables | None = None,
+        drop: int | None = None,
     ) -> None:
         model = model_of(model)
         whole = Predictor(model, precision=precision, device=device)
@@ -96,6 +99,12 @@ class Decoder:
         for executable in self._calls[0].predictor.executables if self._calls[0].cached else ():
             executable.plan.room = spare()  # one run for each token
         self.context = self._context()
+        if drop is not None and not (is_whole(drop) and 0 < drop < self.context):
+            raise InterpretError(
+                f"drop={drop!r}; it must be a whole number from 1 to {self.context - 1}, as the context holds "
+                f"{self.context} tokens"
+            )
+        self.drop = drop
         self.reset()
 
     def _context(self) -> int:
@@ -138,6 +147,8 @@ class Decoder:
     def feed(self, tokens: Sequence[int] | Array, *, whole: bool = True) -> Array:
         """Read tokens; the logits after each of them (`whole=False`: after the last), one row for each.
 
+        Where they do not fit into the context and `drop` is set, the oldest are forgotten first.
+
         Raises:
             InterpretError: they are no tokens, or do not fit into the context.
         """
@@ -147,17 +158,44 @@ class Decoder:
         count = given.shape[call.axis]
         if not count:
             raise InterpretError("no tokens; give one at least")
-        if self.position + count > self.context:
+        if self.position + count > self.context and self.drop is None:
             raise InterpretError(
                 f"{self.position + count} tokens do not fit into the context of {self.context}; "
-                "give a shorter prompt, or make the model with a longer one"
+                "give a shorter prompt, make the model with a longer one, or let it forget the oldest (drop=)"
             )
+        if not whole:
+            given = self._forget(given)
         rows: list[Array] = []
-        for at in range(0, count, self._calls[-1].length):
-            part = given.take(range(at, min(at + self._calls[-1].length, count)), axis=call.axis)
+        for part in self._parts(given):
+            if whole:
+                self._forget(part, self.position)
             rows += self._feed_part(part, whole)
         found = rows if whole else rows[-1:]
         return np.stack(found)
+
+    def _parts(self, given: Array) -> list[Array]:
+        """Tokens in parts that the longest function reads at once."""
+        axis, most = self._calls[0].axis, self._calls[-1].length
+        starts = range(0, given.shape[axis], most)
+        return [given.take(range(at, min(at + most, given.shape[axis])), axis=axis) for at in starts]
+
+    def _forget(self, new: Array, most: int = sys.maxsize) -> Array:
+        """Drop the oldest tokens, `most` at most, so that the new ones fit; what is left of the new ones.
+
+        Kept tokens are read again from position 0, so that every position and every key is that of a text
+        which begins with them.
+        """
+        axis = self._calls[0].axis
+        over = self.position + new.shape[axis] - self.context
+        if over <= 0 or self.drop is None:
+            return new
+        gone = min(-(-over // self.drop) * self.drop, most)
+        kept = self._read.take(range(min(gone, self.position), self.position), axis=axis)
+        left = new.take(range(max(0, gone - self.position), new.shape[axis]), axis=axis)
+        self.reset()
+        for part in self._parts(kept):
+            self._feed_part(part, False)
+        return left
 
     def write(
         self,
@@ -315,7 +353,7 @@ def _check_room(decoder: Decoder, tokens: int, steps: int) -> None:
     Raises:
         InterpretError: they do not.
     """
-    if decoder.position + tokens + steps - 1 > decoder.context:
+    if decoder.drop is None and decoder.position + tokens + steps - 1 > decoder.context:
         raise InterpretError(
             f"{tokens} tokens and {steps} steps do not fit into the context of {decoder.context}"
             + (f", of which {decoder.position} are taken" if decoder.position else "")
@@ -333,6 +371,7 @@ def generate(
     precision: str | None = None,
     device: str | None = None,
     tables: Tables | None = None,
+    drop: int | None = None,
     quiet: bool = False,
 ) -> Writing:
     """Let a decoder write after a prompt, on the interpreter.
@@ -349,6 +388,8 @@ def generate(
         device: "cpu" (the default), or "cuda" where torch has one. A `Decoder` has its own.
         tables: of inputs that hold embeddings, or a row for each position; those beside the package by default.
             A `Decoder` has its own.
+        drop: how many of the oldest tokens to forget at once, where the text outgrows the context; what is left
+            is read again as a text of its own. None: an error. A `Decoder` has its own.
         quiet: no progress bar (it vanishes by itself when the output is no terminal).
 
     Raises:
@@ -356,7 +397,7 @@ def generate(
             cannot be what it is.
     """
     choose, rng = _choice(steps, sampler, seed)
-    decoder = _decoder(model, precision, device, tables)
+    decoder = _decoder(model, precision=precision, device=device, tables=tables, drop=drop)
     stops = _stops(stop, decoder)
     prompt = tuple(decoder._whole(prompt_ids).ravel().tolist())
     _check_room(decoder, len(prompt), steps)
@@ -376,23 +417,27 @@ def stream(
     *,
     stop: int | Collection[int] | None = None,
     seed: int = 0,
+    drop: int | None = None,
 ) -> Iterator[int]:
     """The tokens that a decoder writes after a prompt, each as soon as it is chosen.
 
     Args:
         model: path of a package, MLModel or MIL program; or a `Decoder`, which goes on after what it has read.
         prompt_ids: the tokens to begin with.
-        steps: how many tokens to write at most; None: to the end of the context.
+        steps: how many tokens to write at most; None: to the end of the context, or, with `drop`, without end.
         sampler: chooses a token from logits; by default the likeliest.
         stop: the token after which to stop, or several. It is given as well.
         seed: of the sampler: a whole number from 0 up.
+        drop: how many of the oldest tokens to forget at once, as for `generate`.
 
     Raises:
         InterpretError: as `generate` does.
     """
-    decoder = _decoder(model, None, None, None)
+    decoder = _decoder(model, drop=drop)
     prompt = decoder._whole(prompt_ids).ravel().tolist()
-    if steps is None:
+    if steps is None and decoder.drop is not None:
+        steps = sys.maxsize
+    elif steps is None:
         steps = max(1, decoder.context - decoder.position - len(prompt) + 1)
     choose, rng = _choice(steps, sampler, seed)
     stops = _stops(stop, decoder)
@@ -400,16 +445,15 @@ def stream(
     return decoder.write(decoder.feed(prompt, whole=False)[-1], steps, choose, rng, stops)
 
 
-def _decoder(model: Any, precision: str | None, device: str | None, tables: Tables | None) -> Decoder:
+def _decoder(model: Any, **options: Any) -> Decoder:
     """The decoder that writes.
 
     Raises:
         InterpretError: a `Decoder` is given, and options that it has already.
     """
-    options = {"precision": precision, "device": device, "tables": tables}
     given = {name: value for name, value in options.items() if value is not None}
     if not isinstance(model, Decoder):
-        return Decoder(model, **given)  # type: ignore[arg-type]
+        return Decoder(model, **given)
     if given:
         raise InterpretError(f"{', '.join(given)}: a Decoder has its own; give it where the Decoder is made")
     return model

@@ -28,18 +28,21 @@ def chat(
     stop: Stop = None,
     seed: int = 0,
     precision: str = "fp32",
+    drop: int | None = None,
 ) -> Iterator[str]:
     """What a model answers, piece by piece as it is written.
 
     Args:
         place: a folder that `anesurgery.build` made.
         prompt: a text, or messages as [{"role": "user", "content": "..."}].
-        steps: how many tokens at most; None: to the end of the context.
+        steps: how many tokens at most; None: to the end of the context, or, with `drop`, to an end token.
         template: is the prompt written as the checkpoint's chat template says? None: where it has one.
         sampler: chooses a token from logits; by default with what the checkpoint samples with.
         stop: texts before which, and tokens after which, to stop, besides the end tokens of the checkpoint.
         seed: of the sampler: a whole number from 0 up.
         precision: the arithmetic of the interpreter: "fp32", "fp16" or "ane".
+        drop: how many of the oldest tokens to forget at once, where prompt and answer outgrow the context; what
+            is left is read again as a text of its own. None: an error.
 
     Returns:
         Pieces of text; together they are the answer.
@@ -56,7 +59,7 @@ def chat(
     words, ends = _stops(stop)
     tokens = text.tokens(prompt, template=template)
     chosen = sampler or Sampler(**runner.sampling)
-    decoder = Decoder(folder, precision=precision)
+    decoder = Decoder(folder, precision=precision, drop=drop)
     every = (*runner.ends, *ends)
     written = stream(decoder, tokens, steps, chosen, stop=every or None, seed=seed)
     return until(text.pieces(_answer(written, every)), words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import numpy as np
@@ -240,12 +241,71 @@ def test_a_stateless_model_of_one_row_says_what_to_do() -> None:
     assert generate(picked, [1, 2, 3], 4).written == generate(Small().program(), [1, 2, 3], 4).written
 
 
+# -- beyond the context ------------------------------------------------------------------------------------
+
+
+def left_of(read: list[int], new: int, drop: int, context: int = 24) -> list[int]:
+    """What is left of a text where so many more are read."""
+    while len(read) + new > context:
+        read = read[drop:]
+    return read
+
+
+@pytest.mark.parametrize("mask", ["added", "window"])
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_beyond_the_context_the_oldest_tokens_are_forgotten_and_positions_begin_anew(
+    mask: str, positions: str
+) -> None:
+    stateless = Small(layers=2, mask=mask, positions=positions).program()
+    whole = Decoder(stateless)
+    for writes in ("slice", "blend"):
+        model, _ = apply_pass(AddCache(prefill=7, writes=writes, required=True), stateless)
+        decoder = Decoder(model, drop=5)
+        read: list[int] = []
+        for token in np.random.default_rng(0).integers(0, 31, 40).tolist():
+            read = [*left_of(read, 1, 5), token]
+            whole.reset()
+            expected = whole.feed(read)[-1]
+            np.testing.assert_allclose(decoder.feed([token])[-1], expected, rtol=1e-2, atol=5e-3)
+        assert decoder.position == len(read) == 20
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("count", [24, 25, 31, 60])
+def test_of_a_prompt_beyond_the_context_the_last_tokens_are_read(name: str, count: int) -> None:
+    prompt = np.random.default_rng(2).integers(0, 31, count).tolist()
+    decoder, whole = Decoder(MODELS[name], drop=6), Decoder(MODELS["stateless"])
+    decoder.feed([1, 2, 3])
+    found = decoder.feed(prompt, whole=False)[-1]
+    kept = left_of([1, 2, 3, *prompt], 0, 6)
+    np.testing.assert_allclose(found, whole.feed(kept)[-1], rtol=1e-2, atol=5e-3)
+    assert decoder.feed(prompt).shape == (count, 31)
+
+
+def test_a_text_has_no_end_where_old_tokens_are_forgotten() -> None:
+    written = list(itertools.islice(ane.stream(MODELS["cached"], [1, 2, 3], drop=8), 100))
+    assert len(written) == 100
+    assert written == list(generate(MODELS["cached"], [1, 2, 3], 100, drop=8).written)
+    assert written[:20] == list(generate(MODELS["cached"], [1, 2, 3], 20).written)
+
+
+@pytest.mark.parametrize("drop", [0, -1, 24, 1.5, True])
+def test_what_cannot_be_forgotten_is_an_error(drop: Any) -> None:
+    with pytest.raises(InterpretError, match=r"drop=.*; it must be a whole number from 1 to 23"):
+        generate(MODELS["cached"], [1], 2, drop=drop)
+
+
 # -- every option does something, or is refused ------------------------------------------------------------
 
 
 def test_a_decoder_has_its_own_options() -> None:
     decoder = Decoder(MODELS["cached"])
-    options: tuple[dict[str, Any], ...] = ({"precision": "fp16"}, {"device": "cpu"}, {"tables": {}})
+    options: tuple[dict[str, Any], ...] = (
+        {"precision": "fp16"},
+        {"device": "cpu"},
+        {"tables": {}},
+        {"drop": 2},
+    )
     for option in options:
         with pytest.raises(InterpretError, match=f"{next(iter(option))}: a Decoder has its own"):
             generate(decoder, [1], 1, **option)

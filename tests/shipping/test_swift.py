@@ -64,6 +64,7 @@ LIBRARY = {
     "copy",
     "count",
     "decode",
+    "dropFirst",
     "environment",
     "filter",
     "finish",

@@ -10,6 +10,9 @@ public final class Runner {
     /// Caches that are inputs and come back as outputs.
     private var held: [String: MLFeatureValue] = [:]
     public private(set) var read: [Int32] = []
+    /// Beyond the context, so many of the oldest tokens are forgotten at once, and the rest is read again as a
+    /// text of its own; without it, too long a text is an error.
+    public var drop: Int?
 
     /// Compile and load the packages of a folder.
     public init(_ folder: URL) async throws {
@@ -65,8 +68,14 @@ public final class Runner {
     /// Read tokens; the logits after the last of them.
     public func feed(_ tokens: [Int32]) async throws -> [Float] {
         guard !tokens.isEmpty else { throw RunnerError.empty }
-        guard read.count + tokens.count <= file.context else {
-            throw RunnerError.tooLong(tokens: read.count + tokens.count, context: file.context)
+        let over = read.count + tokens.count - file.context
+        if over > 0 {
+            guard let drop, drop > 0, drop < file.context else {
+                throw RunnerError.tooLong(tokens: read.count + tokens.count, context: file.context)
+            }
+            let left = Array((read + tokens).dropFirst((over + drop - 1) / drop * drop))
+            read = []
+            return try await feed(left)
         }
         let longest = file.functions["prefill"]?.inputs[file.tokens]?.shape.last ?? 1
         var logits: [Float] = []

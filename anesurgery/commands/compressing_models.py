@@ -22,6 +22,10 @@ def compress(
     mixed: Annotated[
         bool, typer.Option(help="Bits for each weight by what they cost at the outputs; --bits on average.")
     ] = False,
+    activations: Annotated[
+        str | None,
+        typer.Option(help="8 bits for what linear and conv read: percentile, kl or max; with --bits 8."),
+    ] = None,
     target: Aim = None,
     for_: Annotated[
         str, typer.Option("--for", help="speed: no form that is slower than fp16 by evidence; or size.")
@@ -48,6 +52,7 @@ def compress(
         "smallest": smallest,
         "function": function,
         "mixed": mixed,
+        "activations": activations,
     }
     with progress("weights", quiet or as_json) as told:
         found = compressed(model, bits, inputs=samples, told=told, **options)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from anesurgery.compressing import activations as quantizing
+from anesurgery.compressing.activations import IOS17, Quantized, check_method, pair_names
 from anesurgery.compressing.calibration_data import Samples, read_samples
 from anesurgery.compressing.correcting import Candidate, Corrected, Correction, candidates
 from anesurgery.compressing.costs import Cost
@@ -20,6 +22,7 @@ from anesurgery.compressing.form_evidence import (
     Choice,
     bounds_of,
     choose,
+    choose_activations,
     unknown_chips,
 )
 from anesurgery.compressing.mixing import assigned
@@ -44,9 +47,13 @@ FIRST = 7
 """The specification version (iOS 16) in which weights can be compressed."""
 MIXED = (2, 3, 4, 6, 8)
 """Bits that weights are tried with where each gets its own."""
+WEIGHT, INPUTS = "weight", "inputs"
 LEAVES = "an op that reads it would leave the Neural Engine"
+PAIR_LEAVES = "quantizing them would leave the Neural Engine on a chip of the target; name yours by target="
 Told = Callable[[int, int], None]
 """(weights done, weights in all)."""
+LeftOut = dict[tuple[str, str], str]
+"""(name of a weight, "weight" or "inputs" of its ops) -> why that stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +75,17 @@ class CompressedWeight:
     """The same if its numbers were rounded to the nearest."""
     ops: tuple[str, ...] = ()
     """Names of the ops that read it, in every function."""
+    inputs: str = ""
+    """What its ops read, where that was asked to be 8 bits: "int8", or the reason why not."""
+    scales: tuple[float, ...] = ()
+    """Of the inputs of each op, where they are 8 bits."""
+    cosine: float | None = None
+    """Between products with inputs of 8 bits and those without, of the op that stands it least."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**vars(self), "readers": list(self.readers), "bytes": list(self.bytes), "ops": list(self.ops)}
+        lists = {name: list(getattr(self, name)) for name in ("readers", "bytes", "ops", "scales")}
+        return {**vars(self), **lists}
 
 
 @dataclass(frozen=True)
@@ -138,6 +152,7 @@ def compress(
     *,
     inputs: Any = None,
     mixed: bool = False,
+    activations: str | None = None,
     target: str | None = None,
     for_: str = "speed",
     function: str | None = None,
@@ -155,6 +170,9 @@ def compress(
         bits: of a number; for speed a weight may get more, where a form of so few is slow.
         mixed: give each weight bits of its own, so many on average: those that cost least at the outputs,
             measured after correction. Each weight is tried in each form, which takes several times as long.
+        activations: let linear and conv read 8 bits too (W8A8, with bits=8), by ranges that hold 99.99 % of the
+            numbers ("percentile"), keep most of their spread ("kl"), or hold the largest ("max"). Ops whose
+            products do not stand it keep their inputs, and the report says why.
         inputs: samples, a list of dictionaries of arrays by input name: some dozens of real ones.
         target: chip and OS, such as "M5": whose evidence on speed decides. Every chip by default.
         for_: "speed" takes no form that is slower than fp16 by published times; "size" takes palettes.
@@ -169,12 +187,13 @@ def compress(
         LoadError: the model cannot be read.
     """
     _check(bits, for_, mixed)
+    _check_activations(bits, mixed, activations)
     aim, samples = Target.parse(target), read_samples(inputs)
     given = MLProgram.read(model)
     edited = given.clone()
-    plan = _Plan(bits, aim, for_, smallest, function, mixed)
+    plan = _Plan(bits, aim, for_, smallest, function, mixed, activations)
     before = [one for part in _parts(given) for one in placed(part, aim)]
-    left_out: dict[str, str] = {}
+    left_out: LeftOut = {}
     while True:
         weights = _corrected(edited, samples.calibration, plan, left_out, told)
         after = [one for part in _parts(edited) for one in placed(part, aim)]
@@ -197,6 +216,12 @@ def _check(bits: float, purpose: str, mixed: bool) -> None:
         raise SurgeryError(f"for_={purpose!r}; it may be {' or '.join(map(repr, PURPOSES))}")
 
 
+def _check_activations(bits: float, mixed: bool, method: str | None) -> None:
+    check_method(method)
+    if method is not None and (bits != 8 or mixed):
+        raise SurgeryError("activations are quantized beside weights of 8 bits: say bits=8, without mixed")
+
+
 def _parts(subject: MLProgram) -> list[Loaded]:
     """The programs of a model, in the order in which they run."""
     return (
@@ -214,22 +239,23 @@ class _Plan:
     smallest: int
     function: str | None
     mixed: bool
+    activations: str | None
 
     def choices(self, readers: Iterable[Any], version: int) -> dict[str | None, Choice]:
         """The forms that a weight may have, by all ops that read it, in every function."""
         products = [op for op in readers if op.op_type != "gather"]  # which reads few rows of its table
         bounds = bounds_of(rows_of(op) for op in products) or frozenset((READING,))
+        if self.activations and any(op.op_type in quantizing.READERS for op in products):
+            both = choose_activations(self.target, bounds, self.purpose)
+            if both.inputs:
+                return {both.form: both}
         counts = MIXED if self.mixed else (int(self.bits),)
         found = [choose(bits, self.target, bounds, version, self.purpose) for bits in counts]
         return {one.form: one for one in found}
 
 
 def _corrected(
-    edited: MLProgram,
-    samples: Sequence[Mapping[str, Any]],
-    plan: _Plan,
-    left_out: Mapping[str, str],
-    told: Told | None,
+    edited: MLProgram, samples: Sequence[Mapping[str, Any]], plan: _Plan, left_out: LeftOut, told: Told | None
 ) -> list[CompressedWeight]:
     """Compress the weights of all programs, one program after the other."""
     found: list[CompressedWeight] = []
@@ -261,20 +287,23 @@ def _function(program: Program, values: Mapping[str, Any], name: str | None, alo
 class _Part:
     """One program: its weights, their forms, and what they became."""
 
-    def __init__(self, loaded: Loaded, name: str, plan: _Plan, left_out: Mapping[str, str]) -> None:
+    def __init__(self, loaded: Loaded, name: str, plan: _Plan, left_out: LeftOut) -> None:
         self.loaded, self.name = loaded, name
         function = loaded.program.functions[name]
         self.version = min(opset_version(f) for f in loaded.program.functions.values())
         if self.version < FIRST:
             raise SurgeryError("weights can be compressed from iOS 16 on; convert the model for that or newer")
+        if plan.activations and self.version < IOS17:
+            raise SurgeryError("activations of 8 bits begin at iOS 17; convert the model for that or newer")
         self.found, self.stay = candidates(function, plan.smallest)
         readers = _readers(loaded.program, self.found)
         self.plan = plan
+        self.readers, self.left_out = readers, left_out
         self.ops = {var: tuple(dict.fromkeys(op.name for op in ops)) for var, ops in readers.items()}
         self.possible = {one.var: plan.choices(readers[one.var], self.version) for one in self.found}
         for one in self.found:
-            if one.var.name in left_out:
-                self.possible[one.var] = {None: Choice(None, left_out[one.var.name])}
+            if (reason := left_out.get((one.var.name, WEIGHT))) is not None:
+                self.possible[one.var] = {None: Choice(None, reason)}
         self.choices = {var: next(iter(each.values())) for var, each in self.possible.items()}
 
     def run(
@@ -284,6 +313,7 @@ class _Part:
         if self.plan.mixed:
             self._mix(samples)
         chosen = [one for one in self.found if self.choices[one.var].form]
+        quantized = self._quantize(chosen, samples)
         work = Correction(self.loaded, self.name, samples, chosen, lambda one: self.choices[one.var].form)
         if told is not None:
             work.told = lambda done: told(done, len(chosen))
@@ -291,8 +321,30 @@ class _Part:
         outputs = work.run()
         made = {one.candidate.var: one for one in work.made}
         rows = [self._row(one, before[one.var], made.get(one.var)) for one in self.found]
+        rows = [_with_inputs(row, quantized.get(one.var)) for row, one in zip(rows, self.found, strict=True)]
         store([self.loaded.program], work.made)
         return outputs, [*rows, *(CompressedWeight(n, (), "", why, (0, 0)) for n, why in self.stay.items())]
+
+    def _quantize(
+        self, chosen: Sequence[Candidate], samples: Sequence[Mapping[str, Any]]
+    ) -> dict[Var, list[Quantized]]:
+        """Let linear and conv read 8 bits, in every function by the scales of the one that ran."""
+        if self.plan.activations is None:
+            return {}
+        kept = {name for name, part in self.left_out if part == INPUTS}
+        wide = [one for one in chosen if self.choices[one.var].inputs]
+        asked = [one for one in wide if one.var.name not in kept]
+        found = quantizing.measured(self.loaded, self.name, samples, asked, self.plan.activations)
+        judged: dict[Var, list[Quantized]] = {one.var: [Quantized(0.0, 1.0, PAIR_LEAVES)] for one in wide}
+        scales: dict[Any, float] = {}
+        for one in asked:
+            judged[one.var] = [found[r.op] for r in one.readers if r.op in found]
+            most = max((each.scale for each in judged[one.var]), default=0.0)
+            ops = [op for op in self.readers[one.var] if op.op_type in quantizing.READERS]
+            scales |= {op: found[op].scale if op in found else most for op in ops}
+        quantizing.insert(self.loaded.program, {op: scale for op, scale in scales.items() if scale})
+        quantizing.clip_products(self.loaded.program)
+        return judged
 
     def _mix(self, samples: Sequence[Mapping[str, Any]]) -> None:
         """Choose among the possible forms by what they cost at the outputs."""
@@ -333,18 +385,31 @@ def _readers(program: Program, found: Sequence[Candidate]) -> dict[Var, list[Any
     return made
 
 
+def _with_inputs(row: CompressedWeight, judged: Sequence[Quantized] | None) -> CompressedWeight:
+    """What the ops of a weight read, in the words of the report."""
+    if not judged:
+        return row
+    worst = min(judged, key=lambda one: one.cosine)
+    scales = tuple(one.scale for one in judged if one.scale)
+    inputs = "int8" if scales else worst.why
+    return replace(row, inputs=inputs, scales=scales, cosine=worst.cosine)
+
+
 def _lost(
     before: Sequence[Inspection], after: Sequence[Inspection], weights: Sequence[CompressedWeight]
-) -> dict[str, str]:
-    """The weights of ops that leave the Neural Engine by their new form, and the reason."""
-    kept = [{row.name: row for row in one.ops} for one in after]
-    gone = {
-        old.name
-        for one, rows in zip(before, kept, strict=True)
-        for old in one.ops
-        if old.preferred == "ane" and old.name in rows and rows[old.name].preferred == "cpu"
-    }
-    return {one.weight: LEAVES for one in weights if one.form and not gone.isdisjoint(one.ops)}
+) -> LeftOut:
+    """The weights of ops that leave the Neural Engine by their new form, or whose inputs do, and why."""
+    were = {row.name for one in before for row in one.ops if row.preferred == "ane"}
+    left = {row.name for one in after for row in one.ops if row.preferred == "cpu"}
+    lost: LeftOut = {}
+    for one in weights:
+        ops = were.intersection(one.ops)
+        pairs = {name for op in ops for name in pair_names(op)}
+        if one.scales and not left.isdisjoint(ops | pairs):
+            lost[one.weight, INPUTS] = PAIR_LEAVES
+        elif one.form and not left.isdisjoint(ops):
+            lost[one.weight, WEIGHT] = LEAVES
+    return lost
 
 
 def _result(

@@ -7,7 +7,7 @@ with what it became. Readers further down are asked in a run of the plain model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -123,20 +123,16 @@ class Correction:
         """
         executable = Executable(self.loaded.program, function=self.name, fuse=False)
         later = self._later(executable)
-        envs: list[Env] = [dict(inputs.bind(executable.function, values, None)) for values in self.samples]
         first: dict[Operation, list[Candidate]] = {}
         for one in self.chosen:
             first.setdefault(one.readers[0].op, []).append(one)
-        plan = executable.plan
-        plan.runs = max(plan.runs, 2)
-        with torch.inference_mode():
-            for step in plan.steps:
-                for one in first.get(step.op, ()):
-                    met = [later[r.op] for r in one.readers[1:] if r.op in later]
-                    self._compress(one, executable, step, envs, met)
-                for env in envs:
-                    plan.take(step, env)
-            return [executable.outputs(env, env.values()) for env in envs]
+
+        def compress(step: Step, given: Sequence[Mapping[str, Any]]) -> None:
+            for one in first[step.op]:
+                met = [later[r.op] for r in one.readers[1:] if r.op in later]
+                self._compress(one, executable, step, given, met)
+
+        return op_by_op(executable, self.samples, compress, set(first))
 
     def _later(self, executable: Executable) -> dict[Operation, Array]:
         """The second moments of what all readers but the first of each weight read, in the plain model."""
@@ -147,19 +143,52 @@ class Correction:
         return seen.moments
 
     def _compress(
-        self, one: Candidate, executable: Executable, step: Step, envs: Sequence[Env], later: Sequence[Array]
+        self,
+        one: Candidate,
+        executable: Executable,
+        step: Step,
+        given: Sequence[Mapping[str, Any]],
+        later: Sequence[Array],
     ) -> None:
-        plan, reader = executable.plan, one.readers[0]
+        reader = one.readers[0]
         if (kind := self.choose(one)) is None:
             return
         seen = _Seen({reader.op: reader})
-        for env in envs:
-            given = {**step.fixed, **{k: plan._read(env, v) for k, v in step.reads}}
-            seen.before(step.op, given)
+        for values in given:
+            seen.before(step.op, values)
         made = correct(one, kind, _joined(one, [*seen.moments.values(), *later]), self.loaded.version)
-        replace_weight(plan, one.var, made.array)
+        replace_weight(executable.plan, one.var, made.array)
         self.made.append(made)
         self.told(len(self.made))
+
+
+def op_by_op(
+    executable: Executable,
+    samples: Sequence[Mapping[str, Any]],
+    before: Callable[[Step, Sequence[Mapping[str, Any]]], None],
+    ops: Collection[Operation],
+) -> list[dict[str, Array]]:
+    """Run all samples together, one op after the other.
+
+    Args:
+        executable: its constants may be replaced on the way.
+        samples: as the function takes them.
+        before: called before each of `ops` with its step and what it reads, a mapping for each sample.
+        ops: at the top level of the function.
+
+    Returns:
+        The outputs for each sample.
+    """
+    plan = executable.plan
+    envs: list[Env] = [dict(inputs.bind(executable.function, values, None)) for values in samples]
+    plan.runs = max(plan.runs, 2)
+    with torch.inference_mode():
+        for step in plan.steps:
+            if step.op in ops:
+                before(step, [{**step.fixed, **{k: plan._read(env, v) for k, v in step.reads}} for env in envs])
+            for env in envs:
+                plan.take(step, env)
+        return [executable.outputs(env, env.values()) for env in envs]
 
 
 def plain_moments(

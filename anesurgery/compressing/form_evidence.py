@@ -6,9 +6,11 @@ same thing, says so. Where none was published nothing is known, and that is said
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 from anesurgery.compressing.grids import IOS18
@@ -18,6 +20,8 @@ from anesurgery.placement.timing import FEW
 
 KINDS = ("int4", "int8", "palette")
 """What the weights that are corrected can be stored as, as the published pairs call it."""
+W8A8 = "w8a8"
+"""Weights and what they are multiplied with in 8 bits, as the published pairs call it."""
 BITS = {"int": (4, 8), "palette": (1, 2, 3, 4, 6, 8)}
 PURPOSES = ("size", "speed")
 READING, COMPUTING = "reading", "compute"
@@ -58,11 +62,16 @@ class Evidence:
 @lru_cache(maxsize=1)
 def evidence() -> tuple[Evidence, ...]:
     """All that was published of the forms."""
-    pairs = [p for p in read_json(PAIRS) if p["what"] in KINDS]
+    return _published(KINDS)
+
+
+@lru_cache(maxsize=4)
+def _published(kinds: tuple[str, ...]) -> tuple[Evidence, ...]:
+    pairs = [p for p in read_json(PAIRS) if p["what"] in kinds]
     return tuple(
         Evidence(
             p["what"],
-            p["bits"],
+            p.get("bits", 8),
             p["of"],
             p["chip"],
             p.get("os", ""),
@@ -82,6 +91,8 @@ class Choice:
     form: str | None
     """Such as "int4" or "palette3"; None: it stays as it is."""
     why: str
+    inputs: bool = False
+    """Are the inputs of its ops to be 8 bits too?"""
 
 
 def bounds_of(positions: Iterable[int]) -> frozenset[str]:
@@ -127,6 +138,31 @@ def choose(
     return Choice(
         None, f"slower than fp16: {'; '.join(slow)}" if slow else "each form is slower on other chips"
     )
+
+
+def choose_activations(
+    target: Target, bounds: frozenset[str], purpose: str, rows: Sequence[Evidence] = ()
+) -> Choice:
+    """Weights and inputs of 8 bits, unless published times call that slower on average.
+
+    Args:
+        target: chips.
+        bounds: what bounds the products that read the weight.
+        purpose: "speed" or "size".
+        rows: the evidence; all that was published by default.
+    """
+    here = _of(W8A8, bounds, target.families, rows or _published((W8A8,)))
+    if not here:
+        return Choice("int8", f"asked for; nothing is known of the speed of {W8A8} on {target.label}", True)
+    speeds = [one.speed for one in here]
+    mean, least, most = math.exp(fmean(map(math.log, speeds))), min(here, key=_speed), max(here, key=_speed)
+    words = f"{W8A8} is {mean:.2f} times as fast as fp16 on average ({least}; {most})"
+    wanted = mean >= 1 or purpose == "size"
+    return Choice("int8" if wanted else None, words, wanted)
+
+
+def _speed(one: Evidence) -> float:
+    return one.speed
 
 
 def _covers(form: str, rows: Sequence[Evidence], bounds: frozenset[str], target: Target) -> bool:

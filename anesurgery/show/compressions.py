@@ -46,7 +46,24 @@ def _lines(found: Compression) -> list[str]:
     lines += [
         _reason(row, sum(1 for r in found.weights if (r.form, r.why) == key)) for key, row in reasons.items()
     ]
+    lines += _inputs(found)
     return [*lines, *(f"note: {words}" for words in found.notes)]
+
+
+def _inputs(found: Compression) -> list[str]:
+    """What the ops read, where 8 bits were asked for."""
+    asked = [row for row in found.weights if row.inputs]
+    if not asked:
+        return []
+    kept = [row for row in asked if row.scales]
+    least = min((row.cosine for row in kept if row.cosine is not None), default=1.0)
+    lines = [f"inputs of 8 bits: of {len(kept)} weights, whose products keep a cosine of at least {least:.4f}"]
+    return (
+        lines
+        + [f"inputs unchanged: of {short_name(row.weight)}: {row.inputs}" for row in asked if not row.scales][
+            :ROWS
+        ]
+    )
 
 
 def _reason(row: CompressedWeight, count: int) -> str:

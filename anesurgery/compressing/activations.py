@@ -25,7 +25,7 @@ from anesurgery.compressing.correcting import Candidate, op_by_op
 from anesurgery.compressing.weight_rows import Rows
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
-from anesurgery.interpret.core import Executable
+from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.ops.quantization import RANGE, dequantize, quantize
 from anesurgery.mil import Array, Function, Operation, Program, Var, dtype_name, mb, stamp, types
 
@@ -112,9 +112,9 @@ def measured(
     rows = {r.op: r for one in chosen for r in one.readers if r.op.op_type in READERS}
     found: dict[Operation, Quantized] = {}
 
-    def ask(step: Any, given: Sequence[Mapping[str, Any]]) -> None:
-        if step.op in rows:
-            found[step.op] = _judged(rows[step.op], given, METHODS[method])
+    def ask(step: Step, given: Sequence[Mapping[str, Any]]) -> Step:
+        found[step.op] = _judged(rows[step.op], given, METHODS[method])
+        return step
 
     op_by_op(Executable(loaded.program, function=name, fuse=False), samples, ask, set(rows))
     return found

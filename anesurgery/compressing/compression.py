@@ -13,7 +13,7 @@ import numpy as np
 from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, Quantized, check_method, pair_names
 from anesurgery.compressing.calibration_data import Samples, read_samples
-from anesurgery.compressing.correcting import Candidate, Corrected, Correction, candidates
+from anesurgery.compressing.correcting import Candidate, Corrected, Correction, candidates, takes_bias
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.form_evidence import (
     BITS,
@@ -27,7 +27,7 @@ from anesurgery.compressing.form_evidence import (
 )
 from anesurgery.compressing.mixing import assigned
 from anesurgery.compressing.modes import SMALLEST
-from anesurgery.compressing.storing import key_of, store
+from anesurgery.compressing.storing import key_of, shift, store
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, warn
@@ -317,13 +317,22 @@ class _Part:
         work = Correction(self.loaded, self.name, samples, chosen, lambda one: self.choices[one.var].form)
         if told is not None:
             work.told = lambda done: told(done, len(chosen))
+        work.biased = self._biased
         before = {one.var: stored_bytes(one.var) for one in self.found}
         outputs = work.run()
         made = {one.candidate.var: one for one in work.made}
         rows = [self._row(one, before[one.var], made.get(one.var)) for one in self.found]
         rows = [_with_inputs(row, quantized.get(one.var)) for row, one in zip(rows, self.found, strict=True)]
+        for made_one in work.made:
+            shift(made_one, self.readers[made_one.candidate.var])
         store([self.loaded.program], work.made)
         return outputs, [*rows, *(CompressedWeight(n, (), "", why, (0, 0)) for n, why in self.stay.items())]
+
+    def _biased(self, one: Candidate) -> bool:
+        """Can the ops of other functions take what the biases of this one gain?"""
+        here = {r.op for r in one.readers}
+        others = [op for op in self.readers[one.var] if op not in here and op.op_type != "gather"]
+        return all(map(takes_bias, others))
 
     def _quantize(
         self, chosen: Sequence[Candidate], samples: Sequence[Mapping[str, Any]]

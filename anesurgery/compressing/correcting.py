@@ -8,7 +8,7 @@ with what it became. Readers further down are asked in a run of the plain model 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,8 @@ from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_weigh
 from anesurgery.regions.compressed_weights import Form, Result
 from anesurgery.regions.reencoding import numbers_of
 
+BIASED = ("linear", "conv", "conv_transpose")
+"""Ops whose bias can take up what rounding the weight does to the mean of their results."""
 ROUNDS = 2
 """The second begins with the scales or entries that fit the numbers of the first best."""
 
@@ -59,6 +61,8 @@ class Corrected:
     """Of the form."""
     rounded: float
     """The same for the nearest numbers of the grid that it began with."""
+    shifts: Mapping[Operation, Array] = field(default_factory=dict)
+    """What the bias of each op gains, [output channels], so that the mean of its results stays."""
 
 
 def candidates(function: Function, smallest: int) -> tuple[list[Candidate], dict[str, str]]:
@@ -113,6 +117,8 @@ class Correction:
     chosen: Sequence[Candidate]
     choose: Choose
     told: Callable[[int], None] = lambda _: None
+    biased: Callable[[Candidate], bool] = lambda _: True
+    """May the biases of the ops that read a weight be corrected too?"""
     made: list[Corrected] = field(default_factory=list)
 
     def run(self) -> list[dict[str, Array]]:
@@ -126,21 +132,21 @@ class Correction:
         first: dict[Operation, list[Candidate]] = {}
         for one in self.chosen:
             first.setdefault(one.readers[0].op, []).append(one)
+        shifts: dict[Operation, Array] = {}
 
-        def compress(step: Step, given: Sequence[Mapping[str, Any]]) -> None:
-            for one in first[step.op]:
-                met = [later[r.op] for r in one.readers[1:] if r.op in later]
-                self._compress(one, executable, step, given, met)
+        def compress(step: Step, given: Sequence[Mapping[str, Any]]) -> Step:
+            for one in first.get(step.op, ()):
+                shifts.update(self._compress(one, executable, step, given, later))
+            return _shifted(step, shifts[step.op]) if step.op in shifts else step
 
-        return op_by_op(executable, self.samples, compress, set(first))
+        return op_by_op(executable, self.samples, compress, {r.op for one in self.chosen for r in one.readers})
 
-    def _later(self, executable: Executable) -> dict[Operation, Array]:
-        """The second moments of what all readers but the first of each weight read, in the plain model."""
-        rows = {r.op: r for one in self.chosen for r in one.readers[1:]}
-        seen = _Seen(rows)
-        for values in self.samples if rows else ():
+    def _later(self, executable: Executable) -> Seen:
+        """What all readers but the first of each weight read, in the plain model."""
+        seen = Seen({r.op: r for one in self.chosen for r in one.readers[1:]})
+        for values in self.samples if seen.rows else ():
             executable(values, listener=seen)
-        return seen.moments
+        return seen
 
     def _compress(
         self,
@@ -148,24 +154,65 @@ class Correction:
         executable: Executable,
         step: Step,
         given: Sequence[Mapping[str, Any]],
-        later: Sequence[Array],
-    ) -> None:
-        reader = one.readers[0]
+        later: Seen,
+    ) -> Mapping[Operation, Array]:
+        """Compress one weight.
+
+        Returns:
+            What the biases of its readers gain.
+        """
         if (kind := self.choose(one)) is None:
-            return
-        seen = _Seen({reader.op: reader})
+            return {}
+        seen = Seen({one.readers[0].op: one.readers[0]})
         for values in given:
             seen.before(step.op, values)
-        made = correct(one, kind, _joined(one, [*seen.moments.values(), *later]), self.loaded.version)
+        met = [(r.op, seen if n == 0 else later) for n, r in enumerate(one.readers)]
+        met = [(op, each) for op, each in met if op in each.moments]
+        plain = [each.moments[op] for op, each in met]
+        shifted = {op: each.mean(op) for op, each in met if self.biased(one) and takes_bias(op)}
+        spread = [each.centred(op) if op in shifted else each.moments[op] for op, each in met]
+        made = correct(one, kind, _joined(one, spread, plain), self.loaded.version, _joined(one, plain, plain))
+        made = replace(made, shifts=_shifts(one, made.array, shifted))
         replace_weight(executable.plan, one.var, made.array)
         self.made.append(made)
         self.told(len(self.made))
+        return made.shifts
+
+
+def takes_bias(op: Operation) -> bool:
+    """Has an op a bias that is stored, or could it have one?"""
+    bias = op.inputs.get("bias")
+    return op.op_type in BIASED and (bias is None or (bias.op is not None and bias.op.op_type == "const"))
+
+
+def _shifts(one: Candidate, array: Array, means: Mapping[Operation, Array]) -> dict[Operation, Array]:
+    """What each op loses on average by the new weight, [output channels]."""
+    rows = {r.op: r for r in one.readers}
+    lost = np.asarray(one.var.val, np.float64) - array.astype(np.float64)
+    found = {}
+    for op, mean in means.items():
+        found[op] = np.zeros(lost.shape[rows[op].channel])
+        np.add.at(found[op], rows[op].channels, np.einsum("grc,gc->gr", rows[op].of(lost), mean))
+    return found
+
+
+def _shifted(step: Step, shift: Array) -> Step:
+    """An op with another bias."""
+    bias = new_bias(step.op, shift)
+    stored = [name for name in step.stored if name != "bias"]
+    return replace(step, fixed={**step.fixed, "bias": torch.from_numpy(bias).float()}, stored=stored)
+
+
+def new_bias(op: Operation, shift: Array) -> Array:
+    """The bias of an op and what it gains, in the type of its weight."""
+    old = 0.0 if op.inputs.get("bias") is None else np.asarray(op.bias.val, np.float64)
+    return np.asarray((old + shift).astype(types.nptype_from_builtin(op.x.dtype)))
 
 
 def op_by_op(
     executable: Executable,
     samples: Sequence[Mapping[str, Any]],
-    before: Callable[[Step, Sequence[Mapping[str, Any]]], None],
+    before: Callable[[Step, Sequence[Mapping[str, Any]]], Step],
     ops: Collection[Operation],
 ) -> list[dict[str, Array]]:
     """Run all samples together, one op after the other.
@@ -173,7 +220,8 @@ def op_by_op(
     Args:
         executable: its constants may be replaced on the way.
         samples: as the function takes them.
-        before: called before each of `ops` with its step and what it reads, a mapping for each sample.
+        before: called before each of `ops` with its step and what it reads, a mapping for each sample; gives
+            the step to take.
         ops: at the top level of the function.
 
     Returns:
@@ -185,7 +233,9 @@ def op_by_op(
     with torch.inference_mode():
         for step in plan.steps:
             if step.op in ops:
-                before(step, [{**step.fixed, **{k: plan._read(env, v) for k, v in step.reads}} for env in envs])
+                step = before(
+                    step, [{**step.fixed, **{k: plan._read(env, v) for k, v in step.reads}} for env in envs]
+                )
             for env in envs:
                 plan.take(step, env)
         return [executable.outputs(env, env.values()) for env in envs]
@@ -195,43 +245,59 @@ def plain_moments(
     loaded: Loaded, name: str, samples: Sequence[Mapping[str, Any]], chosen: Sequence[Candidate]
 ) -> dict[Var, Array]:
     """The second moments of what the readers of each weight see in the plain model, for `correct`."""
-    seen = _Seen({r.op: r for one in chosen for r in one.readers})
+    seen = Seen({r.op: r for one in chosen for r in one.readers})
     executable = Executable(loaded.program, function=name, fuse=False)
     for values in samples:
         executable(values, listener=seen)
-    return {one.var: _joined(one, [seen.moments[r.op] for r in one.readers]) for one in chosen}
+    each = {one.var: [seen.moments[r.op] for r in one.readers] for one in chosen}
+    return {one.var: _joined(one, each[one.var], each[one.var]) for one in chosen}
 
 
-class _Seen(Listener):
-    """Adds up the second moments of what ops read."""
+class Seen(Listener):
+    """Adds up the first and second moments of what ops read."""
 
     def __init__(self, rows: Mapping[Operation, Rows]) -> None:
-        self._rows = rows
+        self.rows = rows
         self.moments: dict[Operation, Array] = {}
+        self._sums: dict[Operation, Array] = {}
+        self._counts: dict[Operation, int] = {}
+
+    def mean(self, op: Operation) -> Array:
+        """[groups, columns]."""
+        return np.asarray(self._sums[op] / self._counts[op])
+
+    def centred(self, op: Operation) -> Array:
+        """The second moments about the mean, which a bias takes up: [groups, columns, columns]."""
+        mean = self.mean(op)
+        return np.asarray(self.moments[op] - self._counts[op] * mean[:, :, None] * mean[:, None])
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """An op is about to run."""
-        if op not in self._rows:
+        if op not in self.rows:
             return
-        rows = self._rows[op]
+        rows = self.rows[op]
         met = rows.inputs(inputs)
         if met is None:  # of a table each row is read as it is
             columns = rows.of(np.empty(rows.shape, np.bool_)).shape[-1]
             found = np.eye(columns)[None] * (torch.as_tensor(inputs["indices"]).numel() / rows.shape[0])
         else:
             found = moments(met)
+            self._sums[op] = self._sums.get(op, 0) + np.asarray(met.double().sum(1))
+            self._counts[op] = self._counts.get(op, 0) + met.shape[1]
         self.moments[op] = self.moments.get(op, 0) + found
 
 
-def correct(one: Candidate, kind: str, hessians: Array, version: int) -> Corrected:
+def correct(one: Candidate, kind: str, hessians: Array, version: int, plain: Array | None = None) -> Corrected:
     """One weight in a form, corrected for the second moments of its inputs.
 
     Args:
         one: the weight.
         kind: such as "int4" or "palette3".
-        hessians: [groups, columns, columns].
+        hessians: [groups, columns, columns]; about the mean where a bias takes that up.
         version: of the specification.
+        plain: about zero, what errors are shares of; `hessians` by default.
     """
+    plain = hessians if plain is None else plain
     reader = one.readers[0]
     weight = np.asarray(one.var.val)
     rows = reader.of(weight.astype(np.float64))
@@ -244,19 +310,19 @@ def correct(one: Candidate, kind: str, hessians: Array, version: int) -> Correct
         grid, made = grid.refitted(rows, made, hessians)
         tried.append((_error(rows - made, hessians), made, grid))
     _, best, chosen = min(tried, key=lambda one: one[0])
-    whole = max(_error(rows, hessians), float(np.finfo(np.float64).tiny))
+    whole = max(_error(rows, plain), float(np.finfo(np.float64).tiny))
     form = chosen.form(best, reader.back, weight.dtype, version)
     array = np.asarray(numbers_of(Result(form))).reshape(weight.shape)
     error = _error(rows - reader.of(array.astype(np.float64)), hessians)
-    return Corrected(one, kind, form, array, error / whole, _bytes(form), tried[0][0] / whole)
+    return Corrected(one, kind, form, array, error / whole, _bytes(form), _error(rows - rounded, plain) / whole)
 
 
-def _joined(one: Candidate, each: Sequence[Array]) -> Array:
-    """The second moments for all readers of a weight: each counts by its share of what it makes."""
+def _joined(one: Candidate, each: Sequence[Array], plain: Sequence[Array]) -> Array:
+    """The moments for all readers of a weight: each counts by its share of what it makes, about zero."""
     if len(each) == 1:
         return each[0]
-    rows = one.readers[0].of(np.asarray(one.var.val, np.float64))
-    return np.asarray(sum(h / max(_error(rows, h), float(np.finfo(np.float64).tiny)) for h in each))
+    rows, tiny = one.readers[0].of(np.asarray(one.var.val, np.float64)), float(np.finfo(np.float64).tiny)
+    return np.asarray(sum(h / max(_error(rows, p), tiny) for h, p in zip(each, plain, strict=True)))
 
 
 def _bytes(form: Form) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from anesurgery.compressing.correcting import Corrected
-from anesurgery.mil import Function, Program, Var, mb, stamp
+from anesurgery.compressing.correcting import Corrected, new_bias, takes_bias
+from anesurgery.mil import Function, Operation, Program, Var, mb, stamp
 from anesurgery.regions.compressed_weights import Form
 
 Key = tuple[tuple[int, ...], str, str]
@@ -38,6 +38,27 @@ def store(programs: Iterable[Program], weights: Iterable[Corrected]) -> int:
         for function in program.functions.values():
             count += sum(_replace(function, var, forms[key]) for var, key in _held(function, shapes, forms))
     return count
+
+
+def shift(made: Corrected, readers: Iterable[Operation]) -> None:
+    """Let the ops that read a weight have the biases that keep the mean of their results.
+
+    Args:
+        made: the weight.
+        readers: of every function; those of other functions gain what the first of its own does.
+    """
+    if not made.shifts:
+        return
+    first = next(iter(made.shifts.values()))
+    for op in readers:
+        if not takes_bias(op):
+            continue
+        bias, block = new_bias(op, made.shifts.get(op, first)), op.enclosing_block
+        assert block is not None
+        with block:
+            var = mb.const(val=bias, name=f"{op.name}_bias_corrected", before_op=op)
+        stamp(var.op, op)
+        op.set_inputs(bias=var, no_check_var_types=True)
 
 
 def _held(

@@ -235,7 +235,7 @@ def test_a_tied_table_is_corrected_for_its_head() -> None:
     chosen, _ = candidates(function_of(program, None), 8)
     assert [[r.op.op_type for r in one.readers] for one in chosen] == [["gather", "linear"], ["linear"]]
     samples = [{"ids": RNG.integers(0, 40, (1, 12)).astype(np.int32)} for _ in range(8)]
-    done = Correction(Loaded(program), "main", samples, chosen, lambda _: "palette3")
+    done = Correction(Loaded(program), "main", samples, chosen, lambda _: "palette3", biased=lambda _: False)
     outputs = done.run()
     assert [one.candidate.var.name for one in done.made] == ["table", "inner"]
     assert done.made[0].error < done.made[0].rounded

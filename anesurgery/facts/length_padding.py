@@ -1,101 +1,359 @@
 """Find out whether the first rows of every output depend on the first rows of the inputs alone.
 
-Then a shorter input may be padded at its end, and the outputs cropped. Two things are shown. Nothing is
-computed from the length but the shapes of reshapes (`length_counted`). At a length that no other axis has,
-every op is followed: slice i of its result depends on slice i of what is padded, or on slices up to i
-(`rows_kept`).
+Then a shorter input may be filled up at its end, and the outputs cropped. The function is followed at a
+length that no other axis has, before the arithmetic of shapes is folded. Of each value it is shown that,
+cropped, it is what the function computes at the shorter length: slice i depends on slice i of what is filled
+up, or on slices up to i. Where an op reads across (a softmax over keys, a product with values, a sum), what
+was filled up must count for nothing: hidden by a mask, or multiplied by zeros. Masks are those of an input,
+whose filling is followed through the ops that make the mask of it, and those in tables, whose values are
+read at the largest size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from anesurgery.errors import Refusal
+from anesurgery.facts.attention import MASKED
+from anesurgery.facts.padded_ends import (
+    DEEPEST,
+    TABLE,
+    UNKNOWN,
+    End,
+    combined,
+    of_stored,
+    of_table,
+    stays_finite,
+    unknown,
+)
 from anesurgery.mil import (
+    Array,
     Function,
     Operation,
     Var,
-    any_symbolic,
     constant,
     consumers,
     is_output,
     is_stored,
+    is_symbolic,
+    np_dtype,
     operands,
+    walk_ops,
 )
 from anesurgery.ops import names
-from anesurgery.semantics.rows import axes_of, slices_read
+from anesurgery.semantics.meaning import CONTRACTED, Axes
+from anesurgery.semantics.moving_rows import reshaped
+from anesurgery.semantics.reading import ints
+from anesurgery.semantics.rows import axes_of
 
 COUNTING = names("cast concat expand_dims gather identity mul reshape slice_by_index squeeze")
 """Ops by which shapes are put together; what else is computed from lengths may differ from one to the next."""
 RECURRENT = names("gru lstm rnn")
+SUMS = names("einsum matmul reduce_sum")
+"""Ops to which what is zero adds nothing."""
+VANISHING = 104.0
+"""exp of less than minus this is 0 in fp32."""
+FEW = 8
+"""A constant of at most so many whole numbers may hold lengths of axes: shapes, ends of slices."""
 
 
-def free_length(taken: Iterable[int]) -> int:
-    """The least prime from 11 on that divides none of some lengths."""
-    lengths = {n for n in taken if n}
+@dataclass(frozen=True)
+class Rows:
+    """What is known of a value that is as long as the inputs.
+
+    Attributes:
+        axes: those of the length. Cropped along them, the value is that of the shorter input.
+        ends: by axis, what lies beyond the length; `UNKNOWN` where it is left out.
+        finite: is what lies beyond the length finite?
+        table: all elements at the largest size, of what depends on the length alone.
+        varies: does it depend on what is filled up?
+    """
+
+    axes: frozenset[int]
+    ends: Mapping[int, End] = field(default_factory=dict)
+    finite: bool = True
+    table: Array | None = None
+    varies: bool = True
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was shown.
+
+    Attributes:
+        crops: output -> its axis to crop, of those that are as long as the inputs.
+        hiding: input that hides what is filled up -> must its first place count, or is any enough?
+        spread: how far apart attention scores of a row may be, for what is hidden to weigh nothing.
+    """
+
+    crops: Mapping[str, int]
+    hiding: Mapping[str, bool]
+    spread: float | None
+
+
+def free_length(function: Function, shapes: Iterable[int]) -> int:
+    """The least prime from 11 on that divides none of the lengths in a function, nor is a number in it."""
+    lengths = {n for n in shapes if n}
+    for value in (v for op in walk_ops(function) for v in op.outputs):
+        lengths.update(int(n) for n in value.shape or () if not is_symbolic(n) and n)
+        if np_dtype(value).kind == "i" and (held := constant(value)) is not None and np.size(held) <= FEW:
+            lengths.update(int(n) for n in np.ravel(held) if n)
     length = 11
     while any(length % d == 0 for d in range(2, length)) or any(n % length == 0 for n in lengths):
         length += 1
     return length
 
 
-def length_counted(function: Function) -> Refusal | None:
-    """Where a function of dynamic shapes computes with a length, but for shapes of reshapes; None: nowhere."""
-    counted: set[Var] = set()
-    for op in function.operations:
-        if op.op_type == "shape" and any_symbolic(op.x.shape):
-            counted.update(op.outputs)
-            continue
-        read = {name for name, var in operands(op) if var in counted}
-        if not read or (op.op_type == "reshape" and read == {"shape"}):
-            continue
-        if op.op_type not in COUNTING or any(v not in counted and not is_stored(v) for _, v in operands(op)):
-            return Refusal(f"{op.op_type} computes with the length of the input", op)
-        counted.update(op.outputs)
-    named = [v for v in function.outputs if v in counted]
-    return Refusal(f"the output {named[0].name} is computed from the length of the input") if named else None
-
-
-def rows_kept(function: Function, axes: Mapping[str, int], length: int) -> dict[str, int] | Refusal:
-    """Output -> its axis to crop, of those that depend on the padded inputs.
+def rows_kept(
+    function: Function, largest: Function, axes: Mapping[str, int], length: int, fill: Mapping[str, float]
+) -> Kept | Refusal:
+    """Whether inputs may be filled up.
 
     Args:
-        function: of static shapes.
-        axes: input -> its axis that is padded.
+        function: of static shapes, whose arithmetic of shapes is not folded.
+        largest: the same at the largest size.
+        axes: input -> its axis that is filled up.
         length: of these axes, which divides no other length of the function (`free_length`).
+        fill: what each input is filled up with.
     """
+    walk = _Walk(function, largest, length)
     for name, var in function.inputs.items():
-        if name not in axes and _long(var, length):
+        if name not in axes and walk.long(var):
             return Refusal(f"the input {name} follows the length of the others, and is not among the sizes")
-    held = {function.inputs[name]: axis for name, axis in axes.items()}
+    for name, axis in axes.items():
+        end = End(fill[name], fill[name], sources=frozenset({name}))
+        walk.held[function.inputs[name]] = Rows(frozenset({axis}), {axis: end})
     for op in function.operations:
-        read = {var for _, var in operands(op) if var in held}
-        if not read:
-            continue
-        if any(_long(var, length) for _, var in operands(op) if var not in held):
-            return Refusal(f"{op.op_type} reads a table as long as the input", op)
-        kept = _kept(op, {var: held[var] for var in read})
+        if not is_stored(op.outputs[0]) and (refusal := walk.step(op)) is not None:
+            return refusal
+    return walk.result()
+
+
+class _Walk:
+    """One walk through a function."""
+
+    def __init__(self, function: Function, largest: Function, length: int) -> None:
+        self.function, self.length = function, length
+        self.largest = {v.name: v for op in walk_ops(largest) for v in op.outputs}
+        self.held: dict[Var, Rows] = {}
+        self.counts: set[Var] = set()
+        self.hiding: dict[str, bool] = {}
+        self.highest: float | None = None
+
+    def long(self, var: Var) -> frozenset[int]:
+        """The axes whose length is a multiple of the one that is followed."""
+        return frozenset(a for a, n in enumerate(var.shape or ()) if n % self.length == 0)
+
+    def result(self) -> Kept | Refusal:
+        """What was shown, once every op was followed."""
+        crops = dict[str, int]()
+        for var in self.function.outputs:
+            if var in self.counts:
+                return Refusal(f"the output {var.name} is computed from the length of the input")
+            axes = self.held[var].axes if var in self.held else frozenset()
+            if len(axes) > 1:
+                return Refusal(f"the output {var.name} is as long as the input along several axes")
+            if axes:
+                crops[var.name] = next(iter(axes))
+        spread = None if self.highest is None else -self.highest - VANISHING
+        return Kept(crops, self.hiding, spread)
+
+    def step(self, op: Operation) -> Refusal | None:
+        """Follow one op; a reason where it reads across, or computes with the length."""
+        vars_ = [var for _, var in operands(op)]
+        counted = any(v in self.counts for v in vars_)
+        if op.op_type == "shape" and self.long(op.x):
+            self.counts.update(op.outputs)
+            return None
+        rows = self._made(op) if counted or op.op_type == "fill_like" else None
+        pure = all(v in self.counts or is_stored(v) for v in vars_)
+        if rows is None and op.op_type in COUNTING and counted and pure:
+            self._count(op)
+            return None
+        if rows is None and not any(v in self.held for v in vars_):
+            if counted or any(self.long(v) for v in op.outputs):
+                return Refusal(f"{op.op_type} computes with the length of the input", op)
+            return None
+        followed = rows or self._followed(op)
+        return followed if isinstance(followed, Refusal) else self._keep(op, followed)
+
+    def _count(self, op: Operation) -> None:
+        """Arithmetic of shapes; what is the same at both lengths is a number like any other."""
+        for var in op.outputs:
+            other = self.largest[var.name].val
+            if var.val is None or other is None or not np.array_equal(var.val, other):
+                self.counts.add(var)
+
+    def _keep(self, op: Operation, rows: Rows) -> Refusal | None:
+        for var in op.outputs[:1] if op.op_type in RECURRENT else op.outputs:
+            if self.long(var) != rows.axes or any(var.shape[a] != self.length for a in rows.axes):
+                return Refusal(f"{op.op_type} gives the axis another length", op)
+            self.held[var] = self._with_table(var, rows)
+        return None
+
+    def _with_table(self, var: Var, rows: Rows) -> Rows:
+        """The ends of a table are read from its elements at the largest size."""
+        value = None if rows.varies else self.largest[var.name].val
+        if value is None:
+            return rows
+        table = np.asarray(value)
+        return replace(rows, table=table, ends={a: of_table(table, rows.axes, a) for a in rows.axes})
+
+    def _made(self, op: Operation) -> Rows | None:
+        """A table of the length: of places, of one number, or the first rows of a longer one."""
+        out = op.outputs[0]
+        lengths = {name for name, var in operands(op) if var in self.counts}
+        axes, stored = self.long(out), all(v in self.counts or is_stored(v) for _, v in operands(op))
+        if op.op_type == "range_1d" and lengths == {"end"} and stored:
+            return Rows(axes, varies=False)
+        if op.op_type == "fill" and lengths == {"shape"} and stored:
+            return Rows(axes, varies=False)
+        if op.op_type == "fill_like" and op.ref_tensor in self.held:
+            return Rows(self.held[op.ref_tensor].axes, varies=False)
+        if op.op_type == "tile" and lengths == {"reps"} and op.x not in self.held:
+            return Rows(axes, varies=False) if all(op.x.shape[a] == 1 for a in axes) and stored else None
+        if op.op_type == "slice_by_index" and lengths == {"end"} and is_stored(op.x):
+            begins = constant(op.begin)
+            steps = constant(op.inputs.get("stride"))
+            first = begins is not None and all(begins[a] == 0 for a in axes) and out.rank == op.x.rank
+            return Rows(axes, varies=False) if first and (steps is None or np.all(steps == 1)) else None
+        return None
+
+    def _followed(self, op: Operation) -> Rows | Refusal:
+        """An op that reads what is as long as the inputs."""
+        if any(v in self.counts for name, v in operands(op) if (op.op_type, name) not in PLACED):
+            return Refusal(f"{op.op_type} computes with the length of the input", op)
+        read = {v: self.held[v] for _, v in operands(op) if v in self.held}
+        varies, finite = any(r.varies for r in read.values()), all(r.finite for r in read.values())
+        if op.op_type in RECURRENT:
+            return self._recurrent(op, read)
+        if op.op_type == "cumsum" and not _says(op, "reverse"):
+            return Rows(read[op.x].axes, finite=finite, varies=varies)
+        if op.op_type == "band_part" and is_stored(op.lower) and is_stored(op.upper):
+            return Rows(read[op.x].axes, finite=finite, varies=varies)
+        if op.op_type == "softmax" and (refusal := self._hidden(op, op.x, _axis(op), op.x.rank)) is not None:
+            return refusal
+        if op.op_type == "scaled_dot_product_attention" and self.long(op.key) & {op.key.rank - 2}:
+            return self._attention(op, read)
+        axes = reshaped(op) if op.op_type == "reshape" else axes_of(op)
+        if axes is None or not set(read) <= {o.var for o in axes}:
+            return Refusal(f"it is not known whether {op.op_type} reads across the padded axis", op)
+        kept = self._placed(op, axes)
         if isinstance(kept, Refusal):
             return kept
-        for var in op.outputs[:1] if op.op_type in RECURRENT else op.outputs:
-            if not _alone(var, kept, length):
-                return Refusal(f"{op.op_type} gives the axis another length", op)
-            held[var] = kept
-    long = [v for v in function.outputs if v not in held and _long(v, length)]
-    if long:
-        return Refusal(f"the output {long[0].name} is a table as long as the input")
-    return {v.name: held[v] for v in function.outputs if v in held}
+        ends = {a: self._end(op, axes, a) for a in kept}
+        return Rows(kept, ends, finite and stays_finite(op), varies=varies)
+
+    def _placed(self, op: Operation, axes: Axes) -> frozenset[int] | Refusal:
+        """The axes of the result to which those go that are as long as the inputs."""
+        kept = set[int]()
+        for operand in axes:
+            for axis in self.held[operand.var].axes if operand.var in self.held else ():
+                place = operand.places[axis]
+                if op.op_type == "softmax" and axis == _axis(op):
+                    place = axis
+                if isinstance(place, int):
+                    kept.add(place)
+                elif not _takes_first(op, axis) and not (place == CONTRACTED and self._adds_nothing(op, axes)):
+                    return Refusal(f"{op.op_type} reads across the padded axis", op)
+        return frozenset(kept)
+
+    def _adds_nothing(self, op: Operation, axes: Axes) -> bool:
+        """Is what lies beyond the length multiplied by zeros, along the axis that is summed over?"""
+        if op.op_type not in SUMS:
+            return False
+        held = [o for o in axes if o.var in self.held]
+        zero = [
+            self._of(o.var, a).is_zero for o in held for a in self.held[o.var].axes if o.places[a] == CONTRACTED
+        ]
+        return any(zero) and len(zero) == len(held) and all(self.held[o.var].finite for o in held)
+
+    def _of(self, var: Var, axis: int) -> End:
+        return self.held[var].ends.get(axis, unknown(var))
+
+    def _end(self, op: Operation, axes: Axes, axis: int) -> End:
+        """What lies beyond the length along an axis of the result."""
+        if op.op_type == "softmax":
+            return End(0.0, 0.0) if axis == _axis(op) else UNKNOWN
+        read = dict[str, End]()
+        for operand in axes:
+            var, at = operand.var, operand.places.index(axis) if axis in operand.places else None
+            if is_stored(var):
+                read[operand.name] = of_stored(var)
+            elif var in self.held and at in self.held[var].axes:
+                read[operand.name] = self._of(var, at)
+            else:
+                read[operand.name] = unknown(var)
+        finite = all(self.held[o.var].finite for o in axes if o.var in self.held)
+        return combined(op, read) if finite or op.op_type == "select" else unknown(op.outputs[0])
+
+    def _hidden(self, op: Operation, scores: Var, axis: int, rank: int) -> Refusal | None:
+        """Why a softmax gives weight to what lies beyond the length; None where it does not."""
+        rows = self.held.get(scores)
+        if rows is None or axis not in rows.axes:
+            return None
+        end = self._of(scores, axis)
+        if not end.hides:
+            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides what is filled up", op)
+        if not rows.finite and end.loose:
+            return Refusal(f"what {op.op_type} reads beyond the length may be no number", op)
+        others = [self._of(scores, a) for a in rows.axes if a != axis]
+        if any(other.hides and other.low < DEEPEST for other in others):
+            return Refusal(f"the mask hides whole rows of {op.op_type}, which may be no numbers", op)
+        if rows.table is not None and not (rows.table > MASKED).any(axis % rank).all():
+            return Refusal(f"the mask hides whole rows of {op.op_type}", op)
+        for name in end.sources - {TABLE}:
+            self.hiding[name] = self.hiding.get(name, False) or TABLE in end.sources
+        self.highest = end.high if self.highest is None else max(self.highest, end.high)
+        return None
+
+    def _attention(self, op: Operation, read: Mapping[Var, Rows]) -> Rows | Refusal:
+        """Fused attention, whose mask hides the keys that were filled up."""
+        mask, keys = op.inputs.get("attn_mask"), op.key.rank - 2
+        if mask is None or mask not in read:
+            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides what is filled up", op)
+        whole = {op.key: {keys}, op.value: {op.value.rank - 2}, op.query: {op.query.rank - 2}}
+        if any(read[v].axes - wanted for v, wanted in whole.items() if v in read):
+            return Refusal(f"it is not known whether {op.op_type} reads across the padded axis", op)
+        hidden = read[mask]
+        if np_dtype(mask).kind == "b":
+            ends = {a: _as_bias(self._of(mask, a)) for a in hidden.axes}
+            table = None if hidden.table is None else np.where(hidden.table, 0.0, -np.inf)
+            self.held[mask] = replace(hidden, ends=ends, table=table)
+        refusal = self._hidden(op, mask, mask.rank - 1, mask.rank)
+        self.held[mask] = hidden
+        if mask.rank - 1 not in hidden.axes or not all(r.finite for r in read.values()):
+            return Refusal(f"{op.op_type} reads across the padded axis: no mask hides what is filled up", op)
+        rows = frozenset({op.outputs[0].rank - 2}) if self.long(op.query) else frozenset[int]()
+        return refusal or Rows(rows)
+
+    def _recurrent(self, op: Operation, read: Mapping[Var, Rows]) -> Rows | Refusal:
+        """The steps of a recurrent layer that runs forward; its last states are those of the padding."""
+        alone = set(read) == {op.x} and read[op.x].axes == {0}
+        if not alone or _says(op, "direction", "forward") != "forward":
+            return Refusal(f"{op.op_type} reads across the padded axis", op)
+        if not _says(op, "output_sequence") or any(consumers(v) or is_output(v) for v in op.outputs[1:]):
+            return Refusal(f"the last state of {op.op_type} is that of the padding", op)
+        return Rows(frozenset({0}), finite=read[op.x].finite)
 
 
-def _alone(var: Var, axis: int, length: int) -> bool:
-    """Is the axis of that length, and does the length divide no other?"""
-    divided = [n % length == 0 for n in var.shape]
-    return axis < var.rank and var.shape[axis] == length and sum(divided) == 1
+PLACED = {("reshape", "shape"), ("slice_by_index", "end")}
+"""Operands that may be counted from the length, where the shape of the result shows what they are."""
 
 
-def _long(var: Var, length: int) -> bool:
-    return any(n % length == 0 for n in var.shape or ())
+def _as_bias(end: End) -> End:
+    """What a boolean mask adds."""
+    if end.low == end.high == 0:
+        return replace(end, low=-np.inf, high=-np.inf)
+    return replace(end, low=0.0, high=0.0)
+
+
+def _axis(op: Operation) -> int:
+    return int(_says(op, "axis", -1)) % int(op.x.rank)
 
 
 def _says(op: Operation, name: str, default: Any = False) -> Any:
@@ -103,31 +361,16 @@ def _says(op: Operation, name: str, default: Any = False) -> Any:
     return default if op.inputs.get(name) is None else constant(op.inputs[name])
 
 
-def _kept(op: Operation, read: Mapping[Var, int]) -> int | Refusal:
-    """The axis of the result along which slices depend on no later slices of what is read.
-
-    Args:
-        op: the op.
-        read: operand that is padded -> its axis.
-    """
-    if op.op_type in RECURRENT:
-        return _recurrent(op, read)
-    if op.op_type == "cumsum":
-        return Refusal("cumsum reads across the padded axis", op) if _says(op, "reverse") else read[op.x]
-    axes = axes_of(op)
-    if axes is None:
-        return Refusal(f"it is not known whether {op.op_type} reads across the padded axis", op)
-    for axis in range(op.outputs[0].rank):
-        rows = slices_read(axes, axis) or {}
-        if all(rows.get(var) == at for var, at in read.items()):
-            return axis
-    return Refusal(f"{op.op_type} reads across the padded axis", op)
-
-
-def _recurrent(op: Operation, read: Mapping[Var, int]) -> int | Refusal:
-    """The steps of a recurrent layer that runs forward; its last states are those of the padding."""
-    if read != {op.x: 0} or _says(op, "direction", "forward") != "forward":
-        return Refusal(f"{op.op_type} reads across the padded axis", op)
-    if not _says(op, "output_sequence") or any(consumers(v) or is_output(v) for v in op.outputs[1:]):
-        return Refusal(f"the last state of {op.op_type} is that of the padding", op)
-    return 0
+def _takes_first(op: Operation, axis: int) -> bool:
+    """Is only the first place of an axis of `x` read? Every input has that one."""
+    if op.op_type == "gather":
+        picked = constant(op.indices)
+        return picked is not None and not np.any(picked) and (ints(op, "axis") or [0])[0] % op.x.rank == axis
+    if op.op_type != "slice_by_index":
+        return False
+    masks = {n: constant(op.inputs.get(n)) for n in ("begin_mask", "end_mask", "squeeze_mask")}
+    says = {n: bool(value[axis]) if value is not None else False for n, value in masks.items()}
+    begin, end = constant(op.begin), constant(op.end)
+    first = says["begin_mask"] or (begin is not None and begin[axis] == 0)
+    one = says["squeeze_mask"] or (end is not None and not says["end_mask"] and end[axis] == 1)
+    return first and one

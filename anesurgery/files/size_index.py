@@ -3,24 +3,28 @@
 A folder of sizes holds packages and this file::
 
     {
-      "format": "anesurgery sizes", "version": 1,
+      "format": "anesurgery sizes", "version": 2,
       "sizes": [
         {"name": "size_64", "function": "size_64", "package": "model.mlpackage", "inputs": {"ids": [1, 64]}}
       ],
-      "padding": {"inputs": {"ids": 1}, "outputs": {"scores": 1}, "why_not": ""}
+      "padding": {"inputs": {"ids": 1}, "outputs": {"scores": 1}, "why_not": "",
+                  "fill": {"ids": 0}, "hiding": {}, "spread": null}
     }
 
 The sizes are in rising order of the elements of their inputs. `function` is null where a package holds one
 function.
-`padding` names the axis of each input at whose end a shorter one is filled up with zeros to the next size, and
-that of each output which is then cropped to the length given; `why_not` says why that may not be done.
+`padding` names the axis of each input at whose end a shorter one is filled up to the next size, with the
+number in `fill`, and that of each output which is then cropped to the length given; `why_not` says why that
+may not be done. `hiding` names the inputs that hide what is filled up: in each row of one, the first place must
+not hold its fill (true), or some place must not (false). `spread` is how far apart the attention scores of a
+row may be, at which what is hidden weighs nothing; null where no attention was met.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +34,9 @@ from anesurgery.errors import InterpretError, LoadError, UnknownName
 from anesurgery.files.source import read_text
 
 INDEX = "sizes.json"
-FORMAT, VERSION = "anesurgery sizes", 1
+FORMAT, VERSION = "anesurgery sizes", 2
+READ = (1, VERSION)
+"""Versions that are read; in the first, all is filled up with zeros."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +69,35 @@ class Padding:
         inputs: input -> its axis that is filled up at the end.
         outputs: output -> its axis that is cropped; the others do not depend on what was filled up.
         why_not: why inputs may not be filled up; empty where they may.
+        fill: input -> the number that it is filled up with; 0 where it is left out.
+        hiding: input that hides what is filled up -> must the first place of each row count (or any)?
+        spread: how far apart the attention scores of a row may be, for what is hidden to weigh nothing.
     """
 
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
     why_not: str = ""
+    fill: Mapping[str, float] = field(default_factory=dict)
+    hiding: Mapping[str, bool] = field(default_factory=dict)
+    spread: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, a part of `sizes.json`."""
-        return {"inputs": dict(self.inputs), "outputs": dict(self.outputs), "why_not": self.why_not}
+        return {
+            "inputs": dict(self.inputs),
+            "outputs": dict(self.outputs),
+            "why_not": self.why_not,
+            "fill": {name: self.fill.get(name, 0) for name in self.inputs},
+            "hiding": dict(self.hiding),
+            "spread": self.spread,
+        }
+
+    def __str__(self) -> str:
+        if self.why_not:
+            return f"not padded: {self.why_not}"
+        if self.spread is None:
+            return "padded at the end, proved"
+        return f"padded at the end, proved for attention scores of a row within {self.spread:g} of each other"
 
 
 @dataclass(frozen=True)
@@ -95,6 +121,9 @@ class Call:
         return value[(slice(None),) * padding.outputs[name] + (slice(self.length),)]
 
 
+PADDING = tuple(one.name for one in fields(Padding))
+
+
 def written(rows: Sequence[SizeRow], padding: Padding) -> str:
     """The text of `sizes.json`."""
     sizes = [row.to_json() for row in rows]
@@ -116,12 +145,13 @@ def read(folder: Path) -> tuple[tuple[SizeRow, ...], Padding]:
     place = folder / INDEX
     try:
         whole = json.loads(read_text(place))
-        if (whole["format"], whole["version"]) != (FORMAT, VERSION):
+        if whole["format"] != FORMAT or whole["version"] not in READ:
             raise LoadError(
                 f"{place} is of {whole['format']} {whole['version']}; this reads {FORMAT} {VERSION}"
             )
         rows = tuple(_row(row) for row in whole["sizes"])
-        padding = Padding(**{key: whole["padding"][key] for key in ("inputs", "outputs", "why_not")})
+        keys = PADDING[: 3 if whole["version"] == 1 else None]
+        padding = Padding(**{key: whole["padding"][key] for key in keys})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{place} is damaged: {type(error).__name__}: {error}; make the sizes again") from error
     if not rows:
@@ -157,6 +187,7 @@ def chosen(
             return Call(row, values)
     for row in rows:
         if not padding.why_not and (length := _shorter(row, shapes, padding)) is not None:
+            _check_seen(values, padding)
             return Call(row, _filled(row, values, padding), length)
     offered = "; ".join(f"{row.name} takes {in_words(row.inputs)}" for row in rows)
     given = in_words({key: shapes[key] for key in rows[0].inputs if key in shapes}) or "none of them"
@@ -179,13 +210,30 @@ def _shorter(row: SizeRow, shapes: Mapping[str, tuple[int, ...]], padding: Paddi
 
 
 def _filled(row: SizeRow, values: Mapping[str, Any], padding: Padding) -> dict[str, Any]:
-    """The values, those shorter than a size filled up with zeros."""
+    """The values, those shorter than a size filled up."""
     found = dict(values)
     for key, axis in padding.inputs.items():
         array = np.asarray(values[key])
         more = [(0, row.inputs[key][axis] - array.shape[axis] if a == axis else 0) for a in range(array.ndim)]
-        found[key] = np.pad(array, more)
+        found[key] = np.pad(array, more, constant_values=np.asarray(padding.fill.get(key, 0), array.dtype))
     return found
+
+
+def _check_seen(values: Mapping[str, Any], padding: Padding) -> None:
+    """Each row of a mask must leave something to be seen: a row that hides all weighs what is filled up, too.
+
+    Raises:
+        InterpretError: a row hides everything, or its first place where that must count.
+    """
+    for key, first in padding.hiding.items():
+        array, fill, axis = np.asarray(values[key]), padding.fill.get(key, 0), padding.inputs[key]
+        seen = array > fill / 2 if fill < 0 else array != fill
+        if not (seen.take(0, axis) if first else seen.any(axis)).all():
+            words = "the first place of a row" if first else "a whole row"
+            raise InterpretError(
+                f"{key} hides {words}, so that these inputs cannot be filled up to another size; make the size "
+                f"{in_words({name: np.shape(values[name]) for name in padding.inputs})} too"
+            )
 
 
 def in_words(shapes: Mapping[str, Sequence[int]]) -> str:

@@ -49,9 +49,13 @@ def _squeeze(op: Operation) -> Axes:
 
 
 def _reshape(op: Operation) -> Axes | None:
+    return None if constant(op.shape) is None else reshaped(op)
+
+
+def reshaped(op: Operation) -> Axes | None:
     """An axis stays the same where as many elements as before stand before it, and it is as long."""
     old, new = static_shape(op.x), static_shape(op.outputs[0])
-    if old is None or new is None or constant(op.shape) is None or not math.prod(new):
+    if old is None or new is None or not math.prod(new):
         return None
     starts = {(math.prod(new[:a]), length): a for a, length in enumerate(new)}
     return only(op, [starts.get((math.prod(old[:a]), length), MIXED) for a, length in enumerate(old)])

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.doors import door
-from anesurgery.errors import LoadError, Refusal, SurgeryError, UnknownName
-from anesurgery.facts.length_padding import free_length, length_counted, rows_kept
+from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.description import describe, new_spec
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import WEIGHTS, Loaded, write_spec
@@ -22,7 +21,7 @@ from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, write_atomically
 from anesurgery.interpret.features import allows, images
 from anesurgery.loading import load
-from anesurgery.mil import any_symbolic, exclusive, function_of, is_symbolic, walk_ops
+from anesurgery.mil import any_symbolic, exclusive, function_of
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
@@ -30,6 +29,7 @@ from anesurgery.registry import make_pass
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
+from anesurgery.shipping.filling import padding_between
 from anesurgery.splitting.merge import FUNCTIONS, merge
 
 Shape = tuple[int, ...]
@@ -54,10 +54,7 @@ class SizedModel:
 
     def __str__(self) -> str:
         rows = [f"{name}: {in_words(self.shapes[name])}" for name in self.models]
-        why = self.padding.why_not
-        return "\n".join(
-            [*rows, f"between sizes: {'not padded: ' + why if why else 'padded at the end, proved'}"]
-        )
+        return "\n".join([*rows, f"between sizes: {self.padding}"])
 
     @property
     def one_package(self) -> bool:
@@ -180,39 +177,8 @@ def sizes(model: Any, shapes: Mapping[str, Sequence[Sequence[int]]]) -> SizedMod
     else:
         loaded = load(model)
         models = _fixed(loaded, dict(zip(names, wanted, strict=True)))
-        padding = _padding(loaded, wanted)
+        padding = padding_between(loaded, wanted)
     return SizedModel(models, dict(zip(names, wanted, strict=True)), padding)
-
-
-def _padding(loaded: Loaded, wanted: Sequence[Shapes]) -> Padding:
-    """How inputs between two sizes are run: each input that varies, along its one axis, all of one length."""
-    axes = dict[str, int]()
-    for name, shape in wanted[0].items():
-        others = [size[name] for size in wanted]
-        differing = [a for a in range(len(shape)) if len({other[a] for other in others}) > 1]
-        if len(differing) > 1:
-            return Padding({}, {}, f"{name} differs in several axes")
-        if differing:
-            axes[name] = differing[0]
-    if not axes or any(len({size[name][axis] for name, axis in axes.items()}) > 1 for size in wanted):
-        return Padding({}, {}, "the sizes do not differ by one length")
-    function = function_of(loaded.program, default_function(loaded))
-    refusal = length_counted(function)
-    if refusal is not None:
-        return Padding({}, {}, str(refusal))
-    values = [*function.inputs.values(), *(v for op in walk_ops(function) for v in op.outputs)]
-    taken = [n for v in values for n in v.shape or () if not is_symbolic(n)]
-    length = free_length([*taken, *(n for shape in wanted[-1].values() for n in shape)])
-    probe = {
-        name: tuple(length if axes.get(name) == a else n for a, n in enumerate(shape))
-        for name, shape in wanted[-1].items()
-    }
-    try:
-        program = _at(loaded, "the length of the proof", probe).program
-    except SurgeryError as error:
-        return Padding({}, {}, str(error))
-    crops = rows_kept(function_of(program, default_function(loaded)), axes, length)
-    return Padding({}, {}, str(crops)) if isinstance(crops, Refusal) else Padding(axes, crops)
 
 
 def _in_order(shapes: Mapping[str, Sequence[Sequence[int]]]) -> list[dict[str, Shape]]:

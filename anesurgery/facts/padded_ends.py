@@ -1,0 +1,233 @@
+"""What values hold beyond the length given: masks that hide what was filled up, zeros that add nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from anesurgery.facts.attention import MASKED
+from anesurgery.mil import Array, Operation, Var, constant, is_stored, np_dtype
+from anesurgery.ops import names
+from anesurgery.semantics.constant_ends import of_constant
+from anesurgery.semantics.intervals import Intervals
+
+TABLE = ""
+"""The source of what a table as wide as long says, such as a causal mask."""
+DEEPEST = -3e4
+"""Two masks above this add up to a number of fp16; below it a row that is hidden altogether may be NaN."""
+MOST_EXPONENT = 11.0
+"""exp of more is infinite in fp16."""
+MOVES = names("expand_dims identity reshape slice_by_index squeeze tile transpose")
+
+
+@dataclass(frozen=True)
+class End:
+    """Where the elements lie whose place is beyond the length along one axis, and not along the others.
+
+    Attributes:
+        low: the least.
+        high: the largest.
+        loose: is a finite number that is not known added to that?
+        sources: the inputs whose filling says so, and `TABLE`.
+    """
+
+    low: float
+    high: float
+    loose: bool = False
+    sources: frozenset[str] = frozenset()
+
+    @property
+    def hides(self) -> bool:
+        """Does a softmax give these elements no weight?"""
+        return self.high <= MASKED
+
+    @property
+    def is_zero(self) -> bool:
+        """Are they all exactly 0?"""
+        return not self.loose and self.low == self.high == 0
+
+
+UNKNOWN = End(0.0, 0.0, loose=True)
+EITHER = End(0.0, 1.0)
+"""A boolean of which nothing is known."""
+
+
+def unknown(var: Var) -> End:
+    """What is known without looking: booleans are 0 or 1."""
+    return EITHER if np_dtype(var).kind == "b" else UNKNOWN
+
+
+def of_stored(var: Var) -> End:
+    """All elements of a constant."""
+    low, high = of_constant(var) if constant(var) is not None else (-math.inf, math.inf)
+    return End(low, high) if math.isfinite(low) or math.isfinite(high) or low == high else UNKNOWN
+
+
+def of_table(table: Array, axes: frozenset[int], axis: int) -> End:
+    """The elements of a table whose place along `axis` is beyond those along the other axes of its length.
+
+    For every length these are the elements that stand in rows within it and columns beyond it.
+    """
+    places = {
+        a: np.arange(n).reshape([-1 if b == a else 1 for b in range(table.ndim)])
+        for a, n in enumerate(table.shape)
+    }
+    beyond = places[axis] > 0
+    for other in axes - {axis}:
+        beyond = beyond & (places[axis] > places[other])
+    held = table[np.broadcast_to(beyond, table.shape)]
+    if not held.size or table.dtype.kind not in "biuf" or np.isnan(held.astype(np.float64)).any():
+        return UNKNOWN
+    return End(float(held.min()), float(held.max()), sources=frozenset({TABLE} if len(axes) > 1 else ()))
+
+
+def _sum(x: End, y: End) -> End:
+    return End(x.low + y.low, x.high + y.high, x.loose or y.loose)
+
+
+def _negated(x: End) -> End:
+    return replace(x, low=-x.high, high=-x.low)
+
+
+def _product(x: End, y: End) -> End:
+    if x.is_zero or y.is_zero:
+        return End(0.0, 0.0)
+    if x.loose or y.loose:
+        loose, factor = (x, y) if x.loose else (y, x)
+        if factor.loose or factor.low != factor.high:
+            return UNKNOWN
+        ends = sorted((loose.low * factor.low, loose.high * factor.low))
+        return End(ends[0], ends[1], loose=True)
+    ends = [0.0 if 0 in (a, b) else a * b for a in (x.low, x.high) for b in (y.low, y.high)]
+    return End(min(ends), max(ends))
+
+
+def _quotient(x: End, y: End) -> End:
+    if y.loose or y.low != y.high or y.low == 0 or math.isinf(y.low):
+        return UNKNOWN
+    return _product(x, End(1 / y.low, 1 / y.low))
+
+
+def _larger(x: End, y: End) -> End:
+    return End(max(x.low, y.low), max(x.high, y.high), x.loose or y.loose)
+
+
+def _smaller(x: End, y: End) -> End:
+    return UNKNOWN if x.loose or y.loose else End(min(x.low, y.low), min(x.high, y.high))
+
+
+def _truth(known_true: bool, known_false: bool) -> End:
+    return End(1.0, 1.0) if known_true else End(0.0, 0.0) if known_false else EITHER
+
+
+def _less(x: End, y: End) -> End:
+    tight = not (x.loose or y.loose)
+    return _truth(tight and x.high < y.low, tight and x.low >= y.high)
+
+
+def _equal(x: End, y: End) -> End:
+    tight = not (x.loose or y.loose)
+    same = tight and x.low == x.high == y.low == y.high
+    return _truth(same, tight and (x.high < y.low or y.high < x.low))
+
+
+def _not(x: End) -> End:
+    return End(1 - x.high, 1 - x.low)
+
+
+def _and(x: End, y: End) -> End:
+    return End(min(x.low, y.low), min(x.high, y.high))
+
+
+def _or(x: End, y: End) -> End:
+    return End(max(x.low, y.low), max(x.high, y.high))
+
+
+PAIRS: Mapping[str, Callable[[End, End], End]] = {
+    "add": _sum,
+    "sub": lambda x, y: _sum(x, _negated(y)),
+    "mul": _product,
+    "real_div": _quotient,
+    "maximum": _larger,
+    "minimum": _smaller,
+    "less": _less,
+    "greater": lambda x, y: _less(y, x),
+    "less_equal": lambda x, y: _not(_less(y, x)),
+    "greater_equal": lambda x, y: _not(_less(x, y)),
+    "equal": _equal,
+    "not_equal": lambda x, y: _not(_equal(x, y)),
+    "logical_and": _and,
+    "logical_or": _or,
+}
+"""Op of two operands -> what becomes of their ends."""
+
+
+def _chosen(cond: End, a: End, b: End) -> End:
+    if cond.low == cond.high:
+        return replace(a if cond.low else b, sources=a.sources | b.sources | cond.sources)
+    if a.loose or b.loose:
+        return UNKNOWN
+    return End(min(a.low, b.low), max(a.high, b.high))
+
+
+def _cast(x: End, var: Var) -> End:
+    """Numbers of another type; what is finite and not known stays so."""
+    kind = np_dtype(var)
+    if kind.kind == "b":
+        return UNKNOWN if x.loose else _not(_equal(x, End(0.0, 0.0)))
+    with np.errstate(all="ignore"):
+        low, high = (float(np.asarray(v).astype(kind)) if kind.kind == "f" else v for v in (x.low, x.high))
+    return replace(x, low=low, high=high)
+
+
+def combined(op: Operation, read: Mapping[str, End]) -> End:
+    """The end of a result from those of the operands, by parameter."""
+    out = op.outputs[0]
+    sources = frozenset().union(*(end.sources for end in read.values()))
+    if op.op_type in PAIRS and {"x", "y"} <= set(read):
+        found = PAIRS[op.op_type](read["x"], read["y"])
+    elif op.op_type == "select" and {"a", "b", "cond"} <= set(read):
+        found = _chosen(read["cond"], read["a"], read["b"])
+    elif op.op_type == "logical_not":
+        found = _not(read["x"])
+    elif op.op_type == "cast":
+        found = _cast(read["x"], out)
+    elif op.op_type in MOVES:
+        found = read["x"]
+    else:
+        return unknown(out)
+    if math.isnan(found.low) or math.isnan(found.high) or found in (UNKNOWN, EITHER):
+        return unknown(out)
+    return replace(_as_stored(found, out), sources=sources)
+
+
+def _as_stored(found: End, var: Var) -> End:
+    """In the type of the result: fp16 has no number below -65504 but -inf."""
+    return _cast(found, var) if np_dtype(var).kind == "f" else found
+
+
+POSITIVE, WITHIN = names("inverse log rsqrt"), names("exp exp2")
+UNBOUNDED = names("acos acosh asin atanh floor_div mod tan")
+
+
+def stays_finite(op: Operation) -> bool:
+    """Does an op make finite numbers of finite ones, so far as no magnitude passes the largest of the type?"""
+    if op.op_type in UNBOUNDED:
+        return False
+    if op.op_type == "real_div":
+        known = is_stored(op.y) and constant(op.y) is not None
+        low, high = of_constant(op.y) if known else Intervals().of(op.y)
+        return low > 0 or high < 0
+    if op.op_type == "pow":
+        power = np.asarray(constant(op.y) if constant(op.y) is not None else -1)
+        return bool((power > 0).all() and (power == np.round(power)).all())
+    if op.op_type not in POSITIVE | WITHIN | {"sqrt"}:
+        return True
+    low, high = Intervals().of(op.x)
+    if op.op_type in POSITIVE:
+        epsilon = constant(op.inputs.get("epsilon"))
+        return low > 0 or (low == 0 and epsilon is not None and float(epsilon) > 0)
+    return low >= 0 if op.op_type == "sqrt" else high <= MOST_EXPONENT

@@ -1,0 +1,89 @@
+"""How inputs between two sizes are filled up, and outputs cropped, where that is proved to change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, product
+
+from anesurgery.errors import PassError, Refusal
+from anesurgery.facts.length_padding import free_length, rows_kept
+from anesurgery.files.joining import default_function
+from anesurgery.files.package import Loaded
+from anesurgery.files.size_index import Padding
+from anesurgery.mil import Function, function_of, np_dtype
+from anesurgery.rewriting.fixed_shapes import Shapes, barred
+from anesurgery.rewriting.ml_program import MLProgram
+
+HIDING = -1e4
+"""What a mask that is added is filled up with: it hides in fp16, twice too."""
+TRIED = 81
+"""Ways to fill up: three numbers for four inputs."""
+
+InputShapes = Mapping[str, tuple[int, ...]]
+
+
+def padding_between(loaded: Loaded, wanted: Sequence[InputShapes]) -> Padding:
+    """How inputs between two sizes are run: each input that varies, along its one axis, all of one length.
+
+    Args:
+        loaded: a model of dynamic shapes.
+        wanted: the shapes of each size, in rising order.
+    """
+    axes = _varying(wanted)
+    if isinstance(axes, str):
+        return Padding({}, {}, axes)
+    name, largest = default_function(loaded), wanted[-1]
+    function = function_of(loaded.program, name)
+    length = free_length(function, [n for shape in largest.values() for n in shape])
+    probe = {
+        key: tuple(length if axes.get(key) == a else n for a, n in enumerate(shape))
+        for key, shape in largest.items()
+    }
+    try:
+        followed, whole = (_unfolded(loaded, name, shapes) for shapes in (probe, largest))
+    except PassError as error:
+        return Padding({}, {}, str(error))
+    reasons = list[Refusal]()
+    for fill in _fillings(function, axes):
+        kept = rows_kept(followed, whole, axes, length, fill)
+        if not isinstance(kept, Refusal):
+            return Padding(axes, kept.crops, "", fill, kept.hiding, kept.spread)
+        reasons.append(kept)
+    return Padding({}, {}, str(reasons[0]))
+
+
+def _varying(wanted: Sequence[InputShapes]) -> dict[str, int] | str:
+    """Input -> its axis that differs between sizes; or why they cannot be filled up."""
+    axes = dict[str, int]()
+    for name, shape in wanted[0].items():
+        others = [size[name] for size in wanted]
+        differing = [a for a in range(len(shape)) if len({other[a] for other in others}) > 1]
+        if len(differing) > 1:
+            return f"{name} differs in several axes"
+        if differing:
+            axes[name] = differing[0]
+    if not axes or any(len({size[name][axis] for name, axis in axes.items()}) > 1 for size in wanted):
+        return "the sizes do not differ by one length"
+    return axes
+
+
+def _unfolded(loaded: Loaded, name: str | None, shapes: InputShapes) -> Function:
+    """The function at some shapes, whose arithmetic of shapes is still there.
+
+    Raises:
+        PassError: an op cannot have that size.
+    """
+    function = function_of(MLProgram(loaded).clone().program, name)
+    if (refusal := barred(function, frozenset())) is not None:
+        raise PassError(str(refusal))
+    Shapes(shapes, 1).fix(function)
+    return function
+
+
+def _fillings(function: Function, axes: Mapping[str, int]) -> Iterator[dict[str, float]]:
+    """What inputs may be filled up with: zeros first, then what masks hide with."""
+    numbers = [
+        (0.0, 1.0, HIDING) if np_dtype(function.inputs[name]).kind == "f" else (0.0, 1.0) for name in axes
+    ]
+    for one in islice(product(*numbers), TRIED):
+        yield dict(zip(axes, one, strict=True))

@@ -32,6 +32,10 @@ def compress(
     ] = "speed",
     smallest: Annotated[int, typer.Option(min=0, help="Elements above which a weight counts.")] = 2048,
     function: Function = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="A folder of finished weights: a run that was killed goes on from there."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -53,6 +57,7 @@ def compress(
         "function": function,
         "mixed": mixed,
         "activations": activations,
+        "work": work,
     }
     with progress("weights", quiet or as_json) as told:
         found = compressed(model, bits, inputs=samples, told=told, **options)

@@ -186,9 +186,11 @@ def pair_names(op: str) -> tuple[str, str]:
 def _pair(function: Function, op: Operation, scale: float) -> Var:
     held, names = _stored(scale, op.x), pair_names(op.name)
     with function:
-        codes = mb.quantize(input=op.x, scale=held, output_dtype="int8", name=names[0], before_op=op)
-        read: Var = mb.dequantize(input=codes, scale=held, name=names[1], before_op=op)
-    for made in (codes.op, read.op):
+        size = mb.const(val=held, name=f"{names[0]}_scale", before_op=op)  # names of our own: the host counts
+        kind = mb.const(val="int8", name=f"{names[0]}_dtype", before_op=op)
+        codes = mb.quantize(input=op.x, scale=size, output_dtype=kind, name=names[0], before_op=op)
+        read: Var = mb.dequantize(input=codes, scale=size, name=names[1], before_op=op)
+    for made in (size.op, kind.op, codes.op, read.op):
         assert made is not None
         stamp(made, op)
     return read
@@ -225,8 +227,12 @@ def _clip(function: Function, op: Operation) -> None:
     most = float(np.finfo(dtype).max)
     low, high = (max(-most, min(most, (code - shift) * scale)) for code in RANGE[op.output_dtype.val])
     with function:
-        clipped = mb.clip(
-            x=op.input, alpha=dtype(low), beta=dtype(high), name=f"{op.name}_clipped", before_op=op
-        )
-    stamp(clipped.op, op)
+        ends = [
+            mb.const(val=dtype(end), name=f"{op.name}_{side}", before_op=op)
+            for end, side in ((low, "least"), (high, "most"))
+        ]
+        name = f"{op.name}_clipped"
+        clipped = mb.clip(x=op.input, alpha=ends[0], beta=ends[1], name=name, before_op=op)
+    for made in (*ends, clipped):
+        stamp(made.op, op)
     op.set_inputs(input=clipped, no_check_var_types=True)

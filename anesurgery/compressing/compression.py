@@ -15,6 +15,7 @@ from anesurgery.compressing.activations import IOS17, Quantized, check_method, p
 from anesurgery.compressing.calibration_data import Samples, read_samples
 from anesurgery.compressing.correcting import Candidate, Corrected, Correction, candidates, takes_bias
 from anesurgery.compressing.costs import Cost
+from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.form_evidence import (
     BITS,
     PURPOSES,
@@ -157,6 +158,7 @@ def compress(
     for_: str = "speed",
     function: str | None = None,
     smallest: int = SMALLEST,
+    work: str | os.PathLike[str] | None = None,
     told: Told | None = None,
 ) -> Compression:
     """Compress the weights of a model, each corrected for what the ops that read it see.
@@ -179,10 +181,13 @@ def compress(
         function: whose samples they are; the one that takes them by default. Weights that other functions share
             with it are compressed there too.
         smallest: weights of no more elements stay as they are.
+        work: a folder where finished weights are kept, so that a run that was killed goes on where it was, to
+            the same bytes. What a folder holds of other models or settings is left alone.
         told: called after each weight with how many are done, and how many there are.
 
     Raises:
-        SurgeryError: no samples, NaN in one, no such bits or purpose, or an opset before iOS 16.
+        SurgeryError: no samples, NaN in one, no such bits or purpose, an opset before iOS 16, or a file in the
+            place of `work`.
         InterpretError: samples that are not what the function takes.
         LoadError: the model cannot be read.
     """
@@ -191,7 +196,7 @@ def compress(
     aim, samples = Target.parse(target), read_samples(inputs)
     given = MLProgram.read(model)
     edited = given.clone()
-    plan = _Plan(bits, aim, for_, smallest, function, mixed, activations)
+    plan = _Plan(bits, aim, for_, smallest, function, mixed, activations, Finished(_folder(work)))
     before = [one for part in _parts(given) for one in placed(part, aim)]
     left_out: LeftOut = {}
     while True:
@@ -222,6 +227,10 @@ def _check_activations(bits: float, mixed: bool, method: str | None) -> None:
         raise SurgeryError("activations are quantized beside weights of 8 bits: say bits=8, without mixed")
 
 
+def _folder(work: str | os.PathLike[str] | None) -> Path | None:
+    return None if work is None else Path(work).expanduser().absolute()
+
+
 def _parts(subject: MLProgram) -> list[Loaded]:
     """The programs of a model, in the order in which they run."""
     return (
@@ -240,6 +249,7 @@ class _Plan:
     function: str | None
     mixed: bool
     activations: str | None
+    finished: Finished
 
     def choices(self, readers: Iterable[Any], version: int) -> dict[str | None, Choice]:
         """The forms that a weight may have, by all ops that read it, in every function."""
@@ -317,7 +327,7 @@ class _Part:
         work = Correction(self.loaded, self.name, samples, chosen, lambda one: self.choices[one.var].form)
         if told is not None:
             work.told = lambda done: told(done, len(chosen))
-        work.biased = self._biased
+        work.biased, work.correct = self._biased, self.plan.finished.correct
         before = {one.var: stored_bytes(one.var) for one in self.found}
         outputs = work.run()
         made = {one.candidate.var: one for one in work.made}
@@ -361,7 +371,9 @@ class _Part:
         kinds = {one: forms for one, forms in kinds.items() if forms}
         if not kinds:
             return
-        modes = assigned(self.loaded, self.name, samples, kinds, self.plan.bits, self.version)
+        modes = assigned(
+            self.loaded, self.name, samples, kinds, self.plan.bits, self.version, self.plan.finished
+        )
         for one in kinds:
             form = modes.get(one.var)
             plain = Choice(None, f"it costs most at the outputs, and {self.plan.bits:g} bits are the average")

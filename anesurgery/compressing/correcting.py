@@ -119,6 +119,8 @@ class Correction:
     told: Callable[[int], None] = lambda _: None
     biased: Callable[[Candidate], bool] = lambda _: True
     """May the biases of the ops that read a weight be corrected too?"""
+    correct: Callable[[Candidate, str, Array, int, Array | None], Corrected] = lambda *given: correct(*given)
+    """What corrects a weight: `correct`, or what keeps its results."""
     made: list[Corrected] = field(default_factory=list)
 
     def run(self) -> list[dict[str, Array]]:
@@ -171,7 +173,8 @@ class Correction:
         plain = [each.moments[op] for op, each in met]
         shifted = {op: each.mean(op) for op, each in met if self.biased(one) and takes_bias(op)}
         spread = [each.centred(op) if op in shifted else each.moments[op] for op, each in met]
-        made = correct(one, kind, _joined(one, spread, plain), self.loaded.version, _joined(one, plain, plain))
+        both = _joined(one, spread, plain), _joined(one, plain, plain)
+        made = self.correct(one, kind, both[0], self.loaded.version, both[1])
         made = replace(made, shifts=_shifts(one, made.array, shifted))
         replace_weight(executable.plan, one.var, made.array)
         self.made.append(made)
@@ -314,7 +317,9 @@ def correct(one: Candidate, kind: str, hessians: Array, version: int, plain: Arr
     form = chosen.form(best, reader.back, weight.dtype, version)
     array = np.asarray(numbers_of(Result(form))).reshape(weight.shape)
     error = _error(rows - reader.of(array.astype(np.float64)), hessians)
-    return Corrected(one, kind, form, array, error / whole, _bytes(form), _error(rows - rounded, plain) / whole)
+    return Corrected(
+        one, kind, form, array, error / whole, size_of(form), _error(rows - rounded, plain) / whole
+    )
 
 
 def _joined(one: Candidate, each: Sequence[Array], plain: Sequence[Array]) -> Array:
@@ -325,7 +330,7 @@ def _joined(one: Candidate, each: Sequence[Array], plain: Sequence[Array]) -> Ar
     return np.asarray(sum(h / max(_error(rows, p), tiny) for h, p in zip(each, plain, strict=True)))
 
 
-def _bytes(form: Form) -> int:
+def size_of(form: Form) -> int:
     """As a package holds it: numbers of less than a byte are packed."""
     total = 0
     for value in map(np.asarray, form.inputs.values()):

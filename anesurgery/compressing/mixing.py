@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.compressing.assignment import Option, Row, propose
-from anesurgery.compressing.correcting import Candidate, correct, plain_moments
+from anesurgery.compressing.correcting import Candidate, plain_moments
 from anesurgery.compressing.costs import Cost
+from anesurgery.compressing.finished import Finished
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.forks import Forks
@@ -28,6 +29,7 @@ def assigned(
     kinds: Mapping[Candidate, Sequence[str]],
     bits: float,
     version: int,
+    finished: Finished,
 ) -> dict[Var, str]:
     """The form of each weight for an average number of bits.
 
@@ -38,6 +40,7 @@ def assigned(
         kinds: the forms that each weight may have.
         bits: of a number, on average.
         version: of the specification.
+        finished: corrects weights.
 
     Raises:
         SurgeryError: even the smallest forms have more bits.
@@ -52,7 +55,7 @@ def assigned(
         one = by_var[forks[0].weight]
         options = {}
         for kind in kinds[one]:
-            made, cost = correct(one, kind, met[one.var], version), Cost()
+            made, cost = finished.correct(one, kind, met[one.var], version), Cost()
             for fork, outputs in zip(forks, expected, strict=True):
                 cost.add(outputs, fork(made.array))
             options[kind] = Option(made.bytes, cost.psnr, cost.kl, cost.top1)

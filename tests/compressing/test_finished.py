@@ -1,0 +1,121 @@
+"""A compression that is killed goes on where it was, and ends with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.compressing import finished
+from anesurgery.errors import SurgeryError
+from anesurgery.mil import Program, Var, ct, mb, types
+
+RNG = np.random.default_rng(17)
+WEIGHTS = [(RNG.standard_normal((24, 24)) / 5).astype(np.float16) for _ in range(3)]
+SAMPLES = [{"x": RNG.standard_normal((8, 24)).astype(np.float16)} for _ in range(8)]
+FORMS: dict[str, dict[str, Any]] = {
+    "int4": {"bits": 4, "target": "M5"},
+    "int8": {"bits": 8},
+    "palette": {"bits": 3, "for_": "size"},
+    "mixed": {"bits": 4, "for_": "size", "mixed": True},
+    "inputs": {"bits": 8, "target": "A17", "activations": "max"},
+}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    @mb.program(input_specs=[mb.TensorSpec((8, 24), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        for weight in WEIGHTS:
+            x = mb.relu(x=mb.linear(x=x, weight=weight))
+        return mb.identity(x=x, name="y")
+
+    made: Program = program
+    return ane.save(ane.load(made), tmp_path_factory.mktemp("finished") / "three.mlpackage")
+
+
+def compressed(package: Path, out: Path, work: Path | None, form: str) -> list[bytes]:
+    found = ane.compress(package, inputs=SAMPLES, smallest=100, work=work, **FORMS[form])
+    path = found.save(out, overwrite=True)
+    return [p.read_bytes() for p in sorted(path.rglob("*")) if p.suffix in (".mlmodel", ".bin")]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The forms that weights are really corrected to."""
+    calls: list[str] = []
+    original = vars(finished)["correct"]
+
+    def correct(one: Any, kind: str, *rest: Any) -> Any:
+        calls.append(kind)
+        return original(one, kind, *rest)
+
+    monkeypatch.setattr(finished, "correct", correct)
+    return calls
+
+
+def killed(package: Path, out: Path, work: Path, form: str, after: int) -> None:
+    """A child that dies as soon as so many weights are finished."""
+    child = os.fork()
+    if not child:
+        count, write = [0], vars(finished)["write_atomically"]
+
+        def dies(*given: Any, **named: Any) -> Path:
+            made: Path = write(*given, **named)
+            count[0] += 1
+            if count[0] == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return made
+
+        vars(finished)["write_atomically"] = dies
+        try:
+            compressed(package, out, work, form)
+        finally:
+            os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_killed_run_goes_on(
+    package: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong version begins anew, or takes a weight that was finished for other inputs."""
+    calls, work = counted(monkeypatch), tmp_path / "work"
+    whole = compressed(package, tmp_path / "whole.mlpackage", None, form)
+    all_of_them = len(calls)
+    killed(package, tmp_path / "out.mlpackage", work, form, after=2)
+    assert len(list(work.glob("*.npz"))) == 2
+    assert not (tmp_path / "out.mlpackage").exists()
+    calls.clear()
+    assert compressed(package, tmp_path / "out.mlpackage", work, form) == whole
+    assert len(calls) == all_of_them - 2
+    calls.clear()
+    assert compressed(package, tmp_path / "out.mlpackage", work, form) == whole
+    assert not calls
+
+
+def test_other_settings_take_nothing_from_the_folder(package: Path, tmp_path: Path) -> None:
+    """The wrong version names a weight by its name alone."""
+    for form in FORMS:
+        plain = compressed(package, tmp_path / f"{form}_plain.mlpackage", None, form)
+        assert compressed(package, tmp_path / f"{form}.mlpackage", tmp_path / "work", form) == plain
+
+
+def test_a_broken_file_is_made_again(package: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    whole = compressed(package, tmp_path / "out.mlpackage", work, "int4")
+    first, second, third = sorted(work.glob("*.npz"))
+    first.write_bytes(first.read_bytes()[:100])
+    second.write_bytes(b"")
+    np.savez(third, other=np.zeros(3))
+    assert compressed(package, tmp_path / "out.mlpackage", work, "int4") == whole
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("text")
+    with pytest.raises(SurgeryError, match="cannot hold the finished weights"):
+        compressed(package, tmp_path / "out.mlpackage", tmp_path / "work", "int4")

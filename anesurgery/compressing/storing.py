@@ -53,12 +53,15 @@ def shift(made: Corrected, readers: Iterable[Operation]) -> None:
     for op in readers:
         if not takes_bias(op):
             continue
-        bias, block = new_bias(op, made.shifts.get(op, first)), op.enclosing_block
+        old, block = op.inputs.get("bias"), op.enclosing_block
+        bias = new_bias(op, made.shifts.get(op, first))
         assert block is not None
         with block:
             var = mb.const(val=bias, name=f"{op.name}_bias_corrected", before_op=op)
         stamp(var.op, op)
         op.set_inputs(bias=var, no_check_var_types=True)
+        if old is not None and not old.child_ops and not old.consuming_blocks:
+            block.remove_ops([old.op])
 
 
 def _held(

@@ -2,15 +2,16 @@
 
 The GPT-2 of the demo, a convolutional network and a small vision transformer on the digits of scikit-learn.
 Losses are those of data that no calibration saw; the last column is ours over the best of coremltools' modes.
-`--page FILE` writes the table into a page of the documentation.
+`--page FILE` writes the table into a page of the documentation, `--json` and `--plot` write the points.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,18 @@ from anesurgery.compressing.modes import apply_configs, op_name, read_mode
 from anesurgery.mil import ct, function_of, quiet_host
 from anesurgery.rewriting.newer_opsets import raised
 
-MODES = {4: ("palettize-4", "palettize-4-uniform", "linear-4"), 3: ("palettize-3", "palettize-3-uniform")}
+MODES = {
+    8: ("linear-8", "palettize-8"),
+    4: ("palettize-4", "palettize-4-uniform", "linear-4"),
+    3: ("palettize-3", "palettize-3-uniform"),
+}
+SIZE: dict[str, Any] = {"for_": "size"}
+EVEN = {"compress": SIZE, "compress, mixed": {**SIZE, "mixed": True}}
+OURS: dict[int, dict[str, dict[str, Any]]] = {
+    8: {"compress": SIZE, "compress, W8A8": {"activations": "percentile", "target": "A17"}},
+    4: EVEN,
+    3: EVEN,
+}
 BEGIN, END = "<!-- losses: begin -->", "<!-- losses: end -->"
 HEADS = ["model", "bits", "form", "bytes", "KL, nats", "same top-1", "of the best of coremltools"]
 WIDTH, PATCHES, BATCH = 64, 16, 32
@@ -91,28 +103,72 @@ def newer(model: Trained, folder: Path) -> Trained:
     return replace(model, package=path)
 
 
-def rows(model: Trained) -> Iterator[list[str]]:
-    """The modes of coremltools and ours, at 4 and 3 bits."""
+@dataclass(frozen=True)
+class Point:
+    """One form of a model: its size, and what it loses on data that no calibration saw."""
+
+    model: str
+    bits: int
+    form: str
+    bytes: int
+    kl: float
+    top1: float
+    of_best: float | None
+    """KL over the least of coremltools' modes; None for these themselves."""
+
+    def cells(self) -> list[str]:
+        """A row of the table."""
+        numbers = f"{self.bytes:,}", f"{self.kl:.5f}", f"{100 * self.top1:.1f} %"
+        share = "" if self.of_best is None else f"{self.of_best:.2f}"
+        return [self.model, f"{self.bits}", self.form, *numbers, share]
+
+
+def points(model: Trained) -> Iterator[Point]:
+    """The modes of coremltools and ours, at 8, 4 and 3 bits."""
+    _see_apart(model)
     plain = ct.models.MLModel(str(model.package), skip_model_load=True)
     function = function_of(ane.load(model.package).program, None)
     weights = [op_name(one.var) for one in candidates(function, SMALLEST)[0]]
-    calibration, held = model.measured, model.compared
     for bits, modes in MODES.items():
         theirs: dict[str, tuple[int, Any]] = {}
         for mode in modes:
             made = apply_configs(plain, dict.fromkeys(weights, read_mode(mode)), SMALLEST)
-            theirs[mode] = weight_bytes(made), cost(model.package, made, held)
-        ours = {}
-        for mixed in (False, True):
-            options: dict[str, Any] = {"inputs": calibration, "for_": "size", "smallest": SMALLEST}
-            found = ane.compress(model.package, bits, mixed=mixed, **options)
-            name = "compress, mixed" if mixed else "compress"
-            ours[name] = weight_bytes(found.model), cost(model.package, found.model, held)
-        for name, (size, found) in {**theirs, **ours}.items():
-            best = min(c.kl for _, c in theirs.values())
-            share = f"{found.kl / best:.2f}" if name in ours else ""
-            numbers = f"{size:,}", f"{found.kl:.5f}", f"{100 * found.top1:.1f} %"
-            yield [model.name, f"{bits}", name, *numbers, share]
+            theirs[mode] = weight_bytes(made), cost(model.package, made, model.compared)
+        best = min(found.kl for _, found in theirs.values())
+        for name, (size, found) in theirs.items():
+            yield Point(model.name, bits, name, size, found.kl, found.top1, None)
+        for name, options in OURS[bits].items():
+            result = ane.compress(model.package, bits, inputs=model.measured, smallest=SMALLEST, **options)
+            found = cost(model.package, result.model, model.compared)
+            size = weight_bytes(result.model)
+            yield Point(model.name, bits, name, size, found.kl, found.top1, found.kl / best)
+
+
+def _see_apart(model: Trained) -> None:
+    """See that no sample of the calibration is judged by."""
+    seen = {value.tobytes() for values in model.measured for value in values.values()}
+    held = {value.tobytes() for values in model.compared for value in values.values()}
+    if seen & held:
+        raise SystemExit(f"{model.name}: {len(seen & held)} samples are both calibrated with and judged by")
+
+
+def draw(found: Sequence[Point], path: Path) -> None:
+    """Size against loss, a plot for each model."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(point.model for point in found))
+    figure = Figure(figsize=(4.5 * len(names), 4), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        mine = [point for point in found if point.model == name]
+        for marker, label, ours in (("o", "coremltools, no data", False), ("*", "anesurgery.compress", True)):
+            part = [point for point in mine if (point.of_best is not None) == ours]
+            sizes, losses = [point.bytes / 1e3 for point in part], [max(point.kl, 1e-6) for point in part]
+            axes.scatter(sizes, losses, marker=marker, s=60, label=label)
+        axes.set(
+            title=name, xlabel="kB of weights", ylabel="KL, nats, on data not calibrated with", yscale="log"
+        )
+        axes.legend()
+    figure.savefig(path)
 
 
 def weight_bytes(model: Any) -> int:
@@ -125,15 +181,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, help="a page between whose marks the table is written")
     parser.add_argument("--model", choices=("language_model", "digits", "vision"), action="append")
+    parser.add_argument("--json", type=Path, help="where the points are written")
+    parser.add_argument("--plot", type=Path, help="where size against loss is drawn, by matplotlib")
     chosen = parser.parse_args()
     made = {"language_model": lambda at: language_model(at, 32), "digits": lambda at: digits(at, 12)}
     made["vision"] = vision
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = [newer(made[one](folder), folder) for one in chosen.model or made]
-        found = [row for model in models for row in rows(model)]
-    text = table(found, HEADS)
+        found = [point for model in models for point in points(model)]
+    text = table([point.cells() for point in found], HEADS)
     print(text)
+    if chosen.json is not None:
+        chosen.json.write_text(
+            json.dumps([asdict(point) for point in found], indent=1) + "\n", encoding="utf-8"
+        )
+    if chosen.plot is not None:
+        draw(found, chosen.plot)
     if chosen.page is not None:
         before, _, rest = chosen.page.read_text(encoding="utf-8").partition(BEGIN)
         _, _, after = rest.partition(END)

@@ -46,7 +46,7 @@ class Trained:
 
 
 def language_model(folder: Path, measured: int = 8) -> Trained:
-    """The GPT-2 of the demo, and pieces of its text, some of them to measure on."""
+    """The GPT-2 of the demo, and pieces of its text that share no letter, some of them to measure on."""
     sys.path.insert(0, str(ROOT / "notebooks"))
     demo: Any = importlib.import_module("demo")
 
@@ -55,7 +55,7 @@ def language_model(folder: Path, measured: int = 8) -> Trained:
     package = demo.converted(demo.trained(text), folder / "gpt2.mlpackage")
     numbers, rng = np.array(text.encode(text.text), np.int32), np.random.default_rng(1)
     name = next(iter(ane.load(package).program.functions["main"].inputs))
-    starts = rng.permutation(len(numbers) - demo.LENGTH)[: measured + 24]
+    starts = rng.permutation(len(numbers) // demo.LENGTH)[: measured + 24] * demo.LENGTH
     pieces = [{name: numbers[None, at : at + demo.LENGTH]} for at in starts]
     return Trained("GPT-2 of the demo", package, pieces[:measured], pieces[measured:])
 

@@ -87,6 +87,15 @@ def test_the_mean_of_each_channel_stays(build: Callable[[Var], Var]) -> None:
         np.testing.assert_allclose(ane.run(changed, values)["y"], made["y"], rtol=1e-4, atol=1e-4)
 
 
+def test_a_bias_that_nobody_reads_any_more_is_not_stored() -> None:
+    """The wrong version leaves the old constant in the program, and a package grows by its biases."""
+    _, changed = compressed(program_of(linear_with_bias), samples(), True)
+    unread = [
+        op.name for op in function_of(changed, None).operations if not any(v.child_ops for v in op.outputs)
+    ]
+    assert unread == ["y"]
+
+
 def test_layers_that_share_a_bias_get_one_each() -> None:
     @mb.program(input_specs=[mb.TensorSpec((16, 8))], opset_version=ct.target.iOS18)
     def program(x: Var) -> Var:

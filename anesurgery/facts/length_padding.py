@@ -87,7 +87,7 @@ class Kept:
     Attributes:
         crops: output -> its axis to crop, of those that are as long as the inputs.
         hiding: input that hides what is filled up -> must its first place count, or is any enough?
-        spread: how far apart attention scores of a row may be, for what is hidden to weigh nothing.
+        spread: how far apart attention scores of a row may be, for what is hidden to weigh nothing; None: any.
     """
 
     crops: Mapping[str, int]
@@ -142,7 +142,7 @@ class _Walk:
         self.held: dict[Var, Rows] = {}
         self.counts: set[Var] = set()
         self.hiding: dict[str, bool] = {}
-        self.highest: float | None = None
+        self.highest = -np.inf
 
     def long(self, var: Var) -> frozenset[int]:
         """The axes whose length is a multiple of the one that is followed."""
@@ -159,7 +159,7 @@ class _Walk:
                 return Refusal(f"the output {var.name} is as long as the input along several axes")
             if axes:
                 crops[var.name] = next(iter(axes))
-        spread = None if self.highest is None else -self.highest - VANISHING
+        spread = None if np.isinf(self.highest) else -self.highest - VANISHING
         return Kept(crops, self.hiding, spread)
 
     def step(self, op: Operation) -> Refusal | None:
@@ -170,8 +170,7 @@ class _Walk:
             self.counts.update(op.outputs)
             return None
         rows = self._made(op) if counted or op.op_type == "fill_like" else None
-        pure = all(v in self.counts or is_stored(v) for v in vars_)
-        if rows is None and op.op_type in COUNTING and counted and pure:
+        if rows is None and counted and self._counts(op):
             self._count(op)
             return None
         if rows is None and not any(v in self.held for v in vars_):
@@ -181,11 +180,51 @@ class _Walk:
         followed = rows or self._followed(op)
         return followed if isinstance(followed, Refusal) else self._keep(op, followed)
 
+    def _pure(self, op: Operation) -> bool:
+        """Does an op read lengths and numbers only?"""
+        return all(v in self.counts or self._is_number(v) for _, v in operands(op))
+
+    def _is_number(self, var: Var) -> bool:
+        """Does it hold the same numbers at every length?"""
+        if is_stored(var) or var in self.counts or var in self.held:
+            return is_stored(var)
+        both = self._both(var)
+        return both is not None and np.array_equal(both[0], both[1])
+
+    def _counts(self, op: Operation) -> bool:
+        """Is it arithmetic of shapes, whose result is the same at all lengths or rises with them?"""
+        if op.op_type == "equal":  # is an axis -1, which stands for "as it is"? Lengths are not.
+            negative = constant(op.y) is not None and bool(np.all(op.y.val < 0))
+            return negative and op.x in self.counts and self._is_steady_or_positive(op.x)
+        if op.op_type == "real_div":  # how often is an axis repeated? Axes of length 1 are, and others once
+            return self._pure(op) and self._is_steady_or_over_one(op)
+        return self._pure(op) and (
+            op.op_type in COUNTING or (op.op_type == "select" and op.cond not in self.counts)
+        )
+
+    def _is_steady_or_positive(self, var: Var) -> bool:
+        both = self._both(var)
+        return both is not None and bool(np.all((both[0] == both[1]) | ((both[0] > 0) & (both[1] > 0))))
+
+    def _is_steady_or_over_one(self, op: Operation) -> bool:
+        over, result = self._both(op.y), self._both(op.outputs[0])
+        if over is None or result is None:
+            return False
+        return bool(np.all((result[0] == result[1]) | ((over[0] == 1) & (over[1] == 1))))
+
+    def _both(self, var: Var) -> tuple[Any, Any] | None:
+        """What is known of a value at the length that is followed, and at the largest."""
+        if is_stored(var):
+            return var.val, var.val
+        there = self.largest[var.name].val if var.op is not None else None
+        return None if var.val is None or there is None else (var.val, there)
+
     def _count(self, op: Operation) -> None:
-        """Arithmetic of shapes; what is the same at both lengths is a number like any other."""
+        """What is the same at both lengths is a number like any other."""
         for var in op.outputs:
-            other = self.largest[var.name].val
-            if var.val is None or other is None or not np.array_equal(var.val, other):
+            both = self._both(var)
+            same = both is not None and np.array_equal(both[0], both[1])
+            if not same:
                 self.counts.add(var)
 
     def _keep(self, op: Operation, rows: Rows) -> Refusal | None:
@@ -207,20 +246,53 @@ class _Walk:
         """A table of the length: of places, of one number, or the first rows of a longer one."""
         out = op.outputs[0]
         lengths = {name for name, var in operands(op) if var in self.counts}
-        axes, stored = self.long(out), all(v in self.counts or is_stored(v) for _, v in operands(op))
+        axes, stored = self.long(out), self._pure(op)
         if op.op_type == "range_1d" and lengths == {"end"} and stored:
             return Rows(axes, varies=False)
         if op.op_type == "fill" and lengths == {"shape"} and stored:
             return Rows(axes, varies=False)
         if op.op_type == "fill_like" and op.ref_tensor in self.held:
             return Rows(self.held[op.ref_tensor].axes, varies=False)
-        if op.op_type == "tile" and lengths == {"reps"} and op.x not in self.held:
-            return Rows(axes, varies=False) if all(op.x.shape[a] == 1 for a in axes) and stored else None
+        if op.op_type == "tile" and lengths == {"reps"}:
+            return self._tiled(op)
         if op.op_type == "slice_by_index" and lengths == {"end"} and is_stored(op.x):
             begins = constant(op.begin)
             steps = constant(op.inputs.get("stride"))
             first = begins is not None and all(begins[a] == 0 for a in axes) and out.rank == op.x.rank
             return Rows(axes, varies=False) if first and (steps is None or np.all(steps == 1)) else None
+        return None
+
+    def _tiled(self, op: Operation) -> Rows | None:
+        """Axes of length 1 are repeated as often as the inputs are long, and others stay."""
+        rows = self.held.get(op.x, Rows(frozenset(), varies=not (self._pure(op) or op.x in self.held)))
+        both = self._both(op.reps)
+        if both is None:
+            return None
+        steady, new = (both[0] == 1) & (both[1] == 1), frozenset(self.long(op.outputs[0]) - rows.axes)
+        if not all(steady[a] or (op.x.shape[a] == 1 and a in new) for a in range(op.x.rank)):
+            return None
+        return replace(rows, axes=rows.axes | new, table=None)
+
+    def _looked_up(self, op: Operation) -> Rows | None:
+        """`gather_nd` by a table that names, for each place, none beyond that place."""
+        rows, table = self.held.get(op.x), self.held.get(op.indices)
+        depth = op.indices.shape[-1]
+        if (
+            rows is None
+            or table is None
+            or table.table is None
+            or len(rows.axes) != 1
+            or ints(op, "batch_dims") not in ([], [0])
+        ):
+            return None
+        (axis,) = rows.axes
+        if axis >= depth or depth != op.x.rank or table.varies:
+            return None
+        named = table.table[..., axis].astype(np.int64)
+        for along in sorted(table.axes):
+            places = np.arange(named.shape[along]).reshape([-1 if a == along else 1 for a in range(named.ndim)])
+            if (named == places).all():
+                return replace(rows, axes=table.axes, ends={along: self._of(op.x, axis)}, table=None)
         return None
 
     def _followed(self, op: Operation) -> Rows | Refusal:
@@ -235,6 +307,9 @@ class _Walk:
             return Rows(read[op.x].axes, finite=finite, varies=varies)
         if op.op_type == "band_part" and is_stored(op.lower) and is_stored(op.upper):
             return Rows(read[op.x].axes, finite=finite, varies=varies)
+        special = {"gather_nd": self._looked_up, "tile": self._tiled}.get(op.op_type)
+        if special is not None and (rows := special(op)) is not None:
+            return rows
         if op.op_type == "softmax" and (refusal := self._hidden(op, op.x, _axis(op), op.x.rank)) is not None:
             return refusal
         if op.op_type == "scaled_dot_product_attention" and self.long(op.key) & {op.key.rank - 2}:
@@ -308,7 +383,7 @@ class _Walk:
             return Refusal(f"the mask hides whole rows of {op.op_type}", op)
         for name in end.sources - {TABLE}:
             self.hiding[name] = self.hiding.get(name, False) or TABLE in end.sources
-        self.highest = end.high if self.highest is None else max(self.highest, end.high)
+        self.highest = max(self.highest, end.high)
         return None
 
     def _attention(self, op: Operation, read: Mapping[Var, Rows]) -> Rows | Refusal:

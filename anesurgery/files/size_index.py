@@ -17,7 +17,7 @@ function.
 number in `fill`, and that of each output which is then cropped to the length given; `why_not` says why that
 may not be done. `hiding` names the inputs that hide what is filled up: in each row of one, the first place must
 not hold its fill (true), or some place must not (false). `spread` is how far apart the attention scores of a
-row may be, at which what is hidden weighs nothing; null where no attention was met.
+row may be, at which what is hidden weighs nothing; null where that does not matter.
 """
 
 from __future__ import annotations

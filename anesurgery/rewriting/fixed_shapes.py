@@ -100,6 +100,13 @@ def barred(function: Function, images: frozenset[str]) -> Refusal | None:
     return Refusal(f"%{pictures[0]} is an image of dynamic size; fix it when converting") if pictures else None
 
 
+def widen_choices(function: Function) -> None:
+    """Choices between two scalars are as wide as what decides, which coremltools types as scalars."""
+    for op in function.operations:
+        if op.op_type == "select" and not op.outputs[0].rank and op.cond.rank:
+            _set_type(op.outputs[0], types.tensor(op.outputs[0].dtype, op.cond.shape))
+
+
 def _set_type(var: Var, sym_type: Any) -> None:
     """The type of a value, which coremltools sets once."""
     setattr(var, "_sym_type", sym_type)  # noqa: B010 - the stub has no private members

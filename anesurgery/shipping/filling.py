@@ -11,7 +11,7 @@ from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import Padding
 from anesurgery.mil import Function, function_of, np_dtype
-from anesurgery.rewriting.fixed_shapes import Shapes, barred
+from anesurgery.rewriting.fixed_shapes import Shapes, barred, widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
 
 HIDING = -1e4
@@ -77,6 +77,7 @@ def _unfolded(loaded: Loaded, name: str | None, shapes: InputShapes) -> Function
     if (refusal := barred(function, frozenset())) is not None:
         raise PassError(str(refusal))
     Shapes(shapes, 1).fix(function)
+    widen_choices(function)
     return function
 
 

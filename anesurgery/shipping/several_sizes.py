@@ -30,6 +30,7 @@ from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.shipping.filling import padding_between
+from anesurgery.shipping.shared_tables import share_tables
 from anesurgery.splitting.merge import FUNCTIONS, merge
 
 Shape = tuple[int, ...]
@@ -238,7 +239,9 @@ def _fixed(loaded: Loaded, wanted: Mapping[str, Shapes]) -> dict[str, Loaded]:
             raise SurgeryError(
                 f"sizes: the model does not take {in_words(shapes)}; its description has another range"
             )
-    return {name: _at(loaded, name, shapes) for name, shapes in wanted.items()}
+    models = {name: _at(loaded, name, shapes) for name, shapes in wanted.items()}
+    share_tables({name: function_of(m.program, default_function(m)) for name, m in models.items()})
+    return models
 
 
 def _at(loaded: Loaded, name: str, shapes: Shapes) -> Loaded:

@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 EDITABLE := --config-settings editable_mode=compat --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
+.PHONY: help hazards demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
 	matrix matrix-real caches notebooks gallery docs dist clean
 
 help:  ## show this list
@@ -89,6 +89,9 @@ notebooks: $(READY)  ## run the notebooks and the demonstration, and store what 
 
 gallery: $(READY)  ## each recipe on one small model, before and after: docs/gallery.md
 	$(BIN)/python tests/benchmarks/gallery.py --page docs/gallery.md
+
+hazards: $(READY)  ## what goes wrong in numbers, and what repairs it: docs/hazards.md
+	$(BIN)/python tests/support/hazard_page.py --page docs/hazards.md
 
 docs: $(READY)  ## the pages of docs/ with a reference, as HTML in build/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

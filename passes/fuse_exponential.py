@@ -16,18 +16,19 @@ After::
       return %y
     }
 
-`1 / (1 + exp(-x))`, with any op of division, and `exp(x) / (1 + exp(x))` become `sigmoid`; another numerator is
-multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`. `log(sum(exp(x)))` becomes
-`m + log(sum(exp(x - m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon.
+`1 / (1 + exp(-x))`, with any op of division, and `exp(x) / (1 + exp(x))` become `sigmoid`; another numerator
+is multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`. `log(sum(exp(x)))` becomes `m + log(sum(exp(x
+- m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon. `log(softmax(x))`
+becomes `x - m - log(sum(exp(x - m)))`.
 
-Refuses when the op is no such form, when an epsilon in it is more than the result hides, or when
-the largest number was taken away before the exponential of a sum.
+Refuses when the op is no such form, when an epsilon in it is more than the result hides, or when the largest
+number was taken away before the exponential of a sum.
 
-Why it helps: the exponential overflows in fp16 from 11.09 on: the softplus is then infinite, and 11.09 in
-the engine's arithmetic, and exp(x) / (1 + exp(x)) and exp(x) / sum(exp(x)) are NaN (computed by the
-interpreter). The op is right for every x. In exact arithmetic both are the same function, but for an epsilon
-of `inverse`, which takes at most 1.1e-4 of the result, and one of `log`, at most 1e-7. What it gains in time
-was not measured.
+Why it helps: the exponential overflows in fp16 from 11.09 on: the softplus is then infinite, and 11.09 in the
+engine's arithmetic, and exp(x) / (1 + exp(x)) and exp(x) / sum(exp(x)) are NaN (computed by the interpreter).
+The op is right for every x. In exact arithmetic both are the same function, but for an epsilon of `inverse`,
+which takes at most 1.1e-4 of the result, and one of `log`, at most 1e-7. What it gains in time was not
+measured.
 
 Grade: checked: that a logarithm or a quotient of exponentials is the op is no identity of polynomials.
 """
@@ -69,6 +70,8 @@ class FuseExponential(Rewrite):
             return mb.softmax(x=x, axis=an.ints(m.form.total, "axes")[0])
         if m.form.op_type == "reduce_log_sum_exp":
             return _log_of_sum(mb, m)
+        if m.form.op_type == "log_softmax":
+            return _log_softmax(mb, x, int(an.number(m.form.exponential.axis) or 0))
         if m.form.opposite:
             source = negated(x)
             x = mb.mul(x=x, y=-1.0) if source is None else source
@@ -88,6 +91,14 @@ def _log_of_sum(mb: Builder, m: Match) -> Var:
     value: Var = mb.add(
         x=mb.log(x=left, epsilon=epsilon), y=largest if keep else mb.squeeze(x=largest, axes=axes)
     )
+    return value
+
+
+def _log_softmax(mb: Builder, x: Var, axis: int) -> Var:
+    """What is left of x without the largest, less the logarithm of the sum of its exponentials."""
+    left = mb.sub(x=x, y=mb.reduce_max(x=x, axes=[axis], keep_dims=True))
+    total = mb.reduce_sum(x=mb.exp(x=left), axes=[axis], keep_dims=True)
+    value: Var = mb.sub(x=left, y=mb.log(x=total, epsilon=0.0))
     return value
 
 

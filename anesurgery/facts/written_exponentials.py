@@ -1,8 +1,8 @@
-"""Which function was written out with an exponential: softplus, sigmoid, softmax, or the logarithm of a sum.
+"""Which function was written out with an exponential: softplus, sigmoid, softmax, or a logarithm of such sums.
 
 `log(1 + exp(x))`, `1 / (1 + exp(-x))` and `exp(x) / (1 + exp(x))`, in whichever order and with whichever op of
 division, `exp(x) / sum(exp(x))` and `log(sum(exp(x)))`: the exponential overflows in fp16 from 11.09 on, though
-the result is small.
+the result is small. Of `log(softmax(x))` it vanishes below -16.6.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from anesurgery.semantics.reading import flag, ints, number
 
 LOG_GUARD = 1e-7
 """The largest epsilon of a logarithm that 1 + exp(x), which is at least 1, hides in fp32 too."""
+NO_GUARD = 1e-37
+"""The largest epsilon of a logarithm that guards nothing: a softmax so small is 0 in fp32 too."""
 INVERSE_GUARD = 1.1e-4
 """As for `LOG_GUARD`: what a converter adds when it divides, and less than half a step of fp16 at 1."""
 
@@ -24,7 +26,7 @@ class WrittenExponential:
     """One function in several ops."""
 
     op_type: str
-    """ "softplus", "sigmoid", "softmax" or "reduce_log_sum_exp"."""
+    """ "softplus", "sigmoid", "softmax", "reduce_log_sum_exp" or "log_softmax"."""
     exponential: Operation
     ops: tuple[Operation, ...]
     """All that is written out, the last op first."""
@@ -43,7 +45,7 @@ def written_exponential(op: Operation) -> WrittenExponential | None:
     if op.op_type == "mul":
         return _quotient(op, op.x, op.y) or _quotient(op, op.y, op.x)
     if op.op_type == "log":
-        return _softplus(op) or _log_of_sum(op)
+        return _softplus(op) or _log_of_sum(op) or _log_of_softmax(op)
     return _divided(op) or _softmax(op)
 
 
@@ -96,6 +98,14 @@ def _log_of_sum(op: Operation) -> WrittenExponential | None:
     if inner is None or not 0 <= (epsilon or 0) <= LOG_GUARD:
         return None
     return WrittenExponential("reduce_log_sum_exp", inner[1], (op, *inner), total=inner[0])
+
+
+def _log_of_softmax(op: Operation) -> WrittenExponential | None:
+    inner = producer(op.x, "softmax")
+    axis, epsilon = (None, None) if inner is None else (number(inner.axis), number(op.inputs.get("epsilon")))
+    if inner is None or axis is None or not 0 <= (epsilon or 0) <= NO_GUARD:
+        return None
+    return WrittenExponential("log_softmax", inner, (op, inner))
 
 
 def _softmax(op: Operation) -> WrittenExponential | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from anesurgery.mil import Operation, is_constant, np_dtype, producer, static_shape
+from anesurgery.mil import Operation, Var, is_constant, np_dtype, producer, static_shape
 from anesurgery.ops import BROADCASTING, MONOTONE, UNARY, names
 from anesurgery.semantics.computed import image
 from anesurgery.semantics.constant_ends import ANY, Interval
@@ -88,19 +88,35 @@ def _mul(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _divide(op: Operation, ranges: Ranges) -> Interval:
-    """By a constant, or by no less than the largest magnitude of the same value."""
-    top = producer(op.y)
-    while top is not None and _is_no_less(top, ranges):
-        top = producer(top.x)
-    if top is not None and top.op_type == "reduce_max" and spans_rows(top):
-        inner = producer(top.x, "abs")
-        if inner is not None and inner.x is op.x:
-            return -1.0, 1.0
-    by = number(op.y)
-    if not by:
-        return ANY
-    low, high = sorted(v / by for v in ranges.at(op.x))
-    return low, high
+    """By what is never 0, or by no less than the largest magnitude of the same value."""
+    if _no_less_than_size(op.y, op.x, ranges):
+        return -1.0, 1.0
+    (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
+    if number(op.y) or (c > 0 and np_dtype(op.y).kind == "f"):
+        ends = [_quotient(top, down) for top in (a, b) for down in (c, d)]
+        return min(ends), max(ends)
+    return ANY
+
+
+def _quotient(top: float, down: float) -> float:
+    """By an infinity what is finite becomes 0; of two infinities nothing is known but the sign."""
+    if math.isinf(top) and math.isinf(down):
+        return top
+    return top / down
+
+
+def _no_less_than_size(var: Var, x: Var, ranges: Ranges, steps: int = 8) -> bool:
+    """Is a value nowhere below the magnitude of x in the same place?"""
+    op = producer(var)
+    if op is None or not steps:
+        return False
+    if op.op_type == "abs":
+        return op.x is x
+    if op.op_type == "reduce_max":
+        return spans_rows(op) and _no_less_than_size(op.x, x, ranges, steps - 1)
+    if op.op_type == "maximum" and _no_less_than_size(op.y, x, ranges, steps - 1):
+        return True
+    return _is_no_less(op, ranges) and _no_less_than_size(op.x, x, ranges, steps - 1)
 
 
 def _is_no_less(op: Operation, ranges: Ranges) -> bool:

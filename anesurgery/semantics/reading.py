@@ -51,6 +51,17 @@ def number(var: Any) -> float | None:
     return float(value if not hasattr(value, "flat") else next(iter(value.flat)))
 
 
+def scaled(op: Operation) -> tuple[Any, float] | None:
+    """A value and the number that it is multiplied with, or divided by, by an op; None for all others."""
+    if op.op_type == "real_div" and (divisor := number(op.y)):
+        return op.x, 1 / divisor
+    if op.op_type == "mul":
+        for value, other in ((op.x, op.y), (op.y, op.x)):
+            if (factor := number(other)) is not None:
+                return value, factor
+    return None
+
+
 def in_words(count: float) -> str:
     """Bytes for a reader: "1.5 MiB"."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -24,6 +24,19 @@ from anesurgery.semantics.meaning import (
 from anesurgery.semantics.reading import flag, ints, number
 
 
+def _softmax(op: Operation, ranges: Ranges) -> Interval:
+    """Of scores that lie near each other no share is near 0."""
+    (low, high), shape, axis = ranges.at(op.x), static_shape(op.x), number(op.axis)
+    if not shape or axis is None or not math.isfinite(high - low):
+        return 0.0, 1.0
+    least = math.exp(min(low - high, 0.0)) / shape[int(axis)] / 2  # half of it is left to rounding
+    return (least if least >= NORMAL else 0.0), 1.0
+
+
+NORMAL = 2.0**-14
+"""Below it fp16 loses digits, and then the number."""
+
+
 def _reduced(op: Operation, word: str = CONTRACTED) -> Axes | None:
     """Axes that become one number each; of the others, the order stays."""
     name = "axes" if op.op_type in REDUCTIONS else "axis"
@@ -114,7 +127,7 @@ ROWS: dict[str, Meaning] = {
     "argsort": Meaning(axes=_along, positions=0),
     "topk": Meaning(same, _along, positions=1),
     "cumsum": Meaning(_running, _along),
-    "softmax": Meaning((0.0, 1.0), _along),
+    "softmax": Meaning(_softmax, _along),
     "layer_norm": Meaning(_layer_norm, _normalized),
     "batch_norm": Meaning(axes=_channels),
     "instance_norm": Meaning(_layer_norm, _channels),

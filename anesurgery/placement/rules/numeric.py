@@ -8,13 +8,26 @@ of M4 and M6, ane-guide and ANEForge are measurements through the private compil
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from anesurgery.facts.attention import attention_of
+from anesurgery.facts.sums_of_squares import sum_of_squares
 from anesurgery.facts.written_exponentials import written_exponential
 from anesurgery.interpret.arithmetic.saturation import CEILING
-from anesurgery.mil import Operation, Var, constant, is_stored, np_dtype, operands, producer, static_shape
+from anesurgery.mil import (
+    Operation,
+    Var,
+    constant,
+    is_output,
+    is_stored,
+    is_symbolic,
+    np_dtype,
+    operands,
+    producer,
+    static_shape,
+)
 from anesurgery.ops import COMPARISONS, NORMS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.mask_fills import (
@@ -28,8 +41,9 @@ from anesurgery.placement.rules.mask_fills import (
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.constant_ends import ANY, LARGEST, of_constant
-from anesurgery.semantics.reading import ints, number, readers_after, weight
+from anesurgery.semantics.reading import flag, ints, number, readers_after, weight
 from anesurgery.semantics.reduction_rows import summed
+from anesurgery.semantics.row_lengths import squared
 
 LEAST = 2.0**-24
 """The smallest positive number of fp16."""
@@ -61,7 +75,7 @@ def long_product(op: Operation, target: Target) -> str:
 
 def large_square(op: Operation, target: Target) -> str:
     """A power of a value that is not known to be small."""
-    if not _half(op):
+    if not _half(op) or _saturates(op) or _under_root(op):
         return ""
     exponent = number(op.y) if op.op_type == "pow" else 2
     if exponent is None or exponent <= 1 or (op.op_type == "mul" and op.x is not op.y):
@@ -73,6 +87,181 @@ def large_square(op: Operation, target: Target) -> str:
     return f"%{op.x.name} {known}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
+SATURATE = frozenset({"tanh", "sigmoid", "erf", "atan", "sigmoid_hard", "clip"})
+"""Ops of which an infinity makes the same as a large number."""
+PASS_ON = frozenset({"add", "sub", "mul", "cast", "identity"})
+
+
+def _saturates(op: Operation) -> bool:
+    """Do all that read a power, through sums and products, end in ops for which a large number is enough?"""
+    pending, seen = list(op.outputs), 0
+    while pending and seen < STEPS:
+        var, seen = pending.pop(), seen + 1
+        if is_output(var):
+            return False
+        for reader in var.child_ops:
+            if reader.op_type in PASS_ON:
+                pending += reader.outputs
+            elif reader.op_type not in SATURATE:
+                return False
+    return not pending
+
+
+STEPS = 12
+"""Ops between a power and what bounds it; a gelu by tanh has four."""
+
+
+def _under_root(op: Operation) -> bool:
+    """Does a square add up under a root, which `square_under_root` speaks of?"""
+    pending, seen = list(op.outputs), 0
+    while pending and seen < STEPS:
+        var, seen = pending.pop(), seen + 1
+        for reader in var.child_ops:
+            if reader.op_type == "sqrt" or (reader.op_type == "pow" and number(reader.y) == 0.5):
+                return sum_of_squares(reader.x) is not None
+            pending += reader.outputs if reader.op_type in ("add", "reduce_sum", "reduce_mean") else []
+    return False
+
+
+def square_under_root(op: Operation, target: Target) -> str:
+    """Squares that add up under a root, of values that are not known to be small."""
+    squares = sum_of_squares(op.x) if _half(op) and number(op.inputs.get("y")) in (None, 0.5) else None
+    if squares is None:
+        return ""
+    most = max(bounds.magnitude(x, products=1) for x in squares.values)
+    if most**2 * squares.count <= LARGEST:
+        return ""
+    known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    return f"%{squares.values[0].name} {known}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
+
+
+def cancelled_variance(op: Operation, target: Target) -> str:
+    """The mean of the squares less the square of the mean."""
+    first = producer(op.x, "reduce_mean")
+    mean = producer(squared(producer(op.y)), "reduce_mean")
+    x = None if first is None else squared(producer(first.x))
+    if mean is None or x is None or mean.x is not x:
+        return ""
+    low, high = bounds.interval(x)
+    if high - low <= ALIKE:
+        return ""
+    return f"%{op.x.name} and %{op.y.name} are nearly equal where %{x.name} is far from 0"
+
+
+ALIKE = 2.0
+"""Values within this of each other, as after a tanh, cancel no more than the last digits."""
+
+
+def vanished_share(op: Operation, target: Target) -> str:
+    """The logarithm of a softmax."""
+    form = written_exponential(op) if _half(op) else None
+    if form is None or form.op_type != "log_softmax":
+        return ""
+    low, high = bounds.interval(form.exponential.x)
+    if high - low < VANISHES:
+        return ""
+    return f"the logarithm of the softmax %{op.x.name}: a share below {LEAST:.1g} is 0 in fp16"
+
+
+VANISHES = 9.0
+"""Scores as near as this leave each of many shares above the smallest number of fp16."""
+
+
+def long_count(op: Operation, target: Target) -> str:
+    """A running sum in fp16 that may pass what fp16 counts to."""
+    if not _half(op):
+        return ""
+    shape, axis = static_shape(op.x), number(op.inputs.get("axis"))
+    count = shape[int(axis or 0)] if shape else 0
+    most = bounds.magnitude(op.x) * count
+    if most <= EXACT:
+        return ""
+    return f"{count} values are added up one by one; above {EXACT} fp16 skips integers"
+
+
+def large_angle(op: Operation, target: Target) -> str:
+    """An angle that fp16 holds to no more than a tenth."""
+    most = bounds.magnitude(op.x, products=1) if _half(op) else 0.0
+    if most <= ANGLE or _is_phase(op.x):
+        return ""
+    known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    return f"%{op.x.name} {known}; above {ANGLE:g} fp16 holds an angle to {ANGLE * 2.0**-11:.2g}"
+
+
+ANGLE = 64.0
+
+
+def _is_phase(var: Var) -> bool:
+    """Is an angle what is left of a division by a turn?"""
+    return producer(var, "mod", "atan") is not None
+
+
+def unbounded_exponential(op: Operation, target: Target) -> str:
+    """An exponential of what is not known to be small."""
+    if not _half(op) or bounds.interval(op.x)[1] <= EXP_LIMIT:
+        return ""
+    readers = readers_after(op.outputs[0])
+    if any(r.op_type == "reduce_sum" or written_exponential(r) is not None for r in _next_two(readers)):
+        return ""
+    return f"exp of %{op.x.name}, which has no known bound, overflows above {EXP_LIMIT:.2f}"
+
+
+def _next_two(readers: Iterable[Operation]) -> Iterator[Operation]:
+    """The ops that read a value, and those that read them."""
+    for reader in readers:
+        yield reader
+        for var in reader.outputs:
+            yield from readers_after(var)
+
+
+def quotient_angle(op: Operation, target: Target) -> str:
+    """The angle of a quotient whose divisor may be 0."""
+    division = producer(op.x, "real_div")
+    if not _half(op) or division is None or is_stored(division.y):
+        return ""
+    low, high = bounds.interval(division.y)
+    if low > 0 or high < 0:
+        return ""
+    return f"%{division.y.name} may be 0 where %{division.x.name} is 0 too, and 0 / 0 is NaN"
+
+
+def runtime_rows(op: Operation, target: Target) -> str:
+    """Rows at indices of the run."""
+    return "" if constant(op.indices) is not None else f"rows at the indices %{op.indices.name} of the run"
+
+
+def large_mean(op: Operation, target: Target) -> str:
+    """A mean of very many values."""
+    count = summed(op) if _half(op) else 0
+    if count < VERY_LONG or math.isinf(count):
+        return ""
+    return f"a mean of {count:.0f} values"
+
+
+VERY_LONG = 1 << 18
+
+
+def quantized_product(op: Operation, target: Target) -> str:
+    """A product of a dequantized value that is quantized again, and is not clipped."""
+    product = producer(op.input, "mul")
+    if product is None or not any(producer(v, "dequantize") for v in (product.x, product.y)):
+        return ""
+    return f"%{product.outputs[0].name} has a quantized factor, and is quantized by another scale"
+
+
+def small_shares(op: Operation, target: Target) -> str:
+    """Weights of attention over so many keys that they are small."""
+    shares = producer(op.x, "softmax")
+    shape = static_shape(op.x)
+    if not _half(op) or shares is None or shape is None or shape[-1] < KEYS or is_stored(op.y):
+        return ""
+    return f"the weights %{op.x.name} of {shape[-1]} keys are about {1 / shape[-1]:.1g} each"
+
+
+KEYS = 2048
+"""Half of the keys over which such a product was measured to be wrong."""
+
+
 def scale_after(op: Operation, target: Target) -> str:
     """Scores that are scaled after the product, when its sums have already been made."""
     attention = attention_of(op) if _half(op) else None
@@ -81,9 +270,16 @@ def scale_after(op: Operation, target: Target) -> str:
         return ""
     factor = number(scale.y) or (number(scale.x) if scale.op_type == "mul" else None)
     factor = abs(1 / factor if scale.op_type == "real_div" else factor) if factor else 1
-    if factor >= 1:
+    if factor >= 1 or _most_score(op) < CEILING:
         return ""
     return f"the scores are multiplied by {factor:.4g} only after the product (%{scale.outputs[0].name})"
+
+
+def _most_score(op: Operation) -> float:
+    """The largest magnitude that a product of two values can have."""
+    terms = op.x.shape[-2 if flag(op, "transpose_x") else -1]
+    most = bounds.magnitude(op.x, products=2) * bounds.magnitude(op.y, products=2)
+    return math.inf if is_symbolic(terms) else most * int(terms)
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
@@ -224,7 +420,7 @@ def bare_exponential(op: Operation, target: Target) -> str:
 def overflowing_exponential(op: Operation, target: Target) -> str:
     """A softplus or a sigmoid written out, of a value that is not known to stay below the overflow."""
     form = written_exponential(op) if _half(op) else None
-    if form is None or form.total is not None:
+    if form is None or form.total is not None or form.op_type == "log_softmax":
         return ""
     most = bounds.interval(form.exponential.x)[1]
     if most <= EXP_LIMIT:
@@ -257,6 +453,7 @@ RULES: tuple[Rule, ...] = (
         test=long_product,
         kind="numeric",
         scope=Scope(os="seen on M1, M2, M4, M5, M6"),
+        remedy="scale_products",
         advice="divide the weights by a power of two and multiply the result by it (exact but for underflow)",
     ),
     Rule(
@@ -280,6 +477,7 @@ RULES: tuple[Rule, ...] = (
         test=scale_after,
         kind="numeric",
         scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
+        remedy="scale_scores",
         advice="multiply the query, or the weights that make it, instead of the scores",
     ),
     Rule(
@@ -386,6 +584,7 @@ RULES: tuple[Rule, ...] = (
         test=long_sum,
         kind="numeric",
         scope=Scope(os="seen on M1, M5", via="compiler"),
+        remedy="sum_to_mean",
         advice="take the mean, or divide by the count first",
     ),
     Rule(
@@ -398,6 +597,7 @@ RULES: tuple[Rule, ...] = (
         test=width_slice,
         kind="numeric",
         scope=Scope(frozenset({13, 14}), via="compiler"),
+        remedy="cut_rows",
         advice="slice along another axis, or bring the value below 4094; `inputs=` tells what samples reach",
     ),
     Rule(
@@ -421,6 +621,121 @@ RULES: tuple[Rule, ...] = (
         test=overflowing_exponential,
         kind="numeric",
         remedy="fuse_exponential",
+    ),
+    Rule(
+        "num-root",
+        frozenset({"sqrt", "pow"}),
+        "the elementwise unit is fp16: 256 * 256 is infinite, though the root of the sum would be small",
+        STUDY,
+        test=square_under_root,
+        kind="numeric",
+        remedy="scale_roots",
+        advice="divide by the largest magnitude first",
+    ),
+    Rule(
+        "num-variance",
+        frozenset({"sub"}),
+        "two large numbers cancel: at a mean of 100 and a spread of 1 fp16 leaves no digit of the variance",
+        f"{STUDY}: the elementwise unit is fp16",
+        test=cancelled_variance,
+        kind="numeric",
+        remedy="centre_variance",
+        advice="take the mean away before squaring",
+    ),
+    Rule(
+        "num-log-softmax",
+        frozenset({"log"}),
+        "a share below 6e-8 is 0 in fp16, and its logarithm infinite, -45440 on M1",
+        f"{GUIDE}; coremltools: frontend/torch/ops.py (log_softmax is a softmax and a log)",
+        test=vanished_share,
+        kind="numeric",
+        remedy="fuse_exponential",
+        advice="take the largest score and the logarithm of the sum of exponentials away",
+    ),
+    Rule(
+        "num-count",
+        frozenset({"cumsum"}),
+        INTEGERS,
+        GUIDE,
+        test=long_count,
+        kind="numeric",
+        scope=Scope(os="seen on M1, M5"),
+        advice="count in int32, or in two digits of at most 2048",
+    ),
+    Rule(
+        "num-angle",
+        frozenset({"sin", "cos"}),
+        "fp16 has eleven binary digits: of a large angle they tell how many turns it has, little of its end",
+        f"{STUDY}: the elementwise unit is fp16",
+        test=large_angle,
+        kind="numeric",
+        remedy="rotary_tables",
+        advice="make a table of the angles in fp32, or take whole turns away before fp16",
+    ),
+    Rule(
+        "num-exp-range",
+        frozenset({"exp"}),
+        "exp of more than 11.09 is infinite in fp16, and a large number on the engine",
+        STUDY,
+        test=unbounded_exponential,
+        kind="numeric",
+        advice="clip its operand, or keep it negative; `inputs=` tells what samples reach",
+    ),
+    Rule(
+        "num-atan",
+        frozenset({"atan"}),
+        "0 / 0 is NaN, which the engine takes for a large number; vocoders whose phase was an atan2 had a "
+        "correlation of 0.82 even on the CPU",
+        "mattmireles/kokoro-coreml (M1, M2, M2 Ultra)",
+        test=quotient_angle,
+        kind="numeric",
+        grade=Grade.REPORTED,
+        advice="add a small number to the divisor, or keep sine and cosine in place of the angle",
+    ),
+    Rule(
+        "num-gather-nd",
+        frozenset({"gather_nd"}),
+        "at indices of the run it gave zeros on the engine, and was right on the CPU and the GPU",
+        "john-rocky/CoreML-LLM (iPhone 17 Pro)",
+        test=runtime_rows,
+        kind="numeric",
+        grade=Grade.REPORTED,
+        remedy="one_hot_lookup",
+        advice="gather along one axis, or multiply with one-hot rows",
+    ),
+    Rule(
+        "num-mean",
+        frozenset({"reduce_mean"}),
+        "a reduction has a narrow running sum, which loses what is small beside it",
+        GUIDE,
+        test=large_mean,
+        kind="numeric",
+        scope=Scope(os="seen on M1, M5", via="compiler"),
+        advice="take means of rows, and the mean of those",
+    ),
+    Rule(
+        "num-qdq",
+        frozenset({"quantize"}),
+        "the engine multiplied with the code of an operand dequantized by the scale of the output: 2, 4 and 8 "
+        "where 1 is right; the CPU is right",
+        "cadamcat/llms-on-apple-neural-engine: coreai-qdq-multiply-scale",
+        test=quantized_product,
+        kind="numeric",
+        scope=Scope(os="seen on M5 Pro, macOS 27.0"),
+        remedy="clip_product",
+        advice="clip the product to the range of the output",
+    ),
+    Rule(
+        "num-shares",
+        frozenset({"matmul"}),
+        "over 4,096 keys the product was 5.2 to 5.4 % off, of equal weights 3.95 %, and 0.06 % with 64 times "
+        "the weights; why is not known",
+        "cadamcat/llms-on-apple-neural-engine: attention-product-precision (Core AI)",
+        test=small_shares,
+        kind="numeric",
+        scope=Scope(os="seen on M5 Pro, macOS 27.0"),
+        remedy="scale_shares",
+        advice="multiply the weights by 64, and the result by 1/64",
     ),
 )
 """Each speaks where the program shows the hazard, or cannot exclude one that is seldom harmless."""

@@ -1,0 +1,89 @@
+"""The weights of attention over many keys are multiplied by 64 before their product with the values.
+
+The result is divided by 64.
+
+Before::
+
+    main(%p: 1x1x2048xfp16, %v: 1x2048x4xfp16) {
+      %shares: 1x1x2048xfp16 = softmax(x=%p)
+      %y: 1x1x4xfp16 = matmul(x=%shares, y=%v)
+      return %y
+    }
+
+After::
+
+    main(%p: 1x1x2048xfp16, %v: 1x2048x4xfp16) {
+      %shares: 1x1x2048xfp16 = softmax(x=%p)
+      %y_scale_shares_mul: 1x1x2048xfp16 = mul(x=%shares, y=64)
+      %y_scale_shares_matmul: 1x1x4xfp16 = matmul(x=%y_scale_shares_mul, y=%v)
+      %y: 1x1x4xfp16 = mul(x=%y_scale_shares_matmul, y=0.015625)
+      return %y
+    }
+
+Refuses when the values are not of fp16, when the softmax is not over the axis that is summed, and when it is
+over fewer keys than 2048.
+
+Why it helps: over 4,096 keys the product was 5.2 to 5.4 % off on the engine, of equal weights 3.95 %, and
+0.06 % with 64 times the weights (measured, M5 Pro, macOS 27.0, Core AI: cadamcat,
+attention-product-precision). Why is not known. Two ops more over the scores and the result; what they cost in
+time was not measured.
+
+Grade: checked: the softmax of thousands of keys leaves the field no sharp bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+
+KEYS = 2048
+"""Half of what was measured to go wrong."""
+FACTOR = 64.0
+
+
+@dataclass(frozen=True)
+class ScaleShares(Rewrite):
+    """`softmax(s) @ v` becomes `((softmax(s) * 64) @ v) / 64`."""
+
+    name: ClassVar[str] = "scale_shares"
+    static: ClassVar[bool] = True
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    tolerates_nonfinite: ClassVar[bool] = False
+    magnitude: ClassVar[float] = 65504.0 / FACTOR
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """A product whose first side is a softmax."""
+        return op.matmul(x=op.softmax(x=var("scores"), as_="shares"), y=var("v"))
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Over many keys, in fp16."""
+        scores = m.scores
+        if not an.intervals.is_half(scores) or an.is_stored(m.v):
+            return None
+        turned = an.flag(m.root, "transpose_x")
+        if turned or an.number(m.shares.axis) not in (-1, scores.rank - 1):
+            return Refusal("the softmax is not over the axis that is summed", m.root)
+        if scores.shape[-1] < KEYS:
+            return Refusal(f"{scores.shape[-1]} keys, below {KEYS}", m.root)
+        return m
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Larger weights, and a smaller result."""
+        turned = {"transpose_y": True} if an.flag(m.root, "transpose_y") else {}
+        product = mb.matmul(x=mb.mul(x=m.shares.outputs[0], y=FACTOR), y=m.v, **turned)
+        made: Var = mb.mul(x=product, y=1 / FACTOR)
+        return made
+
+
+def example() -> Program:
+    """One query over 2048 keys."""
+    specs = [mb.TensorSpec(shape, dtype=an.types.fp16) for shape in ((1, 1, KEYS), (1, KEYS, 4))]
+
+    @mb.program(input_specs=specs)
+    def program(p: Var, v: Var) -> Var:
+        return mb.matmul(x=mb.softmax(x=p, axis=-1, name="shares"), y=v, name="y")
+
+    return program

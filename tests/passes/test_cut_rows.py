@@ -1,0 +1,65 @@
+"""Slices within the last axis: ranks, large numbers on M1, refusals, a wrong version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import PassError, ProofError
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, mb, types
+from anesurgery.passes.cut_rows import CutRows
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+
+def built(shape: tuple[int, ...], begin: int = 2, known: bool = False, **more: Any) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        x = mb.tanh(x=x) if known else x
+        return mb.slice_by_index(
+            x=x, begin=[*[0] * (len(shape) - 1), begin], end=[*shape[:-1], 7], name="y", **more
+        )
+
+    return program
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (2, 4, 8), (1, 2, 3, 8)])
+def test_the_same_bits_for_every_rank(shape: tuple[int, ...]) -> None:
+    program = built(shape)
+    after, session = apply_pass(CutRows(), program)
+    assert len(session.changes) == 1
+    assert_same_numbers(program, after)
+    x = np.full(shape, 5000, np.float16)
+    (old,), (new,) = (run(p, {"x": x}, precision="ane:M1").values() for p in (program, after))
+    assert not np.isfinite(old).all()
+    assert np.array_equal(new, np.full(new.shape, 5000))
+
+
+def test_refusals() -> None:
+    assert_refuses(CutRows(), built((4, 8), known=True), "is at most 1")
+    assert_refuses(CutRows(), built((4, 8), stride=[1, 2]), "the slice has stride")
+
+
+@pytest.mark.parametrize("program", [built((8,)), built((4, 8), begin=0)], ids=["one axis", "from 0"])
+def test_what_is_safe_stays(program: Program) -> None:
+    _, session = apply_pass(CutRows(), program)
+    assert not session.changes
+
+
+class _Wrong(CutRows):
+    name = "wrong_slice"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Begins one element later, and ends so."""
+        begin, end = ([*places[:-1], places[-1] + 1] for places in (m.begin, m.end))
+        made: Var = mb.slice_by_index(x=m.x, begin=begin, end=end)
+        return made
+
+
+def test_a_wrong_version_is_caught() -> None:
+    with pytest.raises((ProofError, PassError)):
+        apply_pass(_Wrong(), built((4, 8)))

@@ -1,0 +1,88 @@
+"""Roots of sums of squares: of rows, of several values, with an epsilon; refusals, a wrong version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import ProofError
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, mb, types
+from anesurgery.passes.scale_roots import ScaleRoots
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses
+
+HALF = np.float16
+Root = Callable[[Var], Var]
+
+
+def parts(x: Var) -> list[Var]:
+    found: list[Var] = mb.split(x=x, num_splits=3, axis=0)
+    return found
+
+
+def hypot(x: Var) -> Var:
+    a, b, c = (mb.mul(x=v, y=v) for v in parts(x))
+    return mb.sqrt(x=mb.add(x=mb.add(x=a, y=b), y=c), name="y")
+
+
+def guarded(x: Var) -> Var:
+    total = mb.reduce_sum(x=mb.square(x=x), axes=[1, 2], keep_dims=False)
+    return mb.sqrt(x=mb.add(x=HALF(1e-4), y=total), name="y")
+
+
+ROOTS: dict[str, Root] = {
+    "length": lambda x: mb.sqrt(x=mb.reduce_sum(x=mb.square(x=x), axes=[-1], keep_dims=True), name="y"),
+    "mean": lambda x: mb.sqrt(x=mb.reduce_mean(x=mb.pow(x=x, y=HALF(2)), axes=[1], keep_dims=True), name="y"),
+    "power": lambda x: mb.pow(x=mb.reduce_sum_square(x=x, axes=[2], keep_dims=True), y=HALF(0.5), name="y"),
+    "magnitude": hypot,
+    "guarded": guarded,
+}
+
+
+def built(root: Root, known: bool = False) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((3, 4, 16), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        return root(mb.tanh(x=x) if known else x)
+
+    return program
+
+
+@pytest.mark.parametrize("root", ROOTS.values(), ids=ROOTS)
+@pytest.mark.parametrize("size", [0.0, 1e-2, 1.0, 3000.0])
+def test_every_form_and_size(root: Root, size: float) -> None:
+    program = built(root)
+    after, session = apply_pass(ScaleRoots(), program)
+    assert len(session.changes) == 1
+    x = (np.random.default_rng(0).standard_normal((3, 4, 16)) * size).astype(HALF)
+    (wanted,) = run(program, {"x": x}, precision="fp32").values()
+    (found,) = run(after, {"x": x}, precision="fp16").values()
+    assert np.allclose(found, wanted, rtol=3e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("root", [ROOTS["length"], hypot], ids=["length", "magnitude"])
+def test_refuses_bounded_squares(root: Root) -> None:
+    assert_refuses(ScaleRoots(), built(root, known=True), "do not overflow")
+
+
+class _Wrong(ScaleRoots):
+    name = "wrong_roots"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Forgets the epsilon."""
+        total = m.squares.total
+        largest = mb.reduce_max(x=mb.abs(x=total.x.op.x), axes=[1, 2], keep_dims=True)
+        largest = mb.maximum(x=largest, y=2.0**-12)
+        inner = mb.reduce_sum(
+            x=mb.square(x=mb.real_div(x=total.x.op.x, y=largest)), axes=[1, 2], keep_dims=False
+        )
+        made: Var = mb.mul(x=mb.squeeze(x=largest, axes=[1, 2]), y=mb.sqrt(x=inner))
+        return made
+
+
+def test_a_wrong_version_is_caught() -> None:
+    with pytest.raises(ProofError):
+        apply_pass(_Wrong(), built(guarded))

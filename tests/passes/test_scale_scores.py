@@ -1,0 +1,88 @@
+"""Scores that are scaled after their product: either side, factors, refusals, a wrong version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import ProofError
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, mb, types
+from anesurgery.passes.scale_scores import ScaleScores
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+
+def attention(
+    factor: float = 0.125,
+    queries: int = 4,
+    keys: int = 32,
+    divides: bool = False,
+    known: bool = False,
+    ends: bool = True,
+) -> Program:
+    specs = [mb.TensorSpec((1, n, 16), dtype=types.fp16) for n in (queries, keys)]
+
+    @mb.program(input_specs=specs)
+    def program(q: Var, k: Var) -> Any:
+        q, k = (mb.tanh(x=v) if known else v for v in (q, k))
+        scores = mb.matmul(x=q, y=k, transpose_y=True)
+        kind = np.float16(factor)
+        scaled = mb.real_div(x=scores, y=kind) if divides else mb.mul(x=scores, y=kind)
+        return (
+            mb.matmul(x=mb.softmax(x=scaled, axis=-1), y=k, name="y") if ends else mb.relu(x=scaled, name="y")
+        )
+
+    return program
+
+
+def types_of(program: Program) -> list[str]:
+    return [op.op_type for op in program.functions["main"].operations if op.op_type != "const"]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(4, 32), (32, 4)])
+@pytest.mark.parametrize(("factor", "divides"), [(0.125, False), (8.0, True), (-0.25, False)])
+def test_the_smaller_side_is_scaled(queries: int, keys: int, factor: float, divides: bool) -> None:
+    program = attention(factor, queries, keys, divides)
+    after, session = apply_pass(ScaleScores(), program)
+    assert len(session.changes) == 1
+    assert_same_numbers(program, after)
+    (scaled,) = after.functions["main"].find_ops(op_type="mul")
+    assert scaled.outputs[0].shape == (1, 4, 16)
+
+
+def test_large_scores_stay_finite_in_fp16() -> None:
+    program = attention(0.125)
+    after, _ = apply_pass(ScaleScores(), program)
+    values = {n: np.full((1, c, 16), 100, np.float16) for n, c in (("q", 4), ("k", 32))}
+    (old,), (new,) = (run(p, values, precision="fp16").values() for p in (program, after))
+    assert not np.isfinite(old).all()
+    assert np.allclose(new, 100)
+
+
+def test_refusals() -> None:
+    assert_refuses(ScaleScores(), attention(2.0), "do not become smaller")
+    assert_refuses(ScaleScores(), attention(0.125, known=True), "the scores are at most 16")
+
+
+def test_a_product_without_a_softmax_stays() -> None:
+    _, session = apply_pass(ScaleScores(), attention(0.125, ends=False))
+    assert not session.changes
+
+
+class _Wrong(ScaleScores):
+    name = "wrong_scores"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Scales both sides."""
+        x, y = (mb.mul(x=v, y=m.scale) for v in (m.product.x, m.product.y))
+        made: Var = mb.matmul(x=x, y=y, transpose_y=True)
+        return made
+
+
+def test_a_wrong_version_is_caught() -> None:
+    with pytest.raises(ProofError):
+        apply_pass(_Wrong(), attention())

@@ -1,0 +1,71 @@
+"""A sum that is made small: as a product, as a quotient, over unknown and bounded numbers; a wrong version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import ProofError
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, mb, types
+from anesurgery.passes.sum_to_mean import SumToMean
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses
+
+
+def built(factor: float, divides: bool = False, dtype: Any = types.fp16, known: bool = False) -> Program:
+    kind = np.float16 if dtype is types.fp16 else np.float32
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 64, 64), dtype=dtype)])
+    def program(x: Var) -> Var:
+        total = mb.reduce_sum(x=mb.tanh(x=x) if known else x, axes=[1, 2], keep_dims=False)
+        return (
+            mb.real_div(x=total, y=kind(factor), name="y")
+            if divides
+            else mb.mul(x=total, y=kind(factor), name="y")
+        )
+
+    return program
+
+
+@pytest.mark.parametrize(("factor", "divides"), [(1 / 4096, False), (4096, True), (0.5, False), (100, True)])
+def test_the_sum_does_not_overflow(factor: float, divides: bool) -> None:
+    program = built(factor, divides)
+    after, session = apply_pass(SumToMean(), program)
+    assert len(session.changes) == 1
+    x = np.full((2, 64, 64), 30 / (factor if not divides else 1) / 4096 if factor == 0.5 else 20, np.float16)
+    (wanted,) = run(program, {"x": x}, precision="fp32").values()
+    (found,) = run(after, {"x": x}, precision="fp16").values()
+    assert np.allclose(found, wanted, rtol=2e-3)
+
+
+def test_one_op_is_left_where_the_factor_is_the_mean_s() -> None:
+    after, _ = apply_pass(SumToMean(), built(1 / 4096))
+    assert [op.op_type for op in after.functions["main"].operations if op.op_type != "const"] == ["reduce_mean"]
+
+
+def test_refuses_a_bounded_sum_and_a_factor_above_1() -> None:
+    assert_refuses(SumToMean(), built(1 / 4096, known=True), "is at most 4096")
+    assert_refuses(SumToMean(), built(2.0), "does not become smaller")
+
+
+def test_fp32_has_room() -> None:
+    _, session = apply_pass(SumToMean(), built(1 / 4096, dtype=types.fp32))
+    assert not session.changes
+
+
+class _Wrong(SumToMean):
+    name = "wrong_mean"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Forgets what is left of the factor."""
+        made: Var = mb.reduce_mean(x=m.total.x, axes=[1, 2], keep_dims=False)
+        return made
+
+
+def test_a_wrong_version_is_caught() -> None:
+    with pytest.raises(ProofError):
+        apply_pass(_Wrong(), built(0.5))

@@ -1,0 +1,586 @@
+"""The catalogue of numeric hazards: a graph that goes wrong, inputs that make it, and a twin that cannot.
+
+Each is of fp16, as converters write it. `make hazards` writes docs/hazards.md from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from anesurgery.mil import Array, Program, Var, ct, mb, types
+
+Build = Callable[[Var], Any]
+HALF = np.float16
+NONE = HALF(0)
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """One way in which fp16, or the engine, gives other numbers than the model means.
+
+    Attributes:
+        name: a few words.
+        build: makes the graph of its input.
+        inputs: what makes it fail.
+        harmless: the same where it cannot fail: no rule of numbers may speak of it.
+        rule: which names it.
+        repair: the pass that repairs it; "" where none does.
+        arithmetic: under which the interpreter shows it: "fp16", "ane", "ane:M1"; "" where none does.
+        because: what goes wrong, and, without a repair, what to do.
+        measured: what was seen on a device, with chip, system and source; "" where nothing was published.
+        twin_shape: of the input of the twin; that of the inputs by default.
+        target: for which `inspect` is asked.
+    """
+
+    name: str
+    build: Build
+    inputs: Array
+    harmless: Build
+    rule: str
+    repair: str
+    arithmetic: str
+    because: str
+    measured: str = ""
+    twin_shape: tuple[int, ...] | None = None
+    target: str = "M1/macOS 14"
+
+    @cached_property
+    def graph(self) -> Program:
+        """The model that goes wrong."""
+        return model(self.inputs.shape, self.build)
+
+    @cached_property
+    def twin(self) -> Program:
+        """The model that cannot."""
+        return model(self.twin_shape or self.inputs.shape, self.harmless)
+
+
+def model(shape: tuple[int, ...], build: Build) -> Program:
+    """A program of one input."""
+    spec = mb.TensorSpec(shape, dtype=types.fp16)
+    return mb.program(input_specs=[spec], opset_version=ct.target.iOS18)(lambda x: build(x))
+
+
+def random(*shape: int, scale: float = 1.0, shift: float = 0.0) -> Array:
+    """Normal numbers of fp16."""
+    return (np.random.default_rng(0).standard_normal(shape) * scale + shift).astype(HALF)
+
+
+def bounded(x: Var) -> Var:
+    """Between -1 and 1."""
+    return mb.tanh(x=x)
+
+
+def of_bounded(build: Build) -> Build:
+    """The same of numbers between -1 and 1."""
+    return lambda x: build(bounded(x))
+
+
+def more(x: Var) -> Var:
+    """1 + exp(x)."""
+    return mb.add(x=mb.exp(x=x), y=HALF(1))
+
+
+def negative(x: Var) -> Var:
+    """The negation, as converters write it."""
+    return mb.mul(x=x, y=HALF(-1))
+
+
+def rows(reduce: Callable[..., Var], x: Var) -> Var:
+    """A reduction of the last axis, which stays."""
+    return reduce(x=x, axes=[-1], keep_dims=True)
+
+
+def softmax_written(x: Var) -> Var:
+    """exp(x) / sum(exp(x))."""
+    e = mb.exp(x=x)
+    return mb.real_div(x=e, y=rows(mb.reduce_sum, e), name="y")
+
+
+def logsumexp_written(x: Var) -> Var:
+    """log(sum(exp(x)))."""
+    return mb.log(x=rows(mb.reduce_sum, mb.exp(x=x)), epsilon=NONE, name="y")
+
+
+def log_softmax(x: Var) -> Var:
+    """The form of coremltools."""
+    return mb.log(x=mb.softmax(x=x, axis=-1), epsilon=NONE, name="y")
+
+
+def root_norm(x: Var) -> Var:
+    """A norm by the root mean square."""
+    mean = rows(mb.reduce_mean, mb.square(x=x))
+    return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=HALF(1e-4)), epsilon=NONE), name="y")
+
+
+def l2_norm(x: Var) -> Var:
+    """Rows of length 1."""
+    total = rows(mb.reduce_sum, mb.mul(x=x, y=x))
+    return mb.real_div(x=x, y=mb.sqrt(x=mb.add(x=total, y=HALF(1e-4))), name="y")
+
+
+def layer_norm(x: Var) -> Var:
+    """A layer norm that is written out."""
+    apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
+    spread = mb.add(x=rows(mb.reduce_mean, mb.square(x=apart)), y=HALF(1e-4))
+    return mb.mul(x=apart, y=mb.rsqrt(x=spread, epsilon=NONE), name="y")
+
+
+def variance(x: Var) -> Var:
+    """The mean of squares less the square of the mean."""
+    squares = rows(mb.reduce_mean, mb.square(x=x))
+    return mb.sub(x=squares, y=mb.square(x=rows(mb.reduce_mean, x)), name="y")
+
+
+def magnitude(x: Var) -> Var:
+    """Of complex numbers."""
+    a, b = mb.split(x=x, num_splits=2, axis=1)
+    return mb.sqrt(x=mb.add(x=mb.square(x=a), y=mb.square(x=b)), name="y")
+
+
+def length(x: Var) -> Var:
+    """Of rows."""
+    return mb.sqrt(x=rows(mb.reduce_sum, mb.square(x=x)), name="y")
+
+
+def mean_by_sum(x: Var) -> Var:
+    """A sum over a picture, times one over its pixels."""
+    return mb.mul(x=mb.reduce_sum(x=x, axes=[-2, -1], keep_dims=True), y=HALF(1 / 16384), name="y")
+
+
+def late_scale(x: Var) -> Var:
+    """Attention whose scores are scaled after the product."""
+    scores = mb.mul(x=mb.matmul(x=x, y=x, transpose_y=True), y=HALF(1 / 64))
+    return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x, name="y")
+
+
+def large_product(weight: float) -> Build:
+    """A sum of 512 products, of numbers up to 1 with a weight."""
+    return lambda x: mb.linear(x=bounded(x), weight=np.full((4, 512), weight, HALF), name="y")
+
+
+def log_guard(epsilon: float) -> Build:
+    """A logarithm that is guarded, as a log-mel front end's is."""
+    return lambda x: mb.log(x=mb.add(x=mb.square(x=bounded(x)), y=HALF(epsilon)), epsilon=NONE, name="y")
+
+
+def root_guard(epsilon: float) -> Build:
+    """A norm whose guard is the epsilon of an op."""
+
+    def build(x: Var) -> Var:
+        total = rows(mb.reduce_sum, mb.square(x=bounded(x)))
+        return mb.mul(x=x, y=mb.rsqrt(x=total, epsilon=HALF(epsilon)), name="y")
+
+    return build
+
+
+def gelu_written(x: Var) -> Var:
+    """A gelu by tanh, whose cube overflows, which the tanh does not mind."""
+    cube = mb.mul(x=mb.mul(x=x, y=x), y=x)
+    inner = mb.mul(x=mb.add(x=x, y=mb.mul(x=cube, y=HALF(0.044715))), y=HALF(0.7978846))
+    return mb.mul(x=mb.mul(x=x, y=HALF(0.5)), y=mb.add(x=mb.tanh(x=inner), y=HALF(1)), name="y")
+
+
+def cube(x: Var) -> Var:
+    """A third power that is made small afterwards."""
+    return mb.mul(x=mb.pow(x=x, y=HALF(3)), y=HALF(1e-4), name="y")
+
+
+def counter(x: Var) -> Var:
+    """How many of the numbers so far are positive."""
+    return mb.cumsum(x=mb.cast(x=mb.greater(x=x, y=HALF(0)), dtype="fp16"), axis=1, name="y")
+
+
+def angles(length: int) -> Build:
+    """Sines of positions times frequencies."""
+    positions = np.arange(length, dtype=HALF)[:, None] * np.ones((1, 4), HALF)
+    return lambda x: mb.sin(x=mb.mul(x=positions, y=mb.sigmoid(x=x)), name="y")
+
+
+def quotient_angle(x: Var) -> Var:
+    """The angle of a complex number."""
+    a, b = mb.split(x=x, num_splits=2, axis=1)
+    return mb.atan(x=mb.real_div(x=a, y=b), name="y")
+
+
+def guarded_angle(x: Var) -> Var:
+    """The same of a divisor that is 1 or more."""
+    a, b = mb.split(x=x, num_splits=2, axis=1)
+    return mb.atan(x=mb.real_div(x=a, y=more(bounded(b))), name="y")
+
+
+def exponential(x: Var) -> Var:
+    """A spread from its logarithm."""
+    return mb.mul(x=mb.exp(x=x), y=HALF(1e-3), name="y")
+
+
+def width_slice(x: Var) -> Var:
+    """The second half of the last axis."""
+    return mb.slice_by_index(x=x, begin=[0, 0, 4], end=[1, 4, 8], name="y")
+
+
+def attention(fill: float, first: int = 0) -> Build:
+    """Attention under a causal mask with a fill; `first=-1` leaves the first row without a key."""
+
+    def build(x: Var) -> Var:
+        keep = np.tril(np.ones((1, 8, 8), bool), first)
+        scores = mb.select(cond=keep, a=mb.matmul(x=x, y=x, transpose_y=True), b=HALF(fill))
+        return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x, name="y")
+
+    return build
+
+
+def many_keys(x: Var) -> Var:
+    """Attention over all that there is."""
+    return mb.matmul(x=mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1), y=x, name="y")
+
+
+def large_mean(x: Var) -> Var:
+    """Of a picture."""
+    return mb.reduce_mean(x=x, axes=[-2, -1], keep_dims=True, name="y")
+
+
+def quantized_product(clipped: bool) -> Build:
+    """A product with a quantized factor, quantized again."""
+
+    def build(x: Var) -> Var:
+        code = mb.quantize(input=x, scale=HALF(1 / 16), output_dtype="int8")
+        product = mb.mul(x=x, y=mb.dequantize(input=code, scale=HALF(1 / 16)))
+        product = mb.clip(x=product, alpha=HALF(-64), beta=HALF(63.5)) if clipped else product
+        again = mb.quantize(input=product, scale=HALF(0.5), output_dtype="int8")
+        return mb.dequantize(input=again, scale=HALF(0.5), name="y")
+
+    return build
+
+
+def rows_at_places(constant: bool) -> Build:
+    """A gather of several axes."""
+
+    def build(x: Var) -> Var:
+        places = np.array([[0, 1], [1, 2]], np.int32)
+        chosen = mb.cast(x=mb.slice_by_index(x=x, begin=[0, 0], end=[2, 2]), dtype="int32")
+        return mb.gather_nd(x=x, indices=places if constant else chosen, name="y")
+
+    return build
+
+
+WIDE = random(2, 64, scale=10)
+LARGE = random(2, 64, scale=500)
+KAS = "cadamcat/llms-on-apple-neural-engine"
+HAZARDS: tuple[Hazard, ...] = (
+    Hazard(
+        "softplus",
+        lambda x: mb.log(x=more(x), epsilon=NONE, name="y"),
+        WIDE,
+        of_bounded(lambda x: mb.log(x=more(x), epsilon=NONE, name="y")),
+        "num-exp",
+        "fuse_exponential",
+        "fp16",
+        "the exponential overflows above 11.09, though the result is small",
+    ),
+    Hazard(
+        "sigmoid",
+        lambda x: mb.real_div(x=mb.exp(x=x), y=more(x), name="y"),
+        WIDE,
+        of_bounded(lambda x: mb.real_div(x=mb.exp(x=x), y=more(x), name="y")),
+        "num-exp",
+        "fuse_exponential",
+        "fp16",
+        "an infinity is divided by an infinity",
+    ),
+    Hazard(
+        "softmax",
+        softmax_written,
+        WIDE,
+        of_bounded(softmax_written),
+        "num-softmax",
+        "fuse_exponential",
+        "fp16",
+        "the exponential overflows above 11.09",
+        "the op itself takes the largest score away: 1000 does no harm (M1: sbryngelson/ane-guide)",
+    ),
+    Hazard(
+        "logsumexp",
+        logsumexp_written,
+        WIDE,
+        of_bounded(logsumexp_written),
+        "num-softmax",
+        "fuse_exponential",
+        "fp16",
+        "the exponential overflows above 11.09",
+    ),
+    Hazard(
+        "logarithm of a softmax",
+        log_softmax,
+        random(2, 64, scale=20),
+        of_bounded(log_softmax),
+        "num-log-softmax",
+        "fuse_exponential",
+        "fp16",
+        "a share below 6e-8 is 0, and its logarithm infinite",
+        "log(0) is -45440 (M1: sbryngelson/ane-guide)",
+    ),
+    Hazard(
+        "root mean square norm",
+        root_norm,
+        LARGE,
+        of_bounded(root_norm),
+        "num-square",
+        "rms_norm",
+        "fp16",
+        "squares above 255 overflow; a cast to fp32 around them may be folded away",
+        "a norm whose fp32 cast was folded away: infinite (iPhone 17 Pro: john-rocky/CoreML-LLM)",
+    ),
+    Hazard(
+        "norm of rows by their length",
+        l2_norm,
+        LARGE,
+        of_bounded(l2_norm),
+        "num-root",
+        "scale_roots",
+        "fp16",
+        "squares above 255 overflow",
+    ),
+    Hazard(
+        "layer norm, written out",
+        layer_norm,
+        LARGE,
+        of_bounded(layer_norm),
+        "num-square",
+        "group_norm",
+        "fp16",
+        "squares above 255 overflow",
+    ),
+    Hazard(
+        "variance as a difference of means",
+        variance,
+        random(2, 64, shift=100),
+        of_bounded(variance),
+        "num-variance",
+        "centre_variance",
+        "fp16",
+        "two large numbers cancel",
+    ),
+    Hazard(
+        "magnitude of complex numbers",
+        magnitude,
+        random(2, 2, 64, scale=500),
+        of_bounded(magnitude),
+        "num-root",
+        "scale_roots",
+        "fp16",
+        "squares above 255 overflow",
+        "a log-mel front end: cosine 0.046 (M1 Max: findit-studio/coremlit)",
+    ),
+    Hazard(
+        "length of rows",
+        length,
+        LARGE,
+        of_bounded(length),
+        "num-root",
+        "scale_roots",
+        "fp16",
+        "squares above 255 overflow",
+    ),
+    Hazard(
+        "mean as a sum",
+        mean_by_sum,
+        random(1, 4, 128, 128, shift=10),
+        of_bounded(mean_by_sum),
+        "num-reduce",
+        "sum_to_mean",
+        "fp16",
+        "the sum overflows before it is made small",
+        "a reduction has the range of fp16 and a narrow running sum (M1, M5: sbryngelson/ane-guide)",
+    ),
+    Hazard(
+        "scores scaled too late",
+        late_scale,
+        random(1, 8, 64, scale=30),
+        of_bounded(late_scale),
+        "num-scale-after",
+        "scale_scores",
+        "fp16",
+        "the product overflows before it is made small",
+        "query times key lost most to fp16 of all kinds of ops, 35 dB (M1 Max: smpanaro/more-ane-transformers)",
+    ),
+    Hazard(
+        "sum of products beyond 32768",
+        large_product(100),
+        np.abs(random(2, 512, scale=10)),
+        large_product(10),
+        "num-mac-32768",
+        "scale_products",
+        "ane",
+        "a partial sum of 32768 or more becomes infinite",
+        "M1, M2, M4, M5, M6 (sbryngelson/ane-guide; 751K)",
+    ),
+    Hazard(
+        "slice within the last axis",
+        width_slice,
+        random(1, 4, 8, scale=9000),
+        of_bounded(width_slice),
+        "num-slice-q4",
+        "cut_rows",
+        "ane:M1",
+        "numbers from 4095 on become infinite",
+        "M1, M2 (sbryngelson/ane-guide, not through Core ML)",
+    ),
+    Hazard(
+        "causal mask of -inf",
+        attention(-np.inf),
+        random(1, 8, 16),
+        attention(-1e4),
+        "num-mask-causal",
+        "causal_mask_tensor",
+        "",
+        "the softmax of the engine does not handle -inf (Apple's rules)",
+    ),
+    Hazard(
+        "causal mask of the lowest number",
+        attention(-65504),
+        random(1, 8, 16),
+        attention(-1e4),
+        "num-mask-causal",
+        "causal_mask_tensor",
+        "",
+        "below -32768 a fill becomes -inf where the sum is fused with the product",
+        "finfo.min of fp32: 15 of 16 outputs not finite on the CPU (M1 Max: findit-studio/coremlit)",
+    ),
+    Hazard(
+        "rows that are masked whole",
+        attention(-np.inf, -1),
+        random(1, 8, 16),
+        attention(-1e4, -1),
+        "num-mask-rows",
+        "padding_mask_tensor",
+        "",
+        "the softmax of a row that is all -inf is NaN",
+        "NaN becomes a large number (M5: FluidAudio issue 679)",
+    ),
+    Hazard(
+        "small shares of many keys",
+        many_keys,
+        random(1, 4096, 16, scale=0.1),
+        of_bounded(many_keys),
+        "num-shares",
+        "scale_shares",
+        "",
+        "the product with values is wrong; the mechanism is not known",
+        f"5.2 to 5.4 % off over 4,096 keys; with 64 times the shares 0.06 % (M5 Pro, Core AI: {KAS})",
+        twin_shape=(1, 512, 16),
+    ),
+    Hazard(
+        "product between two quantizations",
+        quantized_product(False),
+        random(2, 64),
+        quantized_product(True),
+        "num-qdq",
+        "clip_product",
+        "",
+        "the code of the factor is dequantized by the scale of the output",
+        f"1, 2, 4, 8 where 1 is right (M5 Pro, macOS 27.0: {KAS})",
+    ),
+    Hazard(
+        "guard that is subnormal",
+        log_guard(1e-6),
+        np.zeros((2, 64), HALF),
+        log_guard(1e-4),
+        "num-eps-subnormal",
+        "",
+        "",
+        "the multiplier of H13 takes subnormal numbers for 0; use 6.1e-5 or more",
+        "log-mel with a guard of 1e-6: cosine 0.046 (M1 Max: findit-studio/coremlit)",
+    ),
+    Hazard(
+        "guard that is 0",
+        root_guard(1e-12),
+        np.zeros((2, 64), HALF),
+        root_guard(1e-4),
+        "num-eps",
+        "",
+        "",
+        "1e-12 is 0 in fp16, and nobody can tell what it was; use 1e-7 or more",
+    ),
+    Hazard(
+        "third power",
+        cube,
+        random(2, 64, scale=60),
+        gelu_written,
+        "num-square",
+        "",
+        "fp16",
+        "a cube above 40 overflows; make the number small before it",
+    ),
+    Hazard(
+        "running count",
+        counter,
+        np.ones((1, 4096), HALF),
+        counter,
+        "num-count",
+        "",
+        "",
+        "fp16 skips integers above 2048; count in int32",
+        "M1, M5 (sbryngelson/ane-guide)",
+        twin_shape=(1, 1024),
+    ),
+    Hazard(
+        "sines of large angles",
+        angles(4096),
+        random(1, 4),
+        angles(32),
+        "num-angle",
+        "",
+        "fp16",
+        "fp16 holds an angle of 2048 to one or two; make a table in fp32 (`rotary_tables` does, of positions)",
+    ),
+    Hazard(
+        "angle of a quotient",
+        quotient_angle,
+        np.zeros((2, 2, 64), HALF),
+        guarded_angle,
+        "num-atan",
+        "",
+        "",
+        "0 / 0 is NaN; keep sine and cosine in place of the angle",
+        "an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
+    ),
+    Hazard(
+        "exponential without a bound",
+        exponential,
+        random(2, 64, scale=20),
+        of_bounded(exponential),
+        "num-exp-range",
+        "",
+        "fp16",
+        "above 11.09 it overflows; clip its operand",
+    ),
+    Hazard(
+        "gather_nd at indices of the run",
+        rows_at_places(False),
+        np.abs(random(4, 4)),
+        rows_at_places(True),
+        "num-gather-nd",
+        "",
+        "",
+        "all zeros; gather along one axis, or multiply with one-hot rows",
+        "iPhone 17 Pro (john-rocky/CoreML-LLM)",
+    ),
+    Hazard(
+        "mean of a million numbers",
+        large_mean,
+        random(1, 1, 1024, 1024, shift=0.5),
+        large_mean,
+        "num-mean",
+        "",
+        "",
+        "a narrow running sum loses what is small beside it; take means of rows first",
+        "M1, M5 (sbryngelson/ane-guide)",
+        twin_shape=(1, 1, 64, 64),
+    ),
+)

@@ -18,8 +18,9 @@ After::
 
 `1 / (1 + exp(-x))`, with any op of division, and `exp(x) / (1 + exp(x))` become `sigmoid`; another numerator
 is multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`. `log(sum(exp(x)))` becomes `m + log(sum(exp(x
-- m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon. `log(softmax(x))`
-becomes `x - m - log(sum(exp(x - m)))`.
+- m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon. `log(exp(a) +
+exp(b))` becomes `max(a, b) + softplus(-|a - b|)`, and `log(softmax(x))` becomes `x - m - log(sum(exp(x -
+m)))`.
 
 Refuses when the op is no such form, when an epsilon in it is more than the result hides, or when the largest
 number was taken away before the exponential of a sum.
@@ -70,6 +71,11 @@ class FuseExponential(Rewrite):
             return mb.softmax(x=x, axis=an.ints(m.form.total, "axes")[0])
         if m.form.op_type == "reduce_log_sum_exp":
             return _log_of_sum(mb, m)
+        if m.form.op_type == "log_add_exp":
+            larger = mb.maximum(x=x, y=m.form.factor)
+            apart = mb.mul(x=mb.abs(x=mb.sub(x=x, y=m.form.factor)), y=-1.0)
+            sum_of_two: Var = mb.add(x=larger, y=mb.softplus(x=apart))
+            return sum_of_two
         if m.form.op_type == "log_softmax":
             return _log_softmax(mb, x, int(an.number(m.form.exponential.axis) or 0))
         if m.form.opposite:

@@ -17,8 +17,11 @@ from anesurgery.passes.clip_product import ClipProduct
 from anesurgery.passes.cut_rows import CutRows
 from anesurgery.passes.fuse_exponential import FuseExponential
 from anesurgery.passes.group_norm import GroupNorm
+from anesurgery.passes.halve_exponent import HalveExponent
+from anesurgery.passes.mean_of_means import MeanOfMeans
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.rms_norm import RmsNorm
+from anesurgery.passes.scale_powers import ScalePowers
 from anesurgery.passes.scale_products import ScaleProducts
 from anesurgery.passes.scale_roots import ScaleRoots
 from anesurgery.passes.scale_scores import ScaleScores
@@ -32,6 +35,9 @@ STEPS = (
     RmsNorm(),
     GroupNorm(),
     ScaleRoots(),
+    ScalePowers(),
+    HalveExponent(),
+    MeanOfMeans(),
     SumToMean(),
     ScaleScores(),
     ScaleProducts(),

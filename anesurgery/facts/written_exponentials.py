@@ -26,14 +26,14 @@ class WrittenExponential:
     """One function in several ops."""
 
     op_type: str
-    """ "softplus", "sigmoid", "softmax", "reduce_log_sum_exp" or "log_softmax"."""
+    """ "softplus", "sigmoid", "softmax", "reduce_log_sum_exp", "log_add_exp" or "log_softmax"."""
     exponential: Operation
     ops: tuple[Operation, ...]
     """All that is written out, the last op first."""
     opposite: bool = False
     """Is it the function of the negated exponent?"""
     factor: Var | None = None
-    """What is multiplied with the result."""
+    """What is multiplied with the result; of a logarithm of two exponentials, the second exponent."""
     total: Operation | None = None
     """The sum of the exponentials, where there is one."""
 
@@ -45,7 +45,7 @@ def written_exponential(op: Operation) -> WrittenExponential | None:
     if op.op_type == "mul":
         return _quotient(op, op.x, op.y) or _quotient(op, op.y, op.x)
     if op.op_type == "log":
-        return _softplus(op) or _log_of_sum(op) or _log_of_softmax(op)
+        return _softplus(op) or _log_of_two(op) or _log_of_sum(op) or _log_of_softmax(op)
     return _divided(op) or _softmax(op)
 
 
@@ -81,6 +81,19 @@ def _softplus(op: Operation) -> WrittenExponential | None:
     if inner is None or not 0 <= (epsilon or 0) <= LOG_GUARD:
         return None
     return WrittenExponential("softplus", inner[1], (op, *inner))
+
+
+def _log_of_two(op: Operation) -> WrittenExponential | None:
+    """The logarithm of the sum of two exponentials of one shape."""
+    add = producer(op.x, "add")
+    both = [] if add is None else [producer(v, "exp") for v in (add.x, add.y)]
+    epsilon = number(op.inputs.get("epsilon"))
+    if add is None or None in both or not 0 <= (epsilon or 0) <= NO_GUARD or add.x.shape != add.y.shape:
+        return None
+    first, second = both
+    assert first is not None
+    assert second is not None
+    return WrittenExponential("log_add_exp", first, (op, add, first, second), factor=second.x)
 
 
 def _summed(var: Var) -> tuple[Operation, Operation] | None:

@@ -62,6 +62,27 @@ def scaled(op: Operation) -> tuple[Any, float] | None:
     return None
 
 
+def whole_power(var: Any) -> tuple[Any, int, tuple[Operation, ...]] | None:
+    """The base and the exponent, 2 or more, of a power or of products of one value; and what makes it."""
+    op = var.op
+    if op is None:
+        return None
+    if op.op_type == "square":
+        return op.x, 2, (op,)
+    if op.op_type == "pow":
+        exponent = number(op.y) or 0.0
+        return (op.x, int(exponent), (op,)) if exponent >= 2 and exponent % 1 == 0 else None
+    if op.op_type != "mul":
+        return None
+    if op.x is op.y:
+        return op.x, 2, (op,)
+    for inner, other in ((op.x, op.y), (op.y, op.x)):
+        found = whole_power(inner)
+        if found is not None and found[0] is other:
+            return found[0], found[1] + 1, (op, *found[2])
+    return None
+
+
 def in_words(count: float) -> str:
     """Bytes for a reader: "1.5 MiB"."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -15,6 +15,8 @@ import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.mil import Program
 
+MOVE_THE_LIMIT = {"halve_exponent", "scale_powers"}
+"""Repairs after which what is not bounded overflows later, and not never."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "hazards.md"
 
 
@@ -60,7 +62,8 @@ def test_safe_numbers_repairs_it_and_leaves_no_finding(hazard: Hazard) -> None:
         warnings.simplefilter("ignore", ane.SurgeryWarning)  # it says what the repair costs
         surgery = ane.apply(hazard.graph, "safe_numbers", target=hazard.target, prove="sites", quiet=True)
     assert hazard.repair in {change.pass_name for change in surgery.changes}
-    assert hazard.rule not in {f.rule for f in ane.inspect(surgery.model, target=hazard.target).all_findings}
+    found = {f.rule for f in ane.inspect(surgery.model, target=hazard.target).all_findings}
+    assert (hazard.rule in found) is (hazard.repair in MOVE_THE_LIMIT)
 
 
 def without_decibels(text: str) -> str:

@@ -107,6 +107,12 @@ def logsumexp_written(x: Var) -> Var:
     return mb.log(x=rows(mb.reduce_sum, mb.exp(x=x)), epsilon=NONE, name="y")
 
 
+def log_add_exp(x: Var) -> Var:
+    """log(exp(a) + exp(b))."""
+    a, b = (mb.exp(x=v) for v in mb.split(x=x, num_splits=2, axis=1))
+    return mb.log(x=mb.add(x=a, y=b), epsilon=NONE, name="y")
+
+
 def log_softmax(x: Var) -> Var:
     """The form of coremltools."""
     return mb.log(x=mb.softmax(x=x, axis=-1), epsilon=NONE, name="y")
@@ -315,6 +321,16 @@ HAZARDS: tuple[Hazard, ...] = (
         "the exponential overflows above 11.09",
     ),
     Hazard(
+        "logarithm of two exponentials",
+        log_add_exp,
+        random(2, 2, 64, scale=10),
+        of_bounded(log_add_exp),
+        "num-exp",
+        "fuse_exponential",
+        "fp16",
+        "an exponential overflows above 11.09",
+    ),
+    Hazard(
         "logarithm of a softmax",
         log_softmax,
         random(2, 64, scale=20),
@@ -513,9 +529,9 @@ HAZARDS: tuple[Hazard, ...] = (
         random(2, 64, scale=60),
         gelu_written,
         "num-square",
-        "",
+        "scale_powers",
         "fp16",
-        "a cube above 40 overflows; make the number small before it",
+        "a cube above 40 overflows, though it is made small afterwards",
     ),
     Hazard(
         "running count",
@@ -553,12 +569,12 @@ HAZARDS: tuple[Hazard, ...] = (
     Hazard(
         "exponential without a bound",
         exponential,
-        random(2, 64, scale=20),
+        random(2, 64, scale=4, shift=6),
         of_bounded(exponential),
         "num-exp-range",
-        "",
+        "halve_exponent",
         "fp16",
-        "above 11.09 it overflows; clip its operand",
+        "above 11.09 it overflows, though it is made small afterwards",
     ),
     Hazard(
         "gather_nd at indices of the run",
@@ -577,9 +593,9 @@ HAZARDS: tuple[Hazard, ...] = (
         random(1, 1, 1024, 1024, shift=0.5),
         large_mean,
         "num-mean",
+        "mean_of_means",
         "",
-        "",
-        "a narrow running sum loses what is small beside it; take means of rows first",
+        "a narrow running sum loses what is small beside it",
         "M1, M5 (sbryngelson/ane-guide)",
         twin_shape=(1, 1, 64, 64),
     ),

@@ -422,7 +422,8 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
     form = written_exponential(op) if _half(op) else None
     if form is None or form.total is not None or form.op_type == "log_softmax":
         return ""
-    most = bounds.interval(form.exponential.x)[1]
+    exponents = [e.x for e in form.ops if e.op_type == "exp"]
+    most = max(bounds.interval(x)[1] for x in exponents) if exponents else math.inf
     if most <= EXP_LIMIT:
         return ""
     known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
@@ -679,6 +680,7 @@ RULES: tuple[Rule, ...] = (
         STUDY,
         test=unbounded_exponential,
         kind="numeric",
+        remedy="halve_exponent",
         advice="clip its operand, or keep it negative; `inputs=` tells what samples reach",
     ),
     Rule(
@@ -711,6 +713,7 @@ RULES: tuple[Rule, ...] = (
         test=large_mean,
         kind="numeric",
         scope=Scope(os="seen on M1, M5", via="compiler"),
+        remedy="mean_of_means",
         advice="take means of rows, and the mean of those",
     ),
     Rule(

@@ -1,0 +1,56 @@
+"""Exponentials that are made small: as a product, as a quotient, refusals, a wrong version."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import ProofError
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, mb, types
+from anesurgery.passes.halve_exponent import HalveExponent
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses
+
+HALF = np.float16
+
+
+def built(factor: float = 1e-3, divides: bool = False, known: bool = False) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 16), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        e = mb.exp(x=mb.tanh(x=x) if known else x)
+        return mb.real_div(x=e, y=HALF(factor), name="y") if divides else mb.mul(x=HALF(factor), y=e, name="y")
+
+    return program
+
+
+@pytest.mark.parametrize(("factor", "divides"), [(1e-3, False), (0.25, False), (1000, True)])
+def test_it_overflows_later(factor: float, divides: bool) -> None:
+    program = built(factor, divides)
+    after, session = apply_pass(HalveExponent(), program)
+    assert len(session.changes) == 1
+    x = np.linspace(-12, 12, 32).reshape(2, 16).astype(HALF)
+    (wanted,) = run(program, {"x": x}, precision="fp32").values()
+    (old,), (new,) = (run(p, {"x": x}, precision="fp16").values() for p in (program, after))
+    assert not np.isfinite(old).all()
+    assert np.abs(new - wanted).max() < 4e-3 * np.abs(wanted).max()
+
+
+def test_refusals() -> None:
+    assert_refuses(HalveExponent(), built(known=True), "nothing overflows")
+    assert_refuses(HalveExponent(), built(2.0), "does not become small")
+
+
+class _Wrong(HalveExponent):
+    name = "wrong_exponent"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Squares the factor too."""
+        made: Var = mb.square(x=mb.mul(x=mb.exp(x=mb.mul(x=m.exponent, y=0.5)), y=m.factor))
+        return made
+
+
+def test_a_wrong_version_is_caught() -> None:
+    with pytest.raises(ProofError):
+        apply_pass(_Wrong(), built())

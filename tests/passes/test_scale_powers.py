@@ -1,0 +1,66 @@
+"""Powers that are made small: spellings, signs, refusals, a wrong version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import ProofError
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, mb, types
+from anesurgery.passes.scale_powers import ScalePowers
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses
+
+HALF = np.float16
+Power = Callable[[Var], Var]
+POWERS: dict[str, tuple[int, Power]] = {
+    "square": (2, lambda x: mb.square(x=x)),
+    "product": (2, lambda x: mb.mul(x=x, y=x)),
+    "third": (3, lambda x: mb.mul(x=x, y=mb.mul(x=x, y=x))),
+    "fourth": (4, lambda x: mb.pow(x=x, y=HALF(4))),
+}
+
+
+def built(power: Power, factor: float = 1e-4, divides: bool = False, known: bool = False) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 16), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        y = power(mb.tanh(x=x) if known else x)
+        return mb.real_div(x=y, y=HALF(factor), name="y") if divides else mb.mul(x=y, y=HALF(factor), name="y")
+
+    return program
+
+
+@pytest.mark.parametrize(("exponent", "power"), POWERS.values(), ids=POWERS)
+@pytest.mark.parametrize(("factor", "divides"), [(1e-4, False), (-1e-3, False), (20000, True)])
+def test_every_spelling(exponent: int, power: Power, factor: float, divides: bool) -> None:
+    program = built(power, factor, divides)
+    after, session = apply_pass(ScalePowers(), program)
+    assert len(session.changes) == 1
+    times = 1 / factor if divides else factor
+    x = np.linspace(-1, 1, 32).reshape(2, 16) * (30000 / abs(times)) ** (1 / exponent)
+    (wanted,) = run(program, {"x": x.astype(HALF)}, precision="fp32").values()
+    (found,) = run(after, {"x": x.astype(HALF)}, precision="fp16").values()
+    assert np.abs(found - wanted).max() < 4e-3 * np.abs(wanted).max()
+
+
+def test_refuses_what_is_bounded_or_stays_large() -> None:
+    assert_refuses(ScalePowers(), built(POWERS["third"][1], known=True), "does not overflow")
+    assert_refuses(ScalePowers(), built(POWERS["third"][1], 0.9), "does not become small")
+
+
+class _Wrong(ScalePowers):
+    name = "wrong_powers"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Takes the factor as it was."""
+        made: Var = mb.mul(x=mb.pow(x=mb.mul(x=m.x, y=2.0**-m.shift), y=float(m.exponent)), y=m.factor)
+        return made
+
+
+def test_a_wrong_version_is_caught() -> None:
+    with pytest.raises(ProofError):
+        apply_pass(_Wrong(), built(POWERS["third"][1]))

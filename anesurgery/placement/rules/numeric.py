@@ -585,8 +585,7 @@ RULES: tuple[Rule, ...] = (
         test=long_sum,
         kind="numeric",
         scope=Scope(os="seen on M1, M5", via="compiler"),
-        remedy="sum_to_mean",
-        advice="take the mean, or divide by the count first",
+        advice="take the mean, or divide by the count first; sum_to_mean does where it is made small",
     ),
     Rule(
         "num-slice-q4",
@@ -670,8 +669,7 @@ RULES: tuple[Rule, ...] = (
         f"{STUDY}: the elementwise unit is fp16",
         test=large_angle,
         kind="numeric",
-        remedy="rotary_tables",
-        advice="make a table of the angles in fp32, or take whole turns away before fp16",
+        advice="make a table of the angles in fp32, as rotary_tables does, or take whole turns away first",
     ),
     Rule(
         "num-exp-range",
@@ -680,8 +678,8 @@ RULES: tuple[Rule, ...] = (
         STUDY,
         test=unbounded_exponential,
         kind="numeric",
-        remedy="halve_exponent",
-        advice="clip its operand, or keep it negative; `inputs=` tells what samples reach",
+        advice="clip its operand, or keep it negative; `inputs=` tells what samples reach; halve_exponent "
+        "helps where it is made small afterwards",
     ),
     Rule(
         "num-atan",
@@ -702,7 +700,6 @@ RULES: tuple[Rule, ...] = (
         test=runtime_rows,
         kind="numeric",
         grade=Grade.REPORTED,
-        remedy="one_hot_lookup",
         advice="gather along one axis, or multiply with one-hot rows",
     ),
     Rule(

@@ -43,6 +43,9 @@ def sizes(
             metavar="INPUT=1x64,...", help="The shapes of the inputs at a size; repeat.", show_default=False
         ),
     ],
+    mask: Annotated[
+        str | None, typer.Option(help="Add a mask as an input of this name.", show_default=False)
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a folder of sizes.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -55,7 +58,7 @@ def sizes(
     from anesurgery.shipping.several_sizes import sizes as make
 
     with waiting("making the sizes", quiet):
-        sized = make(model, {name: [shapes[name] for shapes in each] for name in each[0]})
+        sized = make(model, {name: [shapes[name] for shapes in each] for name in each[0]}, mask=mask)
         path = sized.save(out, overwrite=overwrite)
     rows = [row.to_json() for row in sized.rows]
     show({"path": str(path), "sizes": rows}, f"wrote {path}\n{sized}", as_json, quiet)

@@ -29,7 +29,7 @@ def padding_between(loaded: Loaded, wanted: Sequence[InputShapes]) -> Padding:
         loaded: a model of dynamic shapes.
         wanted: the shapes of each size, in rising order.
     """
-    axes = _varying(wanted)
+    axes = varying(wanted)
     if isinstance(axes, str):
         return Padding({}, {}, axes)
     name, largest = default_function(loaded), wanted[-1]
@@ -52,7 +52,7 @@ def padding_between(loaded: Loaded, wanted: Sequence[InputShapes]) -> Padding:
     return Padding({}, {}, str(reasons[0]))
 
 
-def _varying(wanted: Sequence[InputShapes]) -> dict[str, int] | str:
+def varying(wanted: Sequence[InputShapes]) -> dict[str, int] | str:
     """Input -> its axis that differs between sizes; or why they cannot be filled up."""
     axes = dict[str, int]()
     for name, shape in wanted[0].items():

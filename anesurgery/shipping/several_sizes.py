@@ -29,7 +29,8 @@ from anesurgery.registry import make_pass
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
-from anesurgery.shipping.filling import padding_between
+from anesurgery.shipping.added_mask import with_mask
+from anesurgery.shipping.filling import padding_between, varying
 from anesurgery.shipping.shared_tables import share_tables
 from anesurgery.splitting.merge import FUNCTIONS, merge
 
@@ -147,7 +148,7 @@ def _link(source: Path, place: Path) -> None:
 
 @door("model")
 @exclusive
-def sizes(model: Any, shapes: Mapping[str, Sequence[Sequence[int]]]) -> SizedModel:
+def sizes(model: Any, shapes: Mapping[str, Sequence[Sequence[int]]], *, mask: str | None = None) -> SizedModel:
     """A model at several fixed sizes, which run on the engine where ranges may not.
 
     Args:
@@ -156,6 +157,8 @@ def sizes(model: Any, shapes: Mapping[str, Sequence[Sequence[int]]]) -> SizedMod
             converted anew for each, with the tables and masks of that size.
         shapes: input -> its shape at each size, {"ids": [(1, 64), (1, 128)]}; all inputs have as many. Inputs
             that are left out follow the others, as `fix_shapes` has it.
+        mask: name of an input that is added to a model whose attention has no mask: (1, length), fp32, 1 where
+            a place counts and 0 where it was filled up.
 
     Raises:
         LoadError: the model cannot be read.
@@ -164,22 +167,45 @@ def sizes(model: Any, shapes: Mapping[str, Sequence[Sequence[int]]]) -> SizedMod
         UnknownName: no such input.
     """
     wanted = _in_order(shapes)
-    names = _names(wanted)
     if hasattr(model, "state_dict"):
         raise SurgeryError(
             "sizes: a PyTorch module has no names and types of inputs; give a function that takes shapes, as "
             '{"ids": (1, 64)}, and converts the module at them'
         )
     if callable(model):
+        if mask is not None:
+            raise SurgeryError(
+                "sizes: mask= is added to a model of dynamic shapes; have the function give a mask"
+            )
+        names = _names(wanted)
         models = {
             name: _checked(load(model(dict(size))), size) for name, size in zip(names, wanted, strict=True)
         }
         padding = Padding({}, {}, "each size was converted by itself")
     else:
         loaded = load(model)
+        if mask is not None:
+            loaded, wanted = _masked(loaded, wanted, mask)
+        names = _names(wanted)
         models = _fixed(loaded, dict(zip(names, wanted, strict=True)))
         padding = padding_between(loaded, wanted)
     return SizedModel(models, dict(zip(names, wanted, strict=True)), padding)
+
+
+def _masked(
+    loaded: Loaded, wanted: Sequence[dict[str, Shape]], mask: str
+) -> tuple[Loaded, list[dict[str, Shape]]]:
+    """The model with a mask, and its shapes at each size.
+
+    Raises:
+        SurgeryError: no mask can be added.
+    """
+    _fixed(loaded, {"the first size": wanted[0]})
+    axes = varying(wanted)
+    if isinstance(axes, str):
+        raise SurgeryError(f"sizes: mask={mask!r} has no one length: {axes}")
+    source, axis = next(iter(axes.items()))
+    return with_mask(loaded, mask, source, axis), [{**size, mask: (1, size[source][axis])} for size in wanted]
 
 
 def _in_order(shapes: Mapping[str, Sequence[Sequence[int]]]) -> list[dict[str, Shape]]:

@@ -283,3 +283,62 @@ def test_what_is_not_hidden_is_refused(case: str) -> None:
     build, words = WRONG[case]
     sized = ane.sizes(program(build), {"x": [(1, 3, 4), (1, 7, 4)], "mask": [(1, 3), (1, 7)]})
     assert words in sized.padding.why_not
+
+
+def bare(build: Callable[[Var], Any], shape: tuple[Any, ...] = (1, None, 4)) -> Program:
+    length = get_new_symbol()
+
+    @mb.program(
+        input_specs=[mb.TensorSpec([length if n is None else n for n in shape], dtype=types.fp32)],
+        opset_version=ct.target.iOS18,
+    )
+    def built(x: Var) -> Any:
+        return build(x)
+
+    return built
+
+
+def heads(x: Var) -> Var:
+    """Attention of two layers, of which the second has heads of its own."""
+    first = mb.expand_dims(x=attention(x, None), axes=[1])
+    return mb.identity(x=attention(mb.concat(values=(first, first), axis=1), None), name="y")
+
+
+STEPS = {"x": [(1, 3, 4), (1, 7, 4)]}
+
+
+def test_a_mask_is_added_on_request(tmp_path: Path) -> None:
+    model = bare(heads)
+    assert "no mask hides" in ane.sizes(model, STEPS).padding.why_not
+    sized = ane.sizes(model, STEPS, mask="mask")
+    assert sized.padding.hiding == {"mask": False}
+    assert list(model.functions["main"].inputs) == ["x"]
+    folder = sized.save(tmp_path / "sized")
+    for length in range(1, 8):
+        x = RNG.standard_normal((1, length, 4)).astype(np.float32)
+        found = ane.run(folder, {"x": x, "mask": np.ones((1, length), np.float32)})["y"]
+        np.testing.assert_allclose(found, ane.run(model, {"x": x})["y"], rtol=1e-5, atol=1e-5)
+
+
+UNMASKABLE: dict[str, tuple[Callable[[], Any], str]] = {
+    "no attention": (lambda: ane.sizes(bare(lambda x: mb.relu(x=x)), STEPS, mask="m"), "no softmax goes over"),
+    "the name is taken": (lambda: ane.sizes(bare(heads), STEPS, mask="x"), "has an input 'x' already"),
+    "over another axis": (
+        lambda: ane.sizes(bare(lambda x: mb.softmax(x=x, axis=1)), STEPS, mask="m"),
+        "over axis 1, not the last",
+    ),
+    "fused": (
+        lambda: ane.sizes(
+            bare(lambda x: mb.scaled_dot_product_attention(query=x, key=x, value=x)), STEPS, mask="m"
+        ),
+        "is fused attention",
+    ),
+    "a function": (lambda: ane.sizes(lambda _: bare(heads), STEPS, mask="m"), "have the function give a mask"),
+}
+
+
+@pytest.mark.parametrize("case", UNMASKABLE)
+def test_where_no_mask_can_be_added(case: str) -> None:
+    call, words = UNMASKABLE[case]
+    with pytest.raises(ane.SurgeryError, match=words):
+        call()

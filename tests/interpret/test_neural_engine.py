@@ -257,7 +257,9 @@ def test_products_on_m2_lie_on_a_grid() -> None:
         np.testing.assert_array_equal(found.ravel(), expected)
 
 
-@pytest.mark.parametrize(("row", "chip"), [("measured_tables", "M1"), ("grid", "M2")])
+@pytest.mark.parametrize(
+    ("row", "chip"), [("measured_tables", "M1"), ("grid", "M2"), ("code_ties", "M5"), ("code_scale", "M5")]
+)
 def test_what_one_chip_was_measured_for_is_not_told_of_others(row: str, chip: str) -> None:
     applied = [c for c in (None, *properties.CHIPS) if properties.applies(row, c)]
     assert applied == [chip]
@@ -287,6 +289,56 @@ def test_m1_flushes_small_operands_of_products() -> None:
     x, y = [[2.0**-15, 1.0]], [[1.0], [2.0**-13]]
     assert on_ane(lambda a, b: mb.matmul(x=a, y=b), x, y).item() == 2.0**-15 + 2.0**-13
     assert on_ane(lambda a, b: mb.matmul(x=a, y=b), x, y, chip="M1").item() == 2.0**-13
+
+
+def codes(x: Var, scale: float = 1.0, name: str | None = None) -> Var:
+    """A value quantized and dequantized."""
+    half = np.float16(scale)
+    code = mb.quantize(input=x, scale=half, output_dtype="int8")
+    return mb.dequantize(input=code, scale=half, **({"name": name} if name else {}))
+
+
+def test_codes_of_all_numbers_on_m5_are_rounded_away_from_zero() -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    x = bits[np.isfinite(bits)]
+    assert x.size == 63488
+    found, wide = on_ane(codes, x, chip="M5"), x.astype(np.float64)
+    away = np.clip(np.sign(wide) * np.floor(np.abs(wide) + 0.5), -128, 127)
+    np.testing.assert_array_equal(found, away)
+    even = on_ane(codes, x, chip="M4")
+    assert (even != found).any()
+    np.testing.assert_array_equal(even, np.clip(np.round(wide), -128, 127))
+
+
+def quantized_product(result: float, between: Any = lambda product: product, factors: int = 1) -> Any:
+    """a * DQ(Q(b)), quantized by the scale of the result; both factors are quantized where `factors` is 2."""
+
+    def build(a: Var, b: Var) -> Var:
+        first = codes(a, 1 / 16) if factors == 2 else a
+        return codes(between(mb.mul(x=first, y=codes(b, 1 / 16))), result)
+
+    return build
+
+
+@pytest.mark.parametrize(("result", "expected"), [(1 / 16, 1), (1 / 8, 2), (1 / 4, 4), (1 / 2, 8)])
+def test_products_that_are_quantized_take_the_wrong_scale_on_m5(result: float, expected: float) -> None:
+    assert on_ane(quantized_product(result), [1.0], [1.0], chip="M5").item() == expected
+    assert on_ane(quantized_product(result), [1.0], [1.0], chip="M4").item() == 1
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        quantized_product(
+            0.5, lambda product: mb.clip(x=product, alpha=np.float16(-64), beta=np.float16(63.5))
+        ),
+        quantized_product(0.5, factors=2),
+        lambda a, b: mb.add(x=(y := mb.mul(x=a, y=codes(b, 1 / 16))), y=mb.sub(x=codes(y, 0.5), y=y)),
+    ],
+    ids=["clipped", "two factors, which is not modelled", "read elsewhere"],
+)
+def test_other_products_have_the_scale_that_they_should(build: Any) -> None:
+    assert on_ane(build, [1.0], [1.0], chip="M5").item() == 1
 
 
 def test_programs_of_fp32_are_computed_in_fp16() -> None:

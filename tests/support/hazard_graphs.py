@@ -251,15 +251,16 @@ def large_mean(x: Var) -> Var:
     return mb.reduce_mean(x=x, axes=[-2, -1], keep_dims=True, name="y")
 
 
-def quantized_product(clipped: bool) -> Build:
+def quantized_product(clipped: bool, scale: float = 0.5) -> Build:
     """A product with a quantized factor, quantized again."""
 
     def build(x: Var) -> Var:
         code = mb.quantize(input=x, scale=HALF(1 / 16), output_dtype="int8")
         product = mb.mul(x=x, y=mb.dequantize(input=code, scale=HALF(1 / 16)))
-        product = mb.clip(x=product, alpha=HALF(-64), beta=HALF(63.5)) if clipped else product
-        again = mb.quantize(input=product, scale=HALF(0.5), output_dtype="int8")
-        return mb.dequantize(input=again, scale=HALF(0.5), name="y")
+        ends = HALF(-128 * scale), HALF(127 * scale)
+        product = mb.clip(x=product, alpha=ends[0], beta=ends[1]) if clipped else product
+        again = mb.quantize(input=product, scale=HALF(scale), output_dtype="int8")
+        return mb.dequantize(input=again, scale=HALF(scale), name="y")
 
     return build
 
@@ -498,7 +499,7 @@ HAZARDS: tuple[Hazard, ...] = (
         quantized_product(True),
         "num-qdq",
         "clip_product",
-        "",
+        "ane:M5",
         "the code of the factor is dequantized by the scale of the output",
         f"1, 2, 4, 8 where 1 is right (M5 Pro, macOS 27.0: {KAS})",
     ),

@@ -117,16 +117,18 @@ def _tie(chip: str) -> str:
 
 
 def _ties_of_codes() -> str:
-    x = np.array([[0.5, 1.5, 2.5, -0.5, -1.5, -2.5]], HALF)
+    bits = np.arange(1 << 16, dtype=np.uint16).view(HALF)
+    x = bits[np.isfinite(bits)].reshape(1, -1)
     found = _value(
         lambda v: mb.dequantize(
             input=mb.quantize(input=v, scale=HALF(1), output_dtype="int8"), scale=HALF(1), name="y"
         ),
         x,
-        "ane",
+        "ane:M5",
     )
-    away = np.array_equal(found, np.sign(x) * np.ceil(np.abs(x)))
-    return "ties away from zero" if away else "ties to even"
+    wide = x.astype(np.float64)
+    away = np.clip(np.sign(wide) * np.floor(np.abs(wide) + 0.5), -128, 127)
+    return "ties away from zero" if np.array_equal(found, away) else "ties to even"
 
 
 def _shares_off() -> str:
@@ -139,9 +141,9 @@ def _shares_off() -> str:
     return f"{100 * np.linalg.norm(wanted - found) / np.linalg.norm(wanted):.1g} % off"
 
 
-def _product_of_codes() -> str:
+def _product_of_codes(scale: float) -> str:
     x = np.ones((1, 4), HALF)
-    return f"{_value(quantized_product(False), x, 'ane').flat[0]:g}"
+    return f"{_value(quantized_product(False, scale), x, 'ane:M5').flat[0]:g}"
 
 
 GUIDE, STUDY, KAS = "sbryngelson/ane-guide", "751K", "cadamcat/llms-on-apple-neural-engine"
@@ -171,14 +173,15 @@ PUBLISHED: tuple[Published, ...] = (
         "ties away from zero",
         _ties_of_codes,
         f"M5 Pro, macOS 27.0: {KAS}",
-        False,
     ),
-    Published(
-        "a product between two quantizations, where 1 is right",
-        "8 at a scale of 1/2",
-        _product_of_codes,
-        f"M5 Pro, macOS 27.0: {KAS}",
-        False,
+    *(
+        Published(
+            f"a product quantized by 1/{16 // wrong}, of a factor quantized by 1/16, where 1 is right",
+            str(wrong),
+            lambda wrong=wrong: _product_of_codes(wrong / 16),  # type: ignore[misc]
+            f"M5 Pro, macOS 27.0: {KAS}",
+        )
+        for wrong in (1, 2, 4, 8)
     ),
     Published(
         "shares of 4,096 keys times values", "5.2 to 5.4 % off", _shares_off, f"M5 Pro, Core AI: {KAS}", False

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import saturation as products
 from anesurgery.interpret.arithmetic.properties import CHIPS, applies
+from anesurgery.interpret.ops.quantization import codes
 from anesurgery.interpret.table import Unsupported, ints
+from anesurgery.mil import Operation, constant, consumers, is_output, producer
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -43,8 +46,9 @@ def _ties_away(value: Tensor) -> Tensor:
     return torch.where(tie & (value != low), beyond, low)
 
 
-def meaning(op_type: str, function: Function, moves: bool, chip: str | None) -> Function:
+def meaning(op: Operation, function: Function, moves: bool, chip: str | None) -> Function:
     """How an op is computed on the engine, from how it is computed exactly."""
+    op_type = op.op_type
     if op_type in products.SUMS:
         function = products.limited(op_type, flush=SMALLEST_NORMAL if applies("flush", chip) else 0.0)
         if op_type == "matmul" and applies("grid", chip):
@@ -57,10 +61,8 @@ def meaning(op_type: str, function: Function, moves: bool, chip: str | None) -> 
         function = _looked_up(TABLES[op_type])
     elif op_type in SLICES and applies("width_slice", chip):
         function = _cropped(function, SLICES[op_type])
-    elif op_type == "sqrt":
-        function = _sqrt
-    elif op_type == "log" and applies("log_zero", chip):
-        function = _log
+    elif op_type in ROWS and applies(ROWS[op_type].row, chip):
+        function = ROWS[op_type].meaning(op, function)
     return function if moves else _finite_operands(function)
 
 
@@ -100,6 +102,58 @@ def _sqrt(x: Tensor) -> Tensor:
 
 def _log(x: Tensor, epsilon: Any = 1e-45) -> Tensor:
     return torch.where(x + epsilon > 0, torch.log(x + epsilon), -45440.0)
+
+
+def _codes(**arguments: Any) -> Tensor:
+    return codes(_nearest_away, **arguments)
+
+
+def _nearest_away(value: Tensor) -> Tensor:
+    low = value.trunc()  # exact, as is the rest: adding 1/2 first would round
+    return low + torch.sign(value) * ((value - low).abs() >= 0.5)
+
+
+def wrong_scale(op: Operation) -> float:
+    """By how much a product that is quantized is wrong: the scale of the result over that of its factor.
+
+    1 where no factor is dequantized or both are, where another op reads the product, and where a scale or a
+    zero point is not one number.
+    """
+    factors = [f for f in (producer(op.x, "dequantize"), producer(op.y, "dequantize")) if f is not None]
+    readers = consumers(op.outputs[0])
+    if len(factors) != 1 or [r.op_type for r in readers] != ["quantize"] or is_output(op.outputs[0]):
+        return 1.0
+    scales = [constant(q.scale) for q in (*readers, *factors)]
+    if any(s is None or np.size(s) != 1 or not np.all(s) for s in scales):
+        return 1.0
+    result, factor = (float(np.asarray(s).item()) for s in scales)
+    return result / factor
+
+
+def _wrongly_scaled(op: Operation, function: Function) -> Function:
+    factor = wrong_scale(op)
+
+    def compute(**arguments: Any) -> Any:
+        return function(**arguments) * factor
+
+    return function if factor == 1 else compute
+
+
+@dataclass(frozen=True)
+class Row:
+    """An op that the row of one property is about."""
+
+    row: str
+    meaning: Callable[[Operation, Function], Function]
+    """(op, how it is computed exactly) -> how it is computed on the engine."""
+
+
+ROWS = {
+    "sqrt": Row("sqrt_negative", lambda op, function: _sqrt),
+    "log": Row("log_zero", lambda op, function: _log),
+    "quantize": Row("code_ties", lambda op, function: _codes),
+    "mul": Row("code_scale", _wrongly_scaled),
+}
 
 
 @dataclass(frozen=True)

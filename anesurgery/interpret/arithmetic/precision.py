@@ -107,7 +107,7 @@ def meaning(op: Operation, known: Meaning, precision: str | Arithmetic) -> Calla
         summing = op.op_type in SUMMING or op.op_type.startswith("reduce_")
         return _on_dense(known.function) if summing else known.function
     chip = neural_engine.chip_of(precision)
-    return neural_engine.meaning(op.op_type, known.function, known.moves, chip)
+    return neural_engine.meaning(op, known.function, known.moves, chip)
 
 
 def _on_dense(function: Callable[..., Any]) -> Callable[..., Any]:

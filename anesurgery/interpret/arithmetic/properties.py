@@ -31,6 +31,7 @@ class Element:
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/numerics.md"
 GUIDE = "sbryngelson/ane-guide: part-1-machine/03"
 FORGE = "sbryngelson/ANEForge: numeric-cliffs"
+CADAMCAT = "cadamcat/llms-on-apple-neural-engine"
 OMARCHY = "joshuaswarren/omarchy-ane"
 ALL = ("M1", "M2", "M4", "M5", "M6")
 
@@ -162,6 +163,25 @@ ELEMENTS: tuple[Element, ...] = (
         "measured",
         f"{STUDY}; {FORGE}",
         "operands of matmul, linear, conv",
+    ),
+    Element(
+        "code_ties",
+        "quantize rounds half-way cases away from zero; all 63,488 finite values of fp16 at scale 1",
+        ("M5",),
+        "measured",
+        f"{CADAMCAT}: articles/03 (M5 Pro, macOS 27.0)",
+        "quantize",
+    ),
+    Element(
+        "code_scale",
+        "a product that is quantized takes the code of a dequantized factor times the scale of the result: 1, "
+        "2, 4, 8 where 1 is right, for a code of scale 1/16 and results of scale 1/16 to 1/2; a clip of the "
+        "product repairs it",
+        ("M5",),
+        "measured",
+        f"{CADAMCAT}: coreai-qdq-multiply-scale (M5 Pro, macOS 27.0)",
+        "mul of one dequantized factor that only a quantize reads, scales of one number; two such factors, of "
+        "which the branch built first counts, are not modelled",
     ),
     Element("log_zero", "log(0) is -45440", ("M1",), "measured", GUIDE, "log"),
     Element(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,8 +28,20 @@ def quantize(
     input: Tensor, scale: Any, output_dtype: str, zero_point: Any = None, axis: int | None = None
 ) -> Tensor:
     """round(x / scale) + zero_point, kept inside the dtype; halves are rounded to even."""
+    return codes(torch.round, input, scale, output_dtype, zero_point, axis)
+
+
+def codes(
+    nearest: Callable[[Tensor], Tensor],
+    input: Tensor,
+    scale: Any,
+    output_dtype: str,
+    zero_point: Any = None,
+    axis: int | None = None,
+) -> Tensor:
+    """The codes of a value, where `nearest` says which way halves are rounded."""
     shift = 0.0 if zero_point is None else _along(zero_point, axis, input.ndim)
-    level = torch.round(input / _along(scale, axis, input.ndim)) + shift
+    level = nearest(input / _along(scale, axis, input.ndim)) + shift
     return level.clamp(*RANGE[output_dtype])
 
 

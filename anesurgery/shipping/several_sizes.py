@@ -32,6 +32,7 @@ from anesurgery.rewriting.session import Session
 from anesurgery.shipping.added_mask import with_mask
 from anesurgery.shipping.filling import padding_between, varying
 from anesurgery.shipping.shared_tables import share_tables
+from anesurgery.shipping.traced import converter
 from anesurgery.splitting.merge import FUNCTIONS, merge
 
 Shape = tuple[int, ...]
@@ -148,17 +149,25 @@ def _link(source: Path, place: Path) -> None:
 
 @door("model")
 @exclusive
-def sizes(model: Any, shapes: Mapping[str, Sequence[Sequence[int]]], *, mask: str | None = None) -> SizedModel:
+def sizes(
+    model: Any,
+    shapes: Mapping[str, Sequence[Sequence[int]]],
+    *,
+    mask: str | None = None,
+    dtypes: Mapping[str, str] | None = None,
+) -> SizedModel:
     """A model at several fixed sizes, which run on the engine where ranges may not.
 
     Args:
-        model: path, MLModel or MIL program whose inputs have dynamic shapes; or a function that is called with
-            the shapes of a size, {"ids": (1, 64)}, and gives a model of that size: so a PyTorch module is
-            converted anew for each, with the tables and masks of that size.
+        model: path, MLModel or MIL program whose inputs have dynamic shapes; or a PyTorch module, which is
+            converted anew for each size, with its tables and masks (iOS 18, fp16; inputs are named as in
+            `forward`); or a function that is called with the shapes of a size, {"ids": (1, 64)}, and gives a
+            model of that size.
         shapes: input -> its shape at each size, {"ids": [(1, 64), (1, 128)]}; all inputs have as many. Inputs
             that are left out follow the others, as `fix_shapes` has it.
         mask: name of an input that is added to a model whose attention has no mask: (1, length), fp32, 1 where
             a place counts and 0 where it was filled up.
+        dtypes: of a PyTorch module, input -> "int32" or "float32"; float32 for those left out.
 
     Raises:
         LoadError: the model cannot be read.
@@ -167,20 +176,21 @@ def sizes(model: Any, shapes: Mapping[str, Sequence[Sequence[int]]], *, mask: st
         UnknownName: no such input.
     """
     wanted = _in_order(shapes)
-    if hasattr(model, "state_dict"):
-        raise SurgeryError(
-            "sizes: a PyTorch module has no names and types of inputs; give a function that takes shapes, as "
-            '{"ids": (1, 64)}, and converts the module at them'
-        )
-    if callable(model):
+    is_module = hasattr(model, "state_dict")
+    if dtypes is not None and not is_module:
+        raise SurgeryError("sizes: dtypes= is for a PyTorch module; other models say what their inputs are")
+    convert = converter(model, dtypes) if is_module else model
+    if callable(convert):
         if mask is not None:
             raise SurgeryError(
                 "sizes: mask= is added to a model of dynamic shapes; have the function give a mask"
             )
         names = _names(wanted)
         models = {
-            name: _checked(load(model(dict(size))), size) for name, size in zip(names, wanted, strict=True)
+            name: _checked(load(convert(dict(size))), size) for name, size in zip(names, wanted, strict=True)
         }
+        if is_module:
+            _share(models)
         padding = Padding({}, {}, "each size was converted by itself")
     else:
         loaded = load(model)
@@ -266,8 +276,13 @@ def _fixed(loaded: Loaded, wanted: Mapping[str, Shapes]) -> dict[str, Loaded]:
                 f"sizes: the model does not take {in_words(shapes)}; its description has another range"
             )
     models = {name: _at(loaded, name, shapes) for name, shapes in wanted.items()}
-    share_tables({name: function_of(m.program, default_function(m)) for name, m in models.items()})
+    _share(models)
     return models
+
+
+def _share(models: Mapping[str, Loaded]) -> None:
+    """Tables of shorter sizes are cut from those of the largest."""
+    share_tables({name: function_of(m.program, default_function(m)) for name, m in models.items()})
 
 
 def _at(loaded: Loaded, name: str, shapes: Shapes) -> Loaded:

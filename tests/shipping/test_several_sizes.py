@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from coremltools.converters.mil.mil import get_new_symbol
 from typer.testing import CliRunner
 
@@ -119,8 +120,6 @@ def test_a_function_converts_at_each_size(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def ranged() -> Any:
     """A convolution that takes 4 to 32 positions."""
-    import torch
-
     traced: Any = torch.jit.trace(torch.nn.Conv1d(4, 4, 3).eval(), torch.zeros(1, 4, 8))  # type: ignore[no-untyped-call]
     return ct.convert(
         traced,
@@ -177,11 +176,55 @@ def test_what_is_wrong_is_said(case: str) -> None:
         call()
 
 
-def test_a_module_alone_is_refused() -> None:
-    import torch
+class Tagger(torch.nn.Module):
+    """Tokens, their places, and a product."""
 
-    with pytest.raises(ane.SurgeryError, match="give a function that takes shapes"):
-        ane.sizes(torch.nn.Linear(64, 4), X2)
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = torch.nn.Embedding(20, 32), torch.nn.Embedding(64, 32)
+        self.head = torch.nn.Linear(32, 256)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.head(self.tokens(ids) + self.places(torch.arange(ids.shape[1])))
+        return x
+
+
+def test_a_module_is_converted_at_each_size(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Tagger().train()
+    sized = ane.sizes(module, {"ids": [(1, 16), (1, 64)]}, dtypes={"ids": "int32"})
+    assert module.training
+    folder = sized.save(tmp_path / "sized")
+    for length in (16, 64):
+        ids = np.arange(length, dtype=np.int32)[None] % 20
+        (found,) = ane.run(folder, {"ids": ids}).values()
+        expected = module(torch.from_numpy(ids)).detach().numpy()
+        np.testing.assert_allclose(found, expected, atol=1e-2)
+    one = ane.save(sized.models["size_64"], tmp_path / "one.mlpackage")
+    assert weight_bytes(folder) <= 1.02 * weight_bytes(one)
+
+
+MODULES: dict[str, tuple[Callable[[], Any], str]] = {
+    "floats where tokens are": (lambda: ane.sizes(Tagger(), {"ids": [(1, 4)]}), "ids float32 .other types"),
+    "no such input": (lambda: ane.sizes(Tagger(), {"x": [(1, 4)]}), "unknown input 'x'"),
+    "a type of another input": (
+        lambda: ane.sizes(Tagger(), {"ids": [(1, 4)]}, dtypes={"x": "int32"}),
+        "unknown input 'x'",
+    ),
+    "no such type": (lambda: ane.sizes(Tagger(), {"ids": [(1, 4)]}, dtypes={"ids": "int64"}), "give one of"),
+    "an input left out": (
+        lambda: ane.sizes(torch.nn.Bilinear(4, 4, 4), {"input1": [(1, 4)]}),
+        "forward takes input1, input2",
+    ),
+    "types of a model": (lambda: ane.sizes(tagger(None), X2, dtypes={"x": "int32"}), "is for a PyTorch module"),
+}
+
+
+@pytest.mark.parametrize("case", MODULES)
+def test_a_module_that_cannot_be_converted(case: str) -> None:
+    call, words = MODULES[case]
+    with pytest.raises(ane.SurgeryError, match=words):
+        call()
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from anesurgery.loading import load, to_text
     from anesurgery.network_editing.upgrade import upgrade
     from anesurgery.placement import Inspection, Target
+    from anesurgery.placement.certifying import Certificate, certify
     from anesurgery.placement.inspector import inspect
     from anesurgery.placement.registered import register_rule
     from anesurgery.registry import register
@@ -80,6 +81,8 @@ _HOMES = {
     "against_torch": "checking.against_torch",
     "apply": "surgery",
     "build": "shipping.building",
+    "Certificate": "placement.certifying",
+    "certify": "placement.certifying",
     "chat": "shipping.chatting",
     "choose_sizes": "splitting.size_choice",
     "compare": "checking.comparison",
@@ -114,6 +117,7 @@ __all__ = [
     "AgainstTorch",
     "Build",
     "Builder",
+    "Certificate",
     "Comparison",
     "Compression",
     "Inspection",
@@ -139,6 +143,7 @@ __all__ = [
     "any_of",
     "apply",
     "build",
+    "certify",
     "chat",
     "choose_sizes",
     "compare",

@@ -22,6 +22,7 @@ RENDERERS = tuple(
         "weight_costs",
         "size_table",
         "compressions",
+        "certificates",
         "modules",
     )
 )

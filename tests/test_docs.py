@@ -39,6 +39,7 @@ EXPLAINED = {"Builder", "Match", "OpPattern", "Ops", "Pass", "Refusal"}
 MEANT = {
     "AgainstTorch",
     "Build",
+    "Certificate",
     "Compression",
     "SizedModel",
     "Inspection",

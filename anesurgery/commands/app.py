@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import __version__, registry
-from anesurgery.commands.calibrating import ranges, sensitivity
+from anesurgery.commands.calibrating import certify, ranges, sensitivity
 from anesurgery.commands.chips import chips
 from anesurgery.commands.compressing_models import compress
 from anesurgery.commands.decompiling import decompile
@@ -123,6 +123,7 @@ app.command()(measure)
 app.command()(learn)
 app.command()(calibrate)
 app.command()(ranges)
+app.command()(certify)
 app.command()(sensitivity)
 app.command("choose-sizes")(choose_sizes)
 app.command()(compress)

@@ -1,4 +1,4 @@
-"""`anesurgery ranges` and `sensitivity`: what a model does on a calibration set, by shares if it is large."""
+"""`anesurgery ranges`, `certify` and `sensitivity`: what a model does on a calibration set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.options import Function, Json, Member, Quiet, Seed, show
+from anesurgery.commands.options import Aim, Function, Json, Member, Model, Quiet, Seed, show
 from anesurgery.commands.waiting import load_engine, progress, waiting
 
 Inputs = Annotated[
@@ -59,6 +59,30 @@ def ranges(
             found = certify(model, samples, chip=chip, function=function, seed=seed, member=member, shard=shard)
     _save(found, save)
     show(found.to_json(), surgeries.ranges_group(found), as_json, quiet)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def certify(
+    model: Model,
+    inputs: Inputs = None,
+    target: Aim = None,
+    gate: Annotated[float, typer.Option(help="dB that each output must reach.")] = 40.0,
+    search: Annotated[int, typer.Option(min=0, help="More sets of inputs to try, near the worst.")] = 0,
+    function: Function = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Whether a model keeps its numbers in fp16 and on the engine, op by op; else exit code 1."""
+    load_engine(quiet)
+    from anesurgery.placement.certifying import certify as certified
+    from anesurgery.show.certificates import certificate_group
+
+    with waiting("running the model in each arithmetic", quiet):
+        samples = _read(inputs)
+        found = certified(model, samples, target=target, function=function, gate=gate, search=search, seed=seed)
+    show(found.to_json(), certificate_group(found), as_json, quiet)
     if not found.ok:
         raise typer.Exit(1)
 

@@ -25,6 +25,7 @@ WORDS = (
     ("apply", "IN", "negate_subtract", "OUT", "--prove", "both"),
     ("run", "IN"),
     ("ranges", "IN"),
+    ("certify", "IN"),
     ("compare", "IN", "OTHER"),
     ("diff", "IN", "OTHER"),
 )

@@ -56,6 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "apply auto first.mlpackage --dry-run --prove both",
         "run first.mlpackage",
         "ranges first.mlpackage",
+        "certify first.mlpackage",
         "compare first.mlpackage second.mlpackage --prove",
         f"draw first.mlpackage --around {LONG} -o ops.svg",
         "split first.mlpackage --parts 2 -o parts",

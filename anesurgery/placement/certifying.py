@@ -1,0 +1,329 @@
+"""`certify`: the error of every op in fp16 and in the engine's arithmetic, what it grows to, and a verdict.
+
+The model runs exactly, then twice in each arithmetic: freely, so that errors grow, and with every value put
+right again, so that what is left at an op is its own. An error is that of one set of inputs; `search` looks for
+worse ones between the least and the largest number of each input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.checking.metrics import OutputComparison, compare_arrays, psnr
+from anesurgery.display import Drawn
+from anesurgery.doors import door
+from anesurgery.errors import SurgeryError
+from anesurgery.facts.logits import logits_of
+from anesurgery.files.package import Loaded
+from anesurgery.interpret import Executable, Listener, Predictor
+from anesurgery.interpret.arithmetic.properties import CHIPS
+from anesurgery.loading import load
+from anesurgery.mil import Array, Operation, function_of, np_dtype
+from anesurgery.placement.inspector import inspect_program
+from anesurgery.placement.target import Target
+from anesurgery.semantics.constant_ends import LARGEST
+
+Values = Mapping[str, Array]
+GATE = 40.0
+"""PSNR in dB: an error of a hundredth of the largest value."""
+MARGIN = 4.0
+"""A value this near to the end of fp16 is at risk: other inputs may be so many times as large."""
+STEP = 0.25
+"""How far the search goes from the worst inputs so far, of the range of an input."""
+
+
+@dataclass(frozen=True)
+class OpError:
+    """One op.
+
+    Attributes:
+        name: of its first output.
+        op_type: MIL op type.
+        own: arithmetic -> PSNR in dB of its first output where all that it reads is right.
+        grown: the same where errors of the ops before it are in what it reads.
+        largest: magnitude in exact arithmetic.
+        rules: numeric findings of `inspect` about it.
+        repairs: passes that they name.
+    """
+
+    name: str
+    op_type: str
+    own: Mapping[str, float]
+    grown: Mapping[str, float]
+    largest: float
+    rules: tuple[str, ...] = ()
+    repairs: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> float:
+        """Its own PSNR in the arithmetic in which it is lowest."""
+        return min(self.own.values(), default=math.inf)
+
+
+@dataclass(frozen=True)
+class Certificate(Drawn):
+    """What `certify` found.
+
+    Attributes:
+        rows: a row for each op with floats, in file order.
+        outputs: arithmetic -> how near each output is, of the worst inputs tried.
+        verdict: "holds", "at risk" or "fails".
+        why: the op and the inputs on which the verdict rests, in words.
+        samples: sets of inputs that were given or drawn.
+        searched: sets that were tried beyond them.
+        gate: PSNR in dB that every output must reach.
+        worst_inputs: the inputs with the lowest PSNR of an output.
+    """
+
+    rows: tuple[OpError, ...]
+    outputs: Mapping[str, tuple[OutputComparison, ...]]
+    verdict: str
+    why: str
+    samples: int
+    searched: int
+    gate: float
+    worst_inputs: Values = field(repr=False, default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Does it hold?"""
+        return self.verdict == "holds"
+
+    @property
+    def enters(self) -> tuple[OpError, ...]:
+        """The ops by the error that they add themselves, the largest first."""
+        return tuple(sorted(self.rows, key=lambda row: row.worst))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        rows = [vars(r) | {"own": _plain(r.own), "grown": _plain(r.grown)} for r in self.rows]
+        outputs = {a: [_plain(vars(o)) for o in found] for a, found in self.outputs.items()}
+        return {
+            "verdict": self.verdict,
+            "why": self.why,
+            "gate_db": self.gate,
+            "samples": self.samples,
+            "searched": self.searched,
+            "outputs": outputs,
+            "ops": rows,
+        }
+
+
+def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()}
+
+
+@door("inputs", "seed")
+def certify(
+    model: Any,
+    inputs: Values | Iterable[Values] | None = None,
+    *,
+    target: str | None = None,
+    function: str | None = None,
+    gate: float = GATE,
+    search: int = 0,
+    seed: int = 0,
+) -> Certificate:
+    """Say whether a model keeps its numbers in fp16 and on the engine, op by op.
+
+    Args:
+        model: path, MLModel or MIL program.
+        inputs: one set of inputs by name, or several; one sampled set when absent.
+        target: chip and OS, as "M1/macOS 14", whose arithmetic is taken, and whose rules name the repairs.
+        function: which function; `main` or the first by default.
+        gate: PSNR in dB that every output must reach, against exact arithmetic.
+        search: how many more sets of inputs to try, each nearer to what is worst so far.
+        seed: of the sampled inputs and of the search.
+
+    Returns:
+        The errors of each op, of the outputs, and a verdict: "fails" where a given or drawn set of inputs
+        misses the gate; "at risk" where only the search found such a set, or a value comes near the end of
+        fp16.
+
+    Raises:
+        InterpretError: inputs that do not fit.
+        SurgeryError: an empty list of inputs.
+    """
+    loaded = load(model)
+    engine = _engine(target)
+    first = Predictor(loaded, function=function)
+    given = (
+        [first.sample(seed)] if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    )
+    if not given:
+        raise SurgeryError("certify: the list of inputs is empty; give at least one set")
+    trial = _Trial(loaded, function, ("fp16", engine), gate)
+    worst, failed = given[0], list[str]()
+    if len(given) > 1 or search:
+        worst, found = min(((v, trial.outputs(v)) for v in given), key=lambda pair: _least(pair[1]))
+        failed = trial.misses(found)
+        if not failed and search:
+            worst = trial.searched(given, worst, found, search, np.random.default_rng(seed))
+    rows, outputs = trial.rows(worst, _findings(loaded, function, target))
+    failed = trial.misses(outputs) if len(given) == 1 and not search else failed
+    verdict, why = _verdict(rows, outputs, failed, trial.misses(outputs), gate)
+    return Certificate(rows, outputs, verdict, why, len(given), search, gate, worst)
+
+
+def _engine(target: str | None) -> str:
+    """The arithmetic of the engine of a target, as far as one is known of its chip."""
+    chips = [chip for chip in Target.parse(target).chips if chip in CHIPS] if target else []
+    return f"ane:{chips[0]}" if len(chips) == 1 else "ane"
+
+
+def _findings(loaded: Loaded, function: str | None, target: str | None) -> dict[str, tuple[Any, ...]]:
+    """The numeric findings of `inspect`, by op."""
+    found = inspect_program(loaded, Target.parse(target), function=function)
+    return {row.name: tuple(f for f in row.findings if f.kind == "numeric") for row in found.ops}
+
+
+def _least(outputs: Mapping[str, Sequence[OutputComparison]]) -> float:
+    """The lowest PSNR of an output; minus infinite where one is not finite on one side only."""
+    return min((_near(o) for found in outputs.values() for o in found), default=math.inf)
+
+
+def _near(output: OutputComparison) -> float:
+    return -math.inf if output.bad or math.isnan(output.psnr) else output.psnr
+
+
+class _Trial:
+    """One model in several arithmetics."""
+
+    def __init__(self, loaded: Loaded, function: str | None, arithmetics: Sequence[str], gate: float) -> None:
+        program = loaded.program
+        self._exact = Executable(program, function=function, precision="fp32")
+        self._others = {a: Executable(program, function=function, precision=a) for a in arithmetics}
+        self._chosen, self._gate = logits_of(function_of(loaded.program, function)), gate
+
+    def outputs(self, values: Values) -> dict[str, tuple[OutputComparison, ...]]:
+        """How near the outputs are in each arithmetic."""
+        exact = self._exact(values)
+        return {a: self._compared(exact, other(values)) for a, other in self._others.items()}
+
+    def _compared(self, exact: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[OutputComparison, ...]:
+        names = [n for n, v in exact.items() if np.asarray(v).dtype.kind == "f"]
+        return tuple(compare_arrays(n, np.asarray(exact[n]), np.asarray(found[n])) for n in names)
+
+    def misses(self, outputs: Mapping[str, Sequence[OutputComparison]]) -> list[str]:
+        """The outputs that are too far, or of which another class or token is the best, in words."""
+        found = []
+        for arithmetic, compared in outputs.items():
+            for o in compared:
+                if _near(o) < self._gate:
+                    far = "is not finite" if _near(o) == -math.inf else f"reaches {o.psnr:.1f} dB"
+                    found.append(f"{o.name} {far} in {arithmetic}")
+                elif o.name in self._chosen and o.top_k is not None and o.top_k < 1:
+                    found.append(
+                        f"{o.name} has another best entry in {arithmetic}, of {1 - o.top_k:.1%} of rows"
+                    )
+        return found
+
+    def searched(
+        self, given: Sequence[Values], worst: Values, outputs: Any, rounds: int, rng: np.random.Generator
+    ) -> Values:
+        """The worst inputs of a walk between the least and the largest number of each input."""
+        floats = [n for n, v in worst.items() if np.asarray(v).dtype.kind == "f"]
+        ends = {n: (min(np.min(v[n]) for v in given), max(np.max(v[n]) for v in given)) for n in floats}
+        for _ in range(rounds if floats else 0):
+            tried = dict(worst)
+            for name, (low, high) in ends.items():
+                value = np.asarray(worst[name])
+                step = rng.standard_normal(value.shape) * STEP * (float(high) - float(low))
+                tried[name] = np.clip(value + step, low, high).astype(value.dtype)
+            found = self.outputs(tried)
+            if _least(found) < _least(outputs):
+                worst, outputs = tried, found
+        return worst
+
+    def rows(
+        self, values: Values, findings: Mapping[str, tuple[Any, ...]]
+    ) -> tuple[tuple[OpError, ...], dict[str, tuple[OutputComparison, ...]]]:
+        """The errors of every op on one set of inputs, and of the outputs."""
+        exact = _Record()
+        right = self._exact(values, listener=exact)
+        own, grown = ({a: _Errors(exact.values, forced) for a in self._others} for forced in (True, False))
+        outputs = {}
+        for arithmetic, other in self._others.items():
+            other(values, listener=own[arithmetic])
+            outputs[arithmetic] = self._compared(right, other(values, listener=grown[arithmetic]))
+        rows = []
+        for op, value in exact.values.items():
+            said = findings.get(op.outputs[0].name, ())
+            alone, after = ({a: e.psnr[op] for a, e in each.items() if op in e.psnr} for each in (own, grown))
+            rules = tuple(dict.fromkeys(f.rule for f in said))
+            repairs = tuple(dict.fromkeys(f.remedy for f in said if f.remedy))
+            size = float(np.abs(value).max(initial=0.0))
+            rows.append(OpError(op.outputs[0].name, op.op_type, alone, after, size, rules, repairs))
+        return tuple(rows), outputs
+
+
+class _Record(Listener):
+    """Keeps the first output of every op, where it holds floats."""
+
+    def __init__(self) -> None:
+        self.values: dict[Operation, Array] = {}
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Copy what the op made; of an op in a loop, what it made last."""
+        if outputs and isinstance(outputs[0], torch.Tensor) and outputs[0].is_floating_point():
+            self.values[op] = outputs[0].detach().cpu().float().numpy().copy()
+
+
+class _Errors(Listener):
+    """How far each op is from the exact run; `forced` puts its outputs right again."""
+
+    def __init__(self, exact: Mapping[Operation, Array], forced: bool) -> None:
+        self._exact, self._forced = exact, forced
+        self.psnr: dict[Operation, float] = {}
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Compare, and put right."""
+        wanted = self._exact.get(op)
+        if wanted is None or tuple(outputs[0].shape) != wanted.shape:
+            return
+        found = outputs[0].detach().cpu().float().numpy()
+        self.psnr[op] = _psnr(wanted, found)
+        if self._forced and not np.array_equal(wanted, found, equal_nan=True):
+            right = torch.from_numpy(wanted)
+            right = right.half() if np_dtype(op.outputs[0]) == np.float16 else right
+            with torch.no_grad():
+                outputs[0].copy_(right.to(outputs[0].dtype))
+
+
+def _psnr(wanted: Array, found: Array) -> float:
+    """In dB; minus infinite where one side alone is not finite."""
+    meant = np.isfinite(wanted)
+    if not np.isfinite(found[meant]).all():
+        return -math.inf
+    apart = (wanted[meant].astype(np.float64) - found[meant]) if meant.any() else np.zeros(1)
+    return psnr(float(np.abs(wanted[meant]).max(initial=0.0)), float(np.sqrt(np.mean(apart**2))))
+
+
+def _verdict(
+    rows: Sequence[OpError],
+    outputs: Mapping[str, Sequence[OutputComparison]],
+    failed: Sequence[str],
+    missed: Sequence[str],
+    gate: float,
+) -> tuple[str, str]:
+    """The verdict, and what it rests on."""
+    worst = min(rows, key=lambda row: row.worst, default=None)
+    blamed = "" if worst is None else f"; the largest error enters at {worst.op_type} {worst.name}"
+    blamed += f" ({', '.join(worst.repairs)} may help)" if worst is not None and worst.repairs else ""
+    if failed:
+        return "fails", "; ".join(failed) + blamed
+    if missed:
+        return "at risk", f"inputs that the search found: {'; '.join(missed)}{blamed}"
+    near = [row for row in rows if row.largest * MARGIN > LARGEST and math.isfinite(row.largest)]
+    if near:
+        row = max(near, key=lambda r: r.largest)
+        return "at risk", f"{row.op_type} {row.name} reaches {row.largest:.3g}; fp16 ends at {LARGEST:.0f}"
+    if _least(outputs) == math.inf:
+        return "holds", "every output is identical"
+    return "holds", f"every output reaches {_least(outputs):.1f} dB, and at least {gate:g} dB were asked for"

@@ -1,0 +1,63 @@
+"""Show a certificate of numbers: a sentence, the outputs, and the ops where errors enter."""
+
+from __future__ import annotations
+
+import math
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from anesurgery.display import draws, short_name
+from anesurgery.placement.certifying import Certificate
+from anesurgery.show.console import as_html, as_text, plain
+
+STYLES = {"holds": "bold green", "at risk": "bold yellow", "fails": "bold red"}
+CELL = 28
+"""Characters of a name at most."""
+ROWS = 12
+"""Ops that are shown; `rows` and `to_json` have them all."""
+
+
+def certificate_group(found: Certificate) -> Group:
+    """A sentence and two tables, for a rich console."""
+    arithmetics = list(found.outputs)
+    outputs = Table("output", *(f"{a} dB" for a in arithmetics), box=box.SIMPLE_HEAD)
+    for several in zip(*found.outputs.values(), strict=True):
+        outputs.add_row(plain(several[0].name), *(_decibels(o.psnr) for o in several))
+    both = f"dB ({', '.join(arithmetics)})"
+    ops = Table("where errors enter", "op type", f"own {both}", f"grown {both}", "repair", box=box.SIMPLE_HEAD)
+    for row in found.enters[:ROWS]:
+        numbers = [
+            ", ".join(_decibels(side.get(a, math.nan)) for a in arithmetics) for side in (row.own, row.grown)
+        ]
+        ops.add_row(
+            plain(short_name(row.name, CELL)), plain(row.op_type), *numbers, plain(", ".join(row.repairs))
+        )
+    first = plain(f"{found.verdict}: {found.why} ({_tried(found)})", style=STYLES[found.verdict])
+    return Group(first, outputs, ops)
+
+
+def _tried(found: Certificate) -> str:
+    sets = f"{found.samples} set{'s' if found.samples > 1 else ''} of inputs"
+    return f"{sets}, {found.searched} more searched" if found.searched else sets
+
+
+def _decibels(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    if math.isinf(value):
+        return "identical" if value > 0 else "not finite"
+    return f"{value:.0f}"
+
+
+@draws("Certificate", "text")
+def certificate_text(found: Certificate) -> str:
+    """As plain text."""
+    return as_text(certificate_group(found))
+
+
+@draws("Certificate", "html")
+def certificate_html(found: Certificate) -> str:
+    """For a notebook cell."""
+    return as_html(certificate_group(found))

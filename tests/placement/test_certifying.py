@@ -1,0 +1,122 @@
+"""A certificate of numbers: where an error enters, what it grows to, and what a search finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.errors import SurgeryError
+from anesurgery.mil import Program, Var, mb, types
+
+HALF = np.float16
+
+
+def chain(loud: str = "") -> Program:
+    """Three products, and a square between them where `loud` says so."""
+    rng = np.random.default_rng(0)
+    weights = [(rng.standard_normal((32, 32)) / 6).astype(HALF) for _ in range(3)]
+
+    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)])
+    def program(x: Var) -> Any:
+        for k, weight in enumerate(weights):
+            x = mb.linear(x=x, weight=weight, name=f"product_{k}")
+            if loud == "root" and k == 1:
+                total = mb.reduce_sum(x=mb.square(x=x, name="square"), axes=[-1], keep_dims=True, name="total")
+                x = mb.real_div(x=x, y=mb.sqrt(x=mb.add(x=total, y=HALF(1e-3)), name="root"), name="normed")
+            if loud == "variance" and k == 1:
+                x = mb.add(x=x, y=HALF(100), name="shifted")
+                first = mb.reduce_mean(x=mb.square(x=x), axes=[-1], keep_dims=True, name="first")
+                mean = mb.reduce_mean(x=x, axes=[-1], keep_dims=True, name="mean")
+                spread = mb.sub(x=first, y=mb.square(x=mean), name="spread")
+                x = mb.real_div(x=mb.sub(x=x, y=mean), y=mb.add(x=mb.abs(x=spread), y=HALF(1)), name="scaled")
+        return mb.identity(x=x, name="y")
+
+    return program
+
+
+def inputs(scale: float = 1.0) -> dict[str, Any]:
+    return {"x": (np.random.default_rng(1).standard_normal((4, 32)) * scale).astype(HALF)}
+
+
+def test_a_plain_model_holds() -> None:
+    found = ane.certify(chain(), inputs())
+    assert (found.verdict, found.ok, found.samples) == ("holds", True, 1)
+    assert set(found.outputs) == {"fp16", "ane"}
+    assert [row.name for row in found.rows] == ["product_0", "product_1", "product_2", "y"]
+    for row in found.rows:
+        assert row.grown["fp16"] <= row.own["fp16"] + 20
+    assert "holds: every output reaches" in str(found)
+
+
+def test_an_overflow_fails_where_it_enters_and_names_its_repair() -> None:
+    found = ane.certify(chain("root"), inputs(2000.0))
+    assert found.verdict == "fails"
+    rows = {row.name: row for row in found.rows}
+    assert rows["square"].own["fp16"] == -np.inf  # of right operands
+    assert rows["product_1"].own["fp16"] > 60
+    assert rows["root"].repairs == ("scale_roots",)
+    repaired = ane.apply(chain("root"), "scale_roots", quiet=True).program
+    assert ane.certify(repaired, inputs(2000.0)).outputs["fp16"][0].psnr > 60
+
+
+def test_what_is_carried_is_told_from_what_enters() -> None:
+    """The wrong version blames the last op, whose outputs are as wrong as those before it."""
+    found = ane.certify(chain("variance"), inputs())
+    rows = {row.name: row for row in found.rows}
+    assert found.enters[0].name == "spread"
+    assert rows["product_2"].grown["fp16"] < 50 < rows["product_2"].own["fp16"]
+    assert rows["spread"].repairs == ("centre_variance",)
+
+
+def test_the_search_finds_worse_inputs_between_those_that_were_given() -> None:
+    given = [inputs(), {"x": np.full((4, 32), 900, HALF)}, {"x": np.full((4, 32), -900, HALF)}]
+    model = chain("root")
+    (first, second) = (ane.certify(model, inputs(40.0), search=n, gate=30.0) for n in (0, 6))
+    assert second.searched == 6
+    assert second.outputs["fp16"][0].psnr <= first.outputs["fp16"][0].psnr
+    assert np.abs(second.worst_inputs["x"]).max() <= np.abs(inputs(40.0)["x"]).max()
+    assert ane.certify(model, given).verdict == "fails"
+
+
+def test_near_the_end_of_fp16_it_is_at_risk() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4), dtype=types.fp16)])
+    def program(x: Var) -> Any:
+        return mb.mul(x=x, y=HALF(2), name="y")
+
+    found = ane.certify(program, {"x": np.full((2, 4), 20000, HALF)})
+    assert found.verdict == "at risk"
+    assert "mul y reaches 4e+04; fp16 ends at 65504" in found.why
+
+
+def test_it_is_plain_data() -> None:
+    content = json.loads(json.dumps(ane.certify(chain("root"), inputs(2000.0)).to_json()))
+    assert content["verdict"] == "fails"
+    assert content["ops"][0]["op_type"] == "linear"
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [([], SurgeryError, "the list of inputs is empty"), ({"z": np.ones(3)}, SurgeryError, "unknown input 'z'")],
+)
+def test_bad_inputs(given: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        ane.certify(chain(), given)
+
+
+def test_the_command_ends_with_1_where_it_fails(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from anesurgery.commands.app import app
+
+    ane.save(ane.load(chain("root")), tmp_path / "m.mlpackage")
+    for scale, code in ((1.0, 0), (2000.0, 1)):
+        np.savez(tmp_path / "in.npz", **inputs(scale))
+        words = ["certify", str(tmp_path / "m.mlpackage"), "--inputs", str(tmp_path / "in.npz")]
+        said = CliRunner().invoke(app, words)
+        assert said.exit_code == code, said.output
+        assert said.output.startswith("holds" if code == 0 else "fails")

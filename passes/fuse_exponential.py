@@ -17,10 +17,10 @@ After::
     }
 
 `1 / (1 + exp(-x))`, with any op of division, and `exp(x) / (1 + exp(x))` become `sigmoid`; another numerator
-is multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`. `log(sum(exp(x)))` becomes `m + log(sum(exp(x
-- m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon. `log(exp(a) +
-exp(b))` becomes `max(a, b) + softplus(-|a - b|)`, and `log(softmax(x))` becomes `x - m - log(sum(exp(x -
-m)))`.
+is multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`, and `log(sum(exp(x)))` becomes
+`m + log(sum(exp(x - m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon.
+`log(exp(a) + exp(b))` becomes `max(a, b) + softplus(-|a - b|)`, and `log(softmax(x))` becomes
+`x - m - log(sum(exp(x - m)))`.
 
 Refuses when the op is no such form, when an epsilon in it is more than the result hides, or when the largest
 number was taken away before the exponential of a sum.

@@ -14,6 +14,7 @@ from checkpoints import save_checkpoint
 
 import anesurgery as ane
 from anesurgery.errors import LoadError
+from anesurgery.files.size_index import Padding, SizeRow, written
 from anesurgery.shipping.swift_package import SOURCES
 
 SWIFT = sorted(SOURCES.rglob("*.swift"))
@@ -94,6 +95,7 @@ LIBRARY = {
     "write",
     "yield",
     "key",
+    "value",
 }
 """Members of Swift and Foundation."""
 
@@ -135,6 +137,17 @@ def test_a_slip_would_be_found() -> None:
     source = (SOURCES / "Sources" / "Runner" / "Runner.swift").read_bytes()
     assert wrong(source.replace(b"guard let decode", b"guard let let decode"))
     assert wrong(source[:-3])
+
+
+def test_the_reader_of_sizes_asks_for_what_is_written() -> None:
+    """The keys that Swift decodes are those of `sizes.json`."""
+    text = (SOURCES / "Sources" / "Runner" / "SizesFile.swift").read_text()
+    asked = {*re.findall(r"public let (\w+):", text), *re.findall(r'case \w+ = "(\w+)"', text)} - {"whyNot"}
+    row = SizeRow("size_3", None, "model.mlpackage", {"x": (1, 3)})
+    whole = json.loads(written([row], Padding({}, {})))
+    assert asked <= {*whole, *whole["sizes"][0], *whole["padding"]}
+    assert f"file.version == {whole['version']}" in text
+    assert whole["format"] in text
 
 
 def test_it_calls_what_core_ml_has() -> None:

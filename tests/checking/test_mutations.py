@@ -44,6 +44,11 @@ EQUIVALENT = {
             ("real_div: x[0] negated", "it is squared"),
         )
     },
+    ("scale_roots", "maximum: y[0] + 1"): "the root does not depend on what its numbers are divided by",
+    ("mean_of_means", "reduce_mean: axes[0] negated"): "the other axis first, and then the rest",
+    ("centre_variance", "sub: x and y swapped"): "the difference is squared",
+    ("halve_exponent", "mul: y[0] negated"): "it is squared",
+    ("clip_product", "clip: beta[0] + 1"): "the quantization stops below it",
     ("sequence_layout", "expand_dims: axes[0] + 1"): "the kernels are 1x1; a reshape and a squeeze follow",
     ("decompose_attention", "matmul: x and y swapped"): "query and key are one value: the scores are symmetric",
     ("layers.undilate_convolution", "conv: weight[0] + 1"): "the corner of this kernel meets padding only",

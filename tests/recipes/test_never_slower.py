@@ -15,6 +15,7 @@ import pytest
 from slower import slower
 
 from anesurgery import registry, surgery
+from anesurgery.errors import SurgeryWarning
 from anesurgery.mil import Var, ct, mb, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.gate import Passed
@@ -69,6 +70,23 @@ def test_what_is_slower_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not slower(program, recipe, "M4/macOS 15")
     monkeypatch.setattr(surgery, "passing", lambda steps, *rest: Passed(list(steps)))
     assert slower(program, recipe, "M4/macOS 15").startswith("crowd_ane on M4/macOS 15: the expected")
+
+
+def test_a_step_for_right_numbers_says_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: a gate that keeps it and says nothing, or speaks of another step."""
+
+    @mb.program(input_specs=[mb.TensorSpec((8, 512, 64, 64), types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.tanh(x=x)
+
+    chosen = Recipe("crowd_ane", (Crowd(),), chosen=frozenset({"crowd"}))
+    with pytest.warns(SurgeryWarning, match="crowd was asked for, and is kept although the expected time"):
+        assert not slower(program, chosen, "M4/macOS 15")
+    monkeypatch.setattr(surgery, "passing", lambda steps, *rest: Passed(list(steps)))
+    assert "the expected" in slower(program, chosen, "M4/macOS 15")
+    other = "crew was asked for, and is kept although the expected time would rise"
+    monkeypatch.setattr(surgery, "passing", lambda steps, *rest: Passed(list(steps), warnings=[other]))
+    assert "the expected" in slower(program, chosen, "M4/macOS 15")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import anesurgery as ane
+from anesurgery import registry
 from anesurgery.errors import SurgeryError
 from anesurgery.loading import load
 from anesurgery.placement.standing import Standing, placed
@@ -14,6 +15,9 @@ from anesurgery.surgery import Recipe
 
 MEASURED = re.compile(r"^(kept )?sequence_layout: .*\(measured, (M1|M1 Max|iPhone 13)|documented by Apple")
 """What a public measurement on a named device may overrule."""
+
+SAID = re.compile(r"^(\w+) was asked for, and is kept although the expected time would rise")
+"""What is said of a step that costs time and is there for right numbers; the step's name."""
 
 
 def standing(model: Any, target: str) -> Standing:
@@ -31,10 +35,21 @@ def slower(model: Any, recipe: str | Recipe, target: str) -> str:
     words = after.dearer(before)
     if words and any(MEASURED.search(note) for note in done.notes):
         return after.leaves(before)
+    if words and _said(done.notes) & _chosen(recipe):
+        return ""
     if after.weights > 1.1 * before.weights + 1024 and not _stated(done.notes):
         words = words or f"weights {before.weights} -> {after.weights}"
     name = recipe if isinstance(recipe, str) else recipe.name
     return words and f"{name} on {target}: {words}"
+
+
+def _chosen(recipe: str | Recipe) -> frozenset[str]:
+    """The steps that a recipe keeps whatever they cost."""
+    return (getattr(registry.recipe_module(recipe), recipe) if isinstance(recipe, str) else recipe).chosen
+
+
+def _said(notes: list[str]) -> set[str]:
+    return {said[1] for note in notes if (said := SAID.match(note))}
 
 
 def _stated(notes: list[str]) -> bool:

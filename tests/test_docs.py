@@ -12,7 +12,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from checkpoints import save_checkpoint
 from compiled_models import compile_package
@@ -21,19 +20,21 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery import registry
 from anesurgery.commands.app import app
-from anesurgery.files.package import save
-from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.making import make_layer, make_network
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)")
-WIDTH, WORDS, LENGTH = 16, 96, 8
 BAD_INPUT = 64
-MADE_BEFORE = {"inspect.md": ["gpt2_ane.mlpackage"], "tutorial.md": ["network.mlpackage"]}
-"""Page -> the packages that its Python snippets write and its commands read."""
+YOURS = {
+    "README.md": ["checkpoint"],
+    "api.md": ["checkpoint", "gpt2.mlmodelc"],
+    "compiled-models.md": ["gpt2.mlmodelc"],
+    "decoders.md": ["checkpoint"],
+    "large-models.md": ["custom.mlmodel"],
+}
+"""Page -> what it takes for its reader's own: no example makes it."""
 EXPLAINED = {"Builder", "Match", "OpPattern", "Ops", "Pass", "Refusal"}
 """Names that the example of `Rewrite` shows."""
 MEANT = {
@@ -49,37 +50,6 @@ MEANT = {
     "Recipe",
 }
 """Classes of results: their example shows what gives them."""
-
-
-def language_model(length: int = LENGTH, opset: Any = ct.target.iOS16) -> Program:
-    """A causal attention with a token table, as converters write it."""
-    rng = np.random.default_rng(0)
-    table = rng.standard_normal((WORDS, WIDTH)).astype(np.float16)
-    keep = np.tril(np.ones((1, length, length), bool))
-
-    @mb.program(input_specs=[mb.TensorSpec((1, length), dtype=types.int32)], opset_version=opset)
-    def program(ids: Var) -> Var:
-        x = mb.gather(x=table, indices=ids, axis=0, name="embedded")
-        scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
-        masked = mb.select(cond=keep, a=scores, b=np.float16(-np.inf), name="masked")
-        mixed = mb.matmul(x=mb.softmax(x=masked, axis=-1, name="weights"), y=x, name="mixed")
-        made: Var = mb.linear(x=mixed, weight=table, name="logits")
-        return made
-
-    function = program.functions["main"]
-    function._input_dict["ids"] = function._input_dict.pop(next(iter(function.inputs)))
-    function.inputs["ids"].name = "ids"
-    return program
-
-
-def old_network() -> Any:
-    """A network of the older format with a layer that came with iOS 13."""
-    constant = np.arange(4, dtype=np.float32)
-    layers = [
-        make_layer("loadConstantND", [], ["c"], shape=[4], data=weights(constant)),
-        make_layer("addBroadcastable", ["x", "c"], ["y"]),
-    ]
-    return make_network({"x": (2, 4)}, layers, ["y"])
 
 
 def custom_network() -> Any:
@@ -101,23 +71,24 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder, but for the models and arrays that the pages name; passes they register go again."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder, which is the current one; passes that a page registers go again."""
     known = registry.pass_names()
-    for name in ("gpt2", "other"):
-        save(load(language_model()), tmp_path / f"{name}.mlpackage")
-    save(load(language_model(16, ct.target.iOS18)), tmp_path / "decoder.mlpackage")
-    shutil.copytree(checkpoint, tmp_path / "checkpoint")
-    compile_package(tmp_path / "gpt2.mlpackage", tmp_path / "gpt2.mlmodelc")
-    (tmp_path / "lengths.txt").write_text("12\n40 3\n128\n")
-    (tmp_path / "old.mlmodel").write_bytes(old_network().SerializeToString())
-    (tmp_path / "custom.mlmodel").write_bytes(custom_network().SerializeToString())
-    for name in ("in", "calibration"):
-        np.savez(tmp_path / f"{name}.npz", ids=np.arange(LENGTH, dtype=np.int32)[None])
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     for name in set(registry.pass_names()) - set(known):
         registry.unregister(name)
+
+
+def put_there(name: str, folder: Path, checkpoint: Path) -> None:
+    """Write what a page takes for its reader's own."""
+    if name == "checkpoint":
+        shutil.copytree(checkpoint, folder / name)
+    elif name == "gpt2.mlmodelc":
+        compile_package(ane.example("tiny", folder / "compiled.mlpackage"), folder / name)
+        shutil.rmtree(folder / "compiled.mlpackage")
+    else:
+        (folder / name).write_bytes(custom_network().SerializeToString())
 
 
 def snippets(page: Path) -> list[tuple[str, str]]:
@@ -126,22 +97,56 @@ def snippets(page: Path) -> list[tuple[str, str]]:
 
 
 def differing(blocks: list[tuple[str, str]], where: str) -> list[str]:
-    """Run the Python blocks of a page in order; where what one prints is not the block of text after it."""
+    """Run the blocks of a page in order; where what one prints is not the block of text after it."""
     names: dict[str, Any] = {"__name__": where}
     found = []
     for (language, text), (after, shown) in itertools.pairwise([*blocks, ("", "")]):
         printed = io.StringIO()
-        if language == "python":
-            with redirect_stdout(printed):
+        with redirect_stdout(printed):
+            if language == "python":
                 exec(compile(text, where, "exec", dont_inherit=True), names)
-            if after == "text" and printed.getvalue() != shown:
-                found.append(f"the page says:\n{shown}it prints:\n{printed.getvalue()}")
+            elif language == "sh":
+                run_commands(text)
+        if after == "text" and not same_text(language, printed.getvalue(), shown):
+            found.append(f"the page says:\n{shown}it prints:\n{printed.getvalue()}")
     return found
 
 
+def same_text(language: str, printed: str, shown: str) -> bool:
+    """What Python prints, exactly; of commands the sentence that the page shows, without the decibels."""
+    if language == "python":
+        return printed == shown
+    return language != "sh" or without_decibels(shown) in without_decibels(printed)
+
+
+def run_commands(text: str) -> None:
+    """Run the lines of a block that are ours; none is bad usage or names what is not there."""
+    for line in text.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:2] == ["python", "-c"]:
+            exec(compile(words[2], line, "exec", dont_inherit=True), {})
+        if words[:1] == ["anesurgery"]:
+            done = CliRunner().invoke(app, words[1:])
+            assert done.exit_code < BAD_INPUT, f"{line}\n{done.output}"
+            assert done.exception is None or isinstance(done.exception, SystemExit), line
+            print(done.output)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_python_snippets_run_in_order_and_print_what_the_page_says(page: Path, folder: Path) -> None:
+def test_snippets_run_in_order_and_print_what_the_page_says(
+    page: Path, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    """In an empty folder, but for what the page says is the reader's own."""
+    for name in YOURS.get(page.name, ()):
+        put_there(name, folder, request.getfixturevalue("checkpoint"))
     assert differing(snippets(page), page.stem) == []
+
+
+def test_a_page_that_names_what_is_not_there_fails(folder: Path) -> None:
+    with pytest.raises(AssertionError, match=r"nope\.mlpackage"):
+        differing([("sh", "anesurgery inspect nope.mlpackage\n")], "page")
+    shown = ("text", "ANE: 0 % of ops\n")
+    assert len(differing([("sh", "anesurgery --version\n"), shown], "page")) == 1
 
 
 def test_another_number_on_a_page_is_noticed() -> None:
@@ -157,26 +162,6 @@ def test_the_first_example_gains() -> None:
     (ops, flop), (ops_after, flop_after) = [tuple(map(float, row)) for row in shares]
     assert ops < ops_after
     assert flop < flop_after
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_commands_run_in_order(page: Path, folder: Path) -> None:
-    """No command of a page is bad usage or names what is not there."""
-    lines = [line for language, text in snippets(page) if language == "sh" for line in text.splitlines()]
-    for name in MADE_BEFORE.get(page.name, ()):
-        save(load(language_model()), folder / name)
-    printed = ""
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        if words[:1] == ["anesurgery"]:
-            if words[1] == "example":
-                shutil.rmtree(folder / f"{words[2]}.mlpackage", ignore_errors=True)
-            made = CliRunner().invoke(app, words[1:])
-            assert made.exit_code < BAD_INPUT, f"{line}\n{made.output}"
-            assert made.exception is None or isinstance(made.exception, SystemExit), line
-            printed += made.output
-    for shown in (text for language, text in snippets(page) if language == "text" and text.startswith("ANE:")):
-        assert without_decibels(shown) in without_decibels(printed)
 
 
 def without_decibels(text: str) -> str:

@@ -21,11 +21,12 @@ TARGET = "M1/macOS 14"
 
 def example(
     name: Annotated[
-        str, typer.Argument(help="gpt2, llama, bert, vit, whisper or unet.", show_default=False)
+        str, typer.Argument(help="gpt2, llama, bert, vit, whisper, unet, network or tiny.", show_default=False)
     ] = "gpt2",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The .mlpackage to write; NAME.mlpackage when absent.")
+        Path | None, typer.Option("--out", "-o", help="The package to write; NAME.mlpackage when absent.")
     ] = None,
+    ios: Annotated[int, typer.Option(help="The first version of iOS that runs it: 16, 17 or 18.")] = 16,
     overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -37,9 +38,10 @@ def example(
     from anesurgery.semantics.reading import in_words
 
     with waiting("converting", quiet or as_json):
-        path = make(name, out, overwrite=overwrite)
-    chosen, size = EXAMPLES[name], sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    shown = Path(f"{name}.mlpackage") if out is None else out
+        path = make(name, out, ios=ios, overwrite=overwrite)
+    files = [path, *path.rglob("*")]
+    chosen, size = EXAMPLES[name], sum(file.stat().st_size for file in files if file.is_file())
+    shown = Path(f"{name}{chosen.suffix}") if out is None else out
     after = shown.with_name(f"{shown.stem}_ane{shown.suffix}")
     words = NEXT.format(
         path=shown, words=chosen.words, size=in_words(size), target=TARGET, recipe=chosen.recipe, after=after

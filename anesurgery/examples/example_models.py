@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from anesurgery import frontend
-from anesurgery.errors import UnknownName
-from anesurgery.examples.language import GPT2, TOKENS, Bert, Llama
+from anesurgery.errors import LoadError, UnknownName
+from anesurgery.examples.language import GPT2, GPT2_SIZES, TINY, Bert, Llama
 from anesurgery.examples.speech import FRAMES, MELS, Whisper
 from anesurgery.examples.speech import TOKENS as SPOKEN
-from anesurgery.examples.vision import SIDE, UNet, ViT
+from anesurgery.examples.vision import SIDE, OldNetwork, UNet, ViT
 from anesurgery.files.package import save
-from anesurgery.files.writing import check_target
+from anesurgery.files.writing import check_target, write_atomically
 from anesurgery.loading import load
 from anesurgery.mil import ct, quiet_host
 
@@ -35,6 +35,7 @@ class Example:
         output: its name.
         recipe: the one for its family.
         words: what it is.
+        form: of the model, as coremltools names it: a program, or a network of layers in an .mlmodel.
     """
 
     module: Callable[[], torch.nn.Module]
@@ -42,9 +43,15 @@ class Example:
     output: str
     recipe: str
     words: str
+    form: str = "mlprogram"
+
+    @property
+    def suffix(self) -> str:
+        """Of its file."""
+        return ".mlpackage" if self.form == "mlprogram" else ".mlmodel"
 
 
-IDS = ((1, TOKENS), np.int32)
+IDS = ((1, GPT2_SIZES.tokens), np.int32)
 EXAMPLES = {
     "gpt2": Example(GPT2, {"input_ids": IDS}, "logits", "gpt2_ane", "a GPT-2 of 4 layers, 64 tokens"),
     "llama": Example(Llama, {"input_ids": IDS}, "logits", "decoder_ane", "a Llama of 4 layers, 64 tokens"),
@@ -72,17 +79,38 @@ EXAMPLES = {
     "unet": Example(
         UNet, {"noisy": ((1, 4, 64, 64), np.float32)}, "noise", "unet_ane", "a UNet, 64 x 64 latents"
     ),
+    "network": Example(
+        OldNetwork,
+        {"picture": ((1, 3, 64, 64), np.float32)},
+        "scores",
+        "neuralnetwork_ane",
+        "an old network of layers for pictures, 64 x 64 pixels",
+        form="neuralnetwork",
+    ),
+    "tiny": Example(
+        lambda: GPT2(TINY),
+        {"input_ids": ((1, TINY.tokens), np.int32)},
+        "logits",
+        "gpt2_ane",
+        "a GPT-2 of 1 layer, 16 tokens and 96 words, to try calls on: too small to gain time",
+    ),
 }
 
+VERSIONS = (16, 17, 18)
 
-def example(name: str, out: str | os.PathLike[str] | None = None, *, overwrite: bool = False) -> Path:
+
+def example(
+    name: str, out: str | os.PathLike[str] | None = None, *, ios: int = 16, overwrite: bool = False
+) -> Path:
     """Write a small model to try the library on: a real architecture with random weights.
 
     The same name always gives the same weights.
 
     Args:
-        name: "gpt2", "llama", "bert", "vit", "whisper" or "unet".
-        out: the .mlpackage to write; NAME.mlpackage in the current folder when absent.
+        name: "gpt2", "llama", "bert", "vit", "whisper" or "unet"; "network", an .mlmodel of layers; or "tiny",
+            a GPT-2 that is there in a second and too small to gain anything.
+        out: the package to write; NAME.mlpackage (or .mlmodel) in the current folder when absent.
+        ios: the first version of iOS that runs it, 16 to 18. 18 has the states that caches are kept in.
         overwrite: replace what is there.
 
     Returns:
@@ -90,17 +118,24 @@ def example(name: str, out: str | os.PathLike[str] | None = None, *, overwrite: 
 
     Raises:
         UnknownName: there is no such example.
-        LoadError: the path exists, or cannot be written.
+        LoadError: no such version of iOS, or the path exists or cannot be written.
     """
     if name not in EXAMPLES:
         raise UnknownName("example", name, EXAMPLES)
-    path = Path(f"{name}.mlpackage" if out is None else out).expanduser().absolute()
-    check_target(None, path, overwrite)
-    return save(load(_converted(EXAMPLES[name])), path, overwrite=overwrite)
+    if ios not in VERSIONS:
+        raise LoadError(f"no example is made for iOS {ios}; say one of {', '.join(map(str, VERSIONS))}")
+    chosen = EXAMPLES[name]
+    path = Path(f"{name}{chosen.suffix}" if out is None else out).expanduser().absolute()
+    check_target(None, path, overwrite, chosen.suffix)
+    model = _converted(chosen, ios)
+    if chosen.form == "mlprogram":
+        return save(load(model), path, overwrite=overwrite)
+    content = model.get_spec().SerializeToString()
+    return write_atomically(path, lambda file: file.write_bytes(content), overwrite)
 
 
-def _converted(chosen: Example) -> Any:
-    """The model of an example, for iOS 16, in fp16 as coremltools computes by default."""
+def _converted(chosen: Example, ios: int) -> Any:
+    """The model of an example; a program is in fp16 as coremltools computes by default."""
     frontend.register()
     with torch.random.fork_rng(devices=[]), torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):
         torch.manual_seed(0)
@@ -114,6 +149,7 @@ def _converted(chosen: Example) -> Any:
             trace(module, given, check_trace=False),
             inputs=[ct.TensorType(n, shape=s, dtype=kind) for n, (s, kind) in chosen.inputs.items()],
             outputs=[ct.TensorType(chosen.output)],
-            minimum_deployment_target=ct.target.iOS16,
+            convert_to=chosen.form,
+            minimum_deployment_target=ct.target[f"iOS{ios}"] if chosen.form == "mlprogram" else None,
             skip_model_load=True,
         )

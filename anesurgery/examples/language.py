@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-TOKENS, WIDTH, HEADS, LAYERS = 64, 512, 8, 4
-GPT2_WORDS, LLAMA_WORDS, BERT_WORDS = 50257, 32000, 30522
 LEAST = torch.finfo(torch.float32).min
 
 
-class Attention(nn.Module):
-    """Attention of a width of 512 with 8 heads; fewer heads of keys and values are repeated."""
+@dataclass(frozen=True)
+class Sizes:
+    """How large a model of text is: its vocabulary, tokens of one input, width, heads and layers."""
 
-    def __init__(self, key_heads: int = HEADS, bias: bool = True) -> None:
+    words: int
+    tokens: int = 64
+    width: int = 512
+    heads: int = 8
+    layers: int = 4
+
+
+GPT2_SIZES, LLAMA_SIZES, BERT_SIZES = Sizes(50257), Sizes(32000), Sizes(30522)
+TINY = Sizes(words=96, tokens=16, width=32, heads=2, layers=1)
+
+
+class Attention(nn.Module):
+    """Attention; fewer heads of keys and values than of queries are repeated."""
+
+    def __init__(self, sizes: Sizes, key_heads: int = 0, bias: bool = True) -> None:
         super().__init__()
-        self.size, self.key_heads = WIDTH // HEADS, key_heads
-        self.queries = nn.Linear(WIDTH, WIDTH, bias=bias)
-        self.keys = nn.Linear(WIDTH, key_heads * self.size, bias=bias)
-        self.values = nn.Linear(WIDTH, key_heads * self.size, bias=bias)
-        self.out = nn.Linear(WIDTH, WIDTH, bias=bias)
+        width = sizes.width
+        self.heads, self.size = sizes.heads, width // sizes.heads
+        self.key_heads = key_heads or sizes.heads
+        self.queries = nn.Linear(width, width, bias=bias)
+        self.keys = nn.Linear(width, self.key_heads * self.size, bias=bias)
+        self.values = nn.Linear(width, self.key_heads * self.size, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         """[1, tokens, heads * size] as [1, heads, tokens, size]."""
@@ -30,14 +46,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Attend; `mask` is added to the scores, `turn` is cos and sin of rotary positions."""
-        q, k, v = self.split(self.queries(x), HEADS), self.keys(x), self.split(self.values(x), self.key_heads)
+        q, k, v = (
+            self.split(self.queries(x), self.heads),
+            self.keys(x),
+            self.split(self.values(x), self.key_heads),
+        )
         k = self.split(k, self.key_heads)
         if turn is not None:
             q, k = rotated(q, *turn), rotated(k, *turn)
-        k, v = (each.repeat_interleave(HEADS // self.key_heads, 1) for each in (k, v))
+        k, v = (each.repeat_interleave(self.heads // self.key_heads, 1) for each in (k, v))
         scores = q @ k.transpose(-1, -2) / math.sqrt(self.size) + mask
         mixed = scores.softmax(-1) @ v
-        return self.out(mixed.transpose(1, 2).reshape(1, -1, WIDTH))
+        return self.out(mixed.transpose(1, 2).reshape(1, -1, self.heads * self.size))
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -55,9 +75,9 @@ def causal(tokens: int) -> Tensor:
 class RootNorm(nn.Module):
     """RMSNorm, computed in fp32."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Divide by the root of the mean square."""
@@ -67,28 +87,29 @@ class RootNorm(nn.Module):
 class Gated(nn.Module):
     """The feed-forward part of a Llama: SwiGLU."""
 
-    def __init__(self, inner: int = 1408) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.gate, self.up = (nn.Linear(WIDTH, inner, bias=False) for _ in range(2))
-        self.down = nn.Linear(inner, WIDTH, bias=False)
+        inner = 11 * width // 4
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Gate, and back to the width."""
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
-def feed_forward(gelu: str) -> nn.Sequential:
+def feed_forward(width: int, gelu: str) -> nn.Sequential:
     """Two linear layers around a gelu."""
-    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(gelu), nn.Linear(4 * WIDTH, WIDTH))
+    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(gelu), nn.Linear(4 * width, width))
 
 
 class GPT2Block(nn.Module):
     """Norms in front, gelu by tanh."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attn, self.mlp = Attention(), feed_forward("tanh")
+        self.ln_1, self.ln_2 = nn.LayerNorm(sizes.width), nn.LayerNorm(sizes.width)
+        self.attn, self.mlp = Attention(sizes), feed_forward(sizes.width, "tanh")
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Attend and compute, each added to what came in."""
@@ -99,11 +120,12 @@ class GPT2Block(nn.Module):
 class GPT2(nn.Module):
     """Ids [1, tokens] to logits [1, tokens, vocabulary]; the head is the table of the tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes = GPT2_SIZES) -> None:
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(GPT2_WORDS, WIDTH), nn.Embedding(TOKENS, WIDTH)
-        self.h = nn.ModuleList(GPT2Block() for _ in range(LAYERS))
-        self.ln_f = nn.LayerNorm(WIDTH)
+        self.wte = nn.Embedding(sizes.words, sizes.width)
+        self.wpe = nn.Embedding(sizes.tokens, sizes.width)
+        self.h = nn.ModuleList(GPT2Block(sizes) for _ in range(sizes.layers))
+        self.ln_f = nn.LayerNorm(sizes.width)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits of every position."""
@@ -117,10 +139,10 @@ class GPT2(nn.Module):
 class LlamaBlock(nn.Module):
     """RMSNorm in front, rotary positions, grouped keys, SwiGLU."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = RootNorm(), RootNorm()
-        self.self_attn, self.mlp = Attention(2, bias=False), Gated()
+        self.input_layernorm, self.post_attention_layernorm = RootNorm(sizes.width), RootNorm(sizes.width)
+        self.self_attn, self.mlp = Attention(sizes, 2, bias=False), Gated(sizes.width)
 
     def forward(self, x: Tensor, mask: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         """Attend and compute, each added to what came in."""
@@ -131,15 +153,17 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """Ids [1, tokens] to logits [1, tokens, vocabulary]."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes = LLAMA_SIZES) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(LLAMA_WORDS, WIDTH)
-        self.layers = nn.ModuleList(LlamaBlock() for _ in range(LAYERS))
-        self.norm, self.lm_head = RootNorm(), nn.Linear(WIDTH, LLAMA_WORDS, bias=False)
+        self.size = sizes.width // sizes.heads
+        self.embed_tokens = nn.Embedding(sizes.words, sizes.width)
+        self.layers = nn.ModuleList(LlamaBlock(sizes) for _ in range(sizes.layers))
+        self.norm = RootNorm(sizes.width)
+        self.lm_head = nn.Linear(sizes.width, sizes.words, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits of every position."""
-        tokens, size = ids.shape[1], WIDTH // HEADS
+        tokens, size = ids.shape[1], self.size
         speeds = 10000.0 ** -(torch.arange(0, size, 2) / size)
         angles = torch.outer(torch.arange(tokens).float(), speeds)
         turn = (torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin())
@@ -152,10 +176,10 @@ class Llama(nn.Module):
 class BertBlock(nn.Module):
     """Norms behind, exact gelu."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.attention, self.ffn = Attention(), feed_forward("none")
-        self.attention_norm, self.ffn_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.ffn = Attention(sizes), feed_forward(sizes.width, "none")
+        self.attention_norm, self.ffn_norm = nn.LayerNorm(sizes.width), nn.LayerNorm(sizes.width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Attend and compute, each added to what came in, and normed."""
@@ -166,12 +190,15 @@ class BertBlock(nn.Module):
 class Bert(nn.Module):
     """Ids and an attention mask, [1, tokens] each, to a sentence embedding [1, width]."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes = BERT_SIZES) -> None:
         super().__init__()
-        self.words, self.positions = nn.Embedding(BERT_WORDS, WIDTH), nn.Embedding(TOKENS, WIDTH)
-        self.types, self.norm = nn.Embedding(2, WIDTH), nn.LayerNorm(WIDTH)
-        self.layers = nn.ModuleList(BertBlock() for _ in range(LAYERS))
-        self.pooler = nn.Linear(WIDTH, WIDTH)
+        self.words, self.positions = (
+            nn.Embedding(sizes.words, sizes.width),
+            nn.Embedding(sizes.tokens, sizes.width),
+        )
+        self.types, self.norm = nn.Embedding(2, sizes.width), nn.LayerNorm(sizes.width)
+        self.layers = nn.ModuleList(BertBlock(sizes) for _ in range(sizes.layers))
+        self.pooler = nn.Linear(sizes.width, sizes.width)
 
     def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The embedding of the first token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 WIDTH, HEADS, LAYERS, PATCH, SIDE = 192, 3, 4, 16, 224
 
@@ -90,3 +91,19 @@ class UNet(nn.Module):
         x = self.middle(nn.functional.avg_pool2d(half, 2))
         x = self.join2(torch.cat([self.up2(x), half], 1))
         return self.leave(self.join1(torch.cat([self.up1(x), wide], 1)))
+
+
+class OldNetwork(nn.Module):
+    """Convolutions whose sums and products broadcast: what iOS 13 brought, and the engine does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 32, 3, 2, 1), nn.Conv2d(32, 64, 3, padding=1)
+        self.third, self.head = nn.Conv2d(64, 64, 3, padding=1), nn.Linear(64, 10)
+        self.scale = nn.Parameter(torch.rand(64, 1, 1))
+
+    def forward(self, picture: Tensor) -> Tensor:
+        """Scores of a picture."""
+        x = self.second(functional.relu(self.first((picture - 0.5) / 0.25))).relu()
+        x = x * self.scale - x.mean((2, 3), keepdim=True)
+        return self.head((self.third(x) + x).mean((2, 3)))

@@ -13,7 +13,7 @@ from torch import nn
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
-from anesurgery.examples.language import GPT2Block, causal
+from anesurgery.examples.language import GPT2_SIZES, GPT2Block, causal
 from anesurgery.mil import ct, quiet_host
 
 
@@ -23,7 +23,7 @@ class Stack(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.enter = nn.Linear(64, 512)
-        self.blocks = nn.ModuleList(GPT2Block() for _ in range(2))
+        self.blocks = nn.ModuleList(GPT2Block(GPT2_SIZES) for _ in range(2))
         self.leave = nn.Linear(512, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

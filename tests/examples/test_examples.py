@@ -15,7 +15,8 @@ from anesurgery.errors import LoadError, UnknownName
 from anesurgery.examples.example_models import EXAMPLES
 
 SLOW = {"gpt2", "llama", "bert", "vit", "whisper"}
-CASES: list[Any] = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in EXAMPLES]
+GAIN = [name for name in EXAMPLES if name not in ("tiny", "network")]
+CASES: list[Any] = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in GAIN]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -30,6 +31,19 @@ def test_the_share_rises_and_the_numbers_stay(name: str, tmp_path: Path) -> None
     assert old.time is None or (new.time is not None and new.time.ms < old.time.ms)
 
 
+def test_the_old_network_leaves_the_layers_that_are_barred(tmp_path: Path) -> None:
+    surgery = ane.apply(
+        ane.example("network", tmp_path / "old.mlmodel"), EXAMPLES["network"].recipe, quiet=True
+    )
+    assert "layers that the rules of the format keep off the ANE: 3 of 17 -> 0 of 13" in surgery.notes
+
+
+@pytest.mark.parametrize("ios", [16, 17, 18])
+def test_the_version_is_the_one_asked_for(ios: int, tmp_path: Path) -> None:
+    path = ane.example("tiny", tmp_path / "tiny.mlpackage", ios=ios)
+    assert ane.load(path).spec.specificationVersion == ios - 9
+
+
 def test_the_same_name_gives_the_same_bytes(tmp_path: Path) -> None:
     one, two = (ane.example("unet", tmp_path / f"{k}.mlpackage") for k in range(2))
     files = [sorted(p for p in path.rglob("*") if p.is_file()) for path in (one, two)]
@@ -39,11 +53,15 @@ def test_the_same_name_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_bad_names_and_places(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="did you mean 'gpt2'"):
         ane.example("gpt", tmp_path / "a.mlpackage")
+    with pytest.raises(LoadError, match="no example is made for iOS 12; say one of 16, 17, 18"):
+        ane.example("tiny", tmp_path / "a.mlpackage", ios=12)
     (tmp_path / "there.mlpackage").mkdir()
     with pytest.raises(LoadError, match="exists"):
         ane.example("unet", tmp_path / "there.mlpackage")
     with pytest.raises(LoadError, match="let it end in .mlpackage"):
         ane.example("unet", tmp_path / "there.onnx")
+    with pytest.raises(LoadError, match="let it end in .mlmodel"):
+        ane.example("network", tmp_path / "there.mlpackage")
 
 
 def test_the_command_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

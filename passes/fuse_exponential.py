@@ -19,8 +19,10 @@ After::
 `1 / (1 + exp(-x))`, with any op of division, and `exp(x) / (1 + exp(x))` become `sigmoid`; another numerator
 is multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`, and `log(sum(exp(x)))` becomes
 `m + log(sum(exp(x - m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon.
-`log(exp(a) + exp(b))` becomes `max(a, b) + softplus(-|a - b|)`, and `log(softmax(x))` becomes
-`x - m - log(sum(exp(x - m)))`.
+`log(exp(a) + exp(b))` becomes `max(a, b) + softplus(-|a - b|)`, `(exp(x) - 1) / (exp(x) + 1)` becomes
+`tanh(x / 2)`, `log(softmax(x))` becomes `x - m - log(sum(exp(x - m)))`, and `log(sigmoid(x))` becomes
+`-softplus(-x)`; a number that is added before such a logarithm, or the least that it reads, is applied to the
+result.
 
 Refuses when the op is no such form, when an epsilon in it is more than the result hides, or when the largest
 number was taken away before the exponential of a sum.
@@ -36,14 +38,20 @@ Grade: checked: that a logarithm or a quotient of exponentials is the op is no i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
-from anesurgery.facts.written_exponentials import negated, written_exponential
+from anesurgery.facts.written_exponentials import (
+    LOGS_OF_SHARES,
+    WrittenExponential,
+    negated,
+    written_exponential,
+)
 
 
 @dataclass(frozen=True)
@@ -72,15 +80,13 @@ class FuseExponential(Rewrite):
         if m.form.op_type == "reduce_log_sum_exp":
             return _log_of_sum(mb, m)
         if m.form.op_type == "log_add_exp":
-            larger = mb.maximum(x=x, y=m.form.factor)
-            apart = mb.mul(x=mb.abs(x=mb.sub(x=x, y=m.form.factor)), y=-1.0)
-            sum_of_two: Var = mb.add(x=larger, y=mb.softplus(x=apart))
-            return sum_of_two
-        if m.form.op_type == "log_softmax":
-            return _log_softmax(mb, x, int(an.number(m.form.exponential.axis) or 0))
+            return _log_of_two(mb, x, m.form.factor)
+        if m.form.op_type in LOGS_OF_SHARES:
+            return _log_of_share(mb, m.form)
+        if m.form.op_type.startswith("tanh"):
+            return _tanh(mb, m.form)
         if m.form.opposite:
-            source = negated(x)
-            x = mb.mul(x=x, y=-1.0) if source is None else source
+            x = _negative(mb, x)
         value: Var = mb.softplus(x=x) if m.form.op_type == "softplus" else mb.sigmoid(x=x)
         return value if m.form.factor is None else mb.mul(x=m.form.factor, y=value)
 
@@ -89,7 +95,7 @@ def _log_of_sum(mb: Builder, m: Match) -> Var:
     """The logarithm of the sum of exponentials of what is left without the largest, plus the largest."""
     x, total = m.form.exponential.x, m.form.total
     axes, keep = an.ints(total, "axes"), an.flag(total, "keep_dims")
-    epsilon = an.number(m.root.epsilon) or 0.0
+    epsilon = float(an.np_dtype(x).type(an.number(m.root.epsilon) or 0.0))
     largest = mb.reduce_max(x=x, axes=axes, keep_dims=True)
     if epsilon:
         largest = mb.maximum(x=largest, y=0.0)
@@ -98,6 +104,44 @@ def _log_of_sum(mb: Builder, m: Match) -> Var:
         x=mb.log(x=left, epsilon=epsilon), y=largest if keep else mb.squeeze(x=largest, axes=axes)
     )
     return value
+
+
+def _log_of_two(mb: Builder, x: Var, y: Any) -> Var:
+    """The logarithm of exp(x) + exp(y)."""
+    apart = mb.mul(x=mb.abs(x=mb.sub(x=x, y=y)), y=-1.0)
+    value: Var = mb.add(x=mb.maximum(x=x, y=y), y=mb.softplus(x=apart))
+    return value
+
+
+def _negative(mb: Builder, x: Var) -> Var:
+    """The negation; what was negated, where it was."""
+    source = negated(x)
+    value: Var = mb.mul(x=x, y=-1.0) if source is None else source
+    return value
+
+
+def _tanh(mb: Builder, form: WrittenExponential) -> Var:
+    """The op, of half of the exponent where only that stands in the quotient."""
+    x = form.exponential.x
+    if form.op_type == "tanh_of_half":
+        x = mb.mul(x=x, y=-0.5 if form.opposite else 0.5)
+    value: Var = mb.tanh(x=x)
+    return value
+
+
+def _log_of_share(mb: Builder, form: WrittenExponential) -> Var:
+    """The logarithm of a softmax or a sigmoid by the exponents alone, and what its guard makes of it."""
+    x = form.exponential.x
+    if form.op_type == "log_softmax":
+        share = _log_softmax(mb, x, int(an.number(form.exponential.axis) or 0))
+    else:
+        share = mb.mul(x=mb.softplus(x=x if form.opposite else _negative(mb, x)), y=-1.0)
+    if not form.guard:
+        return share
+    if form.clips:
+        least: Var = mb.maximum(x=share, y=math.log(form.guard))
+        return least
+    return _log_of_two(mb, share, math.log(form.guard))
 
 
 def _log_softmax(mb: Builder, x: Var, axis: int) -> Var:

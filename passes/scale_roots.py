@@ -1,4 +1,4 @@
-"""The root of a sum of squares is taken of values that are divided by the largest of them.
+"""The root, or the logarithm, of a sum of squares is taken of values that are divided by the largest of them.
 
 Before::
 
@@ -24,7 +24,9 @@ After::
     }
 
 The magnitude of complex numbers, `sqrt(re * re + im * im)`, is rewritten too, and what is added as an epsilon
-is divided by the square of the largest. `rms_norm` and `group_norm` do so for whole norms.
+is divided by the square of the largest. The logarithm of a power becomes that of the smaller numbers plus twice
+the logarithm of the largest; the least that it reads becomes the least of the result. `rms_norm` and
+`group_norm` do so for whole norms.
 
 Refuses when the values are not of fp16, when intervals show that the squares and their sum do not overflow,
 and when a shape is dynamic.
@@ -46,10 +48,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
-
-LEAST = 2.0**-12
-"""The largest magnitude is taken for no less, since it is divided by; smaller numbers square to 0 in fp16."""
+from anesurgery.authoring import (
+    Builder,
+    Match,
+    Operation,
+    OpPattern,
+    Ops,
+    Program,
+    Refusal,
+    Rewrite,
+    Var,
+    mb,
+    var,
+)
 
 
 @dataclass(frozen=True)
@@ -64,45 +75,58 @@ class ScaleRoots(Rewrite):
     shares_inner: ClassVar[bool] = True
 
     def pattern(self, op: Ops) -> OpPattern:
-        """A root."""
-        return op.any("sqrt", "pow")(x=var("inner"))
+        """A root or a logarithm."""
+        return op.any("sqrt", "pow", "log")(x=var("inner"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Of a sum of squares that may overflow."""
-        if m.root.op_type == "pow" and an.number(m.root.y) != 0.5:
+        read = an.sums_of_squares.read_by_root(m.root)
+        if read is None or an.np_dtype(m.inner) != np.float16:
             return None
-        found = an.sums_of_squares.sum_of_squares(m.inner)
-        if found is None or an.np_dtype(m.inner) != np.float16 or all(map(_is_scaled, found.values)):
+        found, least = read
+        if all(map(an.sums_of_squares.is_scaled, found.values)):
             return None
-        most = max(an.magnitude(x) for x in found.values) ** 2 * found.count
+        most = max(an.magnitude(x) for x in found.values) ** 2 * found.most
         if most + found.epsilon <= an.constant_ends.LARGEST:
             return Refusal(f"the squares add up to at most {most:g}, and do not overflow", m.root)
-        return m.bind(ops=(m.root, *found.ops), squares=found)
+        return m.bind(ops=(m.root, *found.ops), squares=found, least=least)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The root of what is at most the number of squares, times the largest magnitude."""
         squares, total = m.squares, m.squares.total
         over = None if total is None else {"axes": an.ints(total, "axes"), "keep_dims": True}
-        floor = max(LEAST, 2.0 ** math.floor(math.log2(squares.epsilon) / 2) if squares.epsilon else LEAST)
+        floor = max(
+            an.sums_of_squares.LEAST,
+            2.0 ** math.floor(math.log2(guard) / 2) if (guard := max(squares.epsilon, m.least)) else 0,
+        )
         largest = mb.maximum(x=_largest(mb, squares.values, over), y=floor)
         parts = [mb.square(x=mb.real_div(x=x, y=largest)) for x in squares.values]
         inner = functools.reduce(lambda a, b: mb.add(x=a, y=b), parts)
         if over is not None:
             inner = getattr(mb, squares.reduces)(x=inner, **over)
+        if squares.factor != 1:
+            inner = mb.mul(x=inner, y=squares.factor)
+        share = mb.square(x=mb.real_div(x=floor, y=largest)) if guard else None
         if squares.epsilon:
-            share = mb.square(x=mb.real_div(x=floor, y=largest))
             inner = mb.add(x=inner, y=mb.mul(x=share, y=squares.epsilon / floor**2))
-        root: Var = mb.mul(x=largest, y=mb.sqrt(x=inner))
+        if m.least:
+            inner = mb.maximum(x=inner, y=mb.mul(x=share, y=m.least / floor**2))
+        result = _ending(mb, m.root, largest, inner)
         if total is None or an.flag(total, "keep_dims"):
-            return root
-        flat: Var = mb.squeeze(x=root, axes=(over or {})["axes"])
+            return result
+        flat: Var = mb.squeeze(x=result, axes=(over or {})["axes"])
         return flat
 
 
-def _is_scaled(x: Var) -> bool:
-    """Is a value divided by the largest magnitude already?"""
-    division = an.producer(x, "real_div")
-    return division is not None and an.producer(division.y, "maximum") is not None
+def _ending(mb: Builder, root: Operation, largest: Var, inner: Var) -> Var:
+    """The root of the smaller squares times the largest magnitude, or their logarithm plus twice that of it."""
+    value: Var
+    if root.op_type != "log":
+        value = mb.mul(x=largest, y=mb.sqrt(x=inner))
+    else:
+        twice = mb.mul(x=mb.log(x=largest, epsilon=0.0), y=2.0)
+        value = mb.add(x=mb.log(x=inner, epsilon=0.0), y=twice)
+    return value
 
 
 def _largest(mb: Builder, values: Sequence[Var], over: Mapping[str, Any] | None) -> Var:

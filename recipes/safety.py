@@ -21,6 +21,7 @@ from anesurgery.passes.halve_exponent import HalveExponent
 from anesurgery.passes.mean_of_means import MeanOfMeans
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.rms_norm import RmsNorm
+from anesurgery.passes.scale_cosines import ScaleCosines
 from anesurgery.passes.scale_powers import ScalePowers
 from anesurgery.passes.scale_products import ScaleProducts
 from anesurgery.passes.scale_roots import ScaleRoots
@@ -34,6 +35,7 @@ STEPS = (
     CentreVariance(),
     RmsNorm(),
     GroupNorm(),
+    ScaleCosines(),
     ScaleRoots(),
     ScalePowers(),
     HalveExponent(),

@@ -1,18 +1,23 @@
-"""Sums and means of squares as they stand under roots: of a row of numbers, or of several values."""
+"""Sums and means of squares as they stand under roots and logarithms: of a row, or of several values."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from anesurgery.facts.written_exponentials import log_guard
 from anesurgery.mil import Operation, Var, producer, static_shape
-from anesurgery.semantics.reading import ints, number
+from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.reading import ints, number, scaled
 from anesurgery.semantics.row_lengths import squared
+
+LEAST = 2.0**-12
+"""The largest magnitude is taken for no less, since it is divided by; smaller numbers square to 0 in fp16."""
 
 
 @dataclass(frozen=True)
 class SumOfSquares:
-    """`sum(x * x) + epsilon` over axes, or `a * a + b * b + epsilon`."""
+    """`factor * sum(x * x) + epsilon` over axes, or `factor * (a * a + b * b) + epsilon`."""
 
     values: tuple[Var, ...]
     """What is squared; several have one shape."""
@@ -23,6 +28,13 @@ class SumOfSquares:
     """All that it is written with."""
     count: int
     """The sum is at most so many times the largest square."""
+    factor: float = 1.0
+    """What the sum is multiplied with, as by n / (n - 1) for an unbiased variance."""
+
+    @property
+    def most(self) -> float:
+        """The whole is at most so many times the largest square, the epsilon left out."""
+        return self.count * max(self.factor, 1.0)
 
     @property
     def reduces(self) -> str:
@@ -30,19 +42,54 @@ class SumOfSquares:
         return "reduce_mean" if self.total is not None and self.total.op_type == "reduce_mean" else "reduce_sum"
 
 
+def read_by_root(op: Operation) -> tuple[SumOfSquares, float] | None:
+    """The sum of squares of which an op is the root or the logarithm, and the least of it that is read."""
+    if op.op_type == "log":
+        guarded = log_guard(op.x, number(op.inputs.get("epsilon")) or 0.0)
+        if guarded is None:
+            return None
+        var, guard, clips, before = guarded
+        found = sum_of_squares(var if clips else op.x)
+        if found is None or (guard and not before) or any(_caps(before_op) for before_op in before):
+            return None
+        return (replace(found, ops=(*before, *found.ops)), guard) if clips else (found, 0.0)
+    if op.op_type == "pow" and number(op.y) != 0.5:
+        return None
+    found = sum_of_squares(op.x)
+    return None if found is None else (found, 0.0)
+
+
+def _caps(op: Operation) -> bool:
+    """Does a clip cut off what fp16 could hold?"""
+    return op.op_type == "clip" and (number(op.beta) or 0.0) < LARGEST
+
+
 def sum_of_squares(var: Var) -> SumOfSquares | None:
-    """What a value is, if it is one of these."""
-    epsilon, ops = 0.0, list[Operation]()
-    while (op := producer(var, "add")) is not None:
-        small = next(((x, v) for x, y in ((op.x, op.y), (op.y, op.x)) if (v := number(y)) is not None), None)
-        if small is None or small[1] < 0:
+    """What a value is, if it is one of these; one square counts where something is added to it."""
+    epsilon, factor, ops = 0.0, 1.0, list[Operation]()
+    while (op := producer(var, "add", "mul", "real_div")) is not None:
+        step = _step(op)
+        if step is None:
             break
-        var, epsilon = small[0], epsilon + small[1]
+        var, times, more = step
+        epsilon, factor = epsilon + factor * more, factor * times
         ops.append(op)
-    found = _reduced(var) or _added(var)
+    found = _reduced(var) or _added(var, 1 if epsilon else 2)
     if found is None:
         return None
-    return SumOfSquares(found.values, found.total, epsilon, (*ops, *found.ops), found.count)
+    return SumOfSquares(found.values, found.total, epsilon, (*ops, *found.ops), found.count, factor)
+
+
+def _step(op: Operation) -> tuple[Var, float, float] | None:
+    """What an op reads, the positive number that it multiplies it with, and the one that it adds."""
+    if op.op_type != "add":
+        times = scaled(op)
+        return (times[0], times[1], 0.0) if times is not None and times[1] > 0 else None
+    for value, other in ((op.x, op.y), (op.y, op.x)):
+        small = number(other)
+        if small is not None and small >= 0:
+            return value, 1.0, small
+    return None
 
 
 def _reduced(var: Var) -> SumOfSquares | None:
@@ -58,8 +105,8 @@ def _reduced(var: Var) -> SumOfSquares | None:
     return SumOfSquares((source,), total, 0.0, (total,) if square is None else (total, square), count)
 
 
-def _added(var: Var) -> SumOfSquares | None:
-    """Squares of two values or more of one shape."""
+def _added(var: Var, least: int) -> SumOfSquares | None:
+    """Squares of so many values or more of one shape."""
     pending, values, ops = [var], list[Var](), list[Operation]()
     while pending:
         op = pending.pop().op
@@ -71,6 +118,12 @@ def _added(var: Var) -> SumOfSquares | None:
             pending += [op.y, op.x]
         else:
             values.append(source)
-    if len(values) < 2 or len({static_shape(v) for v in values}) != 1:
+    if len(values) < least or len({static_shape(v) for v in values}) != 1:
         return None
     return SumOfSquares(tuple(values), None, 0.0, tuple(ops), len(values))
+
+
+def is_scaled(x: Var) -> bool:
+    """Is a value divided by the largest magnitude already?"""
+    division = producer(x, "real_div")
+    return division is not None and producer(division.y, "maximum") is not None

@@ -1,15 +1,16 @@
-"""Which function was written out with an exponential: softplus, sigmoid, softmax, or a logarithm of such sums.
+"""Which function was written out with an exponential: softplus, sigmoid, tanh, softmax, or a logarithm.
 
 `log(1 + exp(x))`, `1 / (1 + exp(-x))` and `exp(x) / (1 + exp(x))`, in whichever order and with whichever op of
-division, `exp(x) / sum(exp(x))` and `log(sum(exp(x)))`: the exponential overflows in fp16 from 11.09 on, though
-the result is small. Of `log(softmax(x))` it vanishes below -16.6.
+division, `(exp(x) - 1) / (exp(x) + 1)`, `exp(x) / sum(exp(x))` and `log(sum(exp(x)))`: the exponential
+overflows in fp16 from 11.09 on, though the result is small. In `log(softmax(x))` and `log(sigmoid(x))` what the
+logarithm reads vanishes below -16.6.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anesurgery.mil import Operation, Var, np_dtype, producer
+from anesurgery.mil import Operation, Var, np_dtype, operands, producer
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import flag, ints, number
 
@@ -17,6 +18,8 @@ LOG_GUARD = 1e-7
 """The largest epsilon of a logarithm that 1 + exp(x), which is at least 1, hides in fp32 too."""
 NO_GUARD = 1e-37
 """The largest epsilon of a logarithm that guards nothing: a softmax so small is 0 in fp32 too."""
+MOST_GUARD = 0.1
+"""The largest number that is taken for the guard of a logarithm, and not for a part of what it is taken of."""
 INVERSE_GUARD = 1.1e-4
 """As for `LOG_GUARD`: what a converter adds when it divides, and less than half a step of fp16 at 1."""
 
@@ -26,7 +29,8 @@ class WrittenExponential:
     """One function in several ops."""
 
     op_type: str
-    """ "softplus", "sigmoid", "softmax", "reduce_log_sum_exp", "log_add_exp" or "log_softmax"."""
+    """ "softplus", "sigmoid", "tanh", "tanh_of_half", "softmax", "reduce_log_sum_exp", "log_add_exp",
+    "log_softmax" or "log_sigmoid"."""
     exponential: Operation
     ops: tuple[Operation, ...]
     """All that is written out, the last op first."""
@@ -36,6 +40,14 @@ class WrittenExponential:
     """What is multiplied with the result; of a logarithm of two exponentials, the second exponent."""
     total: Operation | None = None
     """The sum of the exponentials, where there is one."""
+    guard: float = 0.0
+    """What is added to the number that a logarithm reads, or what that number is at least."""
+    clips: bool = False
+    """Is it the least, and not added?"""
+
+
+LOGS_OF_SHARES = frozenset({"log_softmax", "log_sigmoid"})
+"""What reads a number that may vanish; no exponential of theirs overflows."""
 
 
 def written_exponential(op: Operation) -> WrittenExponential | None:
@@ -45,8 +57,8 @@ def written_exponential(op: Operation) -> WrittenExponential | None:
     if op.op_type == "mul":
         return _quotient(op, op.x, op.y) or _quotient(op, op.y, op.x)
     if op.op_type == "log":
-        return _softplus(op) or _log_of_two(op) or _log_of_sum(op) or _log_of_softmax(op)
-    return _divided(op) or _softmax(op)
+        return _softplus(op) or _log_of_two(op) or _log_of_sum(op) or _log_of_share(op)
+    return _tanh(op) or _divided(op) or _softmax(op)
 
 
 def negated(var: Var) -> Var | None:
@@ -78,6 +90,9 @@ def _one_more(var: Var) -> tuple[Operation, Operation] | None:
 def _softplus(op: Operation) -> WrittenExponential | None:
     inner = _one_more(op.x)
     epsilon = number(op.inputs.get("epsilon"))
+    bare = producer(op.x, "exp")
+    if bare is not None and epsilon == 1:  # as converters write log1p
+        return WrittenExponential("softplus", bare, (op, bare))
     if inner is None or not 0 <= (epsilon or 0) <= LOG_GUARD:
         return None
     return WrittenExponential("softplus", inner[1], (op, *inner))
@@ -113,12 +128,62 @@ def _log_of_sum(op: Operation) -> WrittenExponential | None:
     return WrittenExponential("reduce_log_sum_exp", inner[1], (op, *inner), total=inner[0])
 
 
-def _log_of_softmax(op: Operation) -> WrittenExponential | None:
-    inner = producer(op.x, "softmax")
-    axis, epsilon = (None, None) if inner is None else (number(inner.axis), number(op.inputs.get("epsilon")))
-    if inner is None or axis is None or not 0 <= (epsilon or 0) <= NO_GUARD:
+def _log_of_share(op: Operation) -> WrittenExponential | None:
+    """The logarithm of a softmax, of a sigmoid, or of 1 less a sigmoid, with or without a guard."""
+    guarded = log_guard(op.x, number(op.inputs.get("epsilon")) or 0.0)
+    if guarded is None:
         return None
-    return WrittenExponential("log_softmax", inner, (op, inner))
+    share, guard, clips, before = guarded
+    opposite = False
+    if (less := producer(share, "sub")) is not None and number(less.x) == 1 and less.y.shape == share.shape:
+        share, opposite, before = less.y, True, (*before, less)
+    maker = producer(share, "sigmoid") if opposite else producer(share, "softmax", "sigmoid")
+    if maker is None or (maker.op_type == "softmax" and number(maker.axis) is None):
+        return None
+    ops = (op, *before, maker)
+    return WrittenExponential(f"log_{maker.op_type}", maker, ops, opposite, guard=guard, clips=clips)
+
+
+def log_guard(var: Var, epsilon: float) -> tuple[Var, float, bool, tuple[Operation, ...]] | None:
+    """What a logarithm reads without its guard, the guard, whether that is the least, and its op."""
+    if epsilon > NO_GUARD:
+        return (var, epsilon, False, ()) if epsilon < MOST_GUARD else None
+    op = producer(var, "add", "maximum", "clip")
+    if op is None:
+        return var, 0.0, False, ()
+    if op.op_type == "clip":
+        low, high = number(op.alpha) or 0.0, number(op.beta)
+        return (op.x, low, True, (op,)) if 0 < low < MOST_GUARD and (high or 0) >= 1 else None
+    for value, other in ((op.x, op.y), (op.y, op.x)):
+        guard = number(other)
+        if guard is not None and 0 < guard < MOST_GUARD and value.shape == var.shape:
+            return value, guard, op.op_type == "maximum", (op,)
+    return None
+
+
+def _tanh(op: Operation) -> WrittenExponential | None:
+    """(exp(x) - exp(-x)) / (exp(x) + exp(-x)), or the tanh of half of x, (exp(x) - 1) / (exp(x) + 1)."""
+    top, bottom = (producer(v, kind) for v, kind in ((op.inputs.get("x"), "sub"), (op.inputs.get("y"), "add")))
+    if op.op_type != "real_div" or top is None or bottom is None:
+        return None
+    if {bottom.x, bottom.y} != {top.x, top.y} and not _same_and_one(top, bottom):
+        return None
+    first, second = producer(top.x, "exp"), producer(top.y, "exp")
+    shape = op.outputs[0].shape
+    if first is not None and second is not None:
+        if first.x.shape != shape or negated(second.x) is not first.x:
+            return None
+        return WrittenExponential("tanh", first, (op, top, bottom, first, second))
+    exponential, one = (first, top.y) if first is not None else (second, top.x)
+    if exponential is None or number(one) != 1 or exponential.x.shape != shape:
+        return None
+    return WrittenExponential("tanh_of_half", exponential, (op, top, bottom, exponential), first is None)
+
+
+def _same_and_one(top: Operation, bottom: Operation) -> bool:
+    """Do a difference and a sum have one operand in common, and 1 as the other?"""
+    wholes = [[v for v in (op.x, op.y) if number(v) != 1] for op in (top, bottom)]
+    return len(wholes[0]) == len(wholes[1]) == 1 and wholes[0][0] is wholes[1][0]
 
 
 def _softmax(op: Operation) -> WrittenExponential | None:
@@ -147,7 +212,24 @@ def _divided(op: Operation) -> WrittenExponential | None:
         return WrittenExponential("sigmoid", exponential, (op, *inner), True) if plain else None
     if factor is exponential.outputs[0]:
         return WrittenExponential("sigmoid", exponential, (op, *inner))
+    if _rests_on(factor, exponential):  # it overflows too, and infinity times 0 is NaN
+        return None
     return WrittenExponential("sigmoid", exponential, (op, *inner), True, factor)
+
+
+def _rests_on(var: Var, op: Operation) -> bool:
+    """Is a value computed from what an op makes, within a few ops?"""
+    reached = [var]
+    for _ in range(NEAR):
+        makers = [v.op for v in reached if v.op is not None]
+        if op in makers:
+            return True
+        reached = [v for maker in makers for _, v in operands(maker)]
+    return False
+
+
+NEAR = 4
+"""Ops between an exponential and a numerator; `1 - 2 * exp(x)` has two."""
 
 
 def _quotient(op: Operation, top: Var, bottom: Var) -> WrittenExponential | None:

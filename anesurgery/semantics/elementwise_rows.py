@@ -27,6 +27,16 @@ def _monotone(op: Operation, ranges: Ranges) -> Interval:
     return image(op, ranges.at(op.x)) or ANY
 
 
+def _saturating(least: float) -> Callable[[Operation, Ranges], Interval]:
+    """Of an op that rises from `least` to 1."""
+
+    def between(op: Operation, ranges: Ranges) -> Interval:
+        low, high = _monotone(op, ranges)
+        return max(low, least), min(high, 1.0)
+
+    return between
+
+
 def _abs(op: Operation, ranges: Ranges) -> Interval:
     low, high = ranges.at(op.x)
     return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
@@ -194,8 +204,10 @@ def _by_channel(op: Operation) -> tuple[Operand, ...]:
 
 RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
     **dict.fromkeys(MONOTONE, _monotone),
-    **dict.fromkeys(names("sigmoid sigmoid_hard"), (0.0, 1.0)),
-    **dict.fromkeys(names("tanh erf sin cos softsign sign"), (-1.0, 1.0)),
+    "sigmoid": _saturating(0.0),
+    "sigmoid_hard": (0.0, 1.0),
+    **dict.fromkeys(names("tanh erf softsign"), _saturating(-1.0)),
+    **dict.fromkeys(names("sin cos sign"), (-1.0, 1.0)),
     "relu6": (0.0, 6.0),
     "atan": (-1.58, 1.58),
     **dict.fromkeys(names("gelu silu"), _gate),

@@ -44,6 +44,7 @@ EQUIVALENT = {
             ("real_div: x[0] negated", "it is squared"),
         )
     },
+    ("scale_cosines", "maximum: y[0] + 1"): "a cosine does not depend on what the rows are divided by",
     ("scale_roots", "maximum: y[0] + 1"): "the root does not depend on what its numbers are divided by",
     ("mean_of_means", "reduce_mean: axes[0] negated"): "the other axis first, and then the rest",
     ("centre_variance", "sub: x and y swapped"): "the difference is squared",

@@ -53,11 +53,47 @@ def log_of_sum(x: Any, keep: bool, epsilon: float) -> Any:
     return mb.log(x=mb.reduce_sum(x=mb.exp(x=x), axes=[-1], keep_dims=keep), epsilon=np.float16(epsilon))
 
 
+def tanh_of_two(x: Any) -> Any:
+    e, inverse = mb.exp(x=x), mb.exp(x=minus(x))
+    return mb.real_div(x=mb.sub(x=e, y=inverse), y=mb.add(x=e, y=inverse))
+
+
+def tanh_of_half(x: Any, first: bool = False) -> Any:
+    e = mb.exp(x=x)
+    return mb.real_div(x=mb.sub(x=ONE, y=e) if first else mb.sub(x=e, y=ONE), y=mb.add(x=e, y=ONE))
+
+
+def other_tanh(x: Any) -> Any:
+    """The exponentials are of different numbers."""
+    e, other = mb.exp(x=x), mb.exp(x=mb.mul(x=x, y=np.float16(-2)))
+    return mb.real_div(x=mb.sub(x=e, y=other), y=mb.add(x=e, y=other))
+
+
+def grows_with_it(x: Any) -> Any:
+    """A numerator that overflows as the exponential does, and would be multiplied with 0."""
+    e = mb.exp(x=x)
+    return mb.real_div(x=mb.add(x=mb.mul(x=e, y=np.float16(2)), y=np.float16(3)), y=mb.add(x=e, y=ONE))
+
+
+LOGS = {
+    "log sigmoid": lambda x: mb.log(x=mb.sigmoid(x=x), epsilon=NONE),
+    "of 1 less a sigmoid": lambda x: mb.log(x=mb.sub(x=ONE, y=mb.sigmoid(x=x)), epsilon=NONE),
+    "log softmax": lambda x: mb.log(x=mb.softmax(x=x, axis=-1), epsilon=NONE),
+    "with a guard": lambda x: mb.log(x=mb.add(x=mb.softmax(x=x, axis=-1), y=np.float16(1e-7)), epsilon=NONE),
+    "with a least": lambda x: mb.log(x=mb.maximum(x=mb.sigmoid(x=x), y=np.float16(1e-7)), epsilon=NONE),
+    "clipped": lambda x: mb.log(x=mb.clip(x=mb.sigmoid(x=x), alpha=np.float16(1e-7), beta=ONE), epsilon=NONE),
+}
+"""Logarithms of what vanishes in fp16."""
+
 BREAKS = {
     "softplus": (lambda x: mb.log(x=more(x), epsilon=NONE), ["softplus"]),
     "softplus, 1 first": (lambda x: mb.log(x=mb.add(x=ONE, y=mb.exp(x=x)), epsilon=NONE), ["softplus"]),
     "logistic loss": (lambda x: mb.log(x=more(minus(x)), epsilon=NONE), ["mul", "softplus"]),
+    "log1p": (lambda x: mb.log(x=mb.exp(x=x), epsilon=ONE), ["softplus"]),
     "ratio": (ratio, ["sigmoid"]),
+    "tanh": (tanh_of_two, ["tanh"]),
+    "tanh of half": (tanh_of_half, ["mul", "tanh"]),
+    "tanh of half, 1 first": (lambda x: tanh_of_half(x, first=True), ["mul", "tanh"]),
     "ratio by inverse": (ratio_by_inverse, None),
 }
 """Name -> the form, and the ops that are left (None: whichever)."""
@@ -81,6 +117,30 @@ SUMS = {
     "logsumexp with an epsilon": lambda x: log_of_sum(x, True, 6e-8),
 }
 """Sums of exponentials, of which one overflows."""
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_logarithms_of_shares(name: str) -> None:
+    before = program(LOGS[name])
+    assert named(before, "num-log-softmax") == ["num-log-softmax"]
+    after, session = apply_pass(FuseExponential(), before)
+    assert session.changes
+    right = numbers(before, "fp32")
+    for precision in ("fp16", "ane"):
+        assert decibels(right[np.isfinite(right)], numbers(after, precision)[np.isfinite(right)]) > 60
+    assert not named(after, "num-log-softmax")
+
+
+@pytest.mark.parametrize("body", [other_tanh, grows_with_it])
+def test_others_stay(body: Callable[[Any], Any]) -> None:
+    assert not apply_pass(FuseExponential(), program(body))[1].changes
+
+
+@pytest.mark.parametrize("name", ["log sigmoid", "of 1 less a sigmoid", "log softmax"])
+def test_of_small_numbers_no_logarithm_is_named(name: str) -> None:
+    small = program(lambda x: LOGS[name](mb.tanh(x=x)))
+    rules = {f.rule for row in ane.inspect(small, target="M1/macOS 14").ops for f in row.findings}
+    assert not {rule for rule in rules if rule.startswith("num-")}
 
 
 def numbers(model: Program, precision: str) -> Any:

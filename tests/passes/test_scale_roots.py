@@ -34,12 +34,34 @@ def guarded(x: Var) -> Var:
     return mb.sqrt(x=mb.add(x=HALF(1e-4), y=total), name="y")
 
 
+def mean_square(x: Var) -> Var:
+    mean: Var = mb.reduce_mean(x=mb.square(x=x), axes=[-1], keep_dims=False)
+    return mean
+
+
+def clipped(x: Var, most: float) -> Var:
+    capped: Var = mb.clip(x=mean_square(x), alpha=HALF(0.01), beta=HALF(most))
+    return capped
+
+
 ROOTS: dict[str, Root] = {
     "length": lambda x: mb.sqrt(x=mb.reduce_sum(x=mb.square(x=x), axes=[-1], keep_dims=True), name="y"),
     "mean": lambda x: mb.sqrt(x=mb.reduce_mean(x=mb.pow(x=x, y=HALF(2)), axes=[1], keep_dims=True), name="y"),
     "power": lambda x: mb.pow(x=mb.reduce_sum_square(x=x, axes=[2], keep_dims=True), y=HALF(0.5), name="y"),
     "magnitude": hypot,
     "guarded": guarded,
+    "one square": lambda x: mb.sqrt(x=mb.add(x=mb.pow(x=x, y=HALF(2)), y=HALF(1)), name="y"),
+    "unbiased": lambda x: mb.sqrt(x=mb.mul(x=mean_square(x), y=HALF(16 / 15)), name="y"),
+}
+LOGS: dict[str, Root] = {
+    "of a power": lambda x: mb.log(x=mean_square(x), epsilon=HALF(0), name="y"),
+    "of a power with a guard": lambda x: mb.log(
+        x=mb.add(x=mean_square(x), y=HALF(0.1)), epsilon=HALF(0), name="y"
+    ),
+    "of no less than": lambda x: mb.log(
+        x=mb.maximum(x=mean_square(x), y=HALF(0.01)), epsilon=HALF(0), name="y"
+    ),
+    "of a clipped power": lambda x: mb.log(x=clipped(x, np.inf), epsilon=HALF(0), name="y"),
 }
 
 
@@ -61,6 +83,23 @@ def test_every_form_and_size(root: Root, size: float) -> None:
     (wanted,) = run(program, {"x": x}, precision="fp32").values()
     (found,) = run(after, {"x": x}, precision="fp16").values()
     assert np.allclose(found, wanted, rtol=3e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("root", LOGS.values(), ids=LOGS)
+@pytest.mark.parametrize("size", [1e-2, 1.0, 3000.0])
+def test_logarithms(root: Root, size: float) -> None:
+    program = built(root)
+    after, session = apply_pass(ScaleRoots(), program)
+    assert len(session.changes) == 1
+    x = (np.random.default_rng(0).standard_normal((3, 4, 16)) * size).astype(HALF)
+    (wanted,) = run(program, {"x": x}, precision="fp32").values()
+    (found,) = run(after, {"x": x}, precision="fp16").values()
+    assert np.allclose(found, wanted, rtol=3e-3, atol=5e-3)
+
+
+def test_a_power_with_a_cap_stays() -> None:
+    _, session = apply_pass(ScaleRoots(), built(lambda x: mb.log(x=clipped(x, 9.0), epsilon=HALF(0))))
+    assert not session.changes
 
 
 @pytest.mark.parametrize("root", [ROOTS["length"], hypot], ids=["length", "magnitude"])

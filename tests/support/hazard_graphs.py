@@ -113,6 +113,17 @@ def log_add_exp(x: Var) -> Var:
     return mb.log(x=mb.add(x=a, y=b), epsilon=NONE, name="y")
 
 
+def tanh_written(x: Var) -> Var:
+    """(exp(2 x) - 1) / (exp(2 x) + 1)."""
+    e = mb.exp(x=mb.mul(x=x, y=HALF(2)))
+    return mb.real_div(x=mb.sub(x=e, y=HALF(1)), y=mb.add(x=e, y=HALF(1)), name="y")
+
+
+def log_sigmoid(x: Var) -> Var:
+    """The logarithm of a probability."""
+    return mb.log(x=mb.sigmoid(x=x), epsilon=NONE, name="y")
+
+
 def log_softmax(x: Var) -> Var:
     """The form of coremltools."""
     return mb.log(x=mb.softmax(x=x, axis=-1), epsilon=NONE, name="y")
@@ -147,6 +158,27 @@ def magnitude(x: Var) -> Var:
     """Of complex numbers."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
     return mb.sqrt(x=mb.add(x=mb.square(x=a), y=mb.square(x=b)), name="y")
+
+
+def power_in_decibels(x: Var) -> Var:
+    """The logarithm of the power of complex numbers, no less than 1e-7."""
+    real, imaginary = (mb.square(x=v) for v in mb.split(x=x, num_splits=2, axis=1))
+    power = mb.maximum(x=mb.add(x=real, y=imaginary), y=HALF(1e-7))
+    return mb.mul(x=mb.log(x=power, epsilon=NONE), y=HALF(4.34), name="y")
+
+
+def deviation(x: Var) -> Var:
+    """The unbiased deviation of rows, as it is converted."""
+    apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
+    return mb.sqrt(x=mb.mul(x=rows(mb.reduce_mean, mb.square(x=apart)), y=HALF(64 / 63)), name="y")
+
+
+def cosine_written(x: Var) -> Var:
+    """As `torch.nn.functional.cosine_similarity` is converted."""
+    a, b = mb.split(x=x, num_splits=2, axis=1)
+    product, first, second = (rows(mb.reduce_sum, mb.mul(x=v, y=w)) for v, w in ((a, b), (a, a), (b, b)))
+    lengths = mb.sqrt(x=mb.maximum(x=mb.mul(x=first, y=second), y=HALF(6e-8)))
+    return mb.real_div(x=product, y=lengths, name="y")
 
 
 def length(x: Var) -> Var:
@@ -332,6 +364,26 @@ HAZARDS: tuple[Hazard, ...] = (
         "an exponential overflows above 11.09",
     ),
     Hazard(
+        "tanh",
+        tanh_written,
+        WIDE,
+        of_bounded(tanh_written),
+        "num-exp",
+        "fuse_exponential",
+        "fp16",
+        "an infinity is divided by an infinity",
+    ),
+    Hazard(
+        "logarithm of a sigmoid",
+        log_sigmoid,
+        random(2, 64, scale=20),
+        of_bounded(log_sigmoid),
+        "num-log-softmax",
+        "fuse_exponential",
+        "fp16",
+        "a share below 6e-8 is 0, and its logarithm infinite",
+    ),
+    Hazard(
         "logarithm of a softmax",
         log_softmax,
         random(2, 64, scale=20),
@@ -393,6 +445,37 @@ HAZARDS: tuple[Hazard, ...] = (
         "fp16",
         "squares above 255 overflow",
         "a log-mel front end: cosine 0.046 (M1 Max: findit-studio/coremlit)",
+    ),
+    Hazard(
+        "logarithm of a power",
+        power_in_decibels,
+        random(2, 2, 64, scale=500),
+        of_bounded(power_in_decibels),
+        "num-root",
+        "scale_roots",
+        "fp16",
+        "squares above 255 overflow, though the logarithm is small",
+        "a log-mel front end: cosine 0.046 (M1 Max: findit-studio/coremlit)",
+    ),
+    Hazard(
+        "deviation of rows",
+        deviation,
+        LARGE,
+        of_bounded(deviation),
+        "num-root",
+        "scale_roots",
+        "fp16",
+        "squares above 255 overflow",
+    ),
+    Hazard(
+        "cosine of two rows",
+        cosine_written,
+        random(2, 2, 64, scale=500),
+        of_bounded(cosine_written),
+        "num-cosine",
+        "scale_cosines",
+        "fp16",
+        "products above 65504 are divided by products above 65504",
     ),
     Hazard(
         "length of rows",

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from anesurgery.facts.attention import attention_of
-from anesurgery.facts.sums_of_squares import sum_of_squares
-from anesurgery.facts.written_exponentials import written_exponential
+from anesurgery.facts.cosines import cosine
+from anesurgery.facts.sums_of_squares import read_by_root
+from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
 from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import (
     Operation,
@@ -117,22 +118,39 @@ def _under_root(op: Operation) -> bool:
     while pending and seen < STEPS:
         var, seen = pending.pop(), seen + 1
         for reader in var.child_ops:
-            if reader.op_type == "sqrt" or (reader.op_type == "pow" and number(reader.y) == 0.5):
-                return sum_of_squares(reader.x) is not None
-            pending += reader.outputs if reader.op_type in ("add", "reduce_sum", "reduce_mean") else []
+            if reader.op_type in ("sqrt", "log") or (reader.op_type == "pow" and number(reader.y) == 0.5):
+                return read_by_root(reader) is not None
+            pending += reader.outputs if reader.op_type in BETWEEN else []
     return False
 
 
+BETWEEN = frozenset({"add", "mul", "real_div", "reduce_sum", "reduce_mean", "clip", "maximum"})
+"""What stands between squares and their root."""
+
+
 def square_under_root(op: Operation, target: Target) -> str:
-    """Squares that add up under a root, of values that are not known to be small."""
-    squares = sum_of_squares(op.x) if _half(op) and number(op.inputs.get("y")) in (None, 0.5) else None
-    if squares is None:
+    """Squares that add up under a root or a logarithm, of values that are not known to be small."""
+    read = read_by_root(op) if _half(op) else None
+    if read is None:
         return ""
+    squares = read[0]
     most = max(bounds.magnitude(x, products=1) for x in squares.values)
-    if most**2 * squares.count <= LARGEST:
+    if most**2 * squares.most <= LARGEST:
         return ""
     known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
     return f"%{squares.values[0].name} {known}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
+
+
+def large_cosine(op: Operation, target: Target) -> str:
+    """A cosine of rows that are not known to be small."""
+    found = cosine(op) if _half(op) else None
+    if found is None:
+        return ""
+    most = max(bounds.magnitude(row, products=1) for row in found.rows)
+    if most**2 * found.count <= math.sqrt(LARGEST):
+        return ""
+    name = found.rows[0].name
+    return f"%{name} and %{found.rows[1].name} are multiplied before they are divided by their lengths"
 
 
 def cancelled_variance(op: Operation, target: Target) -> str:
@@ -153,14 +171,18 @@ ALIKE = 2.0
 
 
 def vanished_share(op: Operation, target: Target) -> str:
-    """The logarithm of a softmax."""
+    """The logarithm of a softmax or a sigmoid."""
     form = written_exponential(op) if _half(op) else None
-    if form is None or form.op_type != "log_softmax":
+    if form is None or form.op_type not in LOGS_OF_SHARES:
         return ""
     low, high = bounds.interval(form.exponential.x)
-    if high - low < VANISHES:
+    apart = high - low if form.op_type == "log_softmax" else high if form.opposite else -low
+    if apart < VANISHES:
         return ""
-    return f"the logarithm of the softmax %{op.x.name}: a share below {LEAST:.1g} is 0 in fp16"
+    made = form.exponential
+    return (
+        f"the logarithm of the {made.op_type} %{made.outputs[0].name}: a share below {LEAST:.1g} is 0 in fp16"
+    )
 
 
 VANISHES = 9.0
@@ -336,7 +358,7 @@ def lost_epsilon(op: Operation, target: Target) -> str:
 def subnormal_epsilon(op: Operation, target: Target) -> str:
     """An epsilon written out that is subnormal in fp16."""
     found = _epsilon(op) if _half(op) and op.op_type not in NORMS else None
-    if found is None or not LEAST / 2 < found < NORMAL:
+    if found is None or not LEAST / 2 < found < NORMAL or bounds.interval(op.x)[0] >= NORMAL:
         return ""
     return f"epsilon {found:.2g} is subnormal in fp16 (below {NORMAL:.1g})"
 
@@ -420,7 +442,7 @@ def bare_exponential(op: Operation, target: Target) -> str:
 def overflowing_exponential(op: Operation, target: Target) -> str:
     """A softplus or a sigmoid written out, of a value that is not known to stay below the overflow."""
     form = written_exponential(op) if _half(op) else None
-    if form is None or form.total is not None or form.op_type == "log_softmax":
+    if form is None or form.total is not None or form.op_type in LOGS_OF_SHARES:
         return ""
     exponents = [e.x for e in form.ops if e.op_type == "exp"]
     most = max(bounds.interval(x)[1] for x in exponents) if exponents else math.inf
@@ -624,13 +646,23 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num-root",
-        frozenset({"sqrt", "pow"}),
-        "the elementwise unit is fp16: 256 * 256 is infinite, though the root of the sum would be small",
+        frozenset({"sqrt", "pow", "log"}),
+        "the elementwise unit is fp16: 256 * 256 is infinite, though its root or logarithm would be small",
         STUDY,
         test=square_under_root,
         kind="numeric",
         remedy="scale_roots",
         advice="divide by the largest magnitude first",
+    ),
+    Rule(
+        "num-cosine",
+        frozenset({"real_div"}),
+        "the elementwise unit is fp16: 256 * 256 is infinite, though a cosine is at most 1",
+        STUDY,
+        test=large_cosine,
+        kind="numeric",
+        remedy="scale_cosines",
+        advice="divide each row by its length first, and multiply then",
     ),
     Rule(
         "num-variance",

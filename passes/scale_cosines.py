@@ -1,0 +1,142 @@
+"""The cosine of two rows is taken of rows that are divided by their largest magnitudes.
+
+Before::
+
+    main(%a: 2x8xfp16, %b: 2x8xfp16) {
+      %products: 2x8xfp16 = mul(x=%a, y=%b)
+      %product: 2xfp16 = reduce_sum(x=%products, axes=[-1])
+      %squares: 2x8xfp16 = mul(x=%a, y=%a)
+      %first: 2xfp16 = reduce_sum(x=%squares, axes=[-1])
+      %more_squares: 2x8xfp16 = mul(x=%b, y=%b)
+      %second: 2xfp16 = reduce_sum(x=%more_squares, axes=[-1])
+      %both: 2xfp16 = mul(x=%first, y=%second)
+      %least: 2xfp16 = maximum(x=%both, y=5.96046e-08)
+      %lengths: 2xfp16 = sqrt(x=%least)
+      %y: 2xfp16 = real_div(x=%product, y=%lengths)
+      return %y
+    }
+
+After::
+
+    main(%a: 2x8xfp16, %b: 2x8xfp16) {
+      %y_scale_cosines_abs: 2x8xfp16 = abs(x=%a)
+      %y_scale_cosines_reduce_max: 2x1xfp16 = reduce_max(x=%y_scale_cosines_abs, axes=[-1], keep_dims=True)
+      %y_scale_cosines_maximum: 2x1xfp16 = maximum(x=%y_scale_cosines_reduce_max, y=0.015625)
+      %y_scale_cosines_real_div: 2x8xfp16 = real_div(x=%a, y=%y_scale_cosines_maximum)
+      %y_scale_cosines_squeeze: 2xfp16 = squeeze(x=%y_scale_cosines_maximum, axes=[-1])
+      %y_scale_cosines_abs_1: 2x8xfp16 = abs(x=%b)
+      %y_scale_cosines_reduce_max_1: 2x1xfp16 = reduce_max(x=%y_scale_cosines_abs_1, axes=[-1], keep_dims=True)
+      %y_scale_cosines_maximum_1: 2x1xfp16 = maximum(x=%y_scale_cosines_reduce_max_1, y=0.015625)
+      %y_scale_cosines_real_div_1: 2x8xfp16 = real_div(x=%b, y=%y_scale_cosines_maximum_1)
+      %y_scale_cosines_squeeze_1: 2xfp16 = squeeze(x=%y_scale_cosines_maximum_1, axes=[-1])
+      %y_scale_cosines_mul: 2x8xfp16 = mul(x=%y_scale_cosines_real_div, y=%y_scale_cosines_real_div_1)
+      %y_scale_cosines_reduce_sum: 2xfp16 = reduce_sum(x=%y_scale_cosines_mul, axes=[-1])
+      %y_scale_cosines_square: 2x8xfp16 = square(x=%y_scale_cosines_real_div)
+      %y_scale_cosines_reduce_sum_1: 2xfp16 = reduce_sum(x=%y_scale_cosines_square, axes=[-1])
+      %y_scale_cosines_square_1: 2x8xfp16 = square(x=%y_scale_cosines_real_div_1)
+      %y_scale_cosines_reduce_sum_2: 2xfp16 = reduce_sum(x=%y_scale_cosines_square_1, axes=[-1])
+      %y_scale_cosines_sqrt: 2xfp16 = sqrt(x=%y_scale_cosines_reduce_sum_1)
+      %y_scale_cosines_sqrt_1: 2xfp16 = sqrt(x=%y_scale_cosines_reduce_sum_2)
+      %y_scale_cosines_mul_1: 2xfp16 = mul(x=%y_scale_cosines_sqrt, y=%y_scale_cosines_sqrt_1)
+      %y_scale_cosines_real_div_2: 2xfp16 = real_div(x=0.015625, y=%y_scale_cosines_squeeze)
+      %y_scale_cosines_real_div_3: 2xfp16 = real_div(x=0.015625, y=%y_scale_cosines_squeeze_1)
+      %y_scale_cosines_mul_2: 2xfp16 = mul(x=%y_scale_cosines_real_div_2, y=%y_scale_cosines_real_div_3)
+      %y_scale_cosines_mul_3: 2xfp16 = mul(x=%y_scale_cosines_mul_2, y=1)
+      %y_scale_cosines_maximum_2: 2xfp16 = maximum(x=%y_scale_cosines_mul_1, y=%y_scale_cosines_mul_3)
+      %y: 2xfp16 = real_div(x=%y_scale_cosines_reduce_sum, y=%y_scale_cosines_maximum_2)
+      return %y
+    }
+
+The lengths may be roots of their own, or `reduce_l2_norm`; the least that their product may be is divided by
+both magnitudes. `scale_roots` repairs a length by itself.
+
+Refuses when the values are not of fp16, when intervals show that neither the product nor the squares overflow,
+and when a shape is dynamic.
+
+Why it helps: the product of two rows overflows in fp16 where their numbers are above 255, though the cosine is
+at most 1 (computed). What the further ops cost in time was not measured.
+
+Grade: checked: that a factor goes through a root is no identity of polynomials.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+
+
+@dataclass(frozen=True)
+class ScaleCosines(Rewrite):
+    """`sum(a * b) / (|a| * |b|)` becomes the same of `a / max|a|` and `b / max|b|`."""
+
+    name: ClassVar[str] = "scale_cosines"
+    static: ClassVar[bool] = True
+    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    tolerates_nonfinite: ClassVar[bool] = False
+    magnitude: ClassVar[float] = float(np.finfo(np.float16).max)
+    shares_inner: ClassVar[bool] = True
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """A sum of products, divided."""
+        return op.real_div(x=op.reduce_sum(x=var("products")), y=var("lengths"))
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """By the lengths of both rows, and of numbers whose squares may overflow."""
+        found = an.cosines.cosine(m.root)
+        if (
+            found is None
+            or an.np_dtype(m.products) != np.float16
+            or all(map(an.sums_of_squares.is_scaled, found.rows))
+        ):
+            return None
+        most = max(an.magnitude(row) for row in found.rows) ** 2 * found.count
+        if most <= math.sqrt(an.constant_ends.LARGEST):  # the squares of both lengths are multiplied
+            return Refusal(
+                f"the products add up to at most {most:g}, and their square does not overflow", m.root
+            )
+        return m.bind(ops=found.ops, cosine=found)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The rows have magnitudes of at most 1, and so each sum is at most the number of values."""
+        axes, keep = list(m.cosine.axes), m.cosine.keep_dims
+        floor = (
+            max(an.sums_of_squares.LEAST, 2.0 ** math.floor(math.log2(m.cosine.least) / 2))
+            if m.cosine.least
+            else an.sums_of_squares.LEAST
+        )
+        rows, sizes = [], []
+        for row in m.cosine.rows:
+            largest = mb.reduce_max(x=mb.abs(x=row), axes=axes, keep_dims=True)
+            largest = mb.maximum(x=largest, y=floor)
+            rows.append(mb.real_div(x=row, y=largest))
+            sizes.append(largest if keep else mb.squeeze(x=largest, axes=axes))
+        product = mb.reduce_sum(x=mb.mul(x=rows[0], y=rows[1]), axes=axes, keep_dims=keep)
+        squares = [mb.reduce_sum(x=mb.square(x=row), axes=axes, keep_dims=keep) for row in rows]
+        lengths = mb.mul(x=mb.sqrt(x=squares[0]), y=mb.sqrt(x=squares[1]))
+        if m.cosine.least:
+            shares = [mb.real_div(x=floor, y=size) for size in sizes]
+            least = mb.mul(x=mb.mul(x=shares[0], y=shares[1]), y=m.cosine.least / floor**2)
+            lengths = mb.maximum(x=lengths, y=least)
+        value: Var = mb.real_div(x=product, y=lengths)
+        return value
+
+
+def example() -> Program:
+    """As `torch.nn.functional.cosine_similarity` is converted."""
+    specs = [mb.TensorSpec((2, 8), dtype=an.types.fp16) for _ in range(2)]
+
+    @mb.program(input_specs=specs)
+    def program(a: Var, b: Var) -> Var:
+        product = mb.reduce_sum(x=mb.mul(x=a, y=b, name="products"), axes=[-1], name="product")
+        first = mb.reduce_sum(x=mb.mul(x=a, y=a, name="squares"), axes=[-1], name="first")
+        second = mb.reduce_sum(x=mb.mul(x=b, y=b, name="more_squares"), axes=[-1], name="second")
+        both = mb.maximum(x=mb.mul(x=first, y=second, name="both"), y=np.float16(6e-8), name="least")
+        return mb.real_div(x=product, y=mb.sqrt(x=both, name="lengths"), name="y")
+
+    return program

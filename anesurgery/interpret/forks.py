@@ -37,7 +37,7 @@ class Forks:
 
     def __iter__(self) -> Iterator[Fork]:
         """A fork at each weight, in the order in which they are read; valid until the next one."""
-        env: Env = {var: _copied(value) for var, value in self._bound.items()}
+        env: Env = {var: copied(value) for var, value in self._bound.items()}
         for number, step in enumerate(self._plan.steps):
             for weight in self._readers.get(number, ()):
                 yield Fork(self._executable, weight, number, env)
@@ -64,14 +64,14 @@ class Fork:
     def __call__(self, array: Array | None = None) -> dict[str, Array]:
         """The outputs, with another array in the place of the weight."""
         plan = self._executable.plan
-        env = {var: _copied(value) for var, value in self._env.items()}
+        env = {var: copied(value) for var, value in self._env.items()}
         with torch.inference_mode(), _replaced(plan, self._weight, array):
             for step in plan.steps[self._number :]:
                 plan.take(step, env)
             return self._executable.outputs(env, env.values())
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """A state of its own; tensors are shared, since nothing writes to them."""
     return state.Box(value.value) if isinstance(value, state.Box) else value
 

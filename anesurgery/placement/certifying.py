@@ -1,31 +1,32 @@
 """`certify`: the error of every op in fp16 and in the engine's arithmetic, what it grows to, and a verdict.
 
-The model runs exactly, then twice in each arithmetic: freely, so that errors grow, and with every value put
-right again, so that what is left at an op is its own. An error is that of one set of inputs; `search` looks for
-worse ones between the least and the largest number of each input.
+The model runs exactly and in each arithmetic at once, op by op (`interpret.abreast`): freely, so that errors
+grow, and of right operands, so that what is left at an op is its own. An error is that of one set of inputs;
+`search` looks for worse ones between the least and the largest number of each input.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
-from anesurgery.checking.metrics import OutputComparison, compare_arrays, psnr
+from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.logits import logits_of
 from anesurgery.files.package import Loaded
-from anesurgery.interpret import Executable, Listener, Predictor
+from anesurgery.interpret import Predictor
+from anesurgery.interpret.abreast import Abreast
 from anesurgery.interpret.arithmetic.properties import CHIPS
 from anesurgery.loading import load
-from anesurgery.mil import Array, Operation, function_of, np_dtype
+from anesurgery.mil import Array, function_of
 from anesurgery.placement.inspector import inspect_program
+from anesurgery.placement.op_errors import OpError, op_error
 from anesurgery.placement.target import Target
 from anesurgery.semantics.constant_ends import LARGEST
 
@@ -36,34 +37,6 @@ MARGIN = 4.0
 """A value this near to the end of fp16 is at risk: other inputs may be so many times as large."""
 STEP = 0.25
 """How far the search goes from the worst inputs so far, of the range of an input."""
-
-
-@dataclass(frozen=True)
-class OpError:
-    """One op.
-
-    Attributes:
-        name: of its first output.
-        op_type: MIL op type.
-        own: arithmetic -> PSNR in dB of its first output where all that it reads is right.
-        grown: the same where errors of the ops before it are in what it reads.
-        largest: magnitude in exact arithmetic.
-        rules: numeric findings of `inspect` about it.
-        repairs: passes that they name.
-    """
-
-    name: str
-    op_type: str
-    own: Mapping[str, float]
-    grown: Mapping[str, float]
-    largest: float
-    rules: tuple[str, ...] = ()
-    repairs: tuple[str, ...] = ()
-
-    @property
-    def worst(self) -> float:
-        """Its own PSNR in the arithmetic in which it is lowest."""
-        return min(self.own.values(), default=math.inf)
 
 
 @dataclass(frozen=True)
@@ -102,7 +75,11 @@ class Certificate(Drawn):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        rows = [vars(r) | {"own": _plain(r.own), "grown": _plain(r.grown)} for r in self.rows]
+        rows = [
+            vars(r)
+            | {"own": _plain(r.own), "grown": _plain(r.grown), "histogram": r.histogram and vars(r.histogram)}
+            for r in self.rows
+        ]
         outputs = {a: [_plain(vars(o)) for o in found] for a, found in self.outputs.items()}
         return {
             "verdict": self.verdict,
@@ -196,19 +173,13 @@ class _Trial:
     """One model in several arithmetics."""
 
     def __init__(self, loaded: Loaded, function: str | None, arithmetics: Sequence[str], gate: float) -> None:
-        program = loaded.program
-        self._exact = Executable(program, function=function, precision="fp32")
-        self._others = {a: Executable(program, function=function, precision=a) for a in arithmetics}
+        self._all = Abreast(loaded.program, function, arithmetics)
         self._chosen, self._gate = logits_of(function_of(loaded.program, function)), gate
 
     def outputs(self, values: Values) -> dict[str, tuple[OutputComparison, ...]]:
         """How near the outputs are in each arithmetic."""
-        exact = self._exact(values)
-        return {a: self._compared(exact, other(values)) for a, other in self._others.items()}
-
-    def _compared(self, exact: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[OutputComparison, ...]:
-        names = [n for n, v in exact.items() if np.asarray(v).dtype.kind == "f"]
-        return tuple(compare_arrays(n, np.asarray(exact[n]), np.asarray(found[n])) for n in names)
+        exact = self._all.exact(values)
+        return {a: _compared(exact, other(values)) for a, other in self._all.others.items()}
 
     def misses(self, outputs: Mapping[str, Sequence[OutputComparison]]) -> list[str]:
         """The outputs that are too far, or of which another class or token is the best, in words."""
@@ -245,64 +216,19 @@ class _Trial:
         self, values: Values, findings: Mapping[str, tuple[Any, ...]]
     ) -> tuple[tuple[OpError, ...], dict[str, tuple[OutputComparison, ...]]]:
         """The errors of every op on one set of inputs, and of the outputs."""
-        exact = _Record()
-        right = self._exact(values, listener=exact)
-        own, grown = ({a: _Errors(exact.values, forced) for a in self._others} for forced in (True, False))
-        outputs = {}
-        for arithmetic, other in self._others.items():
-            other(values, listener=own[arithmetic])
-            outputs[arithmetic] = self._compared(right, other(values, listener=grown[arithmetic]))
         rows = []
-        for op, value in exact.values.items():
-            said = findings.get(op.outputs[0].name, ())
-            alone, after = ({a: e.psnr[op] for a, e in each.items() if op in e.psnr} for each in (own, grown))
+        for row in filter(None, map(op_error, self._all(values))):
+            said = findings.get(row.name, ())
             rules = tuple(dict.fromkeys(f.rule for f in said))
             repairs = tuple(dict.fromkeys(f.remedy for f in said if f.remedy))
-            size = float(np.abs(value).max(initial=0.0))
-            rows.append(OpError(op.outputs[0].name, op.op_type, alone, after, size, rules, repairs))
-        return tuple(rows), outputs
+            rows.append(replace(row, rules=rules, repairs=repairs))
+        exact = self._all.outputs["fp32"]
+        return tuple(rows), {a: _compared(exact, self._all.outputs[a]) for a in self._all.others}
 
 
-class _Record(Listener):
-    """Keeps the first output of every op, where it holds floats."""
-
-    def __init__(self) -> None:
-        self.values: dict[Operation, Array] = {}
-
-    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Copy what the op made; of an op in a loop, what it made last."""
-        if outputs and isinstance(outputs[0], torch.Tensor) and outputs[0].is_floating_point():
-            self.values[op] = outputs[0].detach().cpu().float().numpy().copy()
-
-
-class _Errors(Listener):
-    """How far each op is from the exact run; `forced` puts its outputs right again."""
-
-    def __init__(self, exact: Mapping[Operation, Array], forced: bool) -> None:
-        self._exact, self._forced = exact, forced
-        self.psnr: dict[Operation, float] = {}
-
-    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Compare, and put right."""
-        wanted = self._exact.get(op)
-        if wanted is None or tuple(outputs[0].shape) != wanted.shape:
-            return
-        found = outputs[0].detach().cpu().float().numpy()
-        self.psnr[op] = _psnr(wanted, found)
-        if self._forced and not np.array_equal(wanted, found, equal_nan=True):
-            right = torch.from_numpy(wanted)
-            right = right.half() if np_dtype(op.outputs[0]) == np.float16 else right
-            with torch.no_grad():
-                outputs[0].copy_(right.to(outputs[0].dtype))
-
-
-def _psnr(wanted: Array, found: Array) -> float:
-    """In dB; minus infinite where one side alone is not finite."""
-    meant = np.isfinite(wanted)
-    if not np.isfinite(found[meant]).all():
-        return -math.inf
-    apart = (wanted[meant].astype(np.float64) - found[meant]) if meant.any() else np.zeros(1)
-    return psnr(float(np.abs(wanted[meant]).max(initial=0.0)), float(np.sqrt(np.mean(apart**2))))
+def _compared(exact: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[OutputComparison, ...]:
+    names = [n for n, v in exact.items() if np.asarray(v).dtype.kind == "f"]
+    return tuple(compare_arrays(n, np.asarray(exact[n]), np.asarray(found[n])) for n in names)
 
 
 def _verdict(

@@ -23,6 +23,7 @@ RENDERERS = tuple(
         "size_table",
         "compressions",
         "certificates",
+        "certificate_page",
         "modules",
     )
 )

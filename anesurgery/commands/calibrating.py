@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.options import Aim, Function, Json, Member, Model, Quiet, Seed, show
+from anesurgery.commands.options import Aim, Function, Json, Member, Model, Quiet, Seed, check_page, show
 from anesurgery.commands.waiting import load_engine, progress, waiting
 
 Inputs = Annotated[
@@ -69,6 +69,10 @@ def certify(
     target: Aim = None,
     gate: Annotated[float, typer.Option(help="dB that each output must reach.")] = 40.0,
     search: Annotated[int, typer.Option(min=0, help="More sets of inputs to try, near the worst.")] = 0,
+    html: Annotated[
+        Path | None, typer.Option(help="A page to write: the ops coloured by error.", show_default=False)
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Let --html replace a file.")] = False,
     function: Function = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -79,9 +83,12 @@ def certify(
     from anesurgery.placement.certifying import certify as certified
     from anesurgery.show.certificates import certificate_group
 
+    check_page(html, overwrite)
     with waiting("running the model in each arithmetic", quiet):
         samples = _read(inputs)
         found = certified(model, samples, target=target, function=function, gate=gate, search=search, seed=seed)
+    if html is not None:
+        found.save_html(html)
     show(found.to_json(), certificate_group(found), as_json, quiet)
     if not found.ok:
         raise typer.Exit(1)

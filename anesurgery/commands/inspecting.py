@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.options import Aim, Function, Json, Model, Quiet, show
+from anesurgery.commands.options import Aim, Function, Json, Model, Quiet, check_page, show
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
 from anesurgery.errors import SurgeryError
@@ -108,16 +108,12 @@ def _check(
 
 def _check_files(model: str, html: Path | None, fix: Path | None, overwrite: bool) -> None:
     """Refuse places that cannot be written to, before any work is done."""
-    from anesurgery.errors import LoadError
     from anesurgery.files.writing import check_target
 
     if fix is not None:
         suffix = ".mlmodel" if _of_layers(model) else ".mlpackage"
         check_target(Path(model).expanduser(), fix.expanduser(), overwrite, suffix)
-    if html is not None and not html.expanduser().parent.is_dir():
-        raise LoadError(f"the folder {html.parent} does not exist; make it first")
-    if html is not None and html.expanduser().exists() and not overwrite:
-        raise LoadError(f"{html} exists; choose another name, or use --overwrite")
+    check_page(html, overwrite)
 
 
 def _aim(target: str | None, compute_units: str | None, rates: Path | None) -> Any:

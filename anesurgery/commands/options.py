@@ -109,6 +109,18 @@ Aim = Annotated[
 ]
 
 
+def check_page(path: Path | None, overwrite: bool) -> None:
+    """See that a page may be written, before any work is done.
+
+    Raises:
+        LoadError: its folder does not exist, or it exists and may not be replaced.
+    """
+    if path is not None and not path.expanduser().parent.is_dir():
+        raise LoadError(f"the folder {path.parent} does not exist; make it first")
+    if path is not None and path.expanduser().exists() and not overwrite:
+        raise LoadError(f"{path} exists; choose another name, or use --overwrite")
+
+
 def show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:
     """Print plain data as JSON, or something for a rich console, or nothing."""
     if as_json:

@@ -8,17 +8,20 @@ grow, and of right operands, so that what is left at an op is its own. An error 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
-from anesurgery.display import Drawn
+from anesurgery.display import Drawn, drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.logits import logits_of
+from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.abreast import Abreast
@@ -72,6 +75,20 @@ class Certificate(Drawn):
     def enters(self) -> tuple[OpError, ...]:
         """The ops by the error that they add themselves, the largest first."""
         return tuple(sorted(self.rows, key=lambda row: row.worst))
+
+    def save_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the ops with their data flow, coloured by error, as one HTML file that needs no network.
+
+        Args:
+            path: of the file; an existing one is replaced.
+
+        Returns:
+            The path as written.
+
+        Raises:
+            SurgeryError: it cannot be written.
+        """
+        return arrays.write_text(Path(path).expanduser(), drawn(self, "page"))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

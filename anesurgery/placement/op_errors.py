@@ -24,8 +24,8 @@ class Histogram:
     """How the numbers of a value are spread, in exact arithmetic and in the others, over the same bins.
 
     Attributes:
-        low: where the first bin begins: the least finite number in exact arithmetic, of those looked at.
-        high: where the last ends.
+        low: where the first bin begins: a little below the least finite number in exact arithmetic.
+        high: where the last ends, a little above the largest.
         counts: arithmetic, "fp32" among them -> elements in each bin.
         outside: arithmetic -> elements below or above all bins, or not finite.
     """
@@ -131,7 +131,8 @@ def histogram(values: Mapping[str, torch.Tensor]) -> Histogram | None:
     if not finite.size:
         return None
     low, high = float(finite.min()), float(finite.max())
-    high = high if high > low else low + max(abs(low), 1.0) * 2.0**-10  # one number alone needs some width
+    margin = (high - low) / BINS or max(abs(low), 1.0) * 2.0**-10  # what is rounded outwards is not lost
+    low, high = low - margin, high + margin
     counts, outside = {}, {}
     for a, numbers in looked.items():
         inside = np.histogram(numbers[np.isfinite(numbers)], bins=BINS, range=(low, high))[0]

@@ -24,26 +24,28 @@ def certificate_group(found: Certificate) -> Group:
     arithmetics = list(found.outputs)
     outputs = Table("output", *(f"{a} dB" for a in arithmetics), box=box.SIMPLE_HEAD)
     for several in zip(*found.outputs.values(), strict=True):
-        outputs.add_row(plain(several[0].name), *(_decibels(o.psnr) for o in several))
+        outputs.add_row(plain(several[0].name), *(decibels(o.psnr) for o in several))
     both = f"dB ({', '.join(arithmetics)})"
     ops = Table("where errors enter", "op type", f"own {both}", f"grown {both}", "repair", box=box.SIMPLE_HEAD)
     for row in found.enters[:ROWS]:
         numbers = [
-            ", ".join(_decibels(side.get(a, math.nan)) for a in arithmetics) for side in (row.own, row.grown)
+            ", ".join(decibels(side.get(a, math.nan)) for a in arithmetics) for side in (row.own, row.grown)
         ]
         ops.add_row(
             plain(short_name(row.name, CELL)), plain(row.op_type), *numbers, plain(", ".join(row.repairs))
         )
-    first = plain(f"{found.verdict}: {found.why} ({_tried(found)})", style=STYLES[found.verdict])
+    first = plain(f"{found.verdict}: {found.why} ({tried(found)})", style=STYLES[found.verdict])
     return Group(first, outputs, ops)
 
 
-def _tried(found: Certificate) -> str:
+def tried(found: Certificate) -> str:
+    """How many sets of inputs were tried, in words."""
     sets = f"{found.samples} set{'s' if found.samples > 1 else ''} of inputs"
     return f"{sets}, {found.searched} more searched" if found.searched else sets
 
 
-def _decibels(value: float) -> str:
+def decibels(value: float) -> str:
+    """A PSNR in words; empty where there is none."""
     if math.isnan(value):
         return ""
     if math.isinf(value):

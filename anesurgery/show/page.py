@@ -75,7 +75,7 @@ class View:
 
 
 @functools.cache
-def _environment() -> Environment:
+def environment() -> Environment:
     """Escapes whatever a model brings; an unknown name in a template is an error."""
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -122,7 +122,7 @@ def page(inspection: Inspection, after: Inspection | None = None) -> str:
     last = views[-1].inspection
     gone, new = summary.gone_and_new(inspection, last)
     return (
-        _environment()
+        environment()
         .get_template("page.html")
         .render(
             views=views,
@@ -147,7 +147,7 @@ def page(inspection: Inspection, after: Inspection | None = None) -> str:
 def cell(inspection: Inspection) -> str:
     """An inspection for a notebook cell: bar, numbers, what needs attention; no script, no style sheet."""
     return (
-        _environment()
+        environment()
         .get_template("cell.html")
         .render(
             view=view(inspection, "", None),

@@ -389,6 +389,7 @@ def _prove_model(
     compared = [r for r in results if isinstance(r, Comparison)]
     for result in (r for r in compared if not r.ok):
         raise ProofError(f"the outputs are not shown to agree: {result.verdict}")
+    surgery.notes += [result.instead for result in compared if result.instead]
     surgery.proof = min(compared, key=lambda r: r.psnr, default=None)
     if gate == -math.inf and surgery.proof is not None:
         surgery.notes.append(f"outputs with the weights stored anew: {surgery.proof.psnr:.1f} dB")

@@ -47,6 +47,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 from anesurgery.facts.written_exponentials import (
+    ENDS,
     LOGS_OF_SHARES,
     WrittenExponential,
     negated,
@@ -65,7 +66,7 @@ class FuseExponential(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op that may end such a form."""
-        return op.any("log", "inverse", "real_div", "pow", "mul")(x=var("inner"))
+        return op.any(*ENDS)(x=var("inner"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """It ends one of the forms."""

@@ -18,7 +18,8 @@ After::
       return %y
     }
 
-The number is divided by a power of two, so that what is left of the factor is no less than 1.
+The number is divided by a power of two, so that what is left of the factor is no less than 1. Powers that are
+added up, or of which a mean is taken, before the sum is made small, are rewritten too.
 
 Refuses when the values are not of fp16, when the exponent is no whole number from 2 on, when the factor is no
 constant number below 1, and when intervals show that the power does not overflow.
@@ -55,23 +56,33 @@ class ScalePowers(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A power that may overflow, times a constant below 1."""
-        scaled = an.reading.scaled(m.root)
-        power = None if scaled is None else an.reading.whole_power(scaled[0])
-        if scaled is None or power is None or not an.intervals.is_half(m.root.outputs[0]):
+        scaled = an.reading.scaled_by_all(m.root)
+        if scaled is None or not an.intervals.is_half(m.root.outputs[0]):
+            return None
+        total = an.producer(scaled[0], "reduce_sum", "reduce_mean")
+        power = an.reading.whole_power(scaled[0] if total is None else total.x)
+        if power is None:
             return None
         x, exponent, ops = power
         most = an.magnitude(x, products=1)
-        if most <= an.constant_ends.LARGEST ** (1 / exponent):
+        if (
+            most**exponent * (1 if total is None else an.reduction_rows.summed(total))
+            <= an.constant_ends.LARGEST
+        ):
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
         shift = math.ceil(-math.log2(abs(scaled[1])) / exponent) if scaled[1] else 0
         if shift < 1 or abs(scaled[1]) > 0.5:
             return Refusal(f"the power is multiplied by {scaled[1]:g}, and does not become small", m.root)
-        return m.bind(ops=(m.root, *ops), x=x, exponent=exponent, shift=shift, factor=scaled[1])
+        between = scaled[2] if total is None else (*scaled[2], total)
+        return m.bind(ops=(*between, *ops), x=x, exponent=exponent, shift=shift, factor=scaled[1], total=total)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The power of the smaller number, and what is left of the factor."""
         small = mb.mul(x=m.x, y=2.0**-m.shift)
         power = mb.square(x=small) if m.exponent == 2 else mb.pow(x=small, y=float(m.exponent))
+        if m.total is not None:
+            axes, keep = an.ints(m.total, "axes"), an.flag(m.total, "keep_dims")
+            power = getattr(mb, m.total.op_type)(x=power, axes=axes, keep_dims=keep)
         made: Var = mb.mul(x=power, y=m.factor * 2.0 ** (m.shift * m.exponent))
         return made
 

@@ -25,8 +25,8 @@ After::
 
 The magnitude of complex numbers, `sqrt(re * re + im * im)`, is rewritten too, and what is added as an epsilon
 is divided by the square of the largest. The logarithm of a power becomes that of the smaller numbers plus twice
-the logarithm of the largest; the least that it reads becomes the least of the result. `rms_norm` and
-`group_norm` do so for whole norms.
+the logarithm of the largest, and the least that it reads is divided by the square of it too. `rms_norm` and
+`group_norm` do so for whole norms, whose reciprocal roots are left to them.
 
 Refuses when the values are not of fp16, when intervals show that the squares and their sum do not overflow,
 and when a shape is dynamic.
@@ -76,7 +76,7 @@ class ScaleRoots(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """A root or a logarithm."""
-        return op.any("sqrt", "pow", "log")(x=var("inner"))
+        return op.any("sqrt", "rsqrt", "pow", "log")(x=var("inner"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Of a sum of squares that may overflow."""
@@ -121,7 +121,9 @@ class ScaleRoots(Rewrite):
 def _ending(mb: Builder, root: Operation, largest: Var, inner: Var) -> Var:
     """The root of the smaller squares times the largest magnitude, or their logarithm plus twice that of it."""
     value: Var
-    if root.op_type != "log":
+    if root.op_type == "rsqrt":
+        value = mb.real_div(x=mb.rsqrt(x=inner, epsilon=0.0), y=largest)
+    elif root.op_type != "log":
         value = mb.mul(x=largest, y=mb.sqrt(x=inner))
     else:
         twice = mb.mul(x=mb.log(x=largest, epsilon=0.0), y=2.0)

@@ -41,6 +41,8 @@ class Comparison(Drawn):
     """The declared interface changes under which the models were compared."""
     proof: ModelProof | None = None
     """What `prove=True` found."""
+    instead: str = ""
+    """Why it is not of the arithmetic that was asked for, in words; "" where it is."""
 
     @property
     def psnr(self) -> float:
@@ -158,15 +160,7 @@ def compare(
     except IsPipeline:
         whole = _compare_pipelines(a, b, inputs, precision, contract, gate, seed, last)
         return replace(whole, proof=_prove_pipelines(a, b, inputs, gate, seed, last)) if prove else whole
-    if inputs is None:
-        shapes = _fixed(first, second, function if call is None else None)
-        if call is None and not contract:
-            shapes = _apart(first, second, function, seed) or shapes
-        shapes = _described(first, function, seed) | shapes
-        inputs, old = _sampled(first, function, shapes, seed, precision, assume)
-    else:
-        inputs = bound(first, inputs, function)
-        old = run(first.program, inputs, precision=precision, function=function)
+    inputs, old = _reference(first, second, inputs, contract, function, seed, precision, assume)
     expected = adapt_outputs(contract, old, inputs)
     found = _candidate(second, adapt_inputs(contract, inputs), call, precision, function)
     rows = _rows(expected, found, last)
@@ -185,6 +179,65 @@ def compare(
         first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
     )
     return replace(result, first_divergence=None if where is None else str(where))
+
+
+def compare_as_stored(a: Loaded, b: Loaded, inputs: Mapping[str, Array] | None, **how: Any) -> Comparison:
+    """Compare in fp16; in fp32 where `a` itself is wrong in fp16, and `b` is no further from what it means.
+
+    A repair of numbers changes what fp16 gives: there the fp16 of the model as given is no reference.
+
+    Args:
+        a: the model as given.
+        b: the changed one.
+        inputs: of `a`, by name; sampled by default.
+        how: the arguments of `compare`, but for the precision.
+    """
+    half = compare(a, b, inputs, precision="fp16", **how)
+    contract, trial = how.get("contract", ()), None if half.proof is None else half.proof.trial
+    if half.ok or call_of(contract) is not None or (trial is not None and trial.failure):
+        return half
+    whole = compare(a, b, inputs, precision="fp32", **{**how, "prove": False})
+    if not whole.ok:
+        return half
+    sampling = (how.get("seed", 0), "fp32", how.get("assume", {}))
+    inputs, meant = _reference(a, b, inputs, contract, None, *sampling)
+    expected = adapt_outputs(contract, meant, inputs)
+    stored = adapt_outputs(contract, run(a.program, inputs, precision="fp16"), inputs)
+    changed = run(b.program, adapt_inputs(contract, inputs), precision="fp16")
+    before, after = (
+        Comparison(_rows(expected, dict(v), last=False), "fp16", whole.gate) for v in (stored, changed)
+    )
+    if not _finite(after) or (_finite(before) and before.psnr > after.psnr):
+        return half
+    ends = [f"{c.psnr:.0f} dB" if _finite(c) else "not finite" for c in (before, after)]
+    wrong = f"the model as given is wrong in fp16: {ends[0]} from what it means, now {ends[1]}"
+    return replace(whole, proof=half.proof, instead=f"compared in fp32, since {wrong}")
+
+
+def _finite(comparison: Comparison) -> bool:
+    return not any(row.failure for row in comparison.outputs) and not math.isnan(comparison.psnr)
+
+
+def _reference(
+    first: Loaded,
+    second: Loaded,
+    inputs: Mapping[str, Array] | None,
+    contract: Sequence[InterfaceChange],
+    function: str | None,
+    seed: int,
+    precision: str,
+    assume: Mapping[str, tuple[int, int]],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs, sampled where none are given, and what the first model makes of them."""
+    if inputs is not None:
+        given = bound(first, inputs, function)
+        return given, run(first.program, given, precision=precision, function=function)
+    call = call_of(contract)
+    shapes = _fixed(first, second, function if call is None else None)
+    if call is None and not contract:
+        shapes = _apart(first, second, function, seed) or shapes
+    shapes = _described(first, function, seed) | shapes
+    return _sampled(first, function, shapes, seed, precision, assume)
 
 
 def _candidate(

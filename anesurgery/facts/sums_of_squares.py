@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from anesurgery.facts.half import SMALLEST
 from anesurgery.facts.written_exponentials import log_guard
 from anesurgery.mil import Operation, Var, producer, static_shape
 from anesurgery.semantics.constant_ends import LARGEST
-from anesurgery.semantics.reading import ints, number, scaled
+from anesurgery.semantics.reading import ints, number, readers_after, scaled
 from anesurgery.semantics.row_lengths import squared
 
 LEAST = 2.0**-12
@@ -43,7 +44,10 @@ class SumOfSquares:
 
 
 def read_by_root(op: Operation) -> tuple[SumOfSquares, float] | None:
-    """The sum of squares of which an op is the root or the logarithm, and the least of it that is read."""
+    """The sum of squares of which an op is the root or the logarithm, and the least of it that is read.
+
+    The reciprocal root of a norm, which is multiplied with the very numbers, is a form of its own, and none.
+    """
     if op.op_type == "log":
         guarded = log_guard(op.x, number(op.inputs.get("epsilon")) or 0.0)
         if guarded is None:
@@ -56,7 +60,20 @@ def read_by_root(op: Operation) -> tuple[SumOfSquares, float] | None:
     if op.op_type == "pow" and number(op.y) != 0.5:
         return None
     found = sum_of_squares(op.x)
-    return None if found is None else (found, 0.0)
+    if found is None or (op.op_type == "rsqrt" and (_guards(op) or _ends_norm(op, found.values))):
+        return None
+    return found, 0.0
+
+
+def _guards(op: Operation) -> bool:
+    """Does a reciprocal root add something of its own that fp16 can hold?"""
+    return (number(op.inputs.get("epsilon")) or 0.0) >= SMALLEST / 2
+
+
+def _ends_norm(op: Operation, values: tuple[Var, ...]) -> bool:
+    """Is what an op makes multiplied with one of the values?"""
+    readers = readers_after(op.outputs[0])
+    return any(r.op_type == "mul" and any(v in (r.x, r.y) for v in values) for r in readers)
 
 
 def _caps(op: Operation) -> bool:

@@ -50,9 +50,13 @@ LOGS_OF_SHARES = frozenset({"log_softmax", "log_sigmoid"})
 """What reads a number that may vanish; no exponential of theirs overflows."""
 
 
+ENDS = frozenset({"log", "inverse", "real_div", "pow", "mul"})
+"""What such a form ends with."""
+
+
 def written_exponential(op: Operation) -> WrittenExponential | None:
     """What an op ends, if it is one of these forms of floats; None for all others."""
-    if np_dtype(op.outputs[0]).kind != "f":
+    if op.op_type not in ENDS or np_dtype(op.outputs[0]).kind != "f":
         return None
     if op.op_type == "mul":
         return _quotient(op, op.x, op.y) or _quotient(op, op.y, op.x)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from anesurgery.checking.comparison import Comparison, compare
+from anesurgery.checking.comparison import Comparison, compare_as_stored
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import InterfaceChange, call_of, warn_of_names
@@ -157,7 +157,7 @@ class MLProgram(Subject):
             "prove": prove,
             "assume": assume,
         }
-        return [compare(a, b, inputs, precision="fp16", **how)]
+        return [compare_as_stored(a, b, inputs, **how)]
 
     @property
     def program(self) -> Program:
@@ -307,7 +307,7 @@ class ProgramPipeline(MLProgram):
     def _compared(old: Loaded, new: Loaded, inputs: Mapping[str, Array] | None, **how: Any) -> Comparison:
         wanted = {name for f in old.program.functions.values() for name in f.inputs}
         fitting = inputs if inputs is not None and set(inputs) == wanted else None
-        return compare(old, new, fitting, precision="fp16", **how)
+        return compare_as_stored(old, new, fitting, **how)
 
     @property
     def program(self) -> Program:

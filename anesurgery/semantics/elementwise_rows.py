@@ -19,6 +19,8 @@ DIP = -0.2785
 """Below the least value of x * sigmoid(x), -0.27846; that of gelu is -0.17."""
 NORMAL = 2.0**-14
 """The smallest number of fp16 that is not subnormal."""
+OVERFLOWS = 700.0
+"""Where an exponential of fp64 is no number any more, less what is left for rounding."""
 STEP = 2.0**-9
 """How far, relatively, fp16 may round a sum and a quotient of it."""
 
@@ -40,6 +42,12 @@ def _saturating(least: float) -> Callable[[Operation, Ranges], Interval]:
 def _abs(op: Operation, ranges: Ranges) -> Interval:
     low, high = ranges.at(op.x)
     return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+
+
+def _cosh(op: Operation, ranges: Ranges) -> Interval:
+    """Least where the magnitude is; a step of fp16 added."""
+    low, high = (math.cosh(v) if v < OVERFLOWS else math.inf for v in _abs(op, ranges))
+    return low * (1 - STEP), high * (1 + STEP)
 
 
 def _square(op: Operation, ranges: Ranges) -> Interval:
@@ -215,6 +223,7 @@ RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
     "abs": _abs,
     "add": _add,
     "cast": _cast,
+    "cosh": _cosh,
     "floor_div": _floor_div,
     "identity": lambda op, ranges: ranges.at(op.x),
     "maximum": _maximum,

@@ -62,6 +62,16 @@ def scaled(op: Operation) -> tuple[Any, float] | None:
     return None
 
 
+def scaled_by_all(op: Operation) -> tuple[Any, float, tuple[Operation, ...]] | None:
+    """A value, the number that one or several ops in a row multiply it with, and the ops, the last first."""
+    found = scaled(op)
+    if found is None:
+        return None
+    inner = found[0].op
+    more = None if inner is None or consumers(found[0]) != [op] else scaled_by_all(inner)
+    return (*found, (op,)) if more is None else (more[0], found[1] * more[1], (op, *more[2]))
+
+
 def whole_power(var: Any) -> tuple[Any, int, tuple[Operation, ...]] | None:
     """The base and the exponent, 2 or more, of a power or of products of one value; and what makes it."""
     op = var.op

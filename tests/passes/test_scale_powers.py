@@ -21,6 +21,7 @@ POWERS: dict[str, tuple[int, Power]] = {
     "square": (2, lambda x: mb.square(x=x)),
     "product": (2, lambda x: mb.mul(x=x, y=x)),
     "third": (3, lambda x: mb.mul(x=x, y=mb.mul(x=x, y=x))),
+    "scaled twice": (2, lambda x: mb.mul(x=mb.square(x=x), y=HALF(64 / 63))),
     "fourth": (4, lambda x: mb.pow(x=x, y=HALF(4))),
 }
 
@@ -45,6 +46,31 @@ def test_every_spelling(exponent: int, power: Power, factor: float, divides: boo
     (wanted,) = run(program, {"x": x.astype(HALF)}, precision="fp32").values()
     (found,) = run(after, {"x": x.astype(HALF)}, precision="fp16").values()
     assert np.abs(found - wanted).max() < 4e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("reduce", ["reduce_sum", "reduce_mean"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_powers_that_are_added_up(reduce: str, keep: bool) -> None:
+    program = built(lambda x: getattr(mb, reduce)(x=mb.square(x=x), axes=[-1], keep_dims=keep), 1e-3)
+    after, session = apply_pass(ScalePowers(), program)
+    assert len(session.changes) == 1
+    x = (np.random.default_rng(0).standard_normal((2, 16)) * 400).astype(HALF)
+    (wanted,) = run(program, {"x": x}, precision="fp32").values()
+    (found,) = run(after, {"x": x}, precision="fp16").values()
+    assert np.allclose(found, wanted, rtol=4e-3)
+
+
+def test_a_few_small_squares_stay_and_many_do_not() -> None:
+    def summed(count: int) -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((2, count), dtype=types.fp16)])
+        def program(x: Var) -> Var:
+            near = mb.mul(x=mb.tanh(x=x), y=HALF(60))  # 3,600 each
+            return mb.mul(x=mb.reduce_sum(x=mb.square(x=near), axes=[-1]), y=HALF(1e-3), name="y")
+
+        return program
+
+    assert_refuses(ScalePowers(), summed(16), "does not overflow")
+    assert apply_pass(ScalePowers(), summed(32))[1].changes
 
 
 def test_refuses_what_is_bounded_or_stays_large() -> None:

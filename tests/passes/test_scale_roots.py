@@ -51,6 +51,7 @@ ROOTS: dict[str, Root] = {
     "magnitude": hypot,
     "guarded": guarded,
     "one square": lambda x: mb.sqrt(x=mb.add(x=mb.pow(x=x, y=HALF(2)), y=HALF(1)), name="y"),
+    "reciprocal": lambda x: mb.rsqrt(x=mb.add(x=mean_square(x), y=HALF(0.1)), epsilon=HALF(0), name="y"),
     "unbiased": lambda x: mb.sqrt(x=mb.mul(x=mean_square(x), y=HALF(16 / 15)), name="y"),
 }
 LOGS: dict[str, Root] = {

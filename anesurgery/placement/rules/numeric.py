@@ -118,7 +118,9 @@ def _under_root(op: Operation) -> bool:
     while pending and seen < STEPS:
         var, seen = pending.pop(), seen + 1
         for reader in var.child_ops:
-            if reader.op_type in ("sqrt", "log") or (reader.op_type == "pow" and number(reader.y) == 0.5):
+            if reader.op_type in ("sqrt", "rsqrt", "log") or (
+                reader.op_type == "pow" and number(reader.y) == 0.5
+            ):
                 return read_by_root(reader) is not None
             pending += reader.outputs if reader.op_type in BETWEEN else []
     return False
@@ -646,7 +648,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num-root",
-        frozenset({"sqrt", "pow", "log"}),
+        frozenset({"sqrt", "rsqrt", "pow", "log"}),
         "the elementwise unit is fp16: 256 * 256 is infinite, though its root or logarithm would be small",
         STUDY,
         test=square_under_root,

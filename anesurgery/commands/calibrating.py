@@ -68,11 +68,14 @@ def certify(
     inputs: Inputs = None,
     target: Aim = None,
     gate: Annotated[float, typer.Option(help="dB that each output must reach.")] = 40.0,
-    search: Annotated[int, typer.Option(min=0, help="More sets of inputs to try, near the worst.")] = 0,
+    search: Annotated[int, typer.Option(min=0, help="More sets of inputs to try, to find bad ones.")] = 0,
+    worst: Annotated[
+        Path | None, typer.Option(help="An .npz file to write the worst inputs to.", show_default=False)
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(help="A page to write: the ops coloured by error.", show_default=False)
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Let --html replace a file.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Let --html and --worst replace files.")] = False,
     function: Function = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -80,15 +83,19 @@ def certify(
 ) -> None:
     """Whether a model keeps its numbers in fp16 and on the engine, op by op; else exit code 1."""
     load_engine(quiet)
+    from anesurgery.files import arrays
     from anesurgery.placement.certifying import certify as certified
     from anesurgery.show.certificates import certificate_group
 
     check_page(html, overwrite)
+    check_page(worst, overwrite)
     with waiting("running the model in each arithmetic", quiet):
         samples = _read(inputs)
         found = certified(model, samples, target=target, function=function, gate=gate, search=search, seed=seed)
     if html is not None:
         found.save_html(html)
+    if worst is not None:
+        arrays.write(worst.expanduser(), found.worst_inputs, overwrite)
     show(found.to_json(), certificate_group(found), as_json, quiet)
     if not found.ok:
         raise typer.Exit(1)

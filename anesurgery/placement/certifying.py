@@ -26,11 +26,13 @@ from anesurgery.files.package import Loaded
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.abreast import Abreast
 from anesurgery.interpret.arithmetic.properties import CHIPS
+from anesurgery.interpret.predictor import bound
 from anesurgery.loading import load
-from anesurgery.mil import Array, function_of
+from anesurgery.mil import Array, Program, function_of
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.op_errors import OpError, op_error
 from anesurgery.placement.target import Target
+from anesurgery.placement.worst_inputs import Peaks, described, ranges_of, ways
 from anesurgery.semantics.constant_ends import LARGEST
 
 Values = Mapping[str, Array]
@@ -38,8 +40,6 @@ GATE = 40.0
 """PSNR in dB: an error of a hundredth of the largest value."""
 MARGIN = 4.0
 """A value this near to the end of fp16 is at risk: other inputs may be so many times as large."""
-STEP = 0.25
-"""How far the search goes from the worst inputs so far, of the range of an input."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class Certificate(Drawn):
         verdict: "holds", "at risk" or "fails".
         why: the op and the inputs on which the verdict rests, in words.
         samples: sets of inputs that were given or drawn.
-        searched: sets that were tried beyond them.
+        searched: sets that were tried beyond them; none where one of those fails already.
         gate: PSNR in dB that every output must reach.
-        worst_inputs: the inputs with the lowest PSNR of an output.
+        worst_inputs: the inputs that miss the gate, or else with the lowest PSNR of an output, as the program
+            reads them.
     """
 
     rows: tuple[OpError, ...]
@@ -132,7 +133,9 @@ def certify(
         target: chip and OS, as "M1/macOS 14", whose arithmetic is taken, and whose rules name the repairs.
         function: which function; `main` or the first by default.
         gate: PSNR in dB that every output must reach, against exact arithmetic.
-        search: how many more sets of inputs to try, each nearer to what is worst so far.
+        search: how many more sets of inputs to try, within the range of the numbers of each input: by the
+            gradients of the largest values and of the error where there are floats, and by random changes.
+            Nothing is searched where inputs fail that were given.
         seed: of the sampled inputs and of the search.
 
     Returns:
@@ -153,16 +156,15 @@ def certify(
     if not given:
         raise SurgeryError("certify: the list of inputs is empty; give at least one set")
     trial = _Trial(loaded, function, ("fp16", engine), gate)
-    worst, failed = given[0], list[str]()
-    if len(given) > 1 or search:
-        worst, found = min(((v, trial.outputs(v)) for v in given), key=lambda pair: _least(pair[1]))
-        failed = trial.misses(found)
-        if not failed and search:
-            worst = trial.searched(given, worst, found, search, np.random.default_rng(seed))
-    rows, outputs = trial.rows(worst, _findings(loaded, function, target))
-    failed = trial.misses(outputs) if len(given) == 1 and not search else failed
-    verdict, why = _verdict(rows, outputs, failed, trial.misses(outputs), gate)
-    return Certificate(rows, outputs, verdict, why, len(given), search, gate, worst)
+    given = [bound(loaded, v, function) for v in given]
+    one = len(given) == 1 and not search
+    worst = _Tried(given[0]) if one else min(map(trial.judged, given), key=_Tried.badness)
+    walk = _Walk(trial, loaded.program, function, given, worst)
+    if search and not worst.misses:
+        worst = walk.worst_of(search, np.random.default_rng(seed))
+    rows, outputs = trial.rows(worst.values, _findings(loaded, function, target))
+    verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
+    return Certificate(rows, outputs, verdict, why, len(given), walk.tried, gate, worst.values)
 
 
 def _engine(target: str | None) -> str:
@@ -177,9 +179,62 @@ def _findings(loaded: Loaded, function: str | None, target: str | None) -> dict[
     return {row.name: tuple(f for f in row.findings if f.kind == "numeric") for row in found.ops}
 
 
-def _least(outputs: Mapping[str, Sequence[OutputComparison]]) -> float:
-    """The lowest PSNR of an output; minus infinite where one is not finite on one side only."""
-    return min((_near(o) for found in outputs.values() for o in found), default=math.inf)
+@dataclass(frozen=True)
+class _Tried:
+    """A set of inputs, and what came of it.
+
+    Attributes:
+        values: the inputs.
+        misses: the outputs that miss the gate, in words.
+        psnr: the lowest of an output; minus infinite where one is not finite on one side only.
+        headroom: dB that its values leave below the end of fp16.
+        described: how the search came to it, and what it holds; empty if it was given or drawn.
+    """
+
+    values: Values
+    misses: Sequence[str] = ()
+    psnr: float = math.inf
+    headroom: float = math.inf
+    described: str = ""
+
+    def badness(self) -> tuple[bool, float]:
+        """To compare sets by: the least is the worst."""
+        return not self.misses, self.psnr
+
+    def distance(self, gate: float) -> float:
+        """How many dB are missing to a failure, by what is nearest to one."""
+        return min(self.psnr - gate, self.headroom)
+
+
+class _Walk:
+    """The search for worse inputs, from the worst of those that were given."""
+
+    def __init__(
+        self, trial: _Trial, program: Program, function: str | None, given: Sequence[Values], first: _Tried
+    ) -> None:
+        self._trial, self._program, self._function = trial, program, function
+        self._ranges, self._worst, self._nearest = ranges_of(given), first, first
+        self.tried = 0
+
+    def worst_of(self, rounds: int, rng: np.random.Generator) -> _Tried:
+        """The worst inputs after some tries, each way in turn; a way that torch cannot go is left."""
+        left = ways(self._program, self._function, self._worst.values, self._ranges) if self._ranges else []
+        while left and self.tried < rounds:
+            way = left.pop(0)
+            if way.uphill is None:
+                way.point = self._nearest.values
+            try:
+                values = way.next(self._ranges, rng)
+            except RuntimeError:
+                continue
+            left.append(way)
+            self.tried += 1
+            found = self._trial.judged(values)
+            if found.badness() < self._worst.badness():
+                self._worst = replace(found, described=f"by {way.name}; {described(values, self._ranges)}")
+            if found.distance(self._trial.gate) < self._nearest.distance(self._trial.gate):
+                self._nearest = found
+        return self._worst
 
 
 def _near(output: OutputComparison) -> float:
@@ -191,19 +246,22 @@ class _Trial:
 
     def __init__(self, loaded: Loaded, function: str | None, arithmetics: Sequence[str], gate: float) -> None:
         self._all = Abreast(loaded.program, function, arithmetics)
-        self._chosen, self._gate = logits_of(function_of(loaded.program, function)), gate
+        self._chosen, self.gate = logits_of(function_of(loaded.program, function)), gate
 
-    def outputs(self, values: Values) -> dict[str, tuple[OutputComparison, ...]]:
-        """How near the outputs are in each arithmetic."""
-        exact = self._all.exact(values)
-        return {a: _compared(exact, other(values)) for a, other in self._all.others.items()}
+    def judged(self, values: Values) -> _Tried:
+        """A set of inputs, with how near the outputs are, without a look at each op."""
+        peaks = Peaks()
+        exact = self._all.exact(values, listener=peaks)
+        outputs = {a: _compared(exact, other(values)) for a, other in self._all.others.items()}
+        psnr = min((_near(o) for found in outputs.values() for o in found), default=math.inf)
+        return _Tried(values, self.misses(outputs), psnr, peaks.headroom)
 
     def misses(self, outputs: Mapping[str, Sequence[OutputComparison]]) -> list[str]:
         """The outputs that are too far, or of which another class or token is the best, in words."""
         found = []
         for arithmetic, compared in outputs.items():
             for o in compared:
-                if _near(o) < self._gate:
+                if _near(o) < self.gate:
                     far = "is not finite" if _near(o) == -math.inf else f"reaches {o.psnr:.1f} dB"
                     found.append(f"{o.name} {far} in {arithmetic}")
                 elif o.name in self._chosen and o.top_k is not None and o.top_k < 1:
@@ -211,23 +269,6 @@ class _Trial:
                         f"{o.name} has another best entry in {arithmetic}, of {1 - o.top_k:.1%} of rows"
                     )
         return found
-
-    def searched(
-        self, given: Sequence[Values], worst: Values, outputs: Any, rounds: int, rng: np.random.Generator
-    ) -> Values:
-        """The worst inputs of a walk between the least and the largest number of each input."""
-        floats = [n for n, v in worst.items() if np.asarray(v).dtype.kind == "f"]
-        ends = {n: (min(np.min(v[n]) for v in given), max(np.max(v[n]) for v in given)) for n in floats}
-        for _ in range(rounds if floats else 0):
-            tried = dict(worst)
-            for name, (low, high) in ends.items():
-                value = np.asarray(worst[name])
-                step = rng.standard_normal(value.shape) * STEP * (float(high) - float(low))
-                tried[name] = np.clip(value + step, low, high).astype(value.dtype)
-            found = self.outputs(tried)
-            if _least(found) < _least(outputs):
-                worst, outputs = tried, found
-        return worst
 
     def rows(
         self, values: Values, findings: Mapping[str, tuple[Any, ...]]
@@ -251,22 +292,23 @@ def _compared(exact: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[Outpu
 def _verdict(
     rows: Sequence[OpError],
     outputs: Mapping[str, Sequence[OutputComparison]],
-    failed: Sequence[str],
     missed: Sequence[str],
+    searched: str,
     gate: float,
 ) -> tuple[str, str]:
-    """The verdict, and what it rests on."""
+    """The verdict, and what it rests on; `searched` says how inputs were found that were not given."""
     worst = min(rows, key=lambda row: row.worst, default=None)
     blamed = "" if worst is None else f"; the largest error enters at {worst.op_type} {worst.name}"
     blamed += f" ({', '.join(worst.repairs)} may help)" if worst is not None and worst.repairs else ""
-    if failed:
-        return "fails", "; ".join(failed) + blamed
+    if missed and searched:
+        return "at risk", f"{'; '.join(missed)} on inputs that the search found {searched}{blamed}"
     if missed:
-        return "at risk", f"inputs that the search found: {'; '.join(missed)}{blamed}"
+        return "fails", "; ".join(missed) + blamed
     near = [row for row in rows if row.largest * MARGIN > LARGEST and math.isfinite(row.largest)]
     if near:
         row = max(near, key=lambda r: r.largest)
         return "at risk", f"{row.op_type} {row.name} reaches {row.largest:.3g}; fp16 ends at {LARGEST:.0f}"
-    if _least(outputs) == math.inf:
+    least = min((_near(o) for found in outputs.values() for o in found), default=math.inf)
+    if least == math.inf:
         return "holds", "every output is identical"
-    return "holds", f"every output reaches {_least(outputs):.1f} dB, and at least {gate:g} dB were asked for"
+    return "holds", f"every output reaches {least:.1f} dB, and at least {gate:g} dB were asked for"

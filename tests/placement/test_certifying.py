@@ -117,11 +117,12 @@ def test_the_command_ends_with_1_where_it_fails(tmp_path: Path) -> None:
     for scale, code in ((1.0, 0), (2000.0, 1)):
         np.savez(tmp_path / "in.npz", **inputs(scale))
         words = ["certify", str(tmp_path / "m.mlpackage"), "--inputs", str(tmp_path / "in.npz")]
-        words += ["--html", str(tmp_path / f"page_{code}.html")]
+        words += ["--html", str(tmp_path / f"page_{code}.html"), "--worst", str(tmp_path / f"{code}.npz")]
         said = CliRunner().invoke(app, words)
         assert said.exit_code == code, said.output
         assert said.output.startswith("holds" if code == 0 else "fails")
         assert "</html>" in (tmp_path / f"page_{code}.html").read_text(encoding="utf-8")
+        assert np.array_equal(np.load(tmp_path / f"{code}.npz")["x"], inputs(scale)["x"])
     said = CliRunner().invoke(app, words)
     assert said.exit_code == 1
     assert isinstance(said.exception, SurgeryError)

@@ -27,6 +27,7 @@ from anesurgery.passes.scale_products import ScaleProducts
 from anesurgery.passes.scale_roots import ScaleRoots
 from anesurgery.passes.scale_scores import ScaleScores
 from anesurgery.passes.scale_shares import ScaleShares
+from anesurgery.passes.scale_spectra import ScaleSpectra
 from anesurgery.passes.sum_to_mean import SumToMean
 from anesurgery.surgery import Recipe
 
@@ -37,6 +38,7 @@ STEPS = (
     GroupNorm(),
     ScaleCosines(),
     ScaleRoots(),
+    ScaleSpectra(),
     ScalePowers(),
     HalveExponent(),
     MeanOfMeans(),

@@ -91,7 +91,7 @@ def sum_of_squares(var: Var) -> SumOfSquares | None:
         var, times, more = step
         epsilon, factor = epsilon + factor * more, factor * times
         ops.append(op)
-    found = _reduced(var) or _added(var, 1 if epsilon else 2)
+    found = _reduced(var) or added_squares(var, 1 if epsilon else 2)
     if found is None:
         return None
     return SumOfSquares(found.values, found.total, epsilon, (*ops, *found.ops), found.count, factor)
@@ -122,7 +122,7 @@ def _reduced(var: Var) -> SumOfSquares | None:
     return SumOfSquares((source,), total, 0.0, (total,) if square is None else (total, square), count)
 
 
-def _added(var: Var, least: int) -> SumOfSquares | None:
+def added_squares(var: Var, least: int) -> SumOfSquares | None:
     """Squares of so many values or more of one shape."""
     pending, values, ops = [var], list[Var](), list[Operation]()
     while pending:

@@ -45,6 +45,9 @@ EQUIVALENT = {
         )
     },
     ("scale_cosines", "maximum: y[0] + 1"): "a cosine does not depend on what the rows are divided by",
+    ("scale_spectra", "maximum: y[0] + 1"): "the logarithm does not depend on what its numbers are divided by",
+    ("scale_spectra", "real_div: x[0] negated"): "it is squared",
+    ("scale_spectra", "reduce_max: keep_dims[0] flipped"): "there is one batch: the shapes broadcast alike",
     ("scale_roots", "maximum: y[0] + 1"): "the root does not depend on what its numbers are divided by",
     ("mean_of_means", "reduce_mean: axes[0] negated"): "the other axis first, and then the rest",
     ("centre_variance", "sub: x and y swapped"): "the difference is squared",

@@ -167,6 +167,14 @@ def power_in_decibels(x: Var) -> Var:
     return mb.mul(x=mb.log(x=power, epsilon=NONE), y=HALF(4.34), name="y")
 
 
+def log_mel(x: Var) -> Var:
+    """Bands of the power of complex numbers, no less than 1e-5."""
+    weights = np.abs(random(1, 20, 64, scale=0.02))[0]
+    real, imaginary = (mb.square(x=mb.squeeze(x=v, axes=[1])) for v in mb.split(x=x, num_splits=2, axis=1))
+    bands = mb.matmul(x=weights, y=mb.add(x=real, y=imaginary))
+    return mb.log(x=mb.clip(x=bands, alpha=HALF(1e-5), beta=HALF(np.inf)), epsilon=NONE, name="y")
+
+
 def deviation(x: Var) -> Var:
     """The unbiased deviation of rows, as it is converted."""
     apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
@@ -466,6 +474,17 @@ HAZARDS: tuple[Hazard, ...] = (
         "scale_roots",
         "fp16",
         "squares above 255 overflow",
+    ),
+    Hazard(
+        "log-mel front end",
+        log_mel,
+        random(1, 2, 64, 8, scale=500),
+        of_bounded(log_mel),
+        "num-spectrum",
+        "scale_spectra",
+        "fp16",
+        "squares above 255 overflow, though the logarithm is small",
+        "cosine 0.046 (M1 Max: findit-studio/coremlit)",
     ),
     Hazard(
         "cosine of two rows",

@@ -14,6 +14,7 @@ import numpy as np
 
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.cosines import cosine
+from anesurgery.facts.spectra import spectrum
 from anesurgery.facts.sums_of_squares import read_by_root
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
 from anesurgery.interpret.arithmetic.saturation import CEILING
@@ -121,12 +122,14 @@ def _under_root(op: Operation) -> bool:
             if reader.op_type in ("sqrt", "rsqrt", "log") or (
                 reader.op_type == "pow" and number(reader.y) == 0.5
             ):
-                return read_by_root(reader) is not None
+                return read_by_root(reader) is not None or spectrum(reader) is not None
             pending += reader.outputs if reader.op_type in BETWEEN else []
     return False
 
 
-BETWEEN = frozenset({"add", "mul", "real_div", "reduce_sum", "reduce_mean", "clip", "maximum"})
+BETWEEN = frozenset(
+    {"add", "mul", "real_div", "reduce_sum", "reduce_mean", "clip", "maximum", "matmul", "linear", "conv"}
+)
 """What stands between squares and their root."""
 
 
@@ -141,6 +144,18 @@ def square_under_root(op: Operation, target: Target) -> str:
         return ""
     known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
     return f"%{squares.values[0].name} {known}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
+
+
+def large_spectrum(op: Operation, target: Target) -> str:
+    """A logarithm of bands of a power of numbers that are not known to be small."""
+    found = spectrum(op) if _half(op) else None
+    if found is None:
+        return ""
+    most = max(bounds.magnitude(x, products=1) for x in found.squares.values)
+    if most**2 * found.squares.most * max(1.0, found.weights) <= LARGEST:
+        return ""
+    known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    return f"%{found.squares.values[0].name} {known}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
 
 
 def large_cosine(op: Operation, target: Target) -> str:
@@ -344,8 +359,19 @@ def _kept_away(var: Var) -> bool:
     return maker is not None and any(is_stored(v) for _, v in operands(maker))
 
 
+def _least_of_logarithm(op: Operation) -> str:
+    """A least number of a logarithm that is the smallest of fp16."""
+    stored = op.inputs.get("alpha") if op.op_type == "clip" else op.y if is_stored(op.y) else op.x
+    reads = any(r.op_type == "log" for r in readers_after(op.outputs[0]))
+    if not reads or number(stored) != LEAST or bounds.interval(op.x)[0] > LEAST:
+        return ""
+    return f"{LEAST:.1g} is the smallest number of fp16, to which converters round what is less"
+
+
 def lost_epsilon(op: Operation, target: Target) -> str:
-    """An epsilon that rounds to 0 in fp16."""
+    """An epsilon that rounds to 0 in fp16, or to its smallest number."""
+    if op.op_type in ("maximum", "clip"):
+        return _least_of_logarithm(op) if _half(op) else ""
     found = _epsilon(op) if _half(op) else None
     if found is None and op.op_type == "rsqrt" and _half(op):
         inner = producer(op.x)
@@ -560,7 +586,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "num-eps",
-        NORMS | {"add", "log", "rsqrt"},
+        NORMS | {"add", "log", "rsqrt", "maximum", "clip"},
         "an epsilon that rounds to 0 guards nothing: 1 / sqrt(0) is infinite",
         "apple/ml-ane-transformers (1e-7 in its layer norm)",
         test=lost_epsilon,
@@ -655,6 +681,16 @@ RULES: tuple[Rule, ...] = (
         kind="numeric",
         remedy="scale_roots",
         advice="divide by the largest magnitude first",
+    ),
+    Rule(
+        "num-spectrum",
+        frozenset({"log"}),
+        "the elementwise unit is fp16: 256 * 256 is infinite, though the logarithm of a band would be small",
+        f"{STUDY}; findit-studio/coremlit (a log-mel front end with a cosine of 0.046 on M1 Max)",
+        test=large_spectrum,
+        kind="numeric",
+        remedy="scale_spectra",
+        advice="divide each frame by its largest magnitude first",
     ),
     Rule(
         "num-cosine",

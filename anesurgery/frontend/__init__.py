@@ -8,9 +8,10 @@
     ct.convert(torch.jit.trace(model, example), ...)
 
 Nothing is registered on import. Each conversion says which part of torch's operation it covers, and raises for
-the rest. An operation that has no converter is converted as torch itself decomposes it, for static shapes. An
-error says which operation of which module it is about. (Found with coremltools 9.0, torch 2.13 and transformers
-5.23, by trace and by torch.export.)
+the rest. An operation that has no converter is converted as torch itself decomposes it, for static shapes. What
+coremltools lacks is added op by op: where a newer one has a converter of its own, that is kept, and one that is
+registered later with `register_torch_op` takes the place of ours. An error says which operation of which module
+it is about. (Found with coremltools 9.0, torch 2.13 and transformers 5.23, by trace and by torch.export.)
 
 Refused by torch itself: a cache or a `ModelOutput` as the output of a trace (return the logits).
 bfloat16 within a model is computed as float32, which MIL has.
@@ -39,21 +40,47 @@ def register() -> None:
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     known = _TORCH_OPS_REGISTRY.name_to_func_mapping
-    for name, convert in CONVERSIONS.items():
-        known.setdefault(name, convert)
-    for name, same in ALIASES.items():
-        if same in known:
-            known.setdefault(name, known[same])
+    ours = CONVERSIONS | {name: known[same] for name, same in ALIASES.items() if same in known}
+    _add(known, {name: convert for name, convert in ours.items() if name not in known})
     for name, wrap in WRAPPERS.items():
-        if not known[name].__module__.startswith(__name__):
+        if name in known and not known[name].__module__.startswith(__name__):
             known[name] = wrap(known[name])
-    known |= decomposable(known)
+    _add(known, decomposable(known))
+    _give_way(_TORCH_OPS_REGISTRY)
     assigning.register()
     strided_views.register()
     error_context.register()
     written_slices.register()
     fused_scales.register()
     _compute_bfloat16_as_float32()
+
+
+_ADDED: dict[str, Any] = {}
+"""Operation that the host lacked -> the converter that was added here."""
+
+
+def _add(known: dict[str, Any], converters: dict[str, Any]) -> None:
+    _ADDED.update(converters)
+    known.update(converters)
+
+
+def _give_way(registry: Any) -> None:
+    """A converter that the host or a user registers later takes the place of one that was added here."""
+    host = registry.register_func
+    if host.__module__ == __name__:
+        return
+
+    def register_func(func: Any = None, torch_alias: Any = None, override: bool = False) -> None:
+        known = registry.name_to_func_mapping
+        names = [name for name in (func.__name__, *(torch_alias or ())) if name in _ADDED]
+        moved = {name: known.pop(name) for name in names if known.get(name) is _ADDED[name]}
+        try:
+            host(func, torch_alias, override)
+        except Exception:
+            known |= {name: convert for name, convert in moved.items() if name not in known}
+            raise
+
+    registry.register_func = register_func
 
 
 def _compute_bfloat16_as_float32() -> None:

@@ -106,3 +106,63 @@ def test_only_what_begins_a_longer_table_is_cut_from_it(bert: tuple[nn.Module, A
         ]
         assert bool(cuts) == (name != f"size_{LENGTHS[-1]}")
         assert all(not np.any(op.begin.val) for op in cuts)
+
+
+class Tagger(nn.Module):
+    """An LSTM that runs forward, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tags: Tensor = self.head(self.steps(x)[0])
+        return tags
+
+
+def convolutional() -> nn.Module:
+    parts = [nn.Conv1d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv1d(16, 8, 3, padding=1)]
+    return nn.Sequential(*parts)
+
+
+SMALL: dict[str, tuple[Any, int, str]] = {
+    "an LSTM tagger": (Tagger, 1, ""),
+    "a fully convolutional network": (convolutional, 2, "conv reads across the padded axis"),
+}
+
+
+def of_floats(module: nn.Module, shape: tuple[Any, ...]) -> Any:
+    example = torch.zeros([n if isinstance(n, int) else 8 for n in shape])
+    with torch.no_grad(), quiet_host():
+        graph: Any = torch.jit.trace(module.eval(), example, check_trace=False)  # type: ignore[no-untyped-call]
+        return ct.convert(
+            graph,
+            inputs=[ct.TensorType("x", shape, dtype=np.float32)],
+            minimum_deployment_target=ct.target.iOS18,
+            skip_model_load=True,
+        )
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_small_models_at_six_sizes(case: str, tmp_path: Path) -> None:
+    """Bit for bit in fp16 what the model converted at the size gives; the weights of one size."""
+    torch.manual_seed(0)
+    build, axis, why_not = SMALL[case]
+    module = build()
+
+    def at(n: Any) -> tuple[Any, ...]:
+        return tuple(n if a == axis else (1, 8, 8)[a] for a in range(3))
+
+    lengths = (8, 16, 24, 32, 48, 64)
+    sized = ane.sizes(of_floats(module, at(ct.RangeDim(1, 64, default=8))), {"x": [at(n) for n in lengths]})
+    assert why_not in sized.padding.why_not
+    assert bool(why_not) == bool(sized.padding.why_not)
+    folder = sized.save(tmp_path / "sized")
+    for length in (16, 64):
+        fixed = of_floats(module, at(length))
+        values = {"x": np.random.default_rng(length).standard_normal(at(length)).astype(np.float32)}
+        found, expected = (output(ane.run(one, values, precision="fp16")) for one in (folder, fixed))
+        np.testing.assert_array_equal(found, expected)
+    (packed,) = folder.rglob("weight.bin")
+    (one,) = ane.save(sized.models["size_64"], tmp_path / "one.mlpackage").rglob("weight.bin")
+    assert packed.stat().st_size <= 1.02 * one.stat().st_size

@@ -34,6 +34,7 @@ from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, warn
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import opset_version
+from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound
 from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, operands
 from anesurgery.placement.demand import rows_of
@@ -131,18 +132,23 @@ class Compression(Drawn):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: what `--json` prints."""
-        loss = self.loss
         return {
             "target": self.target,
             "for": self.purpose,
             "bytes": list(self.bytes),
             "samples": list(self.samples),
-            "loss": None if loss is None else {"kl": loss.kl, "top1": loss.top1, "psnr_db": loss.psnr},
+            "loss": None if self.loss is None else _loss_json(self.loss),
             "time": None if self.time is None else self.time.to_json(),
             "on_engine": list(self.on_engine),
             "notes": list(self.notes),
             "weights": [one.to_json() for one in self.weights],
         }
+
+
+def _loss_json(loss: Cost) -> dict[str, Any]:
+    """Plain data; null where no row of an output is all finite."""
+    kl, top1 = (loss.kl, loss.top1) if loss.rows else (None, None)
+    return {"kl": kl, "top1": top1, "psnr_db": loss.psnr}
 
 
 @door("inputs", "target")
@@ -186,8 +192,8 @@ def compress(
         told: called after each weight with how many are done, and how many there are.
 
     Raises:
-        SurgeryError: no samples, NaN in one, no such bits or purpose, an opset before iOS 16, or a file in the
-            place of `work`.
+        SurgeryError: no samples, NaN in one or in what it makes, no such bits or purpose, an opset before
+            iOS 16, or a file in the place of `work`.
         InterpretError: samples that are not what the function takes.
         LoadError: the model cannot be read.
     """
@@ -197,6 +203,7 @@ def compress(
     given = MLProgram.read(model)
     edited = given.clone()
     plan = _Plan(bits, aim, for_, smallest, function, mixed, activations, Finished(_folder(work)))
+    _check_fit(given, [*samples.calibration, *samples.held_out], function)
     before = [one for part in _parts(given) for one in placed(part, aim)]
     left_out: LeftOut = {}
     while True:
@@ -225,6 +232,23 @@ def _check_activations(bits: float, mixed: bool, method: str | None) -> None:
     check_method(method)
     if method is not None and (bits != 8 or mixed):
         raise SurgeryError("activations are quantized beside weights of 8 bits: say bits=8, without mixed")
+
+
+def _check_fit(given: MLProgram, samples: Sequence[Mapping[str, Any]], function: str | None) -> None:
+    """See that the model takes each sample, also those that are held out, before the work begins.
+
+    Raises:
+        InterpretError: a sample is not what the model takes.
+        UnknownName: the model has no such input.
+    """
+    if isinstance(given, ProgramPipeline):
+        taken = [feature.name for feature in given.spec.description.input]
+        for values in samples:
+            check_names(taken, values)
+        return
+    name = _function(given.loaded.program, samples[0], function, alone=True)
+    for values in samples:
+        bound(given.loaded, values, name)
 
 
 def _folder(work: str | os.PathLike[str] | None) -> Path | None:
@@ -496,6 +520,29 @@ def _loss(
         name = function or _function(_parts(subject)[0].program, samples[0], None, alone=True)
         both.append(Predictor(held, function=None if isinstance(subject, ProgramPipeline) else name))
     cost = Cost()
-    for values in samples:
-        cost.add(*(model(values) for model in both))
+    for number, values in enumerate(samples):
+        expected, outputs = (model(values) for model in both)
+        _check_finite(number, expected, outputs)
+        cost.add(expected, outputs)
     return cost
+
+
+def _check_finite(number: int, expected: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    """See that outputs are numbers that can be compared; infinities of masks stay where they are.
+
+    Raises:
+        SurgeryError: the model itself makes no number, or the compressed one no finite one where it does.
+    """
+    for name, array in expected.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.size:
+            continue
+        if np.isnan(array).any() or not np.isfinite(array).any():
+            raise SurgeryError(
+                f"the model given makes NaN or infinity at {name!r} of held-out sample {number}, so no loss "
+                "can be stated; leave that sample out, or see with `anesurgery ranges` where values overflow"
+            )
+        if np.isnan(outputs[name]).any() or not np.isfinite(outputs[name][np.isfinite(array)]).all():
+            raise SurgeryError(
+                f"the compressed model makes NaN or infinity at {name!r} of held-out sample {number}, where "
+                "the given one does not; take more bits, or see with `anesurgery ranges` where values overflow"
+            )

@@ -18,6 +18,7 @@ import torch
 from anesurgery.compressing.grids import Grid, grid_of
 from anesurgery.compressing.second_order import corrected, moments, objective
 from anesurgery.compressing.weight_rows import Rows, rows_of
+from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import inputs
 from anesurgery.interpret.core import Env, Executable, Step
@@ -275,7 +276,11 @@ class Seen(Listener):
         return np.asarray(self.moments[op] - self._counts[op] * mean[:, :, None] * mean[:, None])
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
-        """An op is about to run."""
+        """An op is about to run.
+
+        Raises:
+            SurgeryError: it reads NaN or infinity, whose moments say nothing.
+        """
         if op not in self.rows:
             return
         rows = self.rows[op]
@@ -284,6 +289,11 @@ class Seen(Listener):
             columns = rows.of(np.empty(rows.shape, np.bool_)).shape[-1]
             found = np.eye(columns)[None] * (torch.as_tensor(inputs["indices"]).numel() / rows.shape[0])
         else:
+            if not bool(torch.isfinite(met).all()):
+                raise SurgeryError(
+                    f"{op.op_type} {op.name!r} reads NaN or infinity when a sample runs, so its weight cannot "
+                    "be corrected; leave that sample out, or see with `anesurgery ranges` where values overflow"
+                )
             found = moments(met)
             self._sums[op] = self._sums.get(op, 0) + np.asarray(met.double().sum(1))
             self._counts[op] = self._counts.get(op, 0) + met.shape[1]

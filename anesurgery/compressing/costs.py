@@ -47,22 +47,25 @@ class Cost:
         """Of the worst output, in dB; minus infinite where one is not finite any more."""
         if any(s.broken for s in self.sums.values()):
             return -math.inf
-        found = [psnr(s.peak, math.sqrt(s.noise / s.count)) for s in self.sums.values()]
+        found = [psnr(s.peak, math.sqrt(s.noise / s.count)) for s in self.sums.values() if s.count]
         return min(found, default=math.inf)
+
+    @property
+    def rows(self) -> int:
+        """Rows of finite numbers that KL and top-1 are of; without any they say nothing."""
+        return sum(s.rows for s in self.sums.values())
 
     @property
     def kl(self) -> float:
         """Mean KL divergence of a row of the outputs, in nats."""
         if any(s.broken for s in self.sums.values()):
             return math.inf
-        rows = sum(s.rows for s in self.sums.values())
-        return max(0.0, sum(s.kl for s in self.sums.values()) / rows) if rows else 0.0
+        return max(0.0, sum(s.kl for s in self.sums.values()) / self.rows) if self.rows else 0.0
 
     @property
     def top1(self) -> float:
         """Share of rows whose largest entry is the same; 1 where no output has rows."""
-        rows = sum(s.rows for s in self.sums.values())
-        return sum(s.agree for s in self.sums.values()) / rows if rows else 1.0
+        return sum(s.agree for s in self.sums.values()) / self.rows if self.rows else 1.0
 
 
 def _measure(sums: _Sums, a: Array, b: Array) -> None:
@@ -70,7 +73,7 @@ def _measure(sums: _Sums, a: Array, b: Array) -> None:
     known = np.isfinite(a)
     sums.broken |= bool((known & ~np.isfinite(b)).any())
     sums.peak = max(sums.peak, float(np.abs(a[known]).max(initial=0.0)))
-    sums.noise += float(((a - b)[known] ** 2).sum()) if not sums.broken else 0.0
+    sums.noise += float(((a[known] - b[known]) ** 2).sum()) if not sums.broken else 0.0
     sums.count += int(known.sum())
     if a.ndim == 0 or a.shape[-1] < 2 or not known.all() or sums.broken:
         return

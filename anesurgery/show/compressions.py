@@ -35,10 +35,8 @@ def _lines(found: Compression) -> list[str]:
     ]
     if found.loss is not None:
         loss = found.loss
-        lines.append(
-            f"on {found.samples[1]} samples held out: KL {loss.kl:.3g} nats, same top-1 {loss.top1:.1%}, PSNR "
-            f"{loss.psnr:.1f} dB"
-        )
+        rows = f"KL {loss.kl:.3g} nats, same top-1 {loss.top1:.1%}" if loss.rows else "no row is all finite"
+        lines.append(f"on {found.samples[1]} samples held out: {rows}, PSNR {loss.psnr:.1f} dB")
     lines.append(f"ops expected on the ANE: {found.on_engine[0]:.1%} -> {found.on_engine[1]:.1%}")
     if found.time is not None:
         lines.append(str(found.time))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from anesurgery.errors import Refusal, SurgeryError, SurgeryWarning
     from anesurgery.examples.example_models import example
     from anesurgery.files.compiled_package import decompile
+    from anesurgery.files.executorch_program import ExecuTorch, executorch
     from anesurgery.files.package import save
     from anesurgery.interpret import Predictor, run
     from anesurgery.interpret.decoding import generate, stream
@@ -90,6 +91,8 @@ _HOMES = {
     "draw": "show.pictures",
     "decompile": "files.compiled_package",
     "example": "examples.example_models",
+    "ExecuTorch": "files.executorch_program",
+    "executorch": "files.executorch_program",
     "extract": "splitting.merge",
     "first_divergence": "checking.divergence",
     "generate": "interpret.decoding",
@@ -120,6 +123,7 @@ __all__ = [
     "Certificate",
     "Comparison",
     "Compression",
+    "ExecuTorch",
     "Inspection",
     "Match",
     "OpPattern",
@@ -151,6 +155,7 @@ __all__ = [
     "decompile",
     "draw",
     "example",
+    "executorch",
     "extract",
     "first_divergence",
     "generate",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from checkpoints import save_checkpoint
 from compiled_models import compile_package
+from executorch_files import Call, flattened, program
 from typer.testing import CliRunner
 
 import anesurgery as ane
@@ -29,8 +30,8 @@ LINK = re.compile(r"\]\(([^)#]+)")
 BAD_INPUT = 64
 YOURS = {
     "README.md": ["checkpoint"],
-    "api.md": ["checkpoint", "gpt2.mlmodelc"],
-    "compiled-models.md": ["gpt2.mlmodelc"],
+    "api.md": ["checkpoint", "gpt2.mlmodelc", "model.pte"],
+    "compiled-models.md": ["gpt2.mlmodelc", "model.pte"],
     "decoders.md": ["checkpoint"],
     "large-models.md": ["custom.mlmodel"],
 }
@@ -42,6 +43,7 @@ MEANT = {
     "Build",
     "Certificate",
     "Compression",
+    "ExecuTorch",
     "SizedModel",
     "Inspection",
     "Picture",
@@ -87,6 +89,12 @@ def put_there(name: str, folder: Path, checkpoint: Path) -> None:
     elif name == "gpt2.mlmodelc":
         compile_package(ane.example("tiny", folder / "compiled.mlpackage"), folder / name)
         shutil.rmtree(folder / "compiled.mlpackage")
+    elif name == "model.pte":
+        (folder / "part").mkdir()
+        ane.example("tiny", folder / "part" / "model.mlpackage")
+        call = Call("CoreMLBackend", 0)
+        (folder / name).write_bytes(program({"forward": [call]}, [flattened(folder / "part")]))
+        shutil.rmtree(folder / "part")
     else:
         (folder / name).write_bytes(custom_network().SerializeToString())
 
@@ -178,7 +186,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_public_name_has_an_example() -> None:
     """The examples run with the other snippets; the reference shows them beside each call."""
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    named = re.findall(r"^## `(\w+)`\n\n(?:[^\n]+\n\n)?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    named = re.findall(
+        r"^## `(\w+)`\n\n(?:(?:[^\n]+\n)+\n)?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL
+    )
     assert all(name in code for name, code in named if name not in MEANT)
     missing = set(ane.__all__) - {name for name, _ in named}
     assert missing == {"passes", "recipes", *EXPLAINED}

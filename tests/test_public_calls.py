@@ -34,6 +34,7 @@ NOT_CALLED = {
     "Builder",
     "Certificate",
     "Comparison",
+    "ExecuTorch",
     "Inspection",
     "Match",
     "OpPattern",
@@ -94,6 +95,12 @@ def compiled(folder: Path) -> Any:
         ane.decompile(folder / "small.mlpackage", folder / "opened.mlpackage")
 
 
+def no_program(folder: Path) -> Any:
+    """A file that is no program of ExecuTorch, which `executorch` refuses in words."""
+    with pytest.raises(SurgeryError):
+        ane.executorch(Path(__file__))
+
+
 def checkpoint(folder: Path) -> Path:
     """A checkpoint of Hugging Face; the same one each time."""
     place = folder / "checkpoint"
@@ -138,6 +145,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "compress": lambda _: ane.compress(small(), 8, inputs=VARIED, smallest=1),
     "decompile": compiled,
     "draw": lambda _: ane.draw(small()),
+    "executorch": no_program,
     "extract": lambda at: ane.extract(at / "merged.mlpackage", "one", at / "one.mlpackage", overwrite=True),
     "first_divergence": lambda _: ane.first_divergence(small(), small(), X),
     "generate": lambda _: ane.generate(counting(), [1, 2], 2, quiet=True),

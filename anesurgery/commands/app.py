@@ -20,7 +20,7 @@ from anesurgery import __version__, registry
 from anesurgery.commands.calibrating import certify, ranges, sensitivity
 from anesurgery.commands.chips import chips
 from anesurgery.commands.compressing_models import compress
-from anesurgery.commands.decompiling import decompile
+from anesurgery.commands.decompiling import decompile, executorch
 from anesurgery.commands.doctor import doctor
 from anesurgery.commands.generating import generate
 from anesurgery.commands.inspecting import inspect
@@ -109,6 +109,7 @@ app.command()(explain)
 app.command()(example)
 app.command()(inspect)
 app.command()(decompile)
+app.command()(executorch)
 app.command()(generate)
 app.command()(build)
 app.command()(chat)

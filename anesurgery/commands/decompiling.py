@@ -1,8 +1,8 @@
-"""`anesurgery decompile`: the package of a compiled model."""
+"""Packages out of what holds them: `decompile` of a compiled model, `executorch` of a program of ExecuTorch."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,3 +26,24 @@ def decompile(
     with waiting("decompiling", quiet):
         made = write(source, target, overwrite=overwrite)
     show({"path": str(made.path), "notes": list(made.notes)}, str(made), as_json, quiet)
+
+
+def executorch(
+    source: Annotated[str, typer.Argument(metavar="PTE", help="A .pte file.", show_default=False)],
+    out: Out = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the Core ML parts of an ExecuTorch program (.pte); with --out, write them into a folder."""
+    load_engine(quiet)
+    from anesurgery.files.executorch_program import executorch as read
+
+    program = read(source)
+    lines, record = str(program), program.to_json()
+    if out is not None:
+        with waiting("extracting", quiet):
+            models: list[Any] = [str(path) for path in program.extract(out, overwrite=overwrite)]
+        record |= {"models": models}
+        lines = "\n".join([lines, *(f"wrote {model}" for model in models)])
+    show(record, lines, as_json, quiet)

@@ -36,6 +36,7 @@ from anesurgery.files.compiled import (
 from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.description import check_features, describe, new_spec
 from anesurgery.files.espresso_network import read_espresso
+from anesurgery.files.executorch_program import is_program, unpack_part
 from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.interruption import allowed, held_back
 from anesurgery.files.progress import work
@@ -165,7 +166,7 @@ def locate(path: Path) -> tuple[Path, Path | None]:
             raise LoadError(missing(path))
         if is_text(path):
             return path, path.parent / COMPILED_WEIGHTS
-        if is_archive(path):
+        if is_archive(path) or is_program(path):
             return _in_archive(path)
         if path.is_file():
             return path, None
@@ -187,7 +188,8 @@ def _in_archive(archive: Path) -> tuple[Path, Path | None]:
     """The specification file and the folder of weights of the model in an archive."""
     model = _unpacked(archive)
     if is_compiled(model):
-        raise LoadError(f"{archive} holds a compiled model; unzip it, and give {model.name}")
+        cure = "extract it with `anesurgery executorch`" if is_program(archive) else "unzip it"
+        raise LoadError(f"{archive} holds a compiled model; {cure}, and give {model.name}")
     return locate(model)
 
 
@@ -200,7 +202,8 @@ def _unpacked(archive: Path) -> Path:
     identity = SourceFile(archive).identity
     if identity not in _UNPACKED or not _UNPACKED[identity].exists():
         with temporary_files():
-            _UNPACKED[identity] = unpack(archive, Path(tempfile.mkdtemp(dir=_TEMPORARY.folder())))
+            write = unpack_part if is_program(archive) else unpack
+            _UNPACKED[identity] = write(archive, Path(tempfile.mkdtemp(dir=_TEMPORARY.folder())))
     return _UNPACKED[identity]
 
 

@@ -1,0 +1,302 @@
+"""The Core ML parts of an ExecuTorch program: `executorch("model.pte")` lists them, and writes them out.
+
+A `.pte` file is a FlatBuffers table, `Program`, and segments after it. A method of it calls delegates; those of
+Core ML are models, each with its files one after another and at the end their names, as JSON written backwards.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from anesurgery.doors import door
+from anesurgery.errors import LoadError
+from anesurgery.files.flat_tables import UINT8, UINT64, Table, check_bounds, read
+from anesurgery.files.source import SourceFile
+from anesurgery.files.writing import check_place, write_atomically
+
+T = TypeVar("T")
+
+SUFFIX = ".pte"
+IDENTIFIER = slice(4, 8)
+"""Where a file says what it is: "ET" and two digits."""
+HEADER, SEGMENTS = 8, 8 + 16
+"""Where the second header begins, if there is one, and where it says at which place the segments begin."""
+BACKEND = "CoreMLBackend"
+IN_SEGMENT = 1
+REFERENCE = b"CMJR"
+"""How bytes begin that only name the model: JSON with a key of the file's named data follows."""
+MODELS = (".mlpackage", ".mlmodelc")
+FOLDER = 1
+"""The kind of a folder in the list of a part's files; that of a file is 0."""
+LARGEST_LIST = 1 << 24
+"""Bytes of that list; one of three files has about 500."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """An entry point of a program.
+
+    Attributes:
+        name: such as "forward".
+        delegates: names of the backends that it calls.
+        operators: what runs outside of them, on the CPU.
+    """
+
+    name: str
+    delegates: tuple[str, ...]
+    operators: tuple[str, ...]
+
+    def __str__(self) -> str:
+        called = ", ".join(f"{n} {name}" for name, n in Counter(self.delegates).items()) or "none"
+        return f"{self.name}: delegates: {called}; operators outside: {', '.join(self.operators) or 'none'}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A model of Core ML in a program.
+
+    Attributes:
+        name: of its folder, when it is extracted.
+        methods: which call it.
+        model: path of the package or the compiled model in that folder.
+        files: path -> where its bytes lie in the program, and how many they are.
+    """
+
+    name: str
+    methods: tuple[str, ...]
+    model: str
+    files: dict[str, tuple[int, int]] = field(repr=False)
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(size for _, size in self.files.values())
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.model}: {self.bytes:,} bytes, called by {', '.join(self.methods)}"
+
+
+@dataclass(frozen=True)
+class ExecuTorch:
+    """What is in a `.pte` file.
+
+    Attributes:
+        path: of the file.
+        methods: its entry points.
+        parts: its models of Core ML; one that several methods call is there once.
+    """
+
+    path: Path
+    methods: tuple[Method, ...]
+    parts: tuple[Part, ...]
+    _content: Any = field(repr=False, compare=False)
+
+    def extract(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
+        """Write the Core ML parts, each into a folder of its own.
+
+        Args:
+            folder: is made, or replaced.
+            overwrite: may it be replaced?
+
+        Returns:
+            The paths of the models.
+
+        Raises:
+            LoadError: there are no such parts, or they cannot be written.
+        """
+        if not self.parts:
+            raise LoadError(f"{self.path} has no part for Core ML; {'; '.join(map(str, self.methods))}")
+        target = Path(folder).expanduser().absolute()
+        check_place(target, overwrite, self.path)
+        write_atomically(target, self._write, overwrite)
+        return tuple(target / part.name / part.model for part in self.parts)
+
+    def _write(self, folder: Path) -> None:
+        folder.mkdir()
+        for part in self.parts:
+            self.write_part(part, folder / part.name)
+
+    def write_part(self, part: Part, folder: Path) -> None:
+        """Write the files of one part into a folder."""
+        for name, (start, size) in part.files.items():
+            place = folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open(place, "xb") as written:
+                written.write(memoryview(self._content)[start : start + size])
+
+    def to_json(self) -> dict[str, Any]:
+        """As a record."""
+        return {
+            "path": str(self.path),
+            "methods": [
+                {"name": m.name, "delegates": list(m.delegates), "operators": list(m.operators)}
+                for m in self.methods
+            ],
+            "parts": [
+                {"name": p.name, "methods": list(p.methods), "model": p.model, "bytes": p.bytes}
+                for p in self.parts
+            ],
+        }
+
+    def __str__(self) -> str:
+        head = f"{self.path}: {len(self.parts)} Core ML part{'s' * (len(self.parts) != 1)}"
+        return "\n".join([head, *(f"  {line}" for line in (*self.methods, *self.parts))])
+
+
+@door()
+def executorch(path: str | os.PathLike[str]) -> ExecuTorch:
+    """List what is in a program of ExecuTorch, a `.pte` file: its methods, and their Core ML parts.
+
+    Args:
+        path: of the file; it is mapped and not read as a whole.
+
+    Raises:
+        LoadError: it cannot be read, is no such file, or is damaged.
+    """
+    source = SourceFile(Path(path).expanduser())
+    if not source.size:
+        raise LoadError(f"{source.path} is empty; copy it again")
+    content = mmap.mmap(source.handle, 0, access=mmap.ACCESS_READ)
+    if content[IDENTIFIER][:2] != b"ET":
+        raise LoadError(
+            f"{source.path} is no program of ExecuTorch; its bytes 4 to 8 are {content[IDENTIFIER]!r}"
+        )
+    methods, parts = _understood(source.path, partial(_read, content))
+    source.check()
+    return ExecuTorch(source.path, methods, parts, content)
+
+
+def is_program(path: Path) -> bool:
+    """Is a path that of a program of ExecuTorch, by its name?"""
+    return path.suffix.lower() == SUFFIX and path.is_file()
+
+
+def unpack_part(path: Path, folder: Path) -> Path:
+    """Write the one Core ML part of a program into a folder.
+
+    Returns:
+        The path of its model.
+
+    Raises:
+        LoadError: there are none or several.
+    """
+    program = executorch(path)
+    if len(program.parts) != 1:
+        listed = ", ".join(f"{p.name} ({', '.join(p.methods)})" for p in program.parts[:6]) or "none"
+        raise LoadError(
+            f"{path} has {len(program.parts)} Core ML parts: {listed}; extract them with "
+            f"`anesurgery executorch {path.name} --out parts`, and give one"
+        )
+    program.write_part(program.parts[0], folder)
+    return folder / program.parts[0].model
+
+
+def _understood(path: Path, reading: Callable[[], T]) -> T:
+    """What is read from a file; damage is said of it by name."""
+    try:
+        return reading()
+    except (LoadError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise LoadError(f"{path} is damaged: {error}; export or copy it again") from error
+
+
+def _read(content: Any) -> tuple[tuple[Method, ...], tuple[Part, ...]]:
+    program = Table.root(content)
+    methods: list[Method] = []
+    callers: dict[tuple[int, int], list[str]] = {}
+    for plan in program.tables(1):
+        delegates = plan.tables(7)
+        named = tuple(delegate.text(0) for delegate in delegates)
+        operators = {".".join(filter(None, (o.text(0), o.text(1)))) for o in plan.tables(6)}
+        methods.append(Method(plan.text(0), named, tuple(sorted(operators))))
+        for delegate, name in zip(delegates, named, strict=True):
+            if name == BACKEND:
+                callers.setdefault(_processed(program, delegate), []).append(plan.text(0))
+    parts = (
+        _part(content, place, f"part_{i}", tuple(dict.fromkeys(names)))
+        for i, (place, names) in enumerate(callers.items(), start=1)
+    )
+    return tuple(methods), tuple(parts)
+
+
+def _processed(program: Table, delegate: Table) -> tuple[int, int]:
+    """Where the bytes of a delegate lie, and how many they are."""
+    reference = delegate.table(1)
+    if reference is None:
+        raise LoadError("a delegate has no data")
+    index = reference.number(1)
+    if reference.number(0, UINT8) == IN_SEGMENT:
+        start, size = _segment(program, index)
+    else:
+        start, size = program.tables(3)[index].vector(0, 1)
+    if bytes(program.data[start : start + len(REFERENCE)]) != REFERENCE:
+        return start, size
+    key = json.loads(bytes(program.data[start + len(REFERENCE) : start + size]))["key"]
+    for named in program.tables(7):
+        if named.text(0) == key:
+            return _segment(program, named.number(1))
+    raise LoadError(f"a delegate is stored as {key!r}, which the file does not hold")
+
+
+def _segment(program: Table, index: int) -> tuple[int, int]:
+    """Where a segment lies, and its size."""
+    if bytes(program.data[HEADER : HEADER + 2]) != b"eh":
+        raise LoadError("it has segments, and no header that says where")
+    chosen = program.tables(4)[index]
+    start = read(UINT64, program.data, SEGMENTS) + chosen.number(0, UINT64)
+    size = chosen.number(1, UINT64)
+    check_bounds(program.data, start, size)
+    return start, size
+
+
+def _part(content: Any, place: tuple[int, int], name: str, methods: tuple[str, ...]) -> Part:
+    start, size = place
+    files = {str(file): (start + at, count) for file, at, count in _files(_list(content, start, size))}
+    if sum(count for _, count in files.values()) > size:
+        raise LoadError(f"the files of {name} have more bytes than the {size} of the part")
+    for at, count in files.values():
+        if at + count > start + size:
+            raise LoadError(f"a file of {name} ends outside of it")
+    roots = {PurePosixPath(file).parts[0] for file in files}
+    models = sorted(root for root in roots if root.endswith(MODELS))
+    if len(models) != 1:
+        raise LoadError(f"{name} holds {', '.join(sorted(roots)) or 'nothing'}, and one model is expected")
+    return Part(name, methods, models[0], files)
+
+
+def _list(content: Any, start: int, size: int) -> list[dict[str, Any]]:
+    """The files and folders of a part: JSON that begins with the last byte and is read backwards."""
+    backwards = bytes(content[max(start, start + size - LARGEST_LIST) : start + size])[::-1]
+    _, end = json.JSONDecoder().raw_decode(backwards.decode("latin-1"))
+    nodes = json.loads(backwards[:end])["nodes"]
+    if not isinstance(nodes, list) or not nodes:
+        raise LoadError("a part lists no files")
+    return nodes
+
+
+def _files(nodes: list[dict[str, Any]]) -> Iterator[tuple[PurePosixPath, int, int]]:
+    """Path, place and size of each file of a part; the last node is the folder of all."""
+    left, seen = [(len(nodes) - 1, PurePosixPath())], set[int]()
+    while left:
+        index, path = left.pop()
+        if index in seen or not 0 <= index < len(nodes):
+            raise LoadError(f"{str(path)!r} is number {index} of its {len(nodes)} files, which cannot be")
+        seen.add(index)
+        node = nodes[index]
+        if node["kind"] != FOLDER:
+            at, size = int(node["dataRegion"]["offset"]), int(node["dataRegion"]["size"])
+            if min(at, size) < 0:
+                raise LoadError(f"{path} has {size} bytes at {at}")
+            yield path, at, size
+            continue
+        for name, child in node["children"].items():
+            if name in ("", ".", "..") or set(name) & set("/\\\0"):
+                raise LoadError(f"it holds a file {name!r}, which leads out of it; do not trust it")
+            left.append((int(child), path / name))

@@ -1,4 +1,4 @@
-"""Scores of attention are scaled before the product that makes them, not after.
+"""Scores of attention, and other products of two values, are scaled before they are made, not after.
 
 Before::
 
@@ -18,10 +18,11 @@ After::
       return %y
     }
 
-The query is scaled, or the key where it has fewer numbers.
+The query is scaled, or the key where it has fewer numbers. A covariance or a Gram matrix, which is divided by
+the number of values, is a product of two smaller sides.
 
-Refuses when the product makes no scores, when the factor is no constant number, is 0, or is 1 and more, and
-when intervals show that the scores stay below 32768.
+Refuses when a side of the product is stored, when the factor is no constant number, is 0, or is 1 and more, and
+when intervals show that the product stays below 32768.
 
 Why it helps: sums of products end at 32768 on the engine (measured, M1 to M6), and query times key lost most
 to fp16 in a probe of one kind of op at a time, 35 dB (measured, M1 Max: smpanaro/more-ane-transformers). What
@@ -43,6 +44,8 @@ from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusa
 
 CEILING = 32768
 """Where sums of products end (sbryngelson/ane-guide: part-1-machine/03)."""
+SMALL = 0.05
+"""A factor below this is shared by both sides, lest one becomes subnormal; that of a head of 400 is 0.05."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,12 @@ class ScaleScores(Rewrite):
         return op.any("mul", "real_div")(x=var("x"), y=var("y"))
 
     def check(self, m: Match) -> Match | Refusal | None:
-        """Scores of attention in fp16 that a factor makes smaller."""
+        """Scores of attention, or other products of two values, in fp16 that a factor makes smaller."""
         scaled = an.reading.scaled(m.root)
         product = an.producer(scaled[0], "matmul") if scaled is not None else None
         if scaled is None or product is None or an.np_dtype(product.x) != np.float16:
             return None
-        if an.attention.attention_of(product) is None:
+        if an.is_stored(product.x) or an.is_stored(product.y):
             return None
         if not 0 < abs(scaled[1]) < 1:
             return Refusal(f"the scores are multiplied by {scaled[1]:g}, and do not become smaller", m.root)
@@ -72,18 +75,27 @@ class ScaleScores(Rewrite):
         most = an.magnitude(product.x, products=2) * an.magnitude(product.y, products=2) * terms
         if most < CEILING:
             return Refusal(f"the scores are at most {most:g}, below {CEILING}", m.root)
-        return m.bind(ops=(m.root, product), product=product, scale=scaled[1])
+        both = an.attention.attention_of(product) is None and abs(scaled[1]) < SMALL
+        return m.bind(ops=(m.root, product), product=product, scale=scaled[1], both=both)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The same product of smaller numbers, on the side that has fewer."""
+        """The same product of smaller numbers."""
         turned = {name: an.flag(m.product, name) for name in ("transpose_x", "transpose_y")}
-        x, y = m.product.x, m.product.y
-        if math.prod(x.shape) <= math.prod(y.shape):
-            x = mb.mul(x=x, y=m.scale)
-        else:
-            y = mb.mul(x=y, y=m.scale)
+        x, y = (
+            v if factor == 1 else mb.mul(x=v, y=factor)
+            for v, factor in zip((m.product.x, m.product.y), _factors(m), strict=True)
+        )
         made: Var = mb.matmul(x=x, y=y, **{name: v for name, v in turned.items() if v})
         return made
+
+
+def _factors(m: Match) -> tuple[float, float]:
+    """What each side is multiplied with: the one that has fewer numbers, or both, one by a power of two."""
+    if m.both:
+        half = 2.0 ** round(math.log2(abs(m.scale)) / 2)
+        return half, m.scale / half
+    fewer = math.prod(m.product.x.shape) <= math.prod(m.product.y.shape)
+    return (m.scale, 1.0) if fewer else (1.0, m.scale)
 
 
 def example() -> Program:

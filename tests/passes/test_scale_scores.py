@@ -68,9 +68,31 @@ def test_refusals() -> None:
     assert_refuses(ScaleScores(), attention(0.125, known=True), "the scores are at most 16")
 
 
-def test_a_product_without_a_softmax_stays() -> None:
-    _, session = apply_pass(ScaleScores(), attention(0.125, ends=False))
-    assert not session.changes
+def test_a_covariance_is_a_product_of_two_smaller_sides() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 512), dtype=types.fp16)])
+    def program(x: Var) -> Any:
+        return mb.mul(x=mb.matmul(x=x, y=x, transpose_y=True), y=np.float16(1 / 511), name="y")
+
+    after, session = apply_pass(ScaleScores(), program)
+    assert len(session.changes) == 1
+    assert_same_numbers(program, after, rtol=1e-5)
+    x = {"x": (np.random.default_rng(0).standard_normal((1, 4, 512)) * 100).astype(np.float16)}
+    (wanted,) = run(program, x, precision="fp32").values()
+    (old,), (new,) = (run(p, x, precision="fp16").values() for p in (program, after))
+    assert not np.isfinite(old).all()
+    assert np.allclose(new, wanted, rtol=5e-3, atol=5)
+
+
+def test_a_product_with_weights_stays() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 16), dtype=types.fp16)])
+    def program(x: Var) -> Any:
+        return mb.mul(x=mb.matmul(x=x, y=np.ones((16, 8), np.float16)), y=np.float16(0.01), name="y")
+
+    assert not apply_pass(ScaleScores(), program)[1].changes
+
+
+def test_a_product_without_a_softmax_is_scaled_too() -> None:
+    assert len(apply_pass(ScaleScores(), attention(0.125, ends=False))[1].changes) == 1
 
 
 class _Wrong(ScaleScores):

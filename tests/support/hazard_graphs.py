@@ -205,6 +205,12 @@ def late_scale(x: Var) -> Var:
     return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x, name="y")
 
 
+def covariance(x: Var) -> Var:
+    """Of eight rows."""
+    apart = mb.sub(x=x, y=rows(mb.reduce_mean, x))
+    return mb.mul(x=mb.matmul(x=apart, y=apart, transpose_y=True), y=HALF(1 / 511), name="y")
+
+
 def large_product(weight: float) -> Build:
     """A sum of 512 products, of numbers up to 1 with a weight."""
     return lambda x: mb.linear(x=bounded(x), weight=np.full((4, 512), weight, HALF), name="y")
@@ -527,6 +533,16 @@ HAZARDS: tuple[Hazard, ...] = (
         "fp16",
         "the product overflows before it is made small",
         "query times key lost most to fp16 of all kinds of ops, 35 dB (M1 Max: smpanaro/more-ane-transformers)",
+    ),
+    Hazard(
+        "covariance",
+        covariance,
+        random(1, 8, 512, scale=100),
+        of_bounded(covariance),
+        "num-scale-after",
+        "scale_scores",
+        "fp16",
+        "the product overflows before it is divided by the number of values",
     ),
     Hazard(
         "sum of products beyond 32768",

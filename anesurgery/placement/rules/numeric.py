@@ -22,6 +22,7 @@ from anesurgery.mil import (
     Operation,
     Var,
     constant,
+    consumers,
     is_output,
     is_stored,
     is_symbolic,
@@ -43,7 +44,7 @@ from anesurgery.placement.rules.mask_fills import (
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.constant_ends import ANY, LARGEST, of_constant
-from anesurgery.semantics.reading import flag, ints, number, readers_after, weight
+from anesurgery.semantics.reading import flag, ints, number, readers_after, scaled, weight
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import squared
 
@@ -302,16 +303,16 @@ KEYS = 2048
 
 
 def scale_after(op: Operation, target: Target) -> str:
-    """Scores that are scaled after the product, when its sums have already been made."""
-    attention = attention_of(op) if _half(op) else None
-    scale = attention.between[0] if attention is not None and attention.between else None
-    if scale is None or scale.op_type not in ("mul", "real_div"):
+    """Scores, or covariances, that are scaled after the product, when its sums have already been made."""
+    if not _half(op) or is_stored(op.x) or is_stored(op.y):
         return ""
-    factor = number(scale.y) or (number(scale.x) if scale.op_type == "mul" else None)
-    factor = abs(1 / factor if scale.op_type == "real_div" else factor) if factor else 1
-    if factor >= 1 or _most_score(op) < CEILING:
+    attention = attention_of(op)
+    between = consumers(op.outputs[0])[:1] if attention is None else attention.between
+    found = scaled(between[0]) if between else None
+    if found is None or abs(found[1]) >= 1 or _most_score(op) < CEILING:
         return ""
-    return f"the scores are multiplied by {factor:.4g} only after the product (%{scale.outputs[0].name})"
+    what, after = "scores" if attention is not None else "sums", between[0].outputs[0].name
+    return f"the {what} are multiplied by {abs(found[1]):.4g} only after the product (%{after})"
 
 
 def _most_score(op: Operation) -> float:

@@ -32,6 +32,8 @@ LETTER, HEIGHT, GAP_X, GAP_Y, MARGIN = 6.7, 50, 22, 34, 12
 LETTERS = 28
 """Characters of a line in a box at most."""
 SWEEPS = 8
+BEND = 8.0
+"""Width that an arrow has in a row that it passes."""
 
 STYLE = """
 .ane-ops{--paper:#fff;--ink:#1b2026;--soft:#57606b;--ane:#1b75bc;--cpu:#c0640a;--gpu:#8447b0;--unknown:#7a838d;
@@ -197,26 +199,70 @@ def _layers(flow: nx.DiGraph) -> tuple[nx.DiGraph, list[list[Any]]]:
     return bent, layers
 
 
-def _lines(data: dict[str, Any]) -> list[str]:
-    return [short_name(printable(data[key]), LETTERS) for key in ("kind", "name", "gives")]
+def _words(flow: nx.DiGraph) -> dict[Any, list[str]]:
+    """The three lines of each box."""
+    names = {node: printable(data["name"]) for node, data in flow.nodes(data=True)}
+    short = _apart(names, LETTERS)
+    words = {}
+    for node, data in flow.nodes(data=True):
+        kind, gives = (short_name(printable(data[key]), LETTERS) for key in ("kind", "gives"))
+        words[node] = [kind, short[node], gives]
+    return words
+
+
+def _apart(names: dict[Any, str], letters: int) -> dict[Any, str]:
+    """Names of at most `letters` characters, and of more where different ones would read the same."""
+    short = {node: short_name(name, letters) for node, name in names.items()}
+    meant: dict[str, set[str]] = {}
+    for node, name in names.items():
+        meant.setdefault(short[node], set()).add(name)
+    same = {node: name for node, name in names.items() if len(meant[short[node]]) > 1}
+    return short | (_apart(same, letters + 4) if same else {})
+
+
+def _columns(bent: nx.DiGraph, layers: list[list[Any]], sizes: dict[Any, float]) -> dict[Any, float]:
+    """The middle of each node: below what it reads and above what reads it, as far as its row has room."""
+    x: dict[Any, float] = {}
+    for row in layers:
+        x |= _spaced(row, sizes, dict.fromkeys(row, 0.0))
+    near = {node: [*bent.predecessors(node), *bent.successors(node)] for node in bent}
+    for sweep in range(2 * SWEEPS):
+        for row in layers if sweep % 2 == 0 else layers[::-1]:
+            wish = {n: fmean(x[m] for m in near[n]) if near[n] else x[n] for n in row}
+            x |= _spaced(row, sizes, wish)
+    return x
+
+
+def _spaced(row: list[Any], sizes: dict[Any, float], wish: dict[Any, float]) -> dict[Any, float]:
+    """Places in a row, in its order and without overlap, of least squared distance from those wished for."""
+    steps = itertools.pairwise(row)
+    shift = [0.0, *itertools.accumulate((sizes[a] + sizes[b]) / 2 + GAP_X for a, b in steps)]
+    blocks: list[list[float]] = []  # of boxes that touch: sum of their wishes, and their number
+    for node, by in zip(row, shift, strict=False):
+        blocks.append([wish[node] - by, 1])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
+            total, count = blocks.pop()
+            blocks[-1] = [blocks[-1][0] + total, blocks[-1][1] + count]
+    places = [total / count for total, count in blocks for _ in range(int(count))]
+    return {node: place + by for node, place, by in zip(row, places, shift, strict=False)}
 
 
 def _svg(flow: nx.DiGraph) -> str:
     """The boxes of each layer in a centred row, and the arrows between them."""
     bent, layers = _layers(flow)
-    sizes = {
-        node: max(map(len, _lines(flow.nodes[node]))) * LETTER + 16 if node in flow else 8.0 for node in bent
+    words = _words(flow)
+    sizes = {n: max(map(len, words[n])) * LETTER + 16 if n in flow else BEND for n in bent}
+    middles = _columns(bent, layers, sizes)
+    left = min((middles[n] - sizes[n] / 2 for n in bent), default=0) - MARGIN
+    width = max((middles[n] + sizes[n] / 2 for n in bent), default=0) - left + MARGIN
+    height = len(layers) * (HEIGHT + GAP_Y) - GAP_Y + 2 * MARGIN
+    at: dict[Any, tuple[float, float]] = {
+        n: (middles[n] - left, MARGIN + level * (HEIGHT + GAP_Y))
+        for level, row in enumerate(layers)
+        for n in row
     }
-    rows = [sum(sizes[n] for n in row) + GAP_X * (len(row) - 1) for row in layers]
-    width, height = max(rows, default=0) + 2 * MARGIN, len(layers) * (HEIGHT + GAP_Y) - GAP_Y + 2 * MARGIN
-    at: dict[Any, tuple[float, float]] = {}
-    for level, (row, long) in enumerate(zip(layers, rows, strict=True)):
-        x = (width - long) / 2
-        for node in row:
-            at[node] = (x + sizes[node] / 2, MARGIN + level * (HEIGHT + GAP_Y))
-            x += sizes[node] + GAP_X
-    arrows = [_arrow(bent, at, a, b, b in flow) for a, b in bent.edges]
-    boxes = [_box(flow.nodes[node], *at[node], sizes[node]) for node in flow]
+    arrows = [_arrow(at, a, b, b in flow) for a, b in bent.edges]
+    boxes = [_box(flow.nodes[node], words[node], *at[node], sizes[node]) for node in flow]
     said = (
         f"{len(boxes)} boxes: {', '.join(itertools.islice((d['kind'] for _, d in flow.nodes(data=True)), 6))}"
     )
@@ -227,22 +273,20 @@ def _svg(flow: nx.DiGraph) -> str:
     )
 
 
-def _arrow(bent: nx.DiGraph, at: dict[Any, tuple[float, float]], a: Any, b: Any, ends: bool) -> str:
-    """A curve from below one box, or from a bend, to the top of the next."""
+def _arrow(at: dict[Any, tuple[float, float]], a: Any, b: Any, ends: bool) -> str:
+    """A curve through the gap between two rows, to a box, or to a place in a row that it passes."""
     (x, y), (u, v) = at[a], at[b]
-    if not isinstance(a, tuple):
-        y += HEIGHT
+    y += HEIGHT
     middle = (y + v) / 2
     tip = f"M{u - 3:.1f} {v - 5:.1f}L{u:.1f} {v:.1f}L{u + 3:.1f} {v - 5:.1f}" if ends else f"V{v + HEIGHT:.1f}"
     return f'<path d="M{x:.1f} {y:.1f}C{x:.1f} {middle:.1f} {u:.1f} {middle:.1f} {u:.1f} {v:.1f}{tip}"/>'
 
 
-def _box(data: dict[str, Any], x: float, y: float, width: float) -> str:
+def _box(data: dict[str, Any], words: list[str], x: float, y: float, width: float) -> str:
     kinds = [data["unit"], "" if data["op"] else "input", "around" * data["around"], "more" * data["more"]]
-    words = [html.escape(word) for word in _lines(data)]
     lines = "".join(
         f'<text class="{kind}" x="{x:.1f}" y="{y + 15 + 14 * k:.1f}" text-anchor="middle">{word}</text>'
-        for k, (kind, word) in enumerate(zip(("type", "name", "gives"), words, strict=True))
+        for k, (kind, word) in enumerate(zip(("type", "name", "gives"), map(html.escape, words), strict=True))
     )
     title = f"<title>{html.escape(printable(data['line']))}</title>" if data["line"] else ""
     return (

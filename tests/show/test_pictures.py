@@ -54,6 +54,83 @@ def test_the_whole_program_flows_downwards_and_nothing_overlaps(program: Program
         assert x + w < u or u + s < x or y + h < v or v + t < y
 
 
+CURVE = re.compile(r"M(\S+) (\S+)C\S+ (\S+) \S+ \S+ (\S+) ([^\sVM]+)(?:V([^M]+))?(M)?")
+
+
+def arrows(picture: ane.Picture) -> list[tuple[float, ...]]:
+    """Start, end and bottom of each piece of an arrow; the bottom is the end where it points at a box."""
+    found: list[tuple[float, ...]] = []
+    for path in ET.fromstring(picture.svg).iter(f"{SVG}path"):
+        parts = CURVE.match(path.attrib["d"])
+        assert parts is not None
+        x, y, _, u, v, bottom, _ = parts.groups()
+        found.append((float(x), float(y), float(u), float(v), float(bottom or v)))
+    return found
+
+
+def hidden(picture: ane.Picture) -> int:
+    """How many pieces of arrows run behind a box; a curve with level ends stays between them."""
+    count = 0
+    for x, y, u, v, bottom in arrows(picture):
+        for left, top, width, height in boxes(picture).values():
+            beside = left < max(x, u) and min(x, u) < left + width and top < v and y < top + height
+            through = left < u < left + width and top < bottom and v < top + height
+            count += beside or through
+    return count
+
+
+def test_an_arrow_that_skips_layers_stays_visible(program: Program) -> None:
+    """It goes past the boxes of a row, and on where it came out."""
+    picture = ane.draw(program)
+    pieces = arrows(picture)
+    tops = {(round(x + w / 2, 0), y) for x, y, w, _ in boxes(picture).values()}
+    passing = [p for p in pieces if p[4] != p[3]]
+    assert passing
+    for _, _, x, _, bottom in passing:
+        assert [p for p in pieces if p[:2] == (x, bottom)], "a stub"
+    assert all((round(p[2], 0), p[3]) in tops for p in pieces if p not in passing)
+    assert not hidden(picture)
+
+
+def test_an_arrow_behind_a_box_would_be_found(program: Program) -> None:
+    picture = ane.draw(program)
+    x, y, w, h = boxes(picture)["joined"]
+    path = f'<path d="M{x + 1} {y}C{x} 0 0 0 {x + w} {y + h + 9}"/></svg>'
+    assert hidden(ane.Picture(picture.svg.replace("</svg>", path), ())) == 1
+
+
+def test_long_names_that_differ_read_differently() -> None:
+    names = [f"encoder_layers_0_attention_{word}_projection_weight" for word in ("query", "value", "key")]
+
+    @mb.program(input_specs=[mb.TensorSpec((1,))])
+    def made(x: Any) -> Any:
+        for name in names:
+            x = mb.relu(x=x, name=name)
+        return x
+
+    drawn = set(boxes(ane.draw(made))) - {"x"}
+    assert len(drawn) == 3
+    assert max(map(len, drawn)) < max(map(len, names))
+
+
+def test_a_chain_beside_branches_is_straight() -> None:
+    """Boxes stand below what they read where their row has room."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4))])
+    def made(x: Var) -> Var:
+        y = x
+        for i in range(60):
+            side = mb.relu(x=mb.tanh(x=y, name=f"left{i}"), name=f"{i}_with_a_name_that_is_long")
+            y = mb.add(x=y, y=side, name=f"y{i}")
+        return y
+
+    picture = ane.draw(made)
+    assert not hidden(picture)
+    sideways = [abs(x - u) for x, _, u, _, _ in arrows(picture)]
+    assert np.mean(sideways) < 60
+    assert len(picture.ops) == 180
+
+
 def test_steps_up_and_down_are_counted(program: Program) -> None:
     assert ane.draw(program, around="c", before=1, after=1).ops == ("b", "c", "joined")
     assert ane.draw(program, around="%c", before=0, after=0).ops == ("c",)

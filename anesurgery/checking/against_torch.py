@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.export import ExportedProgram
 
-from anesurgery.checking.metrics import compare_arrays
+from anesurgery.checking.metrics import compare_arrays, psnr
+from anesurgery.checking.module_calls import Call, calls_of, numbers
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
@@ -34,6 +33,12 @@ ROUNDED = 70.0
 """PSNR in dB that rounding to fp16 leaves where weights were joined with others, or with a table, first."""
 SEEN = 40.0
 """PSNR in dB from which on a value is taken for what a module gave, and wrong; below, for another one."""
+SAME_EPSILON = 0.05
+"""Relative difference of an epsilon and itself in fp16, subnormal from 6e-5 down: 1e-6 has 4 bits left."""
+LARGEST_EPSILON = 0.1
+"""Below the variance of what is worth a norm."""
+NEARER = 3.0
+"""dB by which another epsilon makes a norm nearer to its value where it explains what was wrong."""
 LATER = 12
 """Later modules that are asked whether they hang on one that has no equal, nearest first."""
 
@@ -97,7 +102,7 @@ def _finite(value: float) -> float | str:
 
 @door("inputs")
 def against_torch(
-    module: torch.nn.Module,
+    module: torch.nn.Module | ExportedProgram,
     model: Any,
     inputs: Mapping[str, Array],
     *,
@@ -114,7 +119,8 @@ def against_torch(
     epsilon. The module itself is not changed.
 
     Args:
-        module: as it was converted, in fp32, in evaluation mode.
+        module: as it was converted, in fp32, in evaluation mode; or the program that `torch.export.export` made
+            of it, whose nodes say which submodule they came of.
         model: path of a package, MLModel, or MIL program.
         inputs: of the model, by name. They are given to the module by name where its `forward` has these names,
             else in their order.
@@ -134,26 +140,15 @@ def against_torch(
     program = load(model).program
     half = _computes_in_half(program)
     inputs = _as_read(function_of(program, function), inputs)
-    calls = _recorded(_rounded(module) if half else copy.deepcopy(module), inputs)
+    calls = calls_of(module, inputs, half)
     sizes = {tensor.numel() for call in calls for tensor in (call.tensor, *call.given)}
     kept = {precision: _values(program, function, inputs, precision, sizes) for precision in precisions}
-    match = _Match(calls, kept["fp32"], gate, min(gate, ROUNDED) if half else gate)
+    match = _Match(calls, kept["fp32"], gate, min(gate, ROUNDED) if half else gate, _epsilons(program))
     rows = [
         ModuleRow(call.name, call.kind, near.name if near else None, _in_each(call.array, near, kept), state)
         for call, near, state in zip(calls, match.nearest, map(match.state, range(len(calls))), strict=True)
     ]
     return AgainstTorch(tuple(rows), gate, half)
-
-
-@dataclass
-class _Call:
-    """A call of a submodule: what it gave, with its history and as numbers, and what it was given."""
-
-    name: str
-    kind: str
-    tensor: torch.Tensor
-    array: Array
-    given: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -173,72 +168,6 @@ def _as_read(function: Function, inputs: Mapping[str, Array]) -> dict[str, Array
 
 def _computes_in_half(program: Program) -> bool:
     return any(dtype_name(v) == "fp16" for op in walk_ops(program) if op.op_type == "const" for v in op.outputs)
-
-
-def _rounded(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy with parameters and buffers as fp16 holds them."""
-    twin = copy.deepcopy(module)
-    with torch.no_grad():
-        for tensor in itertools.chain(twin.parameters(), twin.buffers()):
-            if tensor.is_floating_point():
-                tensor.copy_(tensor.half().clamp(-65504, 65504).to(tensor.dtype))
-    return twin
-
-
-def _recorded(module: torch.nn.Module, inputs: Mapping[str, Array]) -> list[_Call]:
-    """Every call of a submodule, in the order in which the calls end.
-
-    Raises:
-        SurgeryError: the module does not take the inputs.
-    """
-    calls: list[_Call] = []
-    given = {
-        name: torch.from_numpy(np.array(v, np.int64 if np.asarray(v).dtype.kind in "iu" else np.float32))
-        for name, v in inputs.items()
-    }
-    by_name = set(given) <= set(inspect.signature(module.forward).parameters)
-    with _watched(module, calls), torch.enable_grad():
-        try:
-            module.eval()(**given) if by_name else module.eval()(*given.values())
-        except Exception as error:  # a module raises what it likes
-            raise SurgeryError(f"the module does not take {list(given)}: {error}") from error
-    return calls
-
-
-@contextmanager
-def _watched(module: torch.nn.Module, calls: list[_Call]) -> Iterator[None]:
-    counts: dict[str, int] = defaultdict(int)
-
-    def note(name: str) -> Any:
-        def hook(part: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            counts[name] += 1
-            again = f"#{counts[name]}" if counts[name] > 1 else ""
-            read = tuple(v for v in (*given, *named.values()) if isinstance(v, torch.Tensor))
-            if (tensor := _tensor(output)) is not None:
-                calls.append(_Call(f"{name}{again}", type(part).__name__, tensor, _array(tensor), read))
-
-        return hook
-
-    hooks = [part.register_forward_hook(note(name), with_kwargs=True) for name, part in module.named_modules()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _array(tensor: torch.Tensor) -> Array:
-    return tensor.detach().float().numpy().copy()
-
-
-def _tensor(output: Any) -> torch.Tensor | None:
-    """The first tensor of what a module gave."""
-    if isinstance(output, torch.Tensor):
-        return output
-    parts = (
-        output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else ()
-    )
-    return next((found for part in parts if (found := _tensor(part)) is not None), None)
 
 
 class _Keep(Listener):
@@ -283,10 +212,18 @@ def _number(var: Var) -> Array | None:
 class _Match:
     """The calls of a module beside the values of a program."""
 
-    def __init__(self, calls: Sequence[_Call], values: Mapping[str, Array], gate: float, sure: float) -> None:
-        self._calls, self._values, self._gate, self._sure = calls, values, gate, sure
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        values: Mapping[str, Array],
+        gate: float,
+        sure: float,
+        epsilons: Sequence[float],
+    ) -> None:
+        self._calls, self._values, self._gate, self._sure = calls, _Values(values), gate, sure
+        self._epsilons = epsilons
         self._given: dict[int, float] = {}
-        self.nearest = [_nearest(call.array, values) for call in calls]
+        self.nearest = [self._values.nearest(call.array) for call in calls]
         self._psnr = [-math.inf if near is None else near.psnr for near in self.nearest]
 
     def state(self, k: int) -> str:
@@ -294,37 +231,91 @@ class _Match:
         if self._psnr[k] >= self._gate:
             return "agrees"
         floor = min((self._of_given(tensor) for tensor in self._calls[k].given), default=math.inf)
+        if self._psnr[k] >= SEEN and self._has_other_epsilon(k):
+            return "parts"
         if floor < self._gate and self._psnr[k] >= floor - ENTERS:
             return "carries"
         if self._psnr[k] < SEEN and self._is_fused(k, min(self._sure, floor - ENTERS)):
             return "not kept"
         return "rounds" if self._psnr[k] >= self._sure else "parts"
 
+    def _has_other_epsilon(self, k: int) -> bool:
+        """Is a norm nearer to its value with an epsilon that the package has, and the module has not?"""
+        call, near = self._calls[k], self.nearest[k]
+        if near is None or call.epsilon is None or call.with_epsilon is None:
+            return False
+        others = [e for e in self._epsilons if not math.isclose(e, call.epsilon, rel_tol=SAME_EPSILON)]
+        arrays = [call.with_epsilon(e) for e in others]
+        fit = [
+            _psnr(array, self._values.arrays[near.name], near.order)
+            for array in arrays
+            if array is not None and array.shape == call.array.shape
+        ]
+        return max(fit, default=-math.inf) >= self._psnr[k] + NEARER
+
     def _of_given(self, tensor: torch.Tensor) -> float:
         """How near what a call was given is to a value; as right where there is none, and of integers."""
         if not tensor.is_floating_point():
             return math.inf
         if id(tensor) not in self._given:  # the calls hold their tensors, so no address comes twice
-            near = _nearest(_array(tensor), self._values)
+            near = self._values.nearest(numbers(tensor))
             self._given[id(tensor)] = near.psnr if near is not None and near.psnr >= SEEN else math.inf
         return self._given[id(tensor)]
 
     def _is_fused(self, k: int, enough: float) -> bool:
-        """Does a later call that hangs on this one agree? Then the package computes it in another form."""
-        made = self._calls[k].tensor
-        later = [j for j in range(k + 1, len(self._calls)) if self._psnr[j] >= enough][:LATER]
-        return made.requires_grad and any(_hangs_on(self._calls[j].tensor, made) for j in later)
+        """Does a later call that hangs on this one agree? Then the package computes it in another form.
+
+        A later call on which this one has so little weight that its error would hardly be seen shows nothing.
+        """
+        call, near = self._calls[k], self.nearest[k]
+        if not call.tensor.requires_grad:
+            return False
+        wrong = _peak(call.array) * 10 ** (-max(near.psnr if near else 0.0, 0.0) / 20)
+        later = (j for j in range(k + 1, len(self._calls)) if self._psnr[j] >= enough)
+        shown = ((j, _shown(self._calls[j].tensor, call.tensor, wrong)) for j in later)
+        hanging = itertools.islice(((j, p) for j, p in shown if math.isfinite(p)), LATER)
+        return any(self._psnr[j] >= p + ENTERS for j, p in hanging)
 
 
-def _nearest(wanted: Array, values: Mapping[str, Array]) -> _Near | None:
-    """The value with the highest PSNR, in the order of axes that fits best."""
-    best: _Near | None = None
-    for name, value in values.items():
-        for order in _orders(value, wanted):
-            psnr = _psnr(wanted, value, order)
-            if best is None or psnr > best.psnr:
-                best = _Near(name, order, psnr)
-    return best
+class _Values:
+    """The values of a program, to be looked through by number."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self.arrays = arrays
+        self._by_size: dict[int, dict[str, tuple[float, float]]] = defaultdict(dict)
+        for name, array in arrays.items():
+            self._by_size[array.size][name] = _moments(array)
+
+    def nearest(self, wanted: Array) -> _Near | None:
+        """The value with the highest PSNR, in the order of axes that fits best.
+
+        No order of elements brings two arrays nearer than their means and their norms are: those that cannot be
+        the nearest are not looked at.
+        """
+        best: _Near | None = None
+        for bound, name in sorted(self._bounds(wanted), key=lambda pair: -pair[0]):
+            if best is not None and bound < best.psnr:
+                break
+            for order in _orders(self.arrays[name], wanted):
+                found = _psnr(wanted, self.arrays[name], order)
+                if best is None or found > best.psnr:
+                    best = _Near(name, order, found)
+        return best
+
+    def _bounds(self, wanted: Array) -> Iterator[tuple[float, str]]:
+        mean, root = _moments(wanted)
+        slack = 1e-6 * (abs(mean) + root)  # sums in fp32
+        for name, (other_mean, other_root) in self._by_size.get(wanted.size, {}).items():
+            apart = max(abs(mean - other_mean), abs(root - other_root)) - slack
+            yield (psnr(_peak(wanted), apart) if apart > 0 else math.inf), name  # NaN is above nothing
+
+
+def _moments(array: Array) -> tuple[float, float]:
+    """Mean and root of the mean square."""
+    if not array.size:
+        return 0.0, 0.0
+    flat = array.reshape(-1)
+    return float(flat.mean(dtype=np.float64)), float(np.linalg.norm(flat)) / math.sqrt(array.size)
 
 
 def _orders(value: Array, wanted: Array) -> Iterator[tuple[int, ...] | None]:
@@ -342,7 +333,12 @@ def _orders(value: Array, wanted: Array) -> Iterator[tuple[int, ...] | None]:
 def _psnr(wanted: Array, value: Array, order: tuple[int, ...] | None) -> float:
     if order is not None:
         value = value.reshape([n for n in value.shape if n > 1]).transpose(order)
-    row = compare_arrays("", wanted.reshape(-1), value.reshape(-1))
+    wanted, value = wanted.reshape(-1), value.reshape(-1)
+    with np.errstate(invalid="ignore", over="ignore"):  # infinities are looked at below
+        noise = float(np.linalg.norm(wanted - value)) / math.sqrt(max(wanted.size, 1))
+    if math.isfinite(noise):
+        return psnr(_peak(wanted), noise)
+    row = compare_arrays("", wanted, value)
     return -math.inf if row.bad or math.isnan(row.psnr) else row.psnr
 
 
@@ -356,8 +352,31 @@ def _in_each(wanted: Array, near: _Near | None, kept: Mapping[str, Mapping[str, 
     }
 
 
-def _hangs_on(later: torch.Tensor, earlier: torch.Tensor) -> bool:
+def _peak(array: Array) -> float:
+    return float(np.abs(array).max(initial=0.0))
+
+
+def _shown(later: torch.Tensor, earlier: torch.Tensor, wrong: float) -> float:
+    """PSNR in dB of a value that is right but for an error in another; infinite if it does not hang on that.
+
+    The Frobenius norm of the Jacobian, of one random vector times it, says how much of an error comes through.
+    """
     if not later.requires_grad or later is earlier:
-        return False
-    (found,) = torch.autograd.grad(later.sum(), earlier, retain_graph=True, allow_unused=True)
-    return found is not None
+        return math.inf
+    drawn = torch.randn(later.shape, generator=torch.Generator().manual_seed(0))
+    (slope,) = torch.autograd.grad(later, earlier, drawn, retain_graph=True, allow_unused=True)
+    if slope is None:
+        return math.inf
+    rms = wrong * float(torch.linalg.vector_norm(slope)) / math.sqrt(max(later.numel(), 1))
+    return psnr(_peak(numbers(later)), rms)
+
+
+def _epsilons(program: Program) -> list[float]:
+    """The numbers that guard divisions in a program: epsilons of norms, and what is added to a value."""
+    found = []
+    for op in walk_ops(program):
+        operand = op.inputs.get("epsilon") or (op.inputs.get("y") if op.op_type == "add" else None)
+        value = constant(operand) if operand is not None else None
+        if value is not None and np.size(value) == 1 and 0 < float(np.asarray(value).item()) < LARGEST_EPSILON:
+            found.append(float(np.asarray(value).item()))
+    return sorted(set(found))

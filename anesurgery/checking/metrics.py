@@ -127,7 +127,7 @@ def psnr(peak: float, rms: float) -> float:
     """Peak signal to noise ratio in dB; infinite without noise, minus infinite without signal."""
     if rms == 0:
         return math.inf
-    return 20 * math.log10(peak / rms) if peak else -math.inf
+    return 20 * math.log10(peak / rms) if peak and not math.isinf(rms) else -math.inf
 
 
 def _rows(x: Array, y: Array) -> tuple[float | None, float | None]:

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 import anesurgery as ane
+from anesurgery.checking.against_torch import _orders, _psnr, _Values
 from anesurgery.errors import SurgeryError
 from anesurgery.examples.language import GPT2_SIZES, GPT2Block, causal
-from anesurgery.mil import ct, quiet_host
+from anesurgery.mil import ct, mb, quiet_host
 
 
 class Stack(nn.Module):
@@ -86,6 +87,10 @@ def guarded(module: Any) -> None:
     module.eps = 1e-2
 
 
+def slightly_guarded(module: Any) -> None:
+    module.eps = 1e-3
+
+
 def turned(module: Any) -> None:
     with torch.no_grad():
         module.weight.copy_(module.weight.T.clone())
@@ -98,7 +103,9 @@ def turned(module: Any) -> None:
         ("blocks.0.attn.keys", heavier),
         ("blocks.1.mlp.2", heavier),
         ("blocks.0.ln_2", guarded),
+        ("blocks.0.ln_1", slightly_guarded),
         ("blocks.1.attn.out", turned),
+        ("blocks.0.attn.keys", turned),  # on which the attention of random weights hardly hangs
     ],
 )
 def test_a_wrong_module_is_the_first(stack: Any, name: str, spoil: Callable[[Any], None]) -> None:
@@ -124,6 +131,123 @@ def test_what_the_converter_fused_is_no_difference(precision: str) -> None:
     found = ane.against_torch(wrong, model, values).first
     assert found is not None
     assert found.name == "last"
+
+
+class Norms(nn.Module):
+    """66 blocks of a norm, a product and an activation, with what goes round them: 200 modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 24), nn.GELU()) for _ in range(66)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = x + part(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def long() -> tuple[Norms, Any, dict[str, Any]]:
+    torch.manual_seed(0)
+    module = Norms()
+    values = np.random.default_rng(0).standard_normal((1, 8, 24)).astype(np.float32)
+    return module, converted(module, (1, 8, 24)), {"x": values}
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"), [("parts.3.1", heavier), ("parts.20.0", slightly_guarded), ("parts.65.1", turned)]
+)
+def test_one_of_200_modules_is_the_first(name: str, spoil: Callable[[Any], None], long: Any) -> None:
+    module, model, inputs = long
+    wrong = copy.deepcopy(module)
+    spoil(wrong.get_submodule(name))
+    found = ane.against_torch(wrong, model, inputs, precisions=("fp32",))
+    assert found.first is not None
+    assert found.first.name == name
+    assert len(found.rows) == 66 * 4 + 1
+
+
+def exported(module: nn.Module, shape: tuple[int, ...] = (1, 16, 64)) -> torch.export.ExportedProgram:
+    with quiet_host():
+        return torch.export.export(module.eval(), (torch.zeros(shape),)).run_decompositions({})
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [("blocks.0.mlp.2", heavier), ("blocks.1.ln_2", slightly_guarded), ("blocks.1.attn.keys", turned)],
+)
+def test_a_wrong_module_of_an_exported_program_is_the_first(
+    stack: Any, name: str, spoil: Callable[[Any], None]
+) -> None:
+    module, model, inputs = stack
+    wrong = copy.deepcopy(module)
+    spoil(wrong.get_submodule(name))
+    found = ane.against_torch(exported(wrong), model, inputs, precisions=("fp32",)).first
+    assert found is not None
+    assert found.name == name
+
+
+class Twice(nn.Module):
+    """One submodule that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.inner(torch.relu(self.inner(x))))
+
+
+def test_an_exported_program_has_the_calls_of_its_module(stack: Any) -> None:
+    module, model, inputs = stack
+    by_hooks, by_nodes = (ane.against_torch(m, model, inputs) for m in (module, exported(module)))
+    assert by_nodes.ok
+    assert [row.name for row in by_nodes.rows] == [row.name for row in by_hooks.rows]
+    assert [row.kind for row in by_nodes.rows] == [row.kind for row in by_hooks.rows]
+    for one, other in zip(by_nodes.rows, by_hooks.rows, strict=True):
+        assert (one.value, one.state) == (other.value, other.state)
+    torch.manual_seed(0)
+    twice = Twice()
+    inputs = {"x": inputs["x"][:, :8, :24]}
+    rows = ane.against_torch(exported(twice, (1, 8, 24)), converted(twice, (1, 8, 24)), inputs).rows
+    assert [row.name for row in rows] == ["inner", "inner#2", ""]
+    with pytest.raises(SurgeryError, match="it takes x"):
+        ane.against_torch(exported(twice, (1, 8, 24)), with_two_inputs(), {"a": inputs["x"], "b": inputs["x"]})
+
+
+def with_two_inputs() -> Any:
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, 24)), mb.TensorSpec((1, 8, 24))])
+    def program(a: Any, b: Any) -> Any:
+        return mb.add(x=a, y=b)
+
+    return program
+
+
+def test_an_exported_program_stays_as_it_is(stack: Any) -> None:
+    module, model, inputs = stack
+    program = exported(module)
+    before = {name: tensor.clone() for name, tensor in program.state_dict.items()}
+    ane.against_torch(program, model, inputs, precisions=("fp32",))
+    assert all(torch.equal(before[name], tensor) for name, tensor in program.state_dict.items())
+
+
+def test_the_nearest_value_is_that_of_a_look_at_all() -> None:
+    """The wrong version trusts a bound that the order of axes, infinities or NaN break."""
+    rng = np.random.default_rng(0)
+    for trial in range(40):
+        wanted = rng.standard_normal((3, 4, 5)).astype(np.float32)
+        near = wanted + rng.standard_normal(wanted.shape).astype(np.float32) * 10.0 ** -(trial % 6)
+        values = {
+            str(k): rng.standard_normal((3, 4, 5)).astype(np.float32) * rng.uniform(0, 2) for k in range(9)
+        }
+        values |= {"near": near.transpose(2, 0, 1), "nan": np.full((60,), np.nan, np.float32)}
+        values["inf"] = np.full((60,), np.inf, np.float32)
+        found = _Values(values).nearest(wanted)
+        every = [(_psnr(wanted, v, o), n) for n, v in values.items() for o in _orders(v, wanted)]
+        assert found is not None
+        assert (found.psnr, found.name) == max(every)
 
 
 def test_bad_input_is_said(stack: Any) -> None:

@@ -1,7 +1,7 @@
 """Language models that write: a causal decoder becomes `prefill` and `decode`, which share a cache.
 
-`llm_ane` folds what depends on no input, makes the causal mask one tensor, splits the head where the target
-cannot hold it, and adds the cache::
+`llm_ane` folds what depends on no input, selects what routers of experts scatter, makes the causal mask one
+tensor, splits the head where the target cannot hold it, and adds the cache::
 
     recipes.llm_ane("llama.mlpackage", context=2048, target="M1/macOS 15").save("llama_llm.mlpackage")
 
@@ -22,6 +22,7 @@ from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.passes.gather_to_moves import GatherToMoves
 from anesurgery.passes.position_function import PositionFunction
+from anesurgery.passes.replace_scatter import ReplaceScatter
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.recipes.decoder import is_causal
@@ -32,6 +33,7 @@ llm_ane = Recipe(
     steps=(
         FoldConstants(),
         GatherToMoves(),
+        ReplaceScatter(),
         TokenIdGuard(nonnegative=True),
         CausalMaskTensor(),
         SplitHead(),

@@ -159,6 +159,16 @@ def _gather_along_axis(op: Operation) -> Axes | None:
     return x, Operand("indices", op.indices, tuple(range(op.indices.rank)))
 
 
+def _scatter_along_axis(op: Operation) -> Axes | None:
+    """Rows are written by themselves, where data, places and updates have the same ones."""
+    axis = (ints(op, "axis") or [0])[0] % op.data.rank
+    given = [(name, op.inputs[name]) for name in ("data", "indices", "updates")]
+    if any(v.shape[a] != op.data.shape[a] for _, v in given for a in range(v.rank) if a != axis):
+        return None
+    places: tuple[Place, ...] = tuple(MIXED if a == axis else a for a in range(op.data.rank))
+    return tuple(Operand(name, var, places) for name, var in given)
+
+
 def _one_hot(op: Operation) -> Axes:
     (axis,) = axes_given(op, "axis", op.outputs[0].rank, (-1,))
     return only(op, [a if a < axis else a + 1 for a in range(op.indices.rank)], "indices")
@@ -212,6 +222,7 @@ ROWS: dict[str, Meaning] = {
     "stack": Meaning(_joined, _stack),
     "slice_update": Meaning(axes=_slice_update),
     "band_part": Meaning(axes=lambda op: mixing(op, {op.x.rank - 2, op.x.rank - 1})),
+    "scatter_along_axis": Meaning(axes=_scatter_along_axis),
     "one_hot": Meaning(lambda op, ranges: union([op.on_value, op.off_value], ranges), _one_hot),
     "range_1d": Meaning(_range),
     **dict.fromkeys(names("non_zero shape"), Meaning(positions=0)),

@@ -372,3 +372,32 @@ def test_the_page_names_the_families() -> None:
     page = (Path(__file__).parents[2] / "docs" / "decoders.md").read_text()
     listed = page.split("<!-- families: begin -->")[1].split("Not these:")[0]
     assert all(f"`{name}`" in listed for name in FAMILIES)
+
+
+def routed(axis: int) -> Program:
+    """Ones are scattered for each token, along the axis of the tokens or that of the channels."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 8), types.int32)], opset_version=ct.target.iOS18)
+    def program(ids: Var) -> Var:
+        x = mb.gather(x=np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4), indices=ids, axis=0)
+        mask = np.triu(np.full((8, 8), -np.inf, np.float32), 1)
+        shares = mb.softmax(x=mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mask))
+        mixed = mb.matmul(x=shares, y=x)
+        places = mb.topk(x=mixed, k=2, axis=axis)[1]
+        ones = np.ones(places.shape, np.float32)
+        zeros = np.zeros((1, 8, 4), np.float32)
+        chosen = mb.scatter_along_axis(data=zeros, indices=places, updates=ones, axis=axis, mode="update")
+        return mb.mul(x=mixed, y=chosen, name="routed")
+
+    return program
+
+
+def test_what_is_scattered_among_channels_belongs_to_its_token() -> None:
+    program, ids = routed(2), np.arange(8, dtype=np.int32)[None] % 5
+    (expected,) = ane.run(program, {"ids": ids}).values()
+    after, _ = cached(program, prefill=3, cache="io")
+    assert_agree(expected[0], Decoder(after).feed(ids))
+
+
+def test_what_is_scattered_among_tokens_is_refused() -> None:
+    assert_refuses(AddCache(prefill=3), routed(1), reason="mixes tokens")

@@ -22,7 +22,8 @@ import anesurgery as ane
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.runner_file import hashes, read_runner
 from anesurgery.interpret.decoding import Decoder
-from anesurgery.mil import mb
+from anesurgery.loading import load
+from anesurgery.mil import mb, walk_ops
 from anesurgery.shipping import building
 
 
@@ -73,6 +74,40 @@ def test_a_mixture_of_experts_is_built(tmp_path: Path) -> None:
     )
     MixtralForCausalLM(config).save_pretrained(tmp_path / "checkpoint")
     ane.build(tmp_path / "checkpoint", tmp_path / "out", context=16, prefill=4, quiet=True)
+    written = ane.generate(tmp_path / "out", [5, 20, 7], 12, quiet=True).written
+    assert list(written) == greedy(tmp_path / "checkpoint", [5, 20, 7], 12)
+
+
+def test_experts_that_are_chosen_by_groups_are_built(tmp_path: Path) -> None:
+    """The groups are a mask that is scattered into, row by row."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+    latent = {
+        "q_lora_rank": 12,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+    }
+    experts = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+    config = DeepseekV3Config(
+        **sizes,
+        **latent,
+        **experts,
+        vocab_size=50,
+        num_hidden_layers=1,
+        first_k_dense_replace=0,
+        moe_intermediate_size=16,
+        max_position_embeddings=16,
+        initializer_range=0.2,
+    )
+    DeepseekV3ForCausalLM(config).save_pretrained(tmp_path / "checkpoint")
+    ane.build(tmp_path / "checkpoint", tmp_path / "out", context=16, prefill=4, quiet=True)
+    program = load(tmp_path / "out/model.mlpackage").program
+    kinds = {op.op_type for function in program.functions.values() for op in walk_ops(function)}
+    assert not any(kind.startswith("scatter") for kind in kinds)  # none is placed on the ANE
     written = ane.generate(tmp_path / "out", [5, 20, 7], 12, quiet=True).written
     assert list(written) == greedy(tmp_path / "checkpoint", [5, 20, 7], 12)
 

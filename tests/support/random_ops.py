@@ -599,6 +599,16 @@ def _gather_along_axis(d: Draw) -> dict[str, Any]:
     return {"x": d.operand(shape), "indices": _indices(d, picked, shape[axis]), "axis": axis}
 
 
+@recipe("scatter_along_axis")
+def _scatter_along_axis(d: Draw) -> dict[str, Any]:
+    shape = d.shape(1, 4)
+    axis = d.axis(len(shape))
+    written = list(shape)
+    written[axis] = d.rng.randint(1, shape[axis])
+    places = {"indices": _indices(d, written, shape[axis]), "axis": axis, "mode": "add"}
+    return {"data": d.operand(shape), "updates": d.operand(written), **places}
+
+
 @recipe("gather_nd")
 def _gather_nd(d: Draw) -> dict[str, Any]:
     shape = d.shape(1, 4)
@@ -837,6 +847,7 @@ CHAINS: dict[str, Chain] = {
 
 
 DTYPES = {
+    "scatter_along_axis": ("fp32", "fp16", "int32"),
     **dict.fromkeys(ops.LOGICAL | {"logical_not"}, ("bool",)),
     **dict.fromkeys(ops.CONTRACTIONS - ops.RECURRENT - {"matmul"}, ("fp32", "fp16")),
     **dict.fromkeys(ops.RECURRENT, ("fp32",)),

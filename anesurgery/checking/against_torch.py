@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,8 @@ def against_torch(
     """Find the first submodule with which a converted model parts from the PyTorch module it was made of.
 
     Every submodule is watched while the module runs. What it gave is looked for among the values of the
-    program, by number, in any order of axes. Where the program computes in fp16, the module runs with its
+    program, by number, in any order of axes, and by scope where a program in memory has kept them and no number
+    fits. Where the program computes in fp16, the module runs with its
     weights rounded to fp16, so that what is left in fp32 arithmetic is a wrong conversion and not rounding, but
     for what the converter joined before it rounded. A package of fp32 shows smaller differences, as of an
     epsilon. The module itself is not changed.
@@ -144,6 +145,7 @@ def against_torch(
     sizes = {tensor.numel() for call in calls for tensor in (call.tensor, *call.given)}
     kept = {precision: _values(program, function, inputs, precision, sizes) for precision in precisions}
     match = _Match(calls, kept["fp32"], gate, min(gate, ROUNDED) if half else gate, _epsilons(program))
+    match.name(_scoped(function_of(program, function)))
     rows = [
         ModuleRow(call.name, call.kind, near.name if near else None, _in_each(call.array, near, kept), state)
         for call, near, state in zip(calls, match.nearest, map(match.state, range(len(calls))), strict=True)
@@ -225,6 +227,19 @@ class _Match:
         self._given: dict[int, float] = {}
         self.nearest = [self._values.nearest(call.array) for call in calls]
         self._psnr = [-math.inf if near is None else near.psnr for near in self.nearest]
+
+    def name(self, scoped: Mapping[tuple[str, ...], Sequence[str]]) -> None:
+        """Take the value that came of a submodule by its scope, where no value agrees by number.
+
+        Of a value that is quite wrong another one may be nearer by chance.
+        """
+        called = {call.path for call in self._calls}
+        for k, call in enumerate(self._calls):
+            names = [n for n in scoped.get(_chain(call.path, called), ()) if n in self._values.arrays]
+            own = {names[-1]: self._values.arrays[names[-1]]} if names else {}
+            near = _Values(own).nearest(call.array)
+            if near is not None and self._psnr[k] < SEEN:
+                self.nearest[k], self._psnr[k] = near, near.psnr
 
     def state(self, k: int) -> str:
         """Does a call agree, is it where an error enters, or is it not among the values?"""
@@ -380,3 +395,20 @@ def _epsilons(program: Program) -> list[float]:
         if value is not None and np.size(value) == 1 and 0 < float(np.asarray(value).item()) < LARGEST_EPSILON:
             found.append(float(np.asarray(value).item()))
     return sorted(set(found))
+
+
+def _chain(path: str, called: Collection[str]) -> tuple[str, ...]:
+    """A submodule as a scope has it: the own names of those that were called, from the outermost on."""
+    parts = path.split(".")
+    above = (".".join(parts[: k + 1]) for k in range(len(parts)))
+    return tuple(name.rpartition(".")[2] for name in above if name in called and name)
+
+
+def _scoped(function: Function) -> dict[tuple[str, ...], list[str]]:
+    """Scope -> the values that came of it, in file order; only programs in memory keep scopes."""
+    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for op in function.operations:
+        names = {source.name: names for source, names in op.scopes.items()}.get("TORCHSCRIPT_MODULE_NAME", ())
+        if op.op_type != "const" and len(names) > 1:  # the last one is that of the value
+            found[tuple(names[:-1])] += [var.name for var in op.outputs]
+    return found

@@ -38,6 +38,11 @@ class Call:
     with_epsilon: Callable[[float], Array | None] | None = None
     """What a norm gives with another one."""
 
+    @property
+    def path(self) -> str:
+        """The name of the submodule, whichever call of it this is."""
+        return self.name.partition("#")[0]
+
 
 def calls_of(module: torch.nn.Module | ExportedProgram, inputs: Mapping[str, Array], half: bool) -> list[Call]:
     """Every call of a submodule, in the order in which the calls end.

@@ -250,6 +250,20 @@ def test_the_nearest_value_is_that_of_a_look_at_all() -> None:
         assert (found.psnr, found.name) == max(every)
 
 
+def test_a_value_that_is_quite_wrong_is_found_by_its_scope(stack: Any) -> None:
+    """The wrong version shows the value that is nearest by chance."""
+    module, model, inputs = stack
+    program = model._mil_program
+    right = {row.name: row.value for row in ane.against_torch(module, program, inputs).rows}
+    wrong = copy.deepcopy(module)
+    turned(wrong.blocks[0].attn.keys)
+    by_number, by_scope = (ane.against_torch(wrong, m, inputs).first for m in (model, program))
+    assert by_number is not None
+    assert by_scope is not None
+    assert by_scope.name == by_number.name == "blocks.0.attn.keys"
+    assert by_scope.value == right["blocks.0.attn.keys"] != by_number.value
+
+
 def test_bad_input_is_said(stack: Any) -> None:
     module, model, inputs = stack
     with pytest.raises(SurgeryError, match="it takes a Module"):

@@ -36,6 +36,7 @@ ROOMS = tuple(
     for line in """
         __main__
         commands
+        explorer
         examples
         shipping
         show

@@ -77,5 +77,5 @@ def imported(folder: Path) -> set[str]:
 def test_what_is_imported_is_named() -> None:
     modules = set.union(*(imported(ROOT / name) for name in ("anesurgery", "passes", "recipes")))
     named = {wanted.name for wanted in dependencies()} | {"anesurgery"}
-    optional = {"PIL", "tokenizers", "transformers", "typing_extensions", "IPython", "psutil"}
+    optional = {"PIL", "model_explorer", "tokenizers", "transformers", "typing_extensions", "IPython", "psutil"}
     assert modules - sys.stdlib_module_names - named - optional == set()

@@ -1,0 +1,315 @@
+"""Decoders of other families, from configuration to text, beside what transformers writes: docs/decoders.md.
+
+Each checkpoint has random weights and is built in fp16, in chunks where it can be cut. 200 tokens are written
+greedily. A text may differ from the one of transformers in fp32 after a tie only: two tokens that are nearer
+than `TIE` of the range of the logits, or two experts of a mixture that are nearer than that of the range of
+their scores. Nothing of what differs otherwise is called a tie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import checkpoints
+import numpy as np
+import torch
+import transformers
+
+import anesurgery as ane
+from anesurgery.errors import SurgeryError
+from anesurgery.interpret.decoding import Decoder
+from anesurgery.mil import Array
+
+BEGIN, END = "<!-- unseen: begin -->", "<!-- unseen: end -->"
+CONTEXT, PREFILL, PROMPT, STEPS = 224, 16, 19, 200
+TIE = 1e-3
+"""Of a range: what fp16 cannot be asked to tell apart."""
+ROUNDING = 0.01
+"""Of the range of logits: what differs by more is no rounding of one token."""
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 120,
+    "vocab_size": 307,
+    "max_position_embeddings": 300,
+    "initializer_range": 0.12,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OLDER: dict[str, Any] = {
+    "vocab_size": 307,
+    "n_positions": 300,
+    "n_embd": 60,
+    "n_layer": 2,
+    "n_head": 5,
+    "initializer_range": 0.12,
+}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+ROUTED: dict[str, Any] = EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+ALL_HEADS: dict[str, Any] = {"num_key_value_heads": 4}
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 75,
+}
+LLAMA_3: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+Row = tuple[str, dict[str, Any]]
+
+
+def _row(name: str, config: str = "", **more: Any) -> Row:
+    return (config or f"{name}Config", {"name": f"{name}ForCausalLM", **SIZES, **more})
+
+
+CONFIGURATIONS: dict[str, Row] = {
+    "diffllama": _row("DiffLlama"),
+    "nanochat": _row("NanoChat"),
+    "vaultgemma": _row("VaultGemma", head_dim=20, sliding_window=23, query_pre_attn_scalar=20),
+    "modernbert_decoder": _row(
+        "ModernBertDecoder", **ALL_HEADS, local_attention=20, global_attn_every_n_layers=2, sep_token_id=2
+    ),
+    "minicpm3": _row("MiniCPM3", **ALL_HEADS, **LATENT),
+    "youtu": _row("Youtu", **ALL_HEADS, **LATENT),
+    "jais2": _row("Jais2"),
+    "bitnet": _row("BitNet"),
+    "gpt_neox_japanese": _row("GPTNeoXJapanese", **ALL_HEADS, intermediate_multiple_size=2),
+    "openai": ("OpenAIGPTConfig", {"name": "OpenAIGPTLMHeadModel", **OLDER}),
+    "ctrl": ("CTRLConfig", {"name": "CTRLLMHeadModel", **OLDER, "dff": 100}),
+    "biogpt": _row("BioGpt", **ALL_HEADS),
+    "qwen2_moe": _row("Qwen2Moe", num_experts=4, shared_expert_intermediate_size=56, **EXPERTS),
+    "ernie4_5_moe": _row("Ernie4_5_Moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=48),
+    "glm4_moe": _row("Glm4Moe", head_dim=16, **ROUTED, n_group=1, topk_group=1),
+    "dots1": _row("Dots1", head_dim=16, **ROUTED, n_group=2, topk_group=1),
+    "deepseek_v3_groups": _row(
+        "DeepseekV3", **ALL_HEADS, **LATENT, **{**ROUTED, "n_routed_experts": 8}, n_group=2, topk_group=1
+    ),
+    "phimoe": _row("Phimoe", num_local_experts=4, num_experts_per_tok=2),
+    "flex_olmo": _row("FlexOlmo", num_experts=4, num_experts_per_tok=2),
+    "olmoe": _row("Olmoe", num_experts=4, num_experts_per_tok=2),
+    "granitemoe": _row("GraniteMoe", num_local_experts=4, num_experts_per_tok=2),
+    "hunyuan_moe": _row("HunYuanMoEV1", head_dim=16, num_experts=4, moe_topk=2),
+    "hunyuan": _row("HunYuanDenseV1", head_dim=16),
+    "olmo_clipped": _row("Olmo", clip_qkv=0.9),
+    "olmo3": _row("Olmo3", sliding_window=21),
+    "arcee": _row("Arcee"),
+    "apertus": _row("Apertus"),
+    "seed_oss": _row("SeedOss", head_dim=16),
+    "ernie4_5": _row("Ernie4_5"),
+    "cohere2": _row("Cohere2", sliding_window=19, layer_types=["sliding_attention", "full_attention"]),
+    "ministral": _row("Ministral", sliding_window=17, head_dim=16),
+    "glm4": _row("Glm4", head_dim=16),
+    "llama_llama3": _row("Llama", rope_parameters=LLAMA_3),
+    "llama_yarn": _row("Llama", rope_parameters=YARN),
+    "llama4": _row(
+        "Llama4",
+        "Llama4TextConfig",
+        head_dim=16,
+        intermediate_size_mlp=100,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        attention_chunk_size=32,
+        no_rope_layers=[1, 0],
+    ),
+    "doge": _row("Doge", keep_window_size=400),
+    "jetmoe": _row("JetMoe", kv_channels=16, num_local_experts=4, num_experts_per_tok=2),
+    "minimax": _row("MiniMax"),
+    "mamba": (
+        "MambaConfig",
+        {"name": "MambaForCausalLM", "vocab_size": 307, "hidden_size": 48, "state_size": 8},
+    ),
+}
+"""Name -> the class of its configuration, and its options with the class of its module."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """What came out for one configuration."""
+
+    same: int
+    """How many of the tokens are those of transformers, from the first on."""
+    error: float
+    """The largest of a logit, by the range of all, before a choice of experts differs."""
+    chunks: int
+    gap: float = float("nan")
+    """Between the two likeliest tokens where the texts part, by the range of their logits."""
+    choice: float = float("nan")
+    """Between two experts, by the range of their scores, at the first token with other logits."""
+    led: bool = False
+    """Did the choice of experts come before the texts part?"""
+    refused: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Is it the text of transformers, but for what comes after a tie?"""
+        tied = self.same == STEPS or self.gap < TIE or self.led
+        return not self.refused and tied and self.error < ROUNDING
+
+    def __str__(self) -> str:
+        if self.refused:
+            return f"refused: {self.refused}"
+        words = "the same" if self.same == STEPS else f"the same up to token {self.same}, then"
+        if self.same < STEPS and self.gap < TIE:
+            words += f" two tokens {self.gap:.1e} of the range apart"
+        elif self.led and self.same < STEPS:
+            words += " a token has other experts"
+        if self.choice < TIE:
+            words += f" (experts {self.choice:.1e} of their range apart)"
+        return words if self.right else f"wrong: {words} ({self.gap:.1e} apart)"
+
+
+def save_checkpoint(name: str, folder: Path) -> None:
+    """Write a checkpoint with random weights, the same each time, and a tokenizer."""
+    config, options = CONFIGURATIONS[name]
+    options = dict(options)
+    kind = getattr(transformers, options.pop("name"))
+    torch.manual_seed(0)
+    module: Any = kind(getattr(transformers, config)(**options))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim < 2:  # norms of ones and biases of zeros would hide what is left out
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    module.save_pretrained(folder)
+    made: Any = checkpoints.tokenizer()
+    made.save(str(folder / "tokenizer.json"))
+
+
+def built(folder: Path, out: Path) -> Any:
+    """The folder in chunks, or in one package where no cut is small enough."""
+    options: dict[str, Any] = {"context": CONTEXT, "prefill": PREFILL, "quiet": True}
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) // 2
+    try:
+        return ane.build(folder, out, limit=f"{size * 0.6 / 1000:.0f} KB", **options)
+    except SurgeryError as error:
+        if "cannot be cut between" not in str(error):
+            raise
+    return ane.build(folder, out, **options)
+
+
+@contextmanager
+def choices() -> Iterator[list[Array]]:
+    """How near the last expert that each token is given is to the next one, by the range of the scores."""
+    found, topk = list[Array](), torch.topk
+
+    def watched(x: Any, k: int, *args: Any, **more: Any) -> Any:
+        if x.ndim >= 2 and k < x.shape[-1]:
+            ordered = x.detach().flatten(0, -2).float().sort(-1, descending=True).values
+            ordered = ordered.clamp(min=float(ordered[ordered > -1e4].min()))
+            found.append(((ordered[:, k - 1] - ordered[:, k]) / (ordered[:, 0] - ordered[:, -1])).numpy())
+        return topk(x, k, *args, **more)
+
+    with patch.object(torch, "topk", watched), patch.object(torch.Tensor, "topk", watched):
+        yield found
+
+
+def tried(name: str, folder: Path) -> Text:
+    """Build a configuration, and compare the text with that of transformers."""
+    checkpoint, out = folder / "checkpoint", folder / "out"
+    save_checkpoint(name, checkpoint)
+    try:
+        made = built(checkpoint, out)
+    except SurgeryError as error:
+        return Text(0, 0.0, 0, refused=str(error).splitlines()[0].split(" (ran before it")[0].removesuffix(")"))
+    module: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    prompt = np.random.default_rng(1).integers(3, module.config.vocab_size, PROMPT).tolist()
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad():
+        ids = module.generate(torch.tensor([prompt]), max_new_tokens=STEPS, **options)
+        with choices() as gaps:
+            logits = module(ids, use_cache=False).logits[0].numpy()
+    written = list(ane.generate(out, prompt, STEPS, precision="fp16", quiet=True).written)
+    rows = Decoder(out, precision="fp16").feed(ids[0].tolist())
+    return compared(ids[0, PROMPT:].tolist(), written, logits, rows, gaps, made.chunks)
+
+
+def compared(
+    expected: list[int], written: list[int], logits: Array, rows: Array, gaps: list[Array], chunks: int
+) -> Text:
+    """What is to be said of a text, of its logits, and of the experts that were nearly chosen."""
+    errors = np.abs(rows - logits).max(-1) / np.ptp(logits)
+    same = next((i for i, (a, b) in enumerate(zip(written, expected, strict=True)) if a != b), STEPS)
+    first = next((i for i, e in enumerate(errors) if not e < ROUNDING), len(errors))
+    choice = float("nan")
+    if first < len(errors):
+        choice = min((float(gap[first]) for gap in gaps if len(gap) == len(errors)), default=choice)
+    error = float(np.max(errors[:first] if choice < TIE else errors, initial=0.0))
+    gap = float("nan")
+    if same < STEPS:
+        row = np.sort(logits[PROMPT + same - 1])
+        gap = float((row[-1] - row[-2]) / np.ptp(row))
+    return Text(same, error, chunks, gap, choice, choice < TIE and PROMPT + same > first)
+
+
+def table(found: dict[str, Text]) -> str:
+    """A line for each configuration."""
+    right, refused = sum(text.right for text in found.values()), sum(bool(t.refused) for t in found.values())
+    lines = [
+        f"{len(found)} small configurations with random weights, {STEPS} greedy tokens in fp16 beside "
+        "transformers in fp32 (`python tests/support/unseen_decoders.py --page docs/decoders.md`): "
+        f"{right} right, {refused} refused, {len(found) - right - refused} wrong. Ties are nearer than {TIE:g} "
+        "of the range of logits, or of the scores of experts; the error is that of a logit, by the range.",
+        "",
+        "| configuration | chunks | text | error |",
+        "|---|---|---|---|",
+    ]
+    for name, text in found.items():
+        error = "" if text.refused else f"{text.error:.1e}"
+        lines.append(f"| `{name}` | {text.chunks or ''} | {text} | {error} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Try all, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--page", type=Path, help="write the table into this page")
+    parser.add_argument("--keep", type=Path, help="a file with what came out before, which is not tried again")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    keep = options.keep
+    rows = json.loads(keep.read_text()) if keep and keep.exists() else {}
+    found = {name: Text(**row) for name, row in rows.items()}
+    for name in options.names or CONFIGURATIONS:
+        if name in found:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found[name] = tried(name, Path(folder))
+            except Exception as error:  # an error of another kind is a defect
+                traceback.print_exception(error, limit=-4)
+                found[name] = Text(0, np.inf, 0)
+        print(name, found[name].chunks, found[name], f"{found[name].error:.1e}", flush=True)
+        if keep:
+            keep.write_text(json.dumps({name: asdict(text) for name, text in found.items()}))
+    found = {name: found[name] for name in CONFIGURATIONS if name in found}
+    if options.page:
+        page = options.page.read_text()
+        text = f"{BEGIN}\n{table(found)}\n{END}"
+        options.page.write_text(re.sub(f"{BEGIN}.*?{END}", lambda _: text, page, flags=re.DOTALL))
+
+
+if __name__ == "__main__":
+    main()

@@ -40,7 +40,8 @@ def register() -> None:
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     known = _TORCH_OPS_REGISTRY.name_to_func_mapping
-    ours = CONVERSIONS | {name: known[same] for name, same in ALIASES.items() if same in known}
+    every = CONVERSIONS | known
+    ours = CONVERSIONS | {name: every[same] for name, same in ALIASES.items() if same in every}
     _add(known, {name: convert for name, convert in ours.items() if name not in known})
     for name, wrap in WRAPPERS.items():
         if name in known and not known[name].__module__.startswith(__name__):
